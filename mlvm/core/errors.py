@@ -1,0 +1,105 @@
+"""Every exception mlvm raises on purpose.
+
+    MlvmError
+    ├── OpError                 an op refuses its operands: op, operand types, reason
+    │   ├── ShapeError          (ValueError)  the shapes do not fit
+    │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
+    │   ├── AttributeRefused    (TypeError)   unknown, missing or impossible attribute
+    │   └── OperandValueError   (ValueError)  a value is out of range (a label, an index)
+    ├── ProgramError            (ValueError)  the verifier refuses a program
+    ├── UnknownFunction         (LookupError) no function of that name in the table
+    ├── HandleError             (LookupError) a handle that names nothing (any more)
+    ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
+    ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
+    │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
+    ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
+    └── MissingExtra            (ImportError) an optional package is not installed
+
+Each also derives from the built-in exception a Python programmer would expect, named
+in brackets. The text of an `OpError` is computed from op, operand types and reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+
+class MlvmError(Exception):
+    """Base of all of mlvm's own exceptions."""
+
+
+class OpError(MlvmError):
+    """An op refuses its operands. `op`, `operands` and `reason` hold the parts of the text.
+
+    A type rule or kernel raises it with the reason alone; whoever called the rule
+    adds the op and its operand types with `at`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.op: str | None = None
+        self.operands: tuple[object, ...] = ()
+
+    def at(self, op: str, operands: Sequence[object]) -> Self:
+        """Name the op and the operand types, unless an inner call has done so already."""
+        if self.op is None:
+            self.op, self.operands = op, tuple(operands)
+        return self
+
+    def __str__(self) -> str:
+        if self.op is None:
+            return self.reason
+        return f"{self.op}({', '.join(map(str, self.operands))}): {self.reason}"
+
+
+class ShapeError(OpError, ValueError):
+    """The operands' shapes do not fit each other or the op."""
+
+
+class DTypeError(OpError, TypeError):
+    """An operand's dtype is not allowed here, or two dtypes do not promote."""
+
+
+class AttributeRefused(OpError, TypeError):
+    """An attribute is unknown, missing, of the wrong kind or out of range."""
+
+
+class OperandValueError(OpError, ValueError):
+    """An operand holds a value the op has no meaning for."""
+
+
+class ProgramError(MlvmError, ValueError):
+    """A program is malformed. The text names function, pc and instruction."""
+
+
+class UnknownFunction(MlvmError, LookupError):
+    """No function of that name is registered."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class HandleError(MlvmError, LookupError):
+    """A handle names nothing: never issued, or its tensor or storage has ended."""
+
+
+class StaleTensor(MlvmError, RuntimeError):
+    """A tensor was used after its arena was reset, rewound, freed or closed."""
+
+
+class ArenaError(MlvmError, ValueError):
+    """An arena was given an impossible size, or used out of order."""
+
+
+class ArenaOverflow(ArenaError, MemoryError):
+    """A request does not fit what is left of an arena's capacity."""
+
+
+class GradientError(MlvmError, TypeError):
+    """There is no such gradient, or an update in place would destroy one."""
+
+
+class MissingExtra(MlvmError, ImportError):
+    """An optional package is missing; the text names the `pip install` that brings it."""

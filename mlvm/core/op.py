@@ -1,0 +1,168 @@
+"""How a tensor op is declared: one function, from which everything else derives.
+
+    @op(infer=broadcast)
+    def multiply(out: Array, x: Array, y: Array) -> None:
+        \"\"\"x * y, elementwise, with broadcasting.\"\"\"
+        np.multiply(x, y, out)
+
+The parameters after `out` are tensor inputs (`*xs` for any number), keyword-only
+parameters are attributes, the body is the kernel. `infer` is the type rule: it takes the
+inputs' types and the attributes, and returns the type of `out`. An op whose shape depends
+on values (`nonzero`) has no `out`: its rule returns None and its kernel returns the array.
+The function table, the assembler, `mlvm.eager` and `python -m mlvm ops` read `OPS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Union, final
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+from mlvm.core.types import TensorType
+
+Attributes = Mapping[str, Any]
+Rule = Callable[..., TensorType | None]
+Kernel = Callable[..., Any]
+
+NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
+REQUIRED = inspect.Parameter.empty
+
+
+@final
+@dataclass(frozen=True)
+class Attribute:
+    """A keyword-only parameter of an op: what it may be, and what it is when left out."""
+
+    name: str
+    hint: Any
+    default: Any = REQUIRED
+
+    def __str__(self) -> str:
+        hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
+        hint = hint.replace("typing.", "")
+        return f"{self.name}: {hint}" + ("" if self.default is REQUIRED else f" = {self.default!r}")
+
+
+@final
+class Op:
+    """A tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
+
+    `variadic`: the last input stands for any number of tensors. `dynamic`: the shape of the
+    result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
+    """
+
+    def __init__(self, kernel: Kernel, infer: Rule) -> None:
+        self.name: str = kernel.__name__
+        self.kernel = kernel
+        self.doc: str = inspect.getdoc(kernel) or ""
+        self.room: str = kernel.__module__.rpartition(".")[2]
+        self._infer = infer
+        hints = typing.get_type_hints(kernel)
+        parameters = list(inspect.signature(kernel).parameters.values())
+        positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.dynamic: bool = not positional or positional[0].name != "out"
+        tensors = positional if self.dynamic else positional[1:]
+        self.variadic: bool = bool(tensors) and tensors[-1].kind is inspect.Parameter.VAR_POSITIONAL
+        self.inputs: tuple[str, ...] = tuple(p.name for p in tensors)
+        self.attributes: dict[str, Attribute] = {
+            p.name: Attribute(p.name, hints[p.name], p.default)
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY
+        }
+
+    @property
+    def signature(self) -> str:
+        """`multiply(x, y)`, `sum(x, *, axis: ... = None, keepdims: bool = False)`."""
+        inputs = [*self.inputs[:-1], "*" + self.inputs[-1]] if self.variadic else [*self.inputs]
+        star = ["*"] if self.attributes and not self.variadic else []
+        return f"{self.name}({', '.join([*inputs, *star, *map(str, self.attributes.values())])})"
+
+    def bind(self, given: Attributes) -> Attributes:
+        """The attributes in the op's own order, defaults filled in, lists made tuples.
+
+        Raises `AttributeRefused` for one that is unknown, missing or of the wrong kind.
+        """
+        if not given and not self.attributes:
+            return NO_ATTRIBUTES
+        unknown = [name for name in given if name not in self.attributes]
+        if unknown:
+            known = ", ".join(map(str, self.attributes.values())) or "none"
+            raise AttributeRefused(f"no attribute {unknown[0]!r}; there are: {known}").at(
+                self.name, ()
+            )
+        bound = {}
+        for name, attribute in self.attributes.items():
+            value = _canonical(given.get(name, attribute.default))
+            if value is REQUIRED:
+                raise AttributeRefused(f"attribute {name!r} is missing").at(self.name, ())
+            if not _matches(value, attribute.hint):
+                raise AttributeRefused(f"attribute {attribute} was given {value!r}").at(
+                    self.name, ()
+                )
+            bound[name] = value
+        return bound
+
+    def infer(self, operands: Sequence[TensorType], attributes: Attributes) -> TensorType | None:
+        """The result's type, or None where only running will tell.
+
+        `attributes` are as `bind` returns them. Raises an `OpError` that names the op and
+        the operand types when they do not fit.
+        """
+        few = len(self.inputs) - self.variadic
+        try:
+            if len(operands) < few or (len(operands) > few and not self.variadic):
+                more = " or more" if self.variadic else ""
+                raise ShapeError(f"takes {few}{more} tensors, was given {len(operands)}")
+            return self._infer(*operands, **attributes)
+        except OpError as error:
+            raise error.at(self.name, operands)
+
+    def __repr__(self) -> str:
+        return f"<op {self.signature}>"
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(*, infer: Rule) -> Callable[[Kernel], Op]:
+    """Declare the decorated kernel as an op with this type rule and list it in `OPS`."""
+
+    def declare(kernel: Kernel) -> Op:
+        declared = Op(kernel, infer)
+        if OPS.setdefault(declared.name, declared) is not declared:
+            raise ValueError(f"an op named {declared.name!r} exists already")
+        return declared
+
+    return declare
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_canonical, value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    """Whether an attribute's value is of the annotated kind (bool is no int here)."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_matches(value, each) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(_matches(each, arguments[0]) for each in value)
+        return len(value) == len(arguments) and all(map(_matches, value, arguments))
+    if hint is type(None):
+        return value is None
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)

@@ -1,0 +1,369 @@
+"""Arithmetic, comparison, logic and the elementary functions, element by element.
+
+Floats follow IEEE 754: overflow, division by zero and invalid operations give inf and nan,
+and no warning (the VM runs kernels with numpy's floating-point warnings off).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlvm.core.errors import OperandValueError
+from mlvm.core.op import op
+from mlvm.core.rules import (
+    broadcast,
+    broadcast_float,
+    broadcast_shapes,
+    compare,
+    elementwise,
+    require,
+)
+from mlvm.core.types import Array, TensorType, bool_, promote
+
+_any_compare = elementwise("any", bool_)
+_logical = elementwise("bool")
+_bitwise = elementwise("integer or bool")
+_integer = elementwise("integer")
+_same = elementwise("numeric")
+_signed = elementwise("signed")
+_float = elementwise("float")
+_is = elementwise("numeric", bool_)
+
+
+# --- arithmetic ----------------------------------------------------------------------
+
+@op(infer=broadcast)
+def add(out: Array, x: Array, y: Array) -> None:
+    """x + y, elementwise, with broadcasting."""
+    np.add(x, y, out)
+
+
+@op(infer=broadcast)
+def subtract(out: Array, x: Array, y: Array) -> None:
+    """x - y, elementwise, with broadcasting."""
+    np.subtract(x, y, out)
+
+
+@op(infer=broadcast)
+def multiply(out: Array, x: Array, y: Array) -> None:
+    """x * y, elementwise, with broadcasting."""
+    np.multiply(x, y, out)
+
+
+@op(infer=broadcast_float)
+def divide(out: Array, x: Array, y: Array) -> None:
+    """x / y, elementwise, with broadcasting. For floats; integers have `floor_divide`."""
+    np.divide(x, y, out)
+
+
+@op(infer=broadcast)
+def floor_divide(out: Array, x: Array, y: Array) -> None:
+    """The floor of x / y, elementwise. An integer divided by zero gives 0."""
+    np.floor_divide(x, y, out)
+
+
+@op(infer=broadcast)
+def remainder(out: Array, x: Array, y: Array) -> None:
+    """x - floor(x / y) * y: the remainder with the sign of y. An integer remainder by zero gives 0."""
+    np.remainder(x, y, out)
+
+
+@op(infer=broadcast)
+def pow(out: Array, x: Array, y: Array) -> None:
+    """x to the power y, elementwise. A negative integer exponent of an integer raises."""
+    if y.dtype.kind == "i" and x.dtype.kind in "iu" and np.any(y < 0):
+        raise OperandValueError("an integer has no negative integer power; use a float")
+    np.power(x, y, out)
+
+
+@op(infer=broadcast)
+def maximum(out: Array, x: Array, y: Array) -> None:
+    """The larger of x and y, elementwise; nan if either is nan."""
+    np.maximum(x, y, out)
+
+
+@op(infer=broadcast)
+def minimum(out: Array, x: Array, y: Array) -> None:
+    """The smaller of x and y, elementwise; nan if either is nan."""
+    np.minimum(x, y, out)
+
+
+@op(infer=broadcast)
+def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
+    """x limited to lower <= x <= upper, elementwise; upper wins where they cross."""
+    np.minimum(np.maximum(x, lower), upper, out)
+
+
+@op(infer=_signed)
+def negative(out: Array, x: Array) -> None:
+    """-x."""
+    np.negative(x, out)
+
+
+@op(infer=_same)
+def abs(out: Array, x: Array) -> None:
+    """|x|."""
+    np.absolute(x, out)
+
+
+@op(infer=_same)
+def sign(out: Array, x: Array) -> None:
+    """-1, 0 or 1 as x is negative, zero or positive; nan for nan."""
+    np.sign(x, out)
+
+
+@op(infer=_same)
+def square(out: Array, x: Array) -> None:
+    """x * x."""
+    np.square(x, out)
+
+
+@op(infer=_same)
+def floor(out: Array, x: Array) -> None:
+    """The largest integer value <= x."""
+    np.floor(x, out)
+
+
+@op(infer=_same)
+def ceil(out: Array, x: Array) -> None:
+    """The smallest integer value >= x."""
+    np.ceil(x, out)
+
+
+@op(infer=_same)
+def round(out: Array, x: Array) -> None:
+    """The nearest integer value; halves go to the even one."""
+    np.round(x, 0, out)
+
+
+@op(infer=_same)
+def trunc(out: Array, x: Array) -> None:
+    """x without its fraction."""
+    np.trunc(x, out)
+
+
+# --- elementary functions ------------------------------------------------------------
+
+@op(infer=_float)
+def exp(out: Array, x: Array) -> None:
+    """e to the power x."""
+    np.exp(x, out)
+
+
+@op(infer=_float)
+def expm1(out: Array, x: Array) -> None:
+    """e^x - 1, accurate near 0."""
+    np.expm1(x, out)
+
+
+@op(infer=_float)
+def log(out: Array, x: Array) -> None:
+    """The natural logarithm; -inf at 0, nan below."""
+    np.log(x, out)
+
+
+@op(infer=_float)
+def log1p(out: Array, x: Array) -> None:
+    """log(1 + x), accurate near 0."""
+    np.log1p(x, out)
+
+
+@op(infer=_float)
+def log2(out: Array, x: Array) -> None:
+    """The logarithm of base 2."""
+    np.log2(x, out)
+
+
+@op(infer=_float)
+def log10(out: Array, x: Array) -> None:
+    """The logarithm of base 10."""
+    np.log10(x, out)
+
+
+@op(infer=_float)
+def sqrt(out: Array, x: Array) -> None:
+    """The square root; nan for x < 0."""
+    np.sqrt(x, out)
+
+
+@op(infer=_float)
+def rsqrt(out: Array, x: Array) -> None:
+    """1 / sqrt(x)."""
+    np.sqrt(x, out)
+    np.reciprocal(out, out)
+
+
+@op(infer=_float)
+def sin(out: Array, x: Array) -> None:
+    """The sine of x radians."""
+    np.sin(x, out)
+
+
+@op(infer=_float)
+def cos(out: Array, x: Array) -> None:
+    """The cosine of x radians."""
+    np.cos(x, out)
+
+
+@op(infer=_float)
+def tan(out: Array, x: Array) -> None:
+    """The tangent of x radians."""
+    np.tan(x, out)
+
+
+@op(infer=_float)
+def tanh(out: Array, x: Array) -> None:
+    """The hyperbolic tangent."""
+    np.tanh(x, out)
+
+
+@op(infer=_float)
+def sigmoid(out: Array, x: Array) -> None:
+    """1 / (1 + e^-x), computed as (1 + tanh(x / 2)) / 2, which overflows for no x."""
+    np.multiply(x, 0.5, out)
+    np.tanh(out, out)
+    np.multiply(out, 0.5, out)
+    np.add(out, 0.5, out)
+
+
+@op(infer=_float)
+def erf(out: Array, x: Array) -> None:
+    """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x, to full precision.
+
+    By W. J. Cody's rational approximations (Math. Comp. 23, 1969); relative error below 1e-15
+    in f64. f32 is computed in f64 and rounded.
+    """
+    raise NotImplementedError
+
+
+# --- comparison ----------------------------------------------------------------------
+
+@op(infer=_any_compare)
+def equal(out: Array, x: Array, y: Array) -> None:
+    """x == y, elementwise, with broadcasting."""
+    np.equal(x, y, out)
+
+
+@op(infer=_any_compare)
+def not_equal(out: Array, x: Array, y: Array) -> None:
+    """x != y, elementwise, with broadcasting."""
+    np.not_equal(x, y, out)
+
+
+@op(infer=compare)
+def less(out: Array, x: Array, y: Array) -> None:
+    """x < y, elementwise, with broadcasting."""
+    np.less(x, y, out)
+
+
+@op(infer=compare)
+def less_equal(out: Array, x: Array, y: Array) -> None:
+    """x <= y, elementwise, with broadcasting."""
+    np.less_equal(x, y, out)
+
+
+@op(infer=compare)
+def greater(out: Array, x: Array, y: Array) -> None:
+    """x > y, elementwise, with broadcasting."""
+    np.greater(x, y, out)
+
+
+@op(infer=compare)
+def greater_equal(out: Array, x: Array, y: Array) -> None:
+    """x >= y, elementwise, with broadcasting."""
+    np.greater_equal(x, y, out)
+
+
+@op(infer=_is)
+def isnan(out: Array, x: Array) -> None:
+    """True where x is nan."""
+    np.isnan(x, out)
+
+
+@op(infer=_is)
+def isinf(out: Array, x: Array) -> None:
+    """True where x is inf or -inf."""
+    np.isinf(x, out)
+
+
+@op(infer=_is)
+def isfinite(out: Array, x: Array) -> None:
+    """True where x is neither inf nor nan."""
+    np.isfinite(x, out)
+
+
+# --- logic ---------------------------------------------------------------------------
+
+@op(infer=_logical)
+def logical_and(out: Array, x: Array, y: Array) -> None:
+    """x and y, of booleans."""
+    np.logical_and(x, y, out)
+
+
+@op(infer=_logical)
+def logical_or(out: Array, x: Array, y: Array) -> None:
+    """x or y, of booleans."""
+    np.logical_or(x, y, out)
+
+
+@op(infer=_logical)
+def logical_xor(out: Array, x: Array, y: Array) -> None:
+    """Either x or y, of booleans."""
+    np.logical_xor(x, y, out)
+
+
+@op(infer=_logical)
+def logical_not(out: Array, x: Array) -> None:
+    """not x, of booleans."""
+    np.logical_not(x, out)
+
+
+@op(infer=_bitwise)
+def bitwise_and(out: Array, x: Array, y: Array) -> None:
+    """x & y, of integers or booleans."""
+    np.bitwise_and(x, y, out)
+
+
+@op(infer=_bitwise)
+def bitwise_or(out: Array, x: Array, y: Array) -> None:
+    """x | y, of integers or booleans."""
+    np.bitwise_or(x, y, out)
+
+
+@op(infer=_bitwise)
+def bitwise_xor(out: Array, x: Array, y: Array) -> None:
+    """x ^ y, of integers or booleans."""
+    np.bitwise_xor(x, y, out)
+
+
+@op(infer=_bitwise)
+def bitwise_invert(out: Array, x: Array) -> None:
+    """~x, of integers or booleans."""
+    np.invert(x, out)
+
+
+@op(infer=_integer)
+def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
+    """x << y, of integers."""
+    np.left_shift(x, y, out)
+
+
+@op(infer=_integer)
+def bitwise_right_shift(out: Array, x: Array, y: Array) -> None:
+    """x >> y, of integers, keeping the sign."""
+    np.right_shift(x, y, out)
+
+
+# --- choice --------------------------------------------------------------------------
+
+def _where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
+    require("bool", condition)
+    shape = broadcast_shapes(condition.shape, x.shape, y.shape)
+    return TensorType(promote(x.dtype, y.dtype), shape)
+
+
+@op(infer=_where)
+def where(out: Array, condition: Array, x: Array, y: Array) -> None:
+    """x where the condition holds, else y; all three broadcast."""
+    out[...] = y
+    np.copyto(out, x, where=condition)

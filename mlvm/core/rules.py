@@ -1,0 +1,100 @@
+"""Type rules that several ops share, and the shape arithmetic the others are made of.
+
+A rule takes the operands' types and the op's attributes, and returns the result's type or
+raises with the reason alone (`Op.infer` adds the op and the types).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.types import DType, Shape, TensorType, bool_, promote
+
+Axis = int | tuple[int, ...] | None
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "any": ("bool", "unsigned", "signed", "float"),
+    "numeric": ("unsigned", "signed", "float"),
+    "signed": ("signed", "float"),
+    "integer": ("unsigned", "signed"),
+    "integer or bool": ("bool", "unsigned", "signed"),
+    "float": ("float",),
+    "bool": ("bool",),
+}
+
+
+def require(allowed: str, *operands: TensorType) -> None:
+    """Raise `DTypeError` unless every operand's dtype is of the allowed class:
+    any, numeric, signed, integer, integer or bool, float, bool."""
+    for operand in operands:
+        if operand.dtype.kind not in _KINDS[allowed]:
+            names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
+            raise DTypeError(f"dtype {operand.dtype} is not allowed; it must be {allowed} ({names})")
+
+
+def common_dtype(operands: Sequence[TensorType]) -> DType:
+    """The promoted dtype of all operands."""
+    dtype = operands[0].dtype
+    for operand in operands[1:]:
+        dtype = promote(dtype, operand.dtype)
+    return dtype
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The shape that all of them broadcast to, aligned at the last axis. Raises `ShapeError`."""
+    ndim = max(map(len, shapes), default=0)
+    result = [1] * ndim
+    for shape in shapes:
+        for i, n in enumerate(shape, ndim - len(shape)):
+            if n != 1 and result[i] not in (1, n):
+                raise ShapeError(
+                    f"shapes do not broadcast: axis {i - ndim} has lengths {result[i]} and {n}"
+                )
+            if n != 1:
+                result[i] = n
+    return tuple(result)
+
+
+def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callable[..., TensorType]:
+    """The rule of ops that work element by element: operands of an allowed class promote to
+    one dtype and broadcast to one shape. The result has that dtype unless `result` names one."""
+
+    def infer(*operands: TensorType) -> TensorType:
+        require(allowed, *operands)
+        dtype = common_dtype(operands)
+        shape = broadcast_shapes(*[x.shape for x in operands])
+        return TensorType(result or dtype, shape)
+
+    return infer
+
+
+broadcast = elementwise("numeric")
+broadcast_float = elementwise("float")
+compare = elementwise("numeric", bool_)
+
+
+def normalize_axis(axis: int, ndim: int) -> int:
+    """`axis` counted from the front. Raises `AttributeRefused` when it is out of range."""
+    if not -ndim <= axis < ndim:
+        raise AttributeRefused(f"axis {axis} is out of range for {ndim} dimensions")
+    return axis % ndim
+
+
+def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
+    """All of them for None, else each counted from the front, in order, none twice."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = (axis,) if isinstance(axis, int) else axis
+    result = tuple(normalize_axis(a, ndim) for a in axes)
+    if len(set(result)) != len(result):
+        raise AttributeRefused(f"axis {axis} names an axis twice")
+    return result
+
+
+def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
+    """What is left of a shape when the named axes are reduced."""
+    axes = normalize_axes(axis, len(shape))
+    if keepdims:
+        return tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return tuple(n for i, n in enumerate(shape) if i not in axes)

@@ -1,0 +1,188 @@
+"""What a tensor is before it has bytes: a dtype and a shape, interned as one `TensorType`.
+
+Types are compared with `is`, used as dictionary keys at the price of a pointer, and
+print as the assembler writes them: `f32[32,64]`, `bool[]`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlvm.core.errors import DTypeError, ShapeError
+
+Array: TypeAlias = NDArray[Any]
+Kind = Literal["bool", "unsigned", "signed", "float"]
+
+
+@final
+class DType:
+    """One of the eleven element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`."""
+
+    __slots__ = ("itemsize", "kind", "name", "numpy")
+    all: ClassVar[dict[str, DType]] = {}
+
+    def __init__(self, name: str, kind: Kind, numpy: type[np.generic]) -> None:
+        self.name = name
+        self.kind: Kind = kind
+        self.numpy: np.dtype[np.generic] = np.dtype(numpy)
+        self.itemsize: int = self.numpy.itemsize
+        DType.all[name] = self
+
+    @staticmethod
+    def named(name: str) -> DType:
+        """The dtype of that short name. Raises `DTypeError` for any other."""
+        try:
+            return DType.all[name]
+        except (KeyError, TypeError):
+            raise DTypeError(f"no dtype {name!r}; there are {', '.join(DType.all)}") from None
+
+    @staticmethod
+    def of(dtype: object) -> DType:
+        """The dtype equal to a `DType`, a short name, or anything `np.dtype` understands."""
+        if isinstance(dtype, DType):
+            return dtype
+        if isinstance(dtype, str) and dtype in DType.all:
+            return DType.all[dtype]
+        try:
+            return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
+        except (KeyError, TypeError):
+            raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}") from None
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("signed", "unsigned")
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DType.named, (self.name,)
+
+
+bool_ = DType("bool", "bool", np.bool_)
+u8 = DType("u8", "unsigned", np.uint8)
+i8 = DType("i8", "signed", np.int8)
+i16 = DType("i16", "signed", np.int16)
+i32 = DType("i32", "signed", np.int32)
+i64 = DType("i64", "signed", np.int64)
+u16 = DType("u16", "unsigned", np.uint16)
+u32 = DType("u32", "unsigned", np.uint32)
+u64 = DType("u64", "unsigned", np.uint64)
+f32 = DType("f32", "float", np.float32)
+f64 = DType("f64", "float", np.float64)
+
+_OF_NUMPY = {dtype.numpy: dtype for dtype in DType.all.values()}
+
+# Promotion as the Python Array API standard (2024.12) has it, one row per dtype.
+# A pair that is not listed does not promote: integers and floats never mix silently.
+_ROWS = """
+bool: bool
+u8:  u8  u16=u16 u32=u32 u64=u64 i8=i16 i16=i16 i32=i32 i64=i64
+u16: u16 u32=u32 u64=u64 i8=i32 i16=i32 i32=i32 i64=i64
+u32: u32 u64=u64 i8=i64 i16=i64 i32=i64 i64=i64
+u64: u64
+i8:  i8  i16=i16 i32=i32 i64=i64
+i16: i16 i32=i32 i64=i64
+i32: i32 i64=i64
+i64: i64
+f32: f32 f64=f64
+f64: f64
+"""
+
+
+def _promotion_table() -> dict[tuple[DType, DType], DType]:
+    table = {}
+    for row in _ROWS.strip().splitlines():
+        left, rest = row.split(":")
+        for entry in rest.split():
+            right, _, result = entry.partition("=")
+            x, y, z = DType.named(left), DType.named(right), DType.named(result or right)
+            table[x, y] = table[y, x] = z
+    return table
+
+
+PROMOTION = _promotion_table()
+
+
+def promote(x: DType, y: DType) -> DType:
+    """The dtype of `x` and `y` combined. Raises `DTypeError` where the standard has none."""
+    try:
+        return PROMOTION[x, y]
+    except KeyError:
+        raise DTypeError(
+            f"{x} and {y} do not promote; convert one with astype(x, {y.name!r}) or ({x.name!r})"
+        ) from None
+
+
+Shape: TypeAlias = tuple[int, ...]
+_TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
+
+
+@final
+class TensorType:
+    """A dtype and a shape. `TensorType("f32", (2, 3))` is always the same object.
+
+    `size` counts elements, `nbytes` the bytes of a packed row-major tensor.
+    Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length.
+    """
+
+    __slots__ = ("dtype", "nbytes", "ndim", "shape", "size")
+    _interned: ClassVar[dict[tuple[DType, Shape], TensorType]] = {}
+
+    dtype: DType
+    shape: Shape
+    ndim: int
+    size: int
+    nbytes: int
+
+    def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
+        dtype = dtype if isinstance(dtype, DType) else DType.of(dtype)
+        shape = tuple(shape)
+        known = cls._interned.get((dtype, shape))
+        if known is not None:
+            return known
+        if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
+            raise ShapeError(f"a shape is a tuple of integers >= 0, not {shape}")
+        self = super().__new__(cls)
+        self.dtype = dtype
+        self.shape = tuple(map(int, shape))
+        self.ndim = len(shape)
+        self.size = math.prod(self.shape)
+        self.nbytes = self.size * dtype.itemsize
+        return cls._interned.setdefault((dtype, self.shape), self)
+
+    @staticmethod
+    def of(array: Array) -> TensorType:
+        """The type of a numpy array. Raises `DTypeError` for a dtype mlvm does not have."""
+        return TensorType(array.dtype, array.shape)
+
+    @staticmethod
+    def parse(text: str) -> TensorType:
+        """Read what `str` writes: `f32[2,3]`. Raises `ShapeError` or `DTypeError`."""
+        match = _TYPE_TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ShapeError(f"{text!r} is not a type; write one like f32[2,3] or i64[]")
+        name, lengths = match.groups()
+        return TensorType(DType.named(name), [int(n) for n in lengths.split(",") if n.strip()])
+
+    def with_shape(self, shape: Sequence[int]) -> TensorType:
+        return TensorType(self.dtype, shape)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(dtype, self.shape)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TensorType, (self.dtype, self.shape)
