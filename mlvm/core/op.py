@@ -24,7 +24,7 @@ from typing import Any, Literal, Union, final
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
-from mlvm.core.types import TensorType
+from mlvm.core.types import DType, TensorType
 
 Attributes = Mapping[str, Any]
 Rule = Callable[..., TensorType | None]
@@ -105,7 +105,7 @@ class Op:
                 raise AttributeRefused(f"attribute {attribute} was given {value!r}").at(
                     self.name, ()
                 )
-            bound[name] = value
+            bound[name] = float(value) if attribute.hint is float else value
         return bound
 
     def infer(self, operands: Sequence[TensorType], attributes: Attributes) -> TensorType | None:
@@ -145,6 +145,8 @@ def op(*, infer: Rule) -> Callable[[Kernel], Op]:
 def _canonical(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(map(_canonical, value))
+    if isinstance(value, DType):
+        return value.name
     return value.item() if isinstance(value, np.generic) else value
 
 

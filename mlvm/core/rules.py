@@ -30,7 +30,9 @@ def require(allowed: str, *operands: TensorType) -> None:
     for operand in operands:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
-            raise DTypeError(f"dtype {operand.dtype} is not allowed; it must be {allowed} ({names})")
+            raise DTypeError(
+                f"dtype {operand.dtype} is not allowed; it must be {allowed} ({names})"
+            )
 
 
 def common_dtype(operands: Sequence[TensorType]) -> DType:
@@ -98,3 +100,22 @@ def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(shape))
     return tuple(n for i, n in enumerate(shape) if i not in axes)
+
+
+def require_representable(value: float, dtype: DType) -> None:
+    """Raise `AttributeRefused` unless a bool or integer dtype holds `value` exactly.
+
+    A float dtype takes any number, rounded.
+    """
+    if dtype.is_float:
+        return
+    low, high = (0, 1) if dtype.kind == "bool" else _bounds(dtype)
+    if not (low <= value <= high and value == int(value)):
+        raise AttributeRefused(f"{value} is not a value of {dtype} ({low} .. {high})")
+
+
+def _bounds(dtype: DType) -> tuple[int, int]:
+    bits = 8 * dtype.itemsize
+    return (
+        (0, 2**bits - 1) if dtype.kind == "unsigned" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )

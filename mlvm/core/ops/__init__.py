@@ -1,3 +1,10 @@
 """The tensor ops, a file a room. Importing this package fills `mlvm.core.op.OPS`."""
 
+from mlvm.core.ops import creation as creation
 from mlvm.core.ops import elementwise as elementwise
+from mlvm.core.ops import indexing as indexing
+from mlvm.core.ops import layout as layout
+from mlvm.core.ops import linalg as linalg
+from mlvm.core.ops import neural as neural
+from mlvm.core.ops import random as random
+from mlvm.core.ops import reduction as reduction

@@ -1,13 +1,15 @@
 """Arithmetic, comparison, logic and the elementary functions, element by element.
 
 Floats follow IEEE 754: overflow, division by zero and invalid operations give inf and nan,
-and no warning (the VM runs kernels with numpy's floating-point warnings off).
+and no warning (the VM runs kernels with numpy's floating-point warnings off). `out` may be one
+of the operands: these ops also work in place.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from mlvm.core.erf import write_erf
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import op
 from mlvm.core.rules import (
@@ -31,6 +33,7 @@ _is = elementwise("numeric", bool_)
 
 
 # --- arithmetic ----------------------------------------------------------------------
+
 
 @op(infer=broadcast)
 def add(out: Array, x: Array, y: Array) -> None:
@@ -64,7 +67,7 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=broadcast)
 def remainder(out: Array, x: Array, y: Array) -> None:
-    """x - floor(x / y) * y: the remainder with the sign of y. An integer remainder by zero gives 0."""
+    """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0."""
     np.remainder(x, y, out)
 
 
@@ -79,19 +82,19 @@ def pow(out: Array, x: Array, y: Array) -> None:
 @op(infer=broadcast)
 def maximum(out: Array, x: Array, y: Array) -> None:
     """The larger of x and y, elementwise; nan if either is nan."""
-    np.maximum(x, y, out)
+    np.maximum(x, y, out=out)
 
 
 @op(infer=broadcast)
 def minimum(out: Array, x: Array, y: Array) -> None:
     """The smaller of x and y, elementwise; nan if either is nan."""
-    np.minimum(x, y, out)
+    np.minimum(x, y, out=out)
 
 
 @op(infer=broadcast)
 def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
     """x limited to lower <= x <= upper, elementwise; upper wins where they cross."""
-    np.minimum(np.maximum(x, lower), upper, out)
+    np.minimum(np.maximum(x, lower), upper, out=out)
 
 
 @op(infer=_signed)
@@ -143,6 +146,7 @@ def trunc(out: Array, x: Array) -> None:
 
 
 # --- elementary functions ------------------------------------------------------------
+
 
 @op(infer=_float)
 def exp(out: Array, x: Array) -> None:
@@ -219,24 +223,22 @@ def tanh(out: Array, x: Array) -> None:
 
 @op(infer=_float)
 def sigmoid(out: Array, x: Array) -> None:
-    """1 / (1 + e^-x), computed as (1 + tanh(x / 2)) / 2, which overflows for no x."""
-    np.multiply(x, 0.5, out)
-    np.tanh(out, out)
-    np.multiply(out, 0.5, out)
-    np.add(out, 0.5, out)
+    """1 / (1 + e^-x), accurate at both ends: where e^-x overflows the result is 0."""
+    np.negative(x, out)
+    np.exp(out, out)
+    np.add(out, 1, out)
+    np.reciprocal(out, out)
 
 
 @op(infer=_float)
 def erf(out: Array, x: Array) -> None:
-    """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x, to full precision.
-
-    By W. J. Cody's rational approximations (Math. Comp. 23, 1969); relative error below 1e-15
-    in f64. f32 is computed in f64 and rounded.
-    """
-    raise NotImplementedError
+    """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x; its relative error
+    is below 1e-15 in f64 and 1e-6 in f32."""
+    write_erf(out, x)
 
 
 # --- comparison ----------------------------------------------------------------------
+
 
 @op(infer=_any_compare)
 def equal(out: Array, x: Array, y: Array) -> None:
@@ -293,6 +295,7 @@ def isfinite(out: Array, x: Array) -> None:
 
 
 # --- logic ---------------------------------------------------------------------------
+
 
 @op(infer=_logical)
 def logical_and(out: Array, x: Array, y: Array) -> None:
@@ -356,6 +359,7 @@ def bitwise_right_shift(out: Array, x: Array, y: Array) -> None:
 
 # --- choice --------------------------------------------------------------------------
 
+
 def _where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
     require("bool", condition)
     shape = broadcast_shapes(condition.shape, x.shape, y.shape)
@@ -365,5 +369,4 @@ def _where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
 @op(infer=_where)
 def where(out: Array, condition: Array, x: Array, y: Array) -> None:
     """x where the condition holds, else y; all three broadcast."""
-    out[...] = y
-    np.copyto(out, x, where=condition)
+    np.copyto(out, np.where(condition, x, y))

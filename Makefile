@@ -1,0 +1,65 @@
+# Each target makes the environment it needs; a clone, make and a Python >= 3.11 are enough.
+
+VENV := .venv
+MINIMUM := 3.11
+CANDIDATES := python3.13 python3.12 python3.11 python3
+
+# The first candidate that runs (a version manager's shim may not), is new enough and can
+# make environments, and its version. `make test PYTHON=python3.13` picks another.
+PROBE := import sys, venv, ensurepip; \
+         assert sys.version_info >= tuple(map(int, '$(MINIMUM)'.split('.'))); \
+         print('%d.%d.%d' % sys.version_info[:3])
+FOUND := $(shell for python in $(or $(PYTHON),$(CANDIDATES)); do \
+           version=$$("$$python" -c "$(PROBE)" 2>/dev/null) && echo "$$python $$version" && break; done)
+INTERPRETER := $(firstword $(FOUND))
+
+BIN := $(VENV)/bin
+# The version is part of the name, so another Python makes a new environment.
+TEST_READY := $(VENV)/.ready-$(lastword $(FOUND))-test
+DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "Variables: PYTHON=$(or $(INTERPRETER),none found) VENV=$(VENV)"
+
+demo: $(TEST_READY) ## train a small MLP-Mixer on the digits
+	$(BIN)/python -m models.train --model mlp_mixer --data digits --epochs 20 --seed 0
+
+test: $(TEST_READY) ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(DEV_READY) ## check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(DEV_READY) ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(TEST_READY) ## time one eager op against other libraries
+	$(BIN)/python -m bench dispatch
+
+clean: ## remove all that make, the tests and the tools have made
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A new environment replaces the old one, but never a folder that is something else.
+$(TEST_READY): pyproject.toml
+	@test -n "$(INTERPRETER)" || { \
+	echo "No suitable Python among: $(or $(PYTHON),$(CANDIDATES))." >&2; \
+	echo "It must run, be $(MINIMUM) or newer and have the modules venv and ensurepip." >&2; \
+	echo "Name one with: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -z "$$(ls -A "$(VENV)" 2>/dev/null)" || test -e "$(VENV)/pyvenv.cfg" || { \
+	echo "VENV=$(VENV) exists and is not a Python environment" >&2; exit 1; }
+	$(INTERPRETER) -m venv --clear "$(VENV)"
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(DEV_READY): $(TEST_READY)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench dispatch [--quick] [--json FILE]`. Not part of the package."""

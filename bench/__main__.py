@@ -1,0 +1,53 @@
+"""`python -m bench dispatch`: run one benchmark, or all; see `python -m bench --help`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.environment import environment
+from bench.harness import BenchError, Suite, ratios, run, say, table
+
+SUITES = {
+    "dispatch": "bench.dispatch",
+}
+
+
+def main() -> int:
+    """The exit status: 0, 1 for a contender that failed, 2 for bad usage."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("benchmark", choices=[*SUITES, "all"])
+    parser.add_argument("--quick", action="store_true", help="few and short rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")
+    options = parser.parse_args()
+    if options.json and not options.json.resolve().parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
+
+    names = SUITES if options.benchmark == "all" else [options.benchmark]
+    suites: list[Suite] = [importlib.import_module(SUITES[name]).SUITE for name in names]
+    report: dict[str, Any] = {
+        "environment": environment(c for suite in suites for c in suite.contenders),
+        "records": [],
+        "ratios": [],
+    }
+    try:
+        for suite in suites:
+            records = run(suite, quick=options.quick)
+            print(table(suite, records), flush=True)
+            report["records"] += map(dataclasses.asdict, records)
+            report["ratios"] += map(dataclasses.asdict, ratios(suite, records))
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+    except (BenchError, OSError) as error:
+        say(f"error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

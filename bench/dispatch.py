@@ -1,0 +1,177 @@
+"""What one eager op costs: `a + b` on f32[4,4], with and without its gradient.
+
+`add` is one eager `a + b`; for mlvm it is also split into the kernel alone (`kernel_us`),
+the machine without the kernel (`launch_us`) and the eager layer without the machine
+(`eager_us`). `add_taped` is an add while a tape records it. `add_backward` is a chain of
+adds to a tensor that needs a gradient, then a sum and the gradient, divided by the length
+of the chain. A round ends when its results are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Contender, Round, Suite
+
+CHAIN = 100
+
+
+def prepare_numpy(quick: bool) -> Mapping[str, Round]:
+    a, b = operands()
+    return {"add": add_round(a, b, quick)}
+
+
+def prepare_torch(quick: bool) -> Mapping[str, Round]:
+    import torch
+
+    a, b = map(torch.from_numpy, operands())
+    leaf = a.clone().requires_grad_()
+    return {
+        "add": add_round(a, b, quick),
+        "add_backward": backward_round(
+            lambda: torch.autograd.grad(chain(leaf, b).sum(), leaf), quick
+        ),
+    }
+
+
+def prepare_jax(quick: bool) -> Mapping[str, Round]:
+    import jax
+
+    a, b = map(jax.numpy.asarray, operands())
+    gradient = jax.grad(lambda x: chain(x, b).sum())
+    return {
+        "add": add_round(a, b, quick, wait=jax.block_until_ready),
+        "add_backward": backward_round(lambda: jax.block_until_ready(gradient(a)), quick),
+    }
+
+
+def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
+    import mlvm.eager as ml
+    from mlvm.core.op import OPS
+    from mlvm.core.program import Program
+    from mlvm.core.types import TensorType
+    from mlvm.core.vm import VM
+
+    x, y = operands()
+    a, b = ml.asarray(x), ml.asarray(y)
+    gradient = ml.grad(lambda x: ml.sum(chain(x, b)))
+    eager_round = add_round(a, b, quick)
+
+    vm = VM()
+    program = Program.of_op("add.out", 3, {}, 0)
+    handles = tuple(vm.alloc_tensor(TensorType.of(x)) for _ in range(3))
+    arrays = [vm.borrow(handle) for handle in handles]
+    kernel = OPS["add"].kernel
+
+    def run_kernel(times: int) -> None:
+        for _ in range(times):
+            kernel(*arrays)
+
+    def launch(times: int) -> None:
+        for _ in range(times):
+            vm.launch(program, handles)
+
+    def split_round() -> dict[str, float]:
+        whole = eager_round()["us_per_op"]
+        times = adds(quick)
+        machine = microseconds(lambda: launch(times)) / times
+        bare = microseconds(lambda: run_kernel(times)) / times
+        return {
+            "us_per_op": whole,
+            "kernel_us": bare,
+            "launch_us": machine - bare,
+            "eager_us": whole - machine,
+        }
+
+    def taped_round() -> dict[str, float]:
+        elapsed = 0.0
+
+        def timed(x: Any) -> Any:
+            nonlocal elapsed
+            start = time.perf_counter()
+            end_of_chain = chain(x, b)
+            elapsed += time.perf_counter() - start
+            return ml.sum(end_of_chain)
+
+        for _ in range(chains(quick)):
+            ml.grad(timed)(a)
+        return {"us_per_op": elapsed * 1e6 / (chains(quick) * CHAIN)}
+
+    return {
+        "add": split_round,
+        "add_taped": taped_round,
+        "add_backward": backward_round(lambda: gradient(a), quick),
+    }
+
+
+def operands() -> tuple[Any, Any]:
+    """Two arrays of type f32[4,4]."""
+    x, y = np.random.default_rng(0).standard_normal((2, 4, 4), dtype=np.float32)
+    return x, y
+
+
+def adds(quick: bool) -> int:
+    """How many adds are one round."""
+    return 200 if quick else 5000
+
+
+def chains(quick: bool) -> int:
+    """How many chains are one round."""
+    return 1 if quick else 10
+
+
+def chain(x: Any, b: Any) -> Any:
+    """x + b + b + ..., an add after the other."""
+    for _ in range(CHAIN):
+        x = x + b
+    return x
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """How long the call takes."""
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e6
+
+
+def add_round(a: Any, b: Any, quick: bool, wait: Callable[[Any], object] | None = None) -> Round:
+    """Time `a + b` again and again, and at last the wait for the result."""
+
+    def work() -> None:
+        for _ in range(adds(quick)):
+            c = a + b
+        if wait is not None:
+            wait(c)
+
+    return lambda: {"us_per_op": microseconds(work) / adds(quick)}
+
+
+def backward_round(gradient: Callable[[], object], quick: bool) -> Round:
+    """Time the gradient of a chain, for each op of the chain."""
+
+    def work() -> None:
+        for _ in range(chains(quick)):
+            gradient()
+
+    return lambda: {"us_per_op": microseconds(work) / (chains(quick) * CHAIN)}
+
+
+SUITE = Suite(
+    module="bench.dispatch",
+    contenders=(
+        Contender("numpy", "numpy", prepare_numpy),
+        Contender("mlvm", "mlvm", prepare_mlvm),
+        Contender("torch", "torch", prepare_torch),
+        Contender("jax", "jax", prepare_jax),
+    ),
+    units={"us_per_op": "us", "kernel_us": "us", "launch_us": "us", "eager_us": "us"},
+    targets={
+        ("add", "us_per_op", "torch"): 1 / 2.5,
+        ("add", "us_per_op", "jax"): 2.0,
+        ("add_backward", "us_per_op", "torch"): 1 / 2,
+    },
+)

@@ -1,0 +1,86 @@
+"""What a measurement ran on: machine, Python, numpy, BLAS and its kernel, threads.
+
+The BLAS kernel is chosen when the library loads, so `environment` asks a process that was
+started as the contenders are: `python -m bench.environment` prints it as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import ROOT, Contender, child_environment, installed_version
+
+
+def environment(contenders: Iterable[Contender]) -> dict[str, Any]:
+    """The machine and its software, and the version and threads of each contender."""
+    contenders = list(contenders)
+    described = subprocess.run(
+        [sys.executable, "-m", "bench.environment"],
+        cwd=ROOT,
+        env=child_environment(threads=1),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    facts: dict[str, Any] = json.loads(described.stdout)
+    facts["contenders"] = {c.name: installed_version(c.package) for c in contenders}
+    facts["threads"] = {c.name: c.threads for c in contenders}
+    return facts
+
+
+def _facts() -> dict[str, Any]:
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index,call-overload,unused-ignore]
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "blas": {
+            "name": blas["name"],
+            "version": blas["version"],
+            "kernel": _openblas_kernel(),
+        },
+    }
+
+
+def _cpu_model() -> str:
+    """As /proc/cpuinfo has it; elsewhere what `platform` knows."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _openblas_kernel() -> str | None:
+    """The kernel set (`SkylakeX`, `Haswell`) that the loaded OpenBLAS picked, if it is one."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "openblas" in line}
+    for path in loaded:
+        library = ctypes.CDLL(path)
+        for prefix in ("scipy_", ""):
+            for suffix in ("64_", ""):
+                corename = getattr(library, f"{prefix}openblas_get_corename{suffix}", None)
+                if corename is not None:
+                    corename.restype = ctypes.c_char_p
+                    name: bytes = corename()
+                    return name.decode()
+    return None
+
+
+if __name__ == "__main__":
+    print(json.dumps(_facts()))

@@ -1,0 +1,300 @@
+"""Time contenders side by side: each in its own process, their rounds interleaved.
+
+A `Suite` names its contenders. A `Contender` prepares, in a child process of its own
+(`bench.child`), one function per case; each call of it is one timed round and returns
+metrics, such as `{"us_per_op": 0.8}`. The children stay alive and are asked for one round
+at a time, A B C A B C, so that a slow spell of the machine falls on all of them alike.
+
+Every metric is a cost: less is better. A ratio is median(theirs) / median(ours), so above
+1 is in our favour.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parent.parent
+
+Round = Callable[[], Mapping[str, float]]
+Prepare = Callable[[bool], Mapping[str, Round]]
+
+
+class BenchError(Exception):
+    """A contender crashed, hung or failed; the text says which one, and what it was doing."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One side of a comparison.
+
+    `prepare(quick)` runs in the child and returns one round function per case; `quick` asks
+    for short rounds. `package` must be installed, else the contender is named and skipped.
+    `threads` is what BLAS, OpenMP and XLA may use.
+    """
+
+    name: str
+    package: str
+    prepare: Prepare
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What one subcommand measures; the module `module` holds it as `SUITE`.
+
+    `units` has the unit of each metric. `ours` is the contender that the others are compared
+    with. `targets` has the smallest ratio that will do, by (case, metric, theirs).
+    """
+
+    module: str
+    contenders: tuple[Contender, ...]
+    units: Mapping[str, str]
+    ours: str = "mlvm"
+    targets: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    rounds: int = 25
+    quick_rounds: int = 3
+    warm_up_rounds: int = 2
+
+    @property
+    def name(self) -> str:
+        return self.module.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The median, smallest and largest of one metric over `runs` rounds."""
+
+    case: str
+    contender: str
+    metric: str
+    unit: str
+    median: float
+    min: float
+    max: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """median(theirs) / median(ours) of one metric; `ours` and `theirs` name the contenders."""
+
+    case: str
+    metric: str
+    ours: str
+    theirs: str
+    ratio: float
+
+
+def installed_version(package: str) -> str | None:
+    """Its version, "checkout" if it is on the path without being installed, None if absent."""
+    if importlib.util.find_spec(package) is None:
+        return None
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "checkout"
+
+
+def child_environment(threads: int) -> dict[str, str]:
+    """The environment variables of a contender: BLAS picks its own kernels, on `threads` threads.
+
+    NPROC sizes XLA's thread pool.
+    """
+    environment = dict(os.environ)
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+        environment.pop(name, None)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"):
+        environment[name] = str(threads)
+    return environment
+
+
+class Child:
+    """A contender's process: first it sends its cases, then metrics for each case it is sent.
+
+    What it prints goes to stderr. Leaving the context ends it.
+    """
+
+    def __init__(self, suite: Suite, contender: Contender, *, quick: bool, timeout: float) -> None:
+        self._name = f"{suite.name}: {contender.name}"
+        self._timeout = timeout
+        self._pipe, theirs = multiprocessing.Pipe()
+        arguments = [suite.module, contender.name, str(theirs.fileno()), str(int(quick))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.child", *arguments],
+            cwd=ROOT,
+            env=child_environment(contender.threads),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pipe.close()
+        if error is not None:
+            self._process.kill()
+        try:
+            self._process.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def cases(self) -> list[str]:
+        """The names of the cases it has prepared. Raises `BenchError`."""
+        cases: list[str] = self._receive("preparing")
+        return cases
+
+    def round(self, case: str) -> dict[str, float]:
+        """The metrics of one timed round. Raises `BenchError`."""
+        doing = f"timing {case!r}"
+        try:
+            self._pipe.send(case)
+        except OSError:
+            raise self._ended(doing) from None
+        metrics: dict[str, float] = self._receive(doing)
+        return metrics
+
+    def _receive(self, doing: str) -> Any:
+        try:
+            if not self._pipe.poll(self._timeout):
+                raise BenchError(
+                    f"{self._name} gave no answer for {self._timeout:g} s while {doing}"
+                )
+            error, answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise self._ended(doing) from None
+        if error is not None:
+            raise BenchError(f"{self._name} failed while {doing}: {error}")
+        return answer
+
+    def _ended(self, doing: str) -> BenchError:
+        status = self._process.wait()
+        return BenchError(f"{self._name} ended with status {status} while {doing}")
+
+
+def run(suite: Suite, *, quick: bool = False, timeout: float = 120.0) -> list[Record]:
+    """Measure every case of every installed contender: one record for each metric.
+
+    `quick` takes few and short rounds. `timeout` limits each answer of a child, in seconds.
+    Progress goes to stderr. Raises `BenchError`.
+    """
+    records = []
+    with ExitStack() as stack:
+        children = {}
+        cases = {}
+        for contender in suite.contenders:
+            version = installed_version(contender.package)
+            if version is None:
+                say(f"{suite.name}: {contender.name} is not installed, skipped")
+                continue
+            say(f"{suite.name}: {contender.name} {version} gets ready")
+            child = stack.enter_context(Child(suite, contender, quick=quick, timeout=timeout))
+            children[contender.name] = child
+            cases[contender.name] = child.cases()
+        for case in dict.fromkeys(case for prepared in cases.values() for case in prepared):
+            entrants = {name: children[name] for name in children if case in cases[name]}
+            rounds = suite.quick_rounds if quick else suite.rounds
+            say(f"{suite.name}: {case}, {rounds} rounds of {', '.join(entrants)}")
+            for _ in range(suite.warm_up_rounds):
+                for child in entrants.values():
+                    child.round(case)
+            samples: dict[str, list[dict[str, float]]] = {name: [] for name in entrants}
+            for _ in range(rounds):
+                for name, child in entrants.items():
+                    samples[name].append(child.round(case))
+            for name, metrics in samples.items():
+                records += summarize(suite, case, name, metrics)
+    return records
+
+
+def summarize(
+    suite: Suite, case: str, contender: str, samples: Sequence[Mapping[str, float]]
+) -> list[Record]:
+    """One record for each metric of the rounds of one contender in one case."""
+    records = []
+    for metric in samples[0]:
+        values = [sample[metric] for sample in samples]
+        records.append(
+            Record(
+                case=case,
+                contender=contender,
+                metric=metric,
+                unit=suite.units[metric],
+                median=statistics.median(values),
+                min=min(values),
+                max=max(values),
+                runs=len(values),
+            )
+        )
+    return records
+
+
+def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
+    """Each other contender's median over ours, where both have the case and the metric."""
+    ours = {(r.case, r.metric): r.median for r in records if r.contender == suite.ours}
+    return [
+        Ratio(r.case, r.metric, suite.ours, r.contender, r.median / ours[r.case, r.metric])
+        for r in records
+        if r.contender != suite.ours and (r.case, r.metric) in ours
+    ]
+
+
+def table(suite: Suite, records: Sequence[Record]) -> str:
+    """The records as text, a line each, with the ratio to ours and its target beside it."""
+    ratio_of = {(r.case, r.metric, r.theirs): r.ratio for r in ratios(suite, records)}
+    rows = [_HEADER]
+    for r in records:
+        key = (r.case, r.metric, r.contender)
+        ratio, target = ratio_of.get(key), suite.targets.get(key)
+        verdict = ""
+        if ratio is not None and target is not None:
+            verdict = f">= {target:.2f} {'met' if ratio >= target else 'missed'}"
+        rows.append(
+            (
+                r.case,
+                r.contender,
+                f"{r.metric} [{r.unit}]",
+                f"{r.median:.3f}",
+                f"{r.min:.3f}",
+                f"{r.max:.3f}",
+                str(r.runs),
+                "" if ratio is None else f"{ratio:.2f}",
+                verdict,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            justify(cell, width) for justify, cell, width in zip(_JUSTIFY, row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+
+
+_HEADER = ("case", "contender", "metric", "median", "min", "max", "runs", "theirs/ours", "target")
+_JUSTIFY = (str.ljust,) * 3 + (str.rjust,) * 5 + (str.ljust,)
+
+
+def say(text: str) -> None:
+    """A progress line, on stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,295 @@
+"""Arenas: named memory for tensors that live and end together.
+
+An arena takes storages from its VM, carves them into regions, and hands the regions out again
+and again. A region that comes back waits in the bin of its size; a reset refills the bins in
+the order the regions were first carved. So a step that allocates as the step before gets the
+same addresses, and the views remembered there: in steady state nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar, cast
+
+from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.store import ALIGNMENT
+from mlvm.core.types import TensorType
+
+SMALLEST_CHUNK: Final = 1 << 16
+STALE: Final = 0  # no VM ever issues this handle
+
+A = TypeVar("A", bound="Allocation")
+
+
+class Region:
+    """A piece of a storage, and the tensors ever viewed there. Its size never changes."""
+
+    __slots__ = ("bin", "handles", "holder", "nbytes", "offset", "storage", "views")
+
+    def __init__(
+        self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region]
+    ) -> None:
+        self.storage = storage
+        self.offset = offset
+        self.nbytes = nbytes
+        self.bin = bin
+        self.handles: dict[TensorType, TensorHandle] = {}
+        self.holder: weakref.ref[Allocation] | None = None
+        self.views: weakref.WeakValueDictionary[int, Allocation] | None = None
+
+
+class Allocation:
+    """A typed tensor in an arena, until it dies, is freed, or its arena is reset.
+
+    `handle` names it in `arena.vm`. A view has a `base` that it keeps alive, and no region
+    of its own. A stale one has handle 0, and `ended` says why.
+    """
+
+    __slots__ = ("__weakref__", "arena", "base", "ended", "handle", "region", "type")
+
+    arena: Arena
+    handle: TensorHandle
+    type: TensorType
+    region: Region | None
+    base: Allocation | None
+    ended: str
+
+    def __del__(self) -> None:
+        region = self.region
+        if region is not None:
+            region.holder = None
+            region.bin.append(region)
+            self.arena.used -= region.nbytes
+
+    def stale(self) -> StaleTensor:
+        """The error for using this allocation after its end."""
+        return StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {self.ended}")
+
+
+class Chunk:
+    """A storage, carved from the front."""
+
+    __slots__ = ("carved", "nbytes", "storage")
+
+    def __init__(self, storage: StorageHandle, nbytes: int) -> None:
+        self.storage = storage
+        self.nbytes = nbytes
+        self.carved = 0
+
+
+class _Scope(threading.local):
+    """The arena that results are allocated in, for each thread."""
+
+    arena: Arena | None = None
+
+
+scope = _Scope()
+
+
+class Arena:
+    """Memory of a VM under a name. `with arena:` allocates in it, and resets it at the end.
+
+    `used` bytes are taken now, `high_water` is the most there ever were, `capacity` is what
+    the arena holds of its VM. Without `capacity` it grows by chunks; with `trims` it gives
+    empty chunks back before it grows. Sizes are in bytes, each tensor's rounded up to 64.
+    """
+
+    used: int
+    high_water: int
+
+    def __init__(
+        self, vm: VMProtocol, name: str, *, capacity: int | None = None, trims: bool = False
+    ) -> None:
+        if capacity is not None and capacity < 0:
+            raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity}")
+        self.vm = vm
+        self.name = name
+        self.used = 0
+        self.high_water = 0
+        self.capacity = 0
+        self.views_created = 0
+        self.grows = capacity is None
+        self.trims = trims
+        self._bins: dict[TensorType, list[Region]] = {}
+        self._sizes: dict[int, list[Region]] = {}
+        self._regions: list[Region] = []
+        self._chunks: list[Chunk] = []
+        self._entered: list[Arena | None] = []
+        if capacity:
+            self._add_chunk(capacity)
+        self._close = weakref.finalize(self, _dealloc, vm, self._chunks)
+        self._close.atexit = False
+
+    # --- allocation ---
+
+    def alloc(self, type: TensorType, kind: type[A] = cast(Any, Allocation)) -> A:
+        """A tensor of that type, its bytes undefined.
+
+        Raises `ArenaOverflow` when a fixed capacity does not suffice, `ArenaError` after close.
+        """
+        try:
+            region = self._bins[type].pop()
+        except (KeyError, IndexError):
+            region = self._carve(type)
+        self.used = used = self.used + region.nbytes
+        if used > self.high_water:
+            self.high_water = used
+        tensor = kind.__new__(kind)
+        tensor.region = region
+        tensor.arena = self
+        tensor.type = type
+        tensor.base = None
+        tensor.handle = region.handles.get(type) or self._view(region, type)
+        region.holder = weakref.ref(tensor)
+        return tensor
+
+    def view(self, base: Allocation, type: TensorType, kind: type[A] = cast(Any, Allocation)) -> A:
+        """Another tensor over the same bytes, of a type with as many. It keeps `base` alive."""
+        while base.base is not None:
+            base = base.base
+        region = base.region
+        if region is None:
+            raise base.stale()
+        if type.nbytes != base.type.nbytes:
+            raise ArenaError(f"a view of {base.type} has as many bytes; {type} has {type.nbytes}")
+        tensor = kind.__new__(kind)
+        tensor.region = None
+        tensor.arena = self
+        tensor.type = type
+        tensor.base = base
+        tensor.handle = region.handles.get(type) or self._view(region, type)
+        if region.views is None:
+            region.views = weakref.WeakValueDictionary()
+        region.views[id(tensor)] = tensor
+        return tensor
+
+    def free(self, tensor: Allocation) -> None:
+        """Give the tensor's bytes back now; it is stale from here on. Raises `StaleTensor`."""
+        if tensor.region is None:
+            raise tensor.stale() if tensor.base is None else ArenaError("free the base of a view")
+        region = tensor.region
+        self._end(region, "it was freed")
+        region.bin.append(region)
+        self.used -= region.nbytes
+
+    def reset(self) -> None:
+        """End every tensor of the arena. Its memory and remembered views stay."""
+        for region in self._regions:
+            if region.holder is not None:
+                self._end(region, "its arena was reset")
+        for bin in self._sizes.values():
+            bin.clear()
+        for region in reversed(self._regions):
+            region.bin.append(region)
+        self.used = 0
+
+    def trim(self) -> None:
+        """Give storages in which no tensor lives back to the VM."""
+        busy = {region.storage for region in self._regions if region.holder is not None}
+        for chunk in [c for c in self._chunks if c.storage not in busy]:
+            self._chunks.remove(chunk)
+            self.capacity -= chunk.nbytes
+            self.vm.dealloc_storage(chunk.storage)
+        self._regions = [region for region in self._regions if region.storage in busy]
+        for bin in self._sizes.values():
+            bin[:] = [region for region in bin if region.storage in busy]
+
+    def close(self) -> None:
+        """End every tensor and give all memory back to the VM. Idempotent."""
+        self.reset()
+        self._regions.clear()
+        self._bins.clear()
+        self._sizes.clear()
+        self._close()
+        self.capacity = 0
+
+    # --- where results go ---
+
+    def __enter__(self) -> Arena:
+        self._entered.append(scope.arena)
+        scope.arena = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        scope.arena = self._entered.pop()
+        if not self._entered:
+            self.reset()
+
+    @contextmanager
+    def allocating(self) -> Iterator[Arena]:
+        """Allocate results here, and reset nothing at the end: for weights."""
+        before, scope.arena = scope.arena, self
+        try:
+            yield self
+        finally:
+            scope.arena = before
+
+    def live(self) -> list[Allocation]:
+        """The tensors that hold a region now, in order of address."""
+        holders = [region.holder() for region in self._regions if region.holder is not None]
+        return [tensor for tensor in holders if tensor is not None]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Arena {self.name!r} on {self.vm.name}: {self.used:,} of {self.capacity:,} bytes used, "
+            f"high water {self.high_water:,}>"
+        )
+
+    # --- inside ---
+
+    def _view(self, region: Region, type: TensorType) -> TensorHandle:
+        handle = self.vm.tensor_from_storage(region.storage, type, region.offset)
+        region.handles[type] = handle
+        self.views_created += 1
+        return handle
+
+    def _end(self, region: Region, why: str) -> None:
+        holder = region.holder and region.holder()
+        views = list(region.views.values()) if region.views else []
+        for tensor in [holder, *views] if holder is not None else views:
+            tensor.region = None
+            tensor.handle = STALE
+            tensor.ended = why
+        region.holder = region.views = None
+
+    def _carve(self, type: TensorType) -> Region:
+        """A region for a type whose bin is empty: a free one of that size, or a new one."""
+        nbytes = -(-type.nbytes // ALIGNMENT) * ALIGNMENT
+        bin = self._bins[type] = self._sizes.setdefault(nbytes, [])
+        if bin:
+            return bin.pop()
+        chunk = next((c for c in self._chunks if c.nbytes - c.carved >= nbytes), None)
+        chunk = chunk or self._grow(type, nbytes)
+        region = Region(chunk.storage, chunk.carved, nbytes, bin)
+        chunk.carved += nbytes
+        self._regions.append(region)
+        return region
+
+    def _grow(self, type: TensorType, nbytes: int) -> Chunk:
+        if not self._close.alive:
+            raise ArenaError(f"arena {self.name!r} is closed")
+        if not self.grows:
+            raise ArenaOverflow(
+                f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {self.used:,} of "
+                f"{self.capacity:,} are in use"
+            )
+        if self.trims:
+            self.trim()
+        return self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
+
+    def _add_chunk(self, nbytes: int) -> Chunk:
+        nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        chunk = Chunk(self.vm.alloc_storage(nbytes), nbytes)
+        self._chunks.append(chunk)
+        self.capacity += nbytes
+        return chunk
+
+
+def _dealloc(vm: VMProtocol, chunks: list[Chunk]) -> None:
+    for chunk in chunks:
+        vm.dealloc_storage(chunk.storage)
+    chunks.clear()

@@ -1,0 +1,50 @@
+"""A VM that knows every type and holds no bytes: for measuring before allocating.
+
+It verifies and counts like the real one, so that a model too large for this machine can be
+built on it, and asked for its parameters or its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlvm.core.errors import HandleError
+from mlvm.core.program import Program
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.store import FreeStore, Storage
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM, check_write
+
+
+class DryVM(VM):
+    """A VM without bytes. Launches are verified and not run; reading raises `HandleError`."""
+
+    def _new_store(self) -> FreeStore:
+        return _DryStore()
+
+    def launch(self, program: Program, args: Sequence[TensorHandle] = ()) -> list[Array]:
+        with self._lock:
+            args = tuple(args)
+            self._bind(self._linked.get(id(program)) or self._link(program), program, args)
+            return []
+
+    def read(self, handle: TensorHandle) -> Array:
+        raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
+
+    borrow = read
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        """Check the array against the tensor's type, and drop it."""
+        check_write(self.type_of(handle), array)
+
+
+class _DryStorage(Storage):
+    def view(self, type: TensorType, offset: int) -> Array:
+        return np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape)
+
+
+class _DryStore(FreeStore):
+    def new_storage(self, nbytes: int) -> Storage:
+        return _DryStorage(nbytes, np.zeros(0, np.uint8))

@@ -1,0 +1,105 @@
+"""Tensors made from a description."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.op import op
+from mlvm.core.rules import require, require_representable
+from mlvm.core.types import Array, DType, TensorType
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _finite(**values: float) -> None:
+    for name, value in values.items():
+        if not abs(value) <= sys.float_info.max:
+            raise AttributeRefused(f"{name} must be finite, not {value}")
+
+
+def _full(value: TensorType, shape: tuple[int, ...]) -> TensorType:
+    if value.ndim:
+        raise ShapeError(f"the value must be a scalar, not of {value.ndim} dimensions")
+    return value.with_shape(shape)
+
+
+def _arange(start: int | float, stop: int | float, step: int | float, dtype: str) -> TensorType:
+    kind = TensorType(dtype)
+    require("numeric", kind)
+    _finite(start=start, stop=stop, step=step)
+    if step == 0:
+        raise AttributeRefused("step must not be 0")
+    if kind.dtype.is_float:
+        steps = (stop - start) / step
+        if not math.isfinite(steps):
+            raise AttributeRefused(f"{start} to {stop} by {step} are too many steps")
+        return kind.with_shape((max(0, math.ceil(steps)),))
+    if not all(isinstance(value, int) for value in (start, stop, step)):
+        raise AttributeRefused(
+            f"start, stop and step of {dtype} must be integers, not {start}, {stop}, {step}"
+        )
+    length = max(0, int(-((start - stop) // step)))
+    if length:
+        require_representable(start, kind.dtype)
+        require_representable(start + (length - 1) * step, kind.dtype)
+    return kind.with_shape((length,))
+
+
+def _linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -> TensorType:
+    kind = TensorType(dtype)
+    require("float", kind)
+    _finite(start=start, stop=stop)
+    if num < 0:
+        raise AttributeRefused(f"num must be >= 0, not {num}")
+    return kind.with_shape((num,))
+
+
+def _eye(rows: int, columns: int, k: int, dtype: str) -> TensorType:
+    return TensorType(DType.named(dtype), (rows, columns))
+
+
+# --- ops -----------------------------------------------------------------------------
+
+
+@op(infer=_full)
+def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
+    """A tensor of that shape, every element of it the scalar `value`."""
+    np.copyto(out, value)
+
+
+@op(infer=_arange)
+def arange(
+    out: Array, *, start: int | float, stop: int | float, step: int | float, dtype: str
+) -> None:
+    """start, start + step, start + 2 step, ... as far as it is short of `stop`.
+
+    Integer dtypes take integers, and must hold every element. Floats are computed as
+    start + i * step in f64 and rounded once.
+    """
+    if out.dtype.kind == "f":
+        np.add(np.multiply(np.arange(out.size), float(step)), float(start), out)
+    else:
+        out[...] = np.arange(start, stop, step, dtype=out.dtype)
+
+
+@op(infer=_linspace)
+def linspace(
+    out: Array, *, start: float, stop: float, num: int, endpoint: bool = True, dtype: str
+) -> None:
+    """`num` evenly spaced floats from `start` up to `stop`, which is left out without `endpoint`.
+
+    Computed in f64 and rounded once; with `endpoint` the last is exactly `stop`.
+    """
+    out[...] = np.linspace(start, stop, num, endpoint)
+
+
+@op(infer=_eye)
+def eye(out: Array, *, rows: int, columns: int, k: int = 0, dtype: str) -> None:
+    """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
+    out.fill(0)
+    i = np.arange(max(0, -k), min(out.shape[0], out.shape[1] - k))
+    out[i, i + k] = 1

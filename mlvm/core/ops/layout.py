@@ -1,0 +1,265 @@
+"""The same elements elsewhere: shapes, axes, windows, order and dtype."""
+
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.op import op
+from mlvm.core.rules import (
+    Axis,
+    broadcast_shapes,
+    common_dtype,
+    normalize_axes,
+    normalize_axis,
+    require,
+    require_representable,
+)
+from mlvm.core.types import Array, DType, Shape, TensorType, i64
+
+# --- shapes and axes -----------------------------------------------------------------
+
+
+def _reshape(x: TensorType, shape: Shape) -> TensorType:
+    result = x.with_shape(shape)
+    if result.size != x.size:
+        raise ShapeError(f"{x.size} elements do not fill the shape {shape} of {result.size}")
+    return result
+
+
+def _permute_dims(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+    order = normalize_axes(axes, x.ndim)
+    if len(order) != x.ndim:
+        raise AttributeRefused(f"axes {axes} must name each of the {x.ndim} dimensions once")
+    return x.with_shape([x.shape[i] for i in order])
+
+
+def _broadcast_to(x: TensorType, shape: Shape) -> TensorType:
+    result = x.with_shape(shape)
+    if len(shape) < x.ndim or broadcast_shapes(x.shape, result.shape) != result.shape:
+        raise ShapeError(f"shape {x.shape} does not broadcast to {shape}")
+    return result
+
+
+def _concat(*xs: TensorType, axis: int) -> TensorType:
+    if not xs:
+        raise ShapeError("takes 1 tensor or more, was given none")
+    along = normalize_axis(axis, xs[0].ndim)
+    others = {x.shape[:along] + x.shape[along + 1 :] for x in xs}
+    if len(others) > 1 or any(x.ndim != xs[0].ndim for x in xs):
+        raise ShapeError(f"the shapes must be equal but for axis {along}")
+    shape = list(xs[0].shape)
+    shape[along] = sum(x.shape[along] for x in xs)
+    return TensorType(common_dtype(xs), shape)
+
+
+@op(infer=_reshape)
+def reshape(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
+    """The elements of x, in row-major order, in another shape of the same size."""
+    np.copyto(out, x.reshape(shape))
+
+
+@op(infer=_permute_dims)
+def permute_dims(out: Array, x: Array, *, axes: tuple[int, ...]) -> None:
+    """x with its axes in another order: axis i of the result is axis axes[i] of x."""
+    np.copyto(out, x.transpose(axes))
+
+
+@op(infer=_broadcast_to)
+def broadcast_to(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
+    """x repeated along new leading axes and along axes of length 1, up to `shape`."""
+    np.copyto(out, x)
+
+
+@op(infer=_concat)
+def concat(out: Array, *xs: Array, axis: int = 0) -> None:
+    """The tensors one after the other along `axis`; their dtypes promote."""
+    np.concatenate(xs, axis, out)
+
+
+# --- windows -------------------------------------------------------------------------
+
+
+def _flip(x: TensorType, axis: Axis) -> TensorType:
+    normalize_axes(axis, x.ndim)
+    return x
+
+
+def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType:
+    axes = normalize_axes(axis, x.ndim)
+    if isinstance(shift, tuple) and (axis is None or len(shift) != len(axes)):
+        raise AttributeRefused(f"shift {shift} needs as many axes, not axis {axis}")
+    return x
+
+
+def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
+    if len(widths) != x.ndim:
+        raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
+    if any(width < 0 for pair in widths for width in pair):
+        raise AttributeRefused(f"widths must be >= 0, not {widths}")
+    require_representable(value, x.dtype)
+    return x.with_shape([a + n + b for n, (a, b) in zip(x.shape, widths, strict=True)])
+
+
+def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ...]) -> None:
+    """Whether start, start + step, ... (`length` of them) are positions of every axis."""
+    if not len(start) == len(length) == len(step) == len(shape):
+        raise AttributeRefused(
+            f"{len(shape)} dimensions need as many starts, lengths and steps, "
+            f"not {len(start)}, {len(length)} and {len(step)}"
+        )
+    for axis, (size, first, n, by) in enumerate(zip(shape, start, length, step, strict=True)):
+        if by == 0:
+            raise AttributeRefused(f"the step of axis {axis} must not be 0")
+        if n < 0 or (n and not (0 <= first < size and 0 <= first + (n - 1) * by < size)):
+            raise AttributeRefused(
+                f"axis {axis} of length {size} has no {n} elements from {first} by {by}"
+            )
+
+
+def _slice(x: TensorType, start: Shape, length: Shape, step: tuple[int, ...]) -> TensorType:
+    _check_window(x.shape, start, length, step)
+    return x.with_shape(length)
+
+
+def _embed(x: TensorType, shape: Shape, start: Shape, step: tuple[int, ...]) -> TensorType:
+    result = x.with_shape(shape)
+    _check_window(result.shape, start, x.shape, step)
+    return result
+
+
+def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
+    """The numpy index of such a window. An end below 0 is numpy's None."""
+    ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
+    return tuple(
+        builtins.slice(first, end if end >= 0 else None, by) if n else builtins.slice(0)
+        for first, end, n, by in zip(start, ends, length, step, strict=True)
+    )
+
+
+@op(infer=_flip)
+def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
+    """x with the order of its elements reversed along `axis` (None: along all)."""
+    np.copyto(out, np.flip(x, axis))
+
+
+@op(infer=_roll)
+def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = None) -> None:
+    """x with every element moved `shift` places up along `axis`, those beyond the end to the front.
+
+    Several axes take a shift each or share one. With `axis` None, x is rolled in row-major order.
+    """
+    np.copyto(out, np.roll(x, shift, axis))
+
+
+@op(infer=_pad)
+def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
+    """x with a border of `value`: widths[i] elements (before, after) it on axis i."""
+    out.fill(value)
+    inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
+    out[inner] = x
+
+
+@op(infer=_slice)
+def slice(
+    out: Array,
+    x: Array,
+    *,
+    start: tuple[int, ...],
+    length: tuple[int, ...],
+    step: tuple[int, ...],
+) -> None:
+    """On axis i the length[i] elements at start[i], start[i] + step[i], ...
+
+    All of them are positions of x, counted from the front; a step may be negative, not 0.
+    """
+    np.copyto(out, x[_window(start, length, step)])
+
+
+@op(infer=_embed)
+def embed(
+    out: Array, x: Array, *, shape: tuple[int, ...], start: tuple[int, ...], step: tuple[int, ...]
+) -> None:
+    """Zeros of `shape`, with x where `slice` with this start and step would read it.
+
+    The transpose of `slice`.
+    """
+    out.fill(0)
+    out[_window(start, x.shape, step)] = x
+
+
+# --- triangles, order, dtype ---------------------------------------------------------
+
+
+def _triangle(x: TensorType, k: int) -> TensorType:
+    if x.ndim < 2:
+        raise ShapeError(f"needs 2 dimensions or more, x has {x.ndim}")
+    return x
+
+
+def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
+    require("numeric", x)
+    normalize_axis(axis, x.ndim)
+    return x
+
+
+def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
+    return _sort(x, axis, descending).with_dtype(i64)
+
+
+def _astype(x: TensorType, dtype: str) -> TensorType:
+    return x.with_dtype(DType.named(dtype))
+
+
+def _copy(x: TensorType) -> TensorType:
+    return x
+
+
+@op(infer=_triangle)
+def tril(out: Array, x: Array, *, k: int = 0) -> None:
+    """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0)."""
+    np.copyto(out, np.where(_not_above(k, x.shape), x, np.zeros_like(x, shape=())))
+
+
+@op(infer=_triangle)
+def triu(out: Array, x: Array, *, k: int = 0) -> None:
+    """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0)."""
+    np.copyto(out, np.where(_not_above(k - 1, x.shape), np.zeros_like(x, shape=()), x))
+
+
+def _not_above(k: int, shape: Shape) -> Array:
+    return np.tri(shape[-2], shape[-1], k, dtype=np.bool_)
+
+
+@op(infer=_sort)
+def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
+    """The elements in order along `axis`. nan counts as the largest."""
+    np.copyto(out, np.flip(x, axis) if descending else x)
+    out.sort(axis, kind="stable")
+    if descending:
+        np.copyto(out, np.flip(out, axis))
+
+
+@op(infer=_argsort)
+def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
+    """Where the elements of `sort` are in x along `axis`, i64. Equal ones keep their order."""
+    if descending:
+        order = np.argsort(np.flip(x, axis), axis, kind="stable")
+        np.subtract(x.shape[axis] - 1, np.flip(order, axis), out)
+    else:
+        np.copyto(out, np.argsort(x, axis, kind="stable"))
+
+
+@op(infer=_astype)
+def astype(out: Array, x: Array, *, dtype: str) -> None:
+    """x in another dtype. Floats are truncated to integers; a value too large for the dtype is
+    undefined for floats and wraps around for integers. bool is whether it is not zero."""
+    np.copyto(out, x, casting="unsafe")
+
+
+@op(infer=_copy)
+def copy(out: Array, x: Array) -> None:
+    """The same tensor in memory of its own."""
+    np.copyto(out, x)

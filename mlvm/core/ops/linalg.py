@@ -1,0 +1,97 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.op import op
+from mlvm.core.rules import broadcast_shapes, require
+from mlvm.core.types import Array, Shape, TensorType, promote
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _matrix(x: TensorType, transpose: bool, name: str) -> Shape:
+    """(rows, columns) in the last two axes, after the transposition; of one axis just that."""
+    if transpose and x.ndim < 2:
+        raise AttributeRefused(f"transpose_{name} needs 2 dimensions or more, {name} has {x.ndim}")
+    return x.shape[-2:][::-1] if transpose else x.shape[-2:]
+
+
+def _matmul(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) -> TensorType:
+    require("numeric", x, y)
+    dtype = promote(x.dtype, y.dtype)
+    if x.ndim == 0 or y.ndim == 0:
+        raise ShapeError("needs 1 dimension or more on both sides; multiply takes scalars")
+    *rows, x_inner = _matrix(x, transpose_x, "x")
+    y_inner, *columns = _matrix(y, transpose_y, "y")
+    if x_inner != y_inner:
+        raise ShapeError(f"the contracted axes differ: {x_inner} in x, {y_inner} in y")
+    return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *rows, *columns))
+
+
+def _batch_contract(
+    x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool
+) -> TensorType:
+    if x.ndim < 2 or y.ndim < 2 or x.shape[:-2] != y.shape[:-2]:
+        raise ShapeError("needs matrices with the same batch axes before the last two")
+    product = _matmul(x, y, transpose_x, transpose_y)
+    return product.with_shape(product.shape[-2:])
+
+
+# --- ops -----------------------------------------------------------------------------
+
+
+@op(infer=_matmul)
+def matmul(
+    out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
+) -> None:
+    """x @ y: f[..., m, k] @ f[..., k, n] -> f[..., m, n], broadcasting the batch axes.
+
+    A 1-d x is a row and a 1-d y a column, and that axis is missing from the result, as in the
+    Python Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an
+    operand of 2 or more dimensions; nothing is copied for it.
+    """
+    if x.ndim > 2 and y.ndim <= 2 and not transpose_x:
+        # One large product instead of one for each matrix of the batch.
+        rows = math.prod(x.shape[:-1])
+        out = out.reshape(rows, *out.shape[x.ndim - 1 :])
+        x = x.reshape(rows, x.shape[-1])
+    np.matmul(_swapped(x, transpose_x), _swapped(y, transpose_y), out)
+
+
+@op(infer=_batch_contract)
+def batch_contract(
+    out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
+) -> None:
+    """The sum over the batch of x @ y: f[..., m, k], f[..., k, n] -> f[m, n].
+
+    It is the gradient of a matrix that a whole batch was multiplied with. x and y have the same
+    batch axes; `transpose_x` and `transpose_y` are those of `matmul`. The products are added in
+    the order of the batch, a few at a time, and never all in memory at once.
+    """
+    rows = math.prod(x.shape[:-1])
+    if transpose_x and not transpose_y:
+        # The batch and the inner axis are contracted together: one product.
+        np.matmul(x.reshape(rows, x.shape[-1]).T, y.reshape(rows, y.shape[-1]), out)
+        return
+    batch = math.prod(x.shape[:-2])
+    x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)
+    y = _swapped(y.reshape(batch, *y.shape[-2:]), transpose_y)
+    out.fill(0)
+    group = max(1, _GROUP // max(1, out.size))
+    products = np.empty((min(group, batch), *out.shape), out.dtype)
+    for i in range(0, batch, group):
+        some = products[: batch - i]
+        np.matmul(x[i : i + group], y[i : i + group], some)
+        np.add(out, some[0] if len(some) == 1 else np.add.reduce(some, 0), out)
+
+
+_GROUP = 65536  # elements of the products made at a time, to stay in the cache
+
+
+def _swapped(x: Array, transpose: bool) -> Array:
+    return x.swapaxes(-1, -2) if transpose else x

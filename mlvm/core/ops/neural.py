@@ -1,0 +1,471 @@
+"""What neural networks are made of: activations, losses, normalisation, convolution.
+
+Images are NHWC (batch, height, width, channels), convolution kernels HWIO. An `x_vjp` op is
+the gradient of op `x` in one kernel: it takes the cotangent g of x's result before x's own
+operands. Where several operands are floats, they have one dtype, which the result keeps.
+`out` must not be an operand: kernels use it as scratch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from mlvm.core.blocks import blocks
+from mlvm.core.erf import write_erf
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.op import op
+from mlvm.core.ops.random import generator, require_key
+from mlvm.core.rules import normalize_axis, require
+from mlvm.core.types import Array, Shape, TensorType
+
+Pair = tuple[int, int]  # (vertical, horizontal)
+Padding = tuple[Pair, Pair]  # ((top, bottom), (left, right))
+
+
+def _require_one_float_dtype(*operands: TensorType) -> None:
+    require("float", *operands)
+    dtypes = [operand.dtype for operand in operands]
+    if len(set(dtypes)) > 1:
+        raise DTypeError(f"dtypes {', '.join(map(str, dtypes))} must be one and the same")
+
+
+def _activation(x: TensorType, **_: object) -> TensorType:
+    require("float", x)
+    return x
+
+
+def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
+    _require_one_float_dtype(g, x)
+    if g is not x:
+        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {x}")
+    return x
+
+
+# --- activations ---------------------------------------------------------------------
+
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715 * _SQRT_2_OVER_PI
+
+
+@op(infer=_activation)
+def relu(out: Array, x: Array) -> None:
+    """max(x, 0)."""
+    np.maximum(x, 0, out=out)
+
+
+@op(infer=_activation)
+def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
+    """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel,
+    arXiv 1606.08415).
+
+    Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly
+    (1 + erf(x / sqrt(2))) / 2.
+    """
+    flat_out, flat_x = out.reshape(-1), x.reshape(-1)
+    for block in blocks(out.size):
+        y, part = flat_out[block], flat_x[block]
+        if approximate:
+            _gelu_tanh(y, part)
+        else:
+            write_erf(y, part * math.sqrt(0.5))
+        y += 1
+        y *= part
+        y *= 0.5
+
+
+@op(infer=_activation_vjp)
+def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
+    """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
+    flat_out, flat_g, flat_x = out.reshape(-1), g.reshape(-1), x.reshape(-1)
+    for block in blocks(out.size):
+        y, part = flat_out[block], flat_x[block]
+        x_density = np.square(part)  # becomes 2 x Phi'(x)
+        if approximate:
+            x_density *= 3 * _CUBIC
+            x_density += _SQRT_2_OVER_PI
+            _gelu_tanh(y, part)
+            sech_squared = np.square(y)
+            np.subtract(1, sech_squared, sech_squared)
+            x_density *= sech_squared
+        else:
+            write_erf(y, part * math.sqrt(0.5))
+            x_density *= -0.5
+            np.exp(x_density, x_density)
+            x_density *= _SQRT_2_OVER_PI
+        x_density *= part
+        y += 1
+        y += x_density
+        y *= flat_g[block]
+        y *= 0.5
+
+
+def _gelu_tanh(out: Array, x: Array) -> None:
+    """tanh(sqrt(2 / pi) (x + 0.044715 x^3))"""
+    np.square(x, out)
+    out *= _CUBIC
+    out += _SQRT_2_OVER_PI
+    out *= x
+    np.tanh(out, out)
+
+
+def _dropout(x: TensorType, key: TensorType, rate: float) -> TensorType:
+    require("float", x)
+    require_key(key)
+    if not 0 <= rate < 1:
+        raise AttributeRefused(f"rate must be in [0, 1), not {rate}")
+    return x
+
+
+@op(infer=_dropout)
+def dropout(out: Array, x: Array, key: Array, *, rate: float) -> None:
+    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0 (Srivastava et
+    al., JMLR 15, 2014). Which ones are kept depends on key and shape only."""
+    np.multiply(x, 1 / (1 - rate), out)
+    draws, flat_out = generator(key), out.reshape(-1)
+    for block in blocks(out.size):
+        part = flat_out[block]
+        np.copyto(part, 0, where=draws.random(part.size, np.float32) < rate)
+
+
+# --- softmax and cross entropy -------------------------------------------------------
+
+
+def _softmax(x: TensorType, axis: int) -> TensorType:
+    require("float", x)
+    normalize_axis(axis, x.ndim)
+    return x
+
+
+@op(infer=_softmax)
+def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
+    """exp(x) / sum(exp(x)) along the axis; computed from x - max(x), which overflows for no x."""
+    np.subtract(x, _max(x, axis), out)
+    np.exp(out, out)
+    out /= np.add.reduce(out, axis, keepdims=True)
+
+
+@op(infer=_softmax)
+def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
+    """x - log(sum(exp(x))) along the axis; computed from x - max(x), which overflows for no x."""
+    np.subtract(x, _max(x, axis), out)
+    out -= np.log(np.add.reduce(np.exp(out), axis, keepdims=True))
+
+
+def _max(x: Array, axis: int) -> Array:
+    largest: Array = np.maximum.reduce(x, axis, keepdims=True, initial=-np.inf)
+    return largest
+
+
+def _cross_entropy(logits: TensorType, labels: TensorType) -> TensorType:
+    require("float", logits)
+    require("integer", labels)
+    if not logits.ndim or labels.shape != logits.shape[:-1]:
+        raise ShapeError("labels must have the shape of logits without its last axis (the classes)")
+    return labels.with_dtype(logits.dtype)
+
+
+@op(infer=_cross_entropy)
+def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
+    """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
+
+    labels holds class numbers 0 .. K-1 for logits of K classes; any other raises
+    `OperandValueError`.
+    """
+    picked = _picked(logits, labels)
+    shifted = _rows(logits - _max(logits, -1))
+    chosen = shifted[picked]
+    np.log(np.add.reduce(np.exp(shifted, shifted), -1), out.reshape(-1))
+    out -= chosen.reshape(out.shape)
+
+
+def _cross_entropy_vjp(g: TensorType, logits: TensorType, labels: TensorType) -> TensorType:
+    loss = _cross_entropy(logits, labels)
+    _require_one_float_dtype(g, logits)
+    if g is not loss:
+        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {loss}")
+    return logits
+
+
+@op(infer=_cross_entropy_vjp)
+def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array) -> None:
+    """(softmax(logits) - one_hot(labels)) * g[..., None]: the gradient for logits."""
+    picked = _picked(logits, labels)
+    softmax.kernel(out, logits)
+    _rows(out)[picked] -= 1
+    out *= g[..., None]
+
+
+def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
+    """Where each label's logit lies in `_rows(logits)`."""
+    classes = logits.shape[-1]
+    bad = (labels < 0) | (labels >= classes)
+    if bad.any():
+        position = tuple(map(int, np.argwhere(bad)[0]))
+        raise OperandValueError(
+            f"label {labels[position]} at position {position} is none of the"
+            f" {classes} classes 0 .. {classes - 1}"
+        )
+    return np.arange(labels.size), labels.reshape(-1)
+
+
+def _rows(x: Array) -> Array:
+    """x as a matrix whose rows are its last axis."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+# --- layer normalisation -------------------------------------------------------------
+
+
+def _layer_norm_normalize(x: TensorType, eps: float) -> TensorType:
+    require("float", x)
+    if not x.ndim:
+        raise ShapeError("a scalar has no last axis to normalise over")
+    if not eps >= 0:
+        raise AttributeRefused(f"eps must be >= 0, not {eps}")
+    return x
+
+
+def _layer_norm(x: TensorType, *vectors: TensorType, eps: float) -> TensorType:
+    _layer_norm_normalize(x, eps)
+    _require_one_float_dtype(x, *vectors)
+    for vector in vectors:
+        if vector.shape != x.shape[-1:]:
+            raise ShapeError(
+                f"scale and bias must have the shape of x's last axis, {x.shape[-1:]},"
+                f" not {vector.shape}"
+            )
+    return x
+
+
+def _layer_norm_vjp(g: TensorType, x: TensorType, scale: TensorType, eps: float) -> TensorType:
+    return _activation_vjp(g, _layer_norm(x, scale, eps=eps))
+
+
+@op(infer=_layer_norm)
+def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
+    """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
+    1607.06450). scale and bias are vectors of its length; var is the biased variance."""
+    rows_out, rows_x = _rows(out), _rows(x)
+    for block in blocks(*rows_x.shape):
+        y = rows_out[block]
+        _normalize(y, rows_x[block], eps)
+        y *= scale
+        y += bias
+
+
+@op(infer=_layer_norm_normalize)
+def layer_norm_normalize(out: Array, x: Array, *, eps: float) -> None:
+    """(x - mean) / sqrt(var + eps) over the last axis: `layer_norm` before scale and bias."""
+    rows_out, rows_x = _rows(out), _rows(x)
+    for block in blocks(*rows_x.shape):
+        _normalize(rows_out[block], rows_x[block], eps)
+
+
+@op(infer=_layer_norm_vjp)
+def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) -> None:
+    """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where
+    h = g * scale and n is x normalised."""
+    rows_out, rows_g, rows_x = _rows(out), _rows(g), _rows(x)
+    for block in blocks(*rows_x.shape):
+        y = rows_out[block]
+        normalized = np.empty_like(y)
+        inverse = _normalize(normalized, rows_x[block], eps)
+        np.multiply(rows_g[block], scale, y)
+        normalized *= _mean_of_product(y, normalized)
+        y -= np.add.reduce(y, -1, keepdims=True) / y.shape[-1]
+        y -= normalized
+        y *= inverse
+
+
+def _normalize(out: Array, x: Array, eps: float) -> Array:
+    """Write x normalised, in two passes; returns 1 / sqrt(var + eps), a column."""
+    np.subtract(x, np.add.reduce(x, -1, keepdims=True) / x.shape[-1], out)
+    inverse: Array = 1 / np.sqrt(_mean_of_product(out, out) + eps)
+    out *= inverse
+    return inverse
+
+
+def _mean_of_product(x: Array, y: Array) -> Array:
+    mean: Array = np.einsum("ij,ij->i", x, y)[:, None] / x.shape[-1]
+    return mean
+
+
+# --- windows -------------------------------------------------------------------------
+
+
+def resolve_padding(padding: str | Padding, window: Pair, stride: Pair, size: Pair) -> Padding:
+    """Padding in zeros per side, for an image of that (height, width).
+
+    "VALID" is none. "SAME" is what makes ceil(size / stride) windows, the odd zero at the
+    bottom and right, as in TensorFlow and JAX. Explicit padding is returned as it is.
+    Raises `AttributeRefused` for other words, and for a stride below 1.
+    """
+    if not isinstance(padding, str):
+        return padding
+    if padding == "VALID":
+        return ((0, 0), (0, 0))
+    if padding != "SAME":
+        raise AttributeRefused(
+            f'padding {padding!r} is not "SAME", "VALID" or ((top, bottom), (left, right))'
+        )
+    _require_stride(stride)
+    missing = [
+        max((-(-n // step) - 1) * step + length - n, 0)
+        for n, step, length in zip(size, stride, window, strict=True)
+    ]
+    (top, left), (bottom, right) = [n // 2 for n in missing], [n - n // 2 for n in missing]
+    return ((top, bottom), (left, right))
+
+
+def _require_stride(stride: Pair) -> None:
+    if min(stride) < 1:
+        raise AttributeRefused(f"stride must be >= 1 both ways, not {stride}")
+
+
+def _grid(image: Shape, window: Pair, stride: Pair, padding: Padding) -> Pair:
+    """How many windows fit the padded NHWC image, (vertically, horizontally)."""
+    if len(image) != 4:
+        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {len(image)}")
+    if min(window) < 1:
+        raise ShapeError(f"the window must be at least 1 x 1, not {window[0]} x {window[1]}")
+    _require_stride(stride)
+    if min(*padding[0], *padding[1]) < 0:
+        raise AttributeRefused(f"padding must be >= 0 on every side, not {padding}")
+    height, width = image[1] + sum(padding[0]), image[2] + sum(padding[1])
+    if window[0] > height or window[1] > width:
+        raise ShapeError(
+            f"the window is {window[0]} x {window[1]}, larger than the padded image,"
+            f" which is {height} x {width}"
+        )
+    return (height - window[0]) // stride[0] + 1, (width - window[1]) // stride[1] + 1
+
+
+def _pad(x: Array, padding: Padding, value: float = 0) -> Array:
+    """x inside a frame of `value`; x itself where the frame is empty."""
+    if padding == ((0, 0), (0, 0)):
+        return x
+    n, h, w, c = x.shape
+    (top, bottom), (left, right) = padding
+    padded: Array = np.full((n, top + h + bottom, left + w + right, c), value, x.dtype)
+    padded[:, top : top + h, left : left + w] = x
+    return padded
+
+
+def _windows(padded: Array, grid: Pair, window: Pair, stride: Pair) -> Array:
+    """All windows, [N, OH, OW, KH, KW, C], as a view of the padded image."""
+    n, row, column, channel = padded.strides
+    view: Array = as_strided(
+        padded,
+        (padded.shape[0], *grid, *window, padded.shape[3]),
+        (n, row * stride[0], column * stride[1], row, column, channel),
+        writeable=False,
+    )
+    return view
+
+
+def _window_elements(
+    padded: Array, grid: Pair, window: Pair, stride: Pair
+) -> Iterator[tuple[int, int, Array]]:
+    """For each place (i, j) of a window, i, j and that element of all windows, a view
+    [N, OH, OW, C] of the padded image."""
+    rows, columns = (grid[0] - 1) * stride[0] + 1, (grid[1] - 1) * stride[1] + 1
+    for i in range(window[0]):
+        for j in range(window[1]):
+            yield i, j, padded[:, i : i + rows : stride[0], j : j + columns : stride[1]]
+
+
+def _patches(
+    x: TensorType, window: Pair, stride: Pair, padding: Padding, pad_value: float = 0
+) -> TensorType:
+    require("float", x)
+    grid = _grid(x.shape, window, stride, padding)
+    return x.with_shape((x.shape[0], *grid, *window, x.shape[3]))
+
+
+@op(infer=_patches)
+def patches(
+    out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, pad_value: float = 0.0
+) -> None:
+    """Sliding windows over the padded image: [N,H,W,C] -> [N,OH,OW,KH,KW,C]."""
+    out[...] = _windows(_pad(x, padding, pad_value), out.shape[1:3], window, stride)
+
+
+def _unpatches(x: TensorType, shape: Shape, stride: Pair, padding: Padding) -> TensorType:
+    if x.ndim != 6:
+        raise ShapeError(f"patches have 6 axes (N, OH, OW, KH, KW, C), not {x.ndim}")
+    window = (x.shape[3], x.shape[4])
+    image = x.with_shape(shape)
+    expected = _patches(image, window, stride, padding)
+    if x is not expected:
+        raise ShapeError(f"patches of an image {image} are {expected}, not {x}")
+    return image
+
+
+@op(infer=_unpatches)
+def unpatches(
+    out: Array, x: Array, *, shape: tuple[int, ...], stride: Pair, padding: Padding
+) -> None:
+    """The transpose of `patches`: an image of that shape to which every window is added in
+    its place, [N,OH,OW,KH,KW,C] -> [N,H,W,C]; what falls on the padding is dropped."""
+    out[...] = 0
+    padded = _pad(out, padding)
+    grid, window = x.shape[1:3], x.shape[3:5]
+    for i, j, elements in _window_elements(padded, grid, window, stride):
+        elements += x[:, :, :, i, j]
+    if padded is not out:
+        top, left = padding[0][0], padding[1][0]
+        out[...] = padded[:, top : top + out.shape[1], left : left + out.shape[2]]
+
+
+def _conv2d(x: TensorType, kernel: TensorType, stride: Pair, padding: Padding) -> TensorType:
+    _require_one_float_dtype(x, kernel)
+    if kernel.ndim != 4:
+        raise ShapeError(
+            f"a kernel has 4 axes (height, width, channels in, channels out), not {kernel.ndim}"
+        )
+    grid = _grid(x.shape, (kernel.shape[0], kernel.shape[1]), stride, padding)
+    if x.shape[3] != kernel.shape[2]:
+        raise ShapeError(f"x has {x.shape[3]} channels, but the kernel takes {kernel.shape[2]}")
+    return x.with_shape((x.shape[0], *grid, kernel.shape[3]))
+
+
+@op(infer=_conv2d)
+def conv2d(out: Array, x: Array, kernel: Array, *, stride: Pair = (1, 1), padding: Padding) -> None:
+    """Cross-correlation of images with a kernel, as deep learning's convolution is: [N,H,W,I]
+    with [KH,KW,I,O] -> [N,OH,OW,O]. The images are padded with zeros."""
+    grid = out.shape[1:3]
+    windows = _windows(_pad(x, padding), grid, kernel.shape[:2], stride)
+    weights = kernel.reshape(math.prod(kernel.shape[:3]), kernel.shape[3])
+    for images in blocks(out.shape[0], math.prod(grid) * weights.shape[0]):
+        part = out[images]
+        columns = windows[images].reshape(math.prod(part.shape[:3]), weights.shape[0])
+        np.matmul(columns, weights, _rows(part))
+
+
+def _pool(x: TensorType, window: Pair, stride: Pair, padding: Padding) -> TensorType:
+    require("float", x)
+    grid = _grid(x.shape, window, stride, padding)
+    return x.with_shape((x.shape[0], *grid, x.shape[3]))
+
+
+@op(infer=_pool)
+def max_pool2d(out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding) -> None:
+    """The largest element of each window, channel by channel. Padding counts as -inf."""
+    out[...] = -np.inf
+    padded = _pad(x, padding, -np.inf)
+    for _, _, elements in _window_elements(padded, out.shape[1:3], window, stride):
+        np.maximum(out, elements, out=out)
+
+
+@op(infer=_pool)
+def avg_pool2d(out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding) -> None:
+    """The mean of each window, channel by channel. Padding counts as zeros: the divisor is
+    the size of the window, also at the border."""
+    out[...] = 0
+    for _, _, elements in _window_elements(_pad(x, padding), out.shape[1:3], window, stride):
+        out += elements
+    out /= math.prod(window)

@@ -1,0 +1,171 @@
+"""Random tensors as pure functions of a key: a `u64[2]`, by custom (seed, counter).
+
+Each op runs numpy's Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as
+1, 2, 3", SC 2011) under the key, from a fixed counter. The same key, attributes and numpy
+therefore give the same bits in every process and thread, whatever was drawn before; whoever
+wants other numbers takes another key, by `split_key` or `fold_in`.
+
+The top word of Philox's 256-bit counter tells draws, splits and folds apart, so that keys
+derived from a key never repeat the bits drawn with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, OperandValueError, ShapeError
+from mlvm.core.op import op
+from mlvm.core.rules import broadcast_shapes, require, require_representable
+from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
+
+_DRAW: Final = 0
+_SPLIT: Final = 1
+_FOLD: Final = 2
+
+_KEY: Final = TensorType(u64, (2,))
+
+
+class _Philox(threading.local):
+    """A thread's generator: setting its state costs an eighth of making another."""
+
+    def __init__(self) -> None:
+        self.bits = np.random.Philox(key=0)
+        self.generator = np.random.Generator(self.bits)
+
+
+_philox: Final = _Philox()
+
+
+def _start(key: Array, purpose: int, data: int = 0) -> np.random.Philox:
+    """The thread's bit generator, set to where the key's stream for that purpose begins."""
+    words = np.array((data, 0, 0, purpose), np.uint64)
+    _philox.bits.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": words, "key": key},
+        "buffer": words,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return _philox.bits
+
+
+def generator(key: Array) -> np.random.Generator:
+    """numpy's generator at the start of the key's stream: the same as
+    `np.random.Generator(np.random.Philox(key=key))`, until the thread asks for another."""
+    _start(key, _DRAW)
+    return _philox.generator
+
+
+def require_key(key: TensorType) -> None:
+    """Raise `ShapeError` unless this is the type of a key."""
+    if key is not _KEY:
+        raise ShapeError(f"a key is {_KEY}, not {key}")
+
+
+# --- keys ----------------------------------------------------------------------------
+
+
+def _split_key(key: TensorType, n: int) -> TensorType:
+    require_key(key)
+    if n < 0:
+        raise AttributeRefused(f"cannot split a key into n = {n} keys; n must be >= 0")
+    return TensorType(u64, (n, 2))
+
+
+@op(infer=_split_key)
+def split_key(out: Array, key: Array, *, n: int) -> None:
+    """n new keys, independent of each other and of the key: u64[n,2]."""
+    out[...] = _start(key, _SPLIT).random_raw(out.size).reshape(out.shape)
+
+
+def _fold_in(key: TensorType, data: TensorType) -> TensorType:
+    require_key(key)
+    require("integer", data)
+    if data.ndim:
+        raise ShapeError(f"data must be a scalar, not {data}")
+    return _KEY
+
+
+@op(infer=_fold_in)
+def fold_in(out: Array, key: Array, data: Array) -> None:
+    """A new key for each value of the integer scalar `data` (a step, a layer): u64[2]."""
+    out[...] = _start(key, _FOLD, int(data) % 2**64).random_raw(2)
+
+
+# --- draws ---------------------------------------------------------------------------
+
+
+def _draw_float(key: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
+    require_key(key)
+    drawn = TensorType(DType.named(dtype), shape)
+    require("float", drawn)
+    return drawn
+
+
+@op(infer=_draw_float)
+def normal(out: Array, key: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
+    """Standard normal values, of mean 0 and variance 1."""
+    generator(key).standard_normal(dtype=out.dtype.type, out=out)
+
+
+@op(infer=_draw_float)
+def uniform(out: Array, key: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
+    """Values evenly distributed over 0 <= u < 1."""
+    generator(key).random(dtype=out.dtype.type, out=out)
+
+
+def _bernoulli(key: TensorType, p: TensorType, shape: tuple[int, ...]) -> TensorType:
+    require_key(key)
+    require("float", p)
+    drawn = TensorType(bool_, shape)
+    if broadcast_shapes(p.shape, drawn.shape) != drawn.shape:
+        raise ShapeError(f"p of shape {p.shape} does not broadcast to shape {drawn.shape}")
+    return drawn
+
+
+@op(infer=_bernoulli)
+def bernoulli(out: Array, key: Array, p: Array, *, shape: tuple[int, ...]) -> None:
+    """True with probability p, which broadcasts to `shape`. Needs 0 <= p <= 1."""
+    bad = p[~((p >= 0) & (p <= 1))]
+    if bad.size:
+        raise OperandValueError(f"{bad[0]} is not a probability; p must be in [0, 1]")
+    np.less(generator(key).random(out.shape), p, out)
+
+
+def _randint(
+    key: TensorType, low: int, high: int, shape: tuple[int, ...], dtype: str
+) -> TensorType:
+    require_key(key)
+    drawn = TensorType(DType.named(dtype), shape)
+    require("integer", drawn)
+    if low >= high:
+        raise AttributeRefused(f"low = {low} must be less than high = {high}")
+    require_representable(low, drawn.dtype)
+    require_representable(high - 1, drawn.dtype)
+    return drawn
+
+
+@op(infer=_randint)
+def randint(
+    out: Array, key: Array, *, low: int, high: int, shape: tuple[int, ...], dtype: str = "i64"
+) -> None:
+    """Integers low <= i < high, each exactly as likely as any other."""
+    out[...] = generator(key).integers(low, high, size=out.shape, dtype=out.dtype)
+
+
+def _permutation(key: TensorType, n: int) -> TensorType:
+    require_key(key)
+    if n < 0:
+        raise AttributeRefused(f"cannot permute n = {n} numbers; n must be >= 0")
+    return TensorType(i64, (n,))
+
+
+@op(infer=_permutation)
+def permutation(out: Array, key: Array, *, n: int) -> None:
+    """The numbers 0 .. n-1 in random order: i64[n]."""
+    out[...] = np.arange(n)
+    generator(key).shuffle(out)

@@ -1,0 +1,231 @@
+"""Many elements to one: sums, extremes, statistics, along some axes or all of them.
+
+`axis` is an int, a tuple of ints, or None for every axis; negative ones count from the last.
+`keepdims` leaves the reduced axes in place, with length 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mlvm.core.errors import ShapeError
+from mlvm.core.op import op
+from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape, require
+from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _accumulator(x: TensorType, dtype: str | None) -> DType:
+    """The dtype a sum or product is made in: the named one, else wide enough by the standard."""
+    require("numeric", x)
+    if dtype is None:
+        return {"signed": i64, "unsigned": u64}.get(x.dtype.kind, x.dtype)
+    named = DType.named(dtype)
+    require("numeric", x.with_dtype(named))
+    return named
+
+
+def _accumulate(x: TensorType, axis: Axis, keepdims: bool, dtype: str | None) -> TensorType:
+    return TensorType(_accumulator(x, dtype), reduced_shape(x.shape, axis, keepdims))
+
+
+def _statistic(x: TensorType, axis: Axis, keepdims: bool, correction: float = 0.0) -> TensorType:
+    require("float", x)
+    return x.with_shape(reduced_shape(x.shape, axis, keepdims))
+
+
+def _choose(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
+    require("numeric", x)
+    for i in normalize_axes(axis, x.ndim):
+        if x.shape[i] == 0:
+            raise ShapeError(f"axis {i} is empty: there is nothing to choose from")
+    return x.with_shape(reduced_shape(x.shape, axis, keepdims))
+
+
+def _position(x: TensorType, axis: int | None, keepdims: bool) -> TensorType:
+    return _choose(x, axis, keepdims).with_dtype(i64)
+
+
+def _decide(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
+    return TensorType(bool_, reduced_shape(x.shape, axis, keepdims))
+
+
+def _cumulate(x: TensorType, axis: int | None, dtype: str | None) -> TensorType:
+    if x.ndim == 0 or (axis is None and x.ndim > 1):
+        raise ShapeError(
+            f"axis None is for 1 dimension; x has {x.ndim}, name the axis to sum along"
+        )
+    normalize_axis(0 if axis is None else axis, x.ndim)
+    return x.with_dtype(_accumulator(x, dtype))
+
+
+# --- sums ----------------------------------------------------------------------------
+
+
+@op(infer=_accumulate)
+def sum(
+    out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
+) -> None:
+    """The sum along `axis`; 0 of nothing.
+
+    Without a `dtype`, signed integers are summed in i64, unsigned ones in u64, and floats keep
+    theirs; with one, the elements are cast to it first.
+    """
+    _sum(out, x, axis, keepdims)
+
+
+@op(infer=_statistic)
+def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
+    """The arithmetic mean along `axis`; nan of nothing."""
+    _sum(out, x, axis, keepdims)
+    np.divide(out, _count(x, axis), out)
+
+
+@op(infer=_accumulate)
+def prod(
+    out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
+) -> None:
+    """The product along `axis`, in the dtype that `sum` uses; 1 of nothing."""
+    np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+
+
+@op(infer=_statistic)
+def var(
+    out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, correction: float = 0.0
+) -> None:
+    """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes.
+
+    A `correction` of 1 gives the unbiased estimate; at n <= correction the result is nan or inf.
+    """
+    n = _count(x, axis)
+    mean = np.empty(reduced_shape(x.shape, axis, True), x.dtype)
+    _sum(mean, x, axis, True)
+    np.divide(mean, n, mean)
+    squares = np.empty_like(x)
+    np.subtract(x, mean, squares)
+    np.square(squares, squares)
+    _sum(out, squares, axis, keepdims)
+    np.divide(out, n - correction if n > correction else 0, out)
+
+
+@op(infer=_cumulate)
+def cumulative_sum(
+    out: Array, x: Array, *, axis: int | None = None, dtype: str | None = None
+) -> None:
+    """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
+    np.add.accumulate(x, 0 if axis is None else axis, out.dtype, out)
+
+
+@op(infer=_statistic)
+def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
+    """log(sum(exp(x))) along `axis`, as m + log(sum(exp(x - m))) with m the maximum.
+
+    It overflows only where the result does; -inf of nothing.
+    """
+    peak = np.maximum.reduce(x, axis, keepdims=True, initial=-np.inf)
+    peak = np.where(np.isfinite(peak), peak, 0)
+    terms = np.empty_like(x)
+    np.subtract(x, peak, terms)
+    np.exp(terms, terms)
+    _sum(out, terms, axis, keepdims)
+    np.log(out, out)
+    np.add(out, peak.reshape(out.shape), out)
+
+
+# --- extremes ------------------------------------------------------------------------
+
+
+@op(infer=_choose)
+def max(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
+    """The largest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`."""
+    np.maximum.reduce(x, axis, out=out, keepdims=keepdims)
+
+
+@op(infer=_choose)
+def min(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
+    """The smallest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`."""
+    np.minimum.reduce(x, axis, out=out, keepdims=keepdims)
+
+
+@op(infer=_position)
+def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
+    """Where the largest element is along `axis`, i64: the first of equals, or the first nan.
+
+    With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
+    """
+    np.argmax(x, axis, out, keepdims=keepdims)
+
+
+@op(infer=_position)
+def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
+    """Where the smallest element is along `axis`, i64: the first of equals, or the first nan.
+
+    With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
+    """
+    np.argmin(x, axis, out, keepdims=keepdims)
+
+
+# --- decisions -----------------------------------------------------------------------
+
+
+@op(infer=_decide)
+def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
+    """Whether no element along `axis` is zero; True of nothing. nan counts as True."""
+    np.logical_and.reduce(x, axis, out=out, keepdims=keepdims)
+
+
+@op(infer=_decide)
+def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
+    """Whether an element along `axis` is not zero; False of nothing. nan counts as True."""
+    np.logical_or.reduce(x, axis, out=out, keepdims=keepdims)
+
+
+# --- how sums are made ---------------------------------------------------------------
+
+_BLOCK = 8192  # elements; below OpenBLAS's threshold for using more than one thread
+
+
+def _count(x: Array, axis: Axis) -> int:
+    """How many elements of x make one of the result."""
+    return math.prod(x.shape[i] for i in normalize_axes(axis, x.ndim))
+
+
+def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
+    """Sum in the dtype of `out`: leading axes, as a bias gradient has them, by `_sum_rows`.
+
+    numpy alone goes through such an axis row by row, or worse by the last axis, which takes
+    3 to 10 times as long.
+    """
+    axes = normalize_axes(axis, x.ndim)
+    leading = 0
+    while leading in axes:
+        leading += 1
+    if (
+        0 < leading < x.ndim
+        and x.size > 2 * _BLOCK
+        and x.dtype == out.dtype
+        and x.dtype.kind == "f"
+    ):
+        kept = x.shape[leading:]
+        rows = _sum_rows(x.reshape(-1, math.prod(kept))).reshape((1,) * leading + kept)
+        np.add.reduce(rows, axes, out=out, keepdims=keepdims)
+    else:
+        np.add.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+
+
+def _sum_rows(x: Array) -> Array:
+    """The sum of the rows of a matrix, as ones @ x, in blocks that BLAS adds up in one thread,
+    so that the bits do not depend on the number of threads."""
+    length, columns = x.shape
+    height = _BLOCK // columns
+    if height < 16:
+        return np.add.reduce(x, 0)  # type: ignore[no-any-return]
+    ones = np.ones(height, x.dtype)
+    rest = length % height
+    total = np.add.reduce(np.matmul(ones, x[: length - rest].reshape(-1, height, columns)), 0)
+    if rest:
+        np.add(total, np.matmul(ones[:rest], x[length - rest :]), total)
+    return total  # type: ignore[no-any-return]

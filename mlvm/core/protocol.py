@@ -1,0 +1,40 @@
+"""The VM protocol: all that the layers above know of a machine.
+
+Every call behaves like an RPC: values are copied in and out, handles are opaque integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mlvm.core.program import Program
+from mlvm.core.store import Handle
+from mlvm.core.types import Array, TensorType
+
+TensorHandle = Handle
+StorageHandle = Handle
+
+
+class VMProtocol(Protocol):
+    """What a VM answers, wherever it lives. `mlvm.core.vm.VM` documents each call."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def attachments(self) -> dict[str, Any]: ...
+
+    def alloc_tensor(self, type: TensorType) -> TensorHandle: ...
+    def dealloc_tensor(self, handle: TensorHandle) -> None: ...
+    def read(self, handle: TensorHandle) -> Array: ...
+    def write(self, handle: TensorHandle, array: Array) -> None: ...
+    def launch(self, program: Program, args: Sequence[TensorHandle] = ()) -> list[Array]: ...
+    def consumed_size_in_mib(self) -> float: ...
+
+    def alloc_storage(self, nbytes: int) -> StorageHandle: ...
+    def dealloc_storage(self, handle: StorageHandle) -> None: ...
+    def tensor_from_storage(
+        self, storage: StorageHandle, type: TensorType, offset: int
+    ) -> TensorHandle: ...
+
+    def swap(self, h1: TensorHandle, h2: TensorHandle) -> None: ...

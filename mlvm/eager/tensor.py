@@ -1,0 +1,436 @@
+"""Eager tensors, and how a call on them becomes a launch.
+
+One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` and the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+import numpy as np
+
+from mlvm.arena.arena import STALE, Allocation, Arena, scope
+from mlvm.core.errors import (
+    DTypeError,
+    GradientError,
+    HandleError,
+    MlvmError,
+    OperandValueError,
+    ShapeError,
+)
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
+from mlvm.core.program import Program
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, DType, Shape, TensorType
+from mlvm.eager.context import current_arena, recording
+
+if TYPE_CHECKING:
+    from mlvm.eager.autodiff import Tape
+
+Scalar: TypeAlias = bool | int | float
+Operand: TypeAlias = "Tensor | Scalar"
+
+
+class OneOp:
+    """An op with its attributes: the programs to launch, and the result types seen so far."""
+
+    __slots__ = ("attributes", "fresh", "into", "op", "recipes", "types")
+
+    def __init__(self, op: Op, attributes: Attributes) -> None:
+        self.op = op
+        self.attributes = attributes
+        self.types: dict[tuple[TensorType, ...], TensorType | None] = {}
+        self.into: dict[int, Program] = {}
+        self.fresh: dict[int, Program] = {}
+        self.recipes: dict[Any, Any] = {}  # filled by the tape
+
+    def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
+        """The result's type; None if only running tells. Raises an `OpError`."""
+        result = self.types[types] = self.op.infer(types, self.attributes)
+        n = len(types)
+        if self.op.dynamic:
+            self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
+        else:
+            self.into[n + 1] = Program.of_op(f"{self.op.name}.out", n + 1, self.attributes, 0)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<OneOp {self.op.name} {dict(self.attributes)}>"
+
+
+_BY_SPELLING: dict[Any, OneOp] = {}
+_BY_MEANING: dict[Any, OneOp] = {}
+
+
+def _key(value: Any) -> Any:
+    """Equal for equal attributes only: 1, True, 1.0 differ, and so do 0.0 and -0.0."""
+    return value.__class__, repr(value) if value.__class__ is float else value
+
+
+def one_op(name: str, **attributes: Any) -> OneOp:
+    """The one `OneOp` of that name and these attributes. Raises `AttributeRefused`."""
+    spelling = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
+    try:
+        return _BY_SPELLING[spelling]
+    except KeyError:
+        pass
+    except TypeError:  # a list: not hashable, but maybe welcome
+        spelling = None
+    bound = OPS[name].bind(attributes)
+    meaning = (name, *map(_key, bound.values()))
+    call = _BY_MEANING.setdefault(meaning, OneOp(OPS[name], bound))
+    if spelling is not None:
+        _BY_SPELLING[spelling] = call
+    return call
+
+
+def apply(call: OneOp, *operands: Tensor) -> Tensor:
+    """Run one op on tensors: infer the type, allocate the result, launch, record.
+
+    Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
+    `ArenaOverflow` when the result does not fit; nothing is allocated or recorded then.
+    """
+    types = tuple([x.type for x in operands])
+    try:
+        type = call.types[types]
+    except KeyError:
+        type = call.infer(types)
+    arena = scope.arena or current_arena()
+    if type is None:
+        return _apply_dynamic(call, arena, operands, types)
+    out = arena.alloc(type, Tensor)
+    out.tape = None
+    handles = (out.handle, *[x.handle for x in operands])
+    try:
+        arena.vm.launch(call.into[len(handles)], handles)
+    except HandleError as error:
+        raise _explain(error, arena.vm, operands) from None
+    tape = recording.tape
+    if tape is not None:
+        tape.record(call, operands, types, out)
+    return out
+
+
+def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
+    """Run one op and write its result over the tensor `out`, whose type must fit exactly.
+
+    Raises `GradientError` while a tape needs the old value of `out`, and what `apply` raises.
+    """
+    types = tuple([x.type for x in operands])
+    type = call.types[types] if types in call.types else call.infer(types)
+    if type is not out.type:
+        raise ShapeError(f"the result is {type} and does not fit into out={out.type}").at(
+            call.op.name, types
+        )
+    for tape in live_tapes:
+        tape.refuse_write(call, out)
+    handles = (out.handle, *[x.handle for x in operands])
+    try:
+        out.arena.vm.launch(call.into[len(handles)], handles)
+    except HandleError as error:
+        raise _explain(error, out.arena.vm, (out, *operands)) from None
+    return out
+
+
+def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
+    """The bytes of `x` under another type, recorded as the op `call`; nothing is copied."""
+    out = x.arena.view(x, type, Tensor)
+    out.tape = None
+    tape = recording.tape
+    if tape is not None:
+        tape.record(call, (x,), (x.type,), out)
+    return out
+
+
+def _apply_dynamic(
+    call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
+) -> Tensor:
+    """An op whose result's shape only running tells: it comes back by value."""
+    try:
+        [array] = arena.vm.launch(call.fresh[len(operands)], [x.handle for x in operands])
+    except HandleError as error:
+        raise _explain(error, arena.vm, operands) from None
+    out = from_array(array)
+    if recording.tape is not None:
+        recording.tape.record(call, operands, types, out)
+    return out
+
+
+def from_array(array: Array) -> Tensor:
+    """A new tensor in the current arena with a copy of the array."""
+    arena = scope.arena or current_arena()
+    out = arena.alloc(TensorType.of(array), Tensor)
+    out.tape = None
+    arena.vm.write(out.handle, array)
+    return out
+
+
+def _explain(error: HandleError, vm: VMProtocol, operands: tuple[Tensor, ...]) -> MlvmError:
+    """Say of a handle the VM does not know which operand it is, and why."""
+    for x in operands:
+        if x.handle == STALE:
+            return x.stale()
+        if x.arena.vm is not vm:
+            return HandleError(
+                f"an operand {x.type} lives on {x.arena.vm.name}, the call runs on {vm.name}; "
+                f"move it with asarray(numpy.asarray(x))"
+            )
+    return error
+
+
+live_tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
+"""Tapes that may still be walked: an update in place asks each whether it may."""
+
+_CONSTANTS_LIMIT: Final = 4096
+
+
+class _Constants:
+    """The Python scalars used with tensors of one VM, each written once."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.arena = Arena(vm, "constants")
+        self.tensors: dict[tuple[DType, str], Tensor] = {}
+
+
+def constant(value: Scalar, dtype: DType) -> Tensor:
+    """A Python scalar as a 0-d tensor of that dtype on the current VM.
+
+    As in the Array API a scalar adopts the tensor's dtype, if it is of its kind: raises
+    `DTypeError` for a float beside integers, `OperandValueError` for an integer out of range.
+    """
+    vm = (scope.arena or current_arena()).vm
+    pool: _Constants | None = vm.attachments.get("constants")
+    if pool is None:
+        pool = vm.attachments.setdefault("constants", _Constants(vm))
+    key = dtype, repr(value)
+    known = pool.tensors.get(key)
+    if known is not None:
+        return known
+    kinds = {bool: ("bool",), int: ("unsigned", "signed", "float"), float: ("float",)}
+    if dtype.kind not in kinds[value.__class__]:
+        raise DTypeError(f"the {value.__class__.__name__} {value} does not become a {dtype}")
+    if dtype.is_integer and not np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max:
+        raise OperandValueError(f"the int {value} does not fit into {dtype}")
+    with pool.arena.allocating():
+        tensor = from_array(np.array(value, dtype.numpy))
+    if len(pool.tensors) >= _CONSTANTS_LIMIT:
+        pool.tensors.clear()
+    pool.tensors[key] = tensor
+    return tensor
+
+
+def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
+    """A second operand as a tensor: itself, or a Python scalar beside a tensor.
+
+    Raises `DTypeError` for anything else; arrays are to be copied in explicitly.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        raise DTypeError(
+            f"{value.__class__.__name__} is no operand; make a tensor of it with asarray"
+        ).at(call.op.name, (beside.type, value.__class__.__name__))
+    try:
+        return constant(value, beside.dtype)
+    except (DTypeError, OperandValueError) as error:
+        raise error.at(call.op.name, (beside.type, value)) from None
+
+
+Forward: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
+
+
+def _binary(name: str) -> tuple[Forward, Forward]:
+    """The operator of that op, and the reflected one."""
+    call = one_op(name)
+
+    def forward(self: Tensor, other: Operand) -> Tensor:
+        if other.__class__ is not Tensor:
+            other = operand(other, self, call)
+        return apply(call, self, other)  # type: ignore[arg-type]
+
+    def reflected(self: Tensor, other: Operand) -> Tensor:
+        return apply(call, operand(other, self, call), self)
+
+    return forward, reflected
+
+
+def _in_place(name: str) -> Forward:
+    call = one_op(name)
+
+    def update(self: Tensor, other: Operand) -> Tensor:
+        return apply_into(self, call, self, operand(other, self, call))
+
+    return update
+
+
+def _unary(name: str) -> Callable[[Tensor], Tensor]:
+    call = one_op(name)
+    return lambda self: apply(call, self)
+
+
+_SQUARE: Final = one_op("square")
+
+
+class Tensor(Allocation):
+    """An immutable n-dimensional value on a VM, with the operators of the Array API standard.
+
+    Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena:
+    they return when Python drops the last reference, or when the arena is reset, after which
+    using the tensor raises `StaleTensor`. `x += y` and its like update in place, explicitly.
+    """
+
+    __slots__ = ("slot", "tape")
+
+    tape: Tape | None
+    slot: int
+
+    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which asks for asarray
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    @property
+    def device(self) -> str:
+        """The name of the VM."""
+        return self.arena.vm.name
+
+    # --- values ---
+
+    def numpy(self) -> Array:
+        """A copy as a numpy array. Raises `StaleTensor`."""
+        try:
+            return self.arena.vm.read(self.handle)
+        except HandleError as error:
+            raise _explain(error, self.arena.vm, (self,)) from None
+
+    def item(self) -> Any:
+        """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""
+        if self.type.size != 1:
+            raise ShapeError("only a tensor of one element is a scalar").at("item", (self.type,))
+        return self.numpy().item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("a tensor's values are copied out of the VM; copy=False cannot be")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU: a copy in host memory
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __index__(self) -> int:
+        if not self.dtype.is_integer:
+            raise DTypeError("only an integer tensor is an index").at("index", (self.type,))
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError("a tensor without dimensions has no length").at("len", (self.type,))
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        if self.handle == STALE:
+            return f"<{self.stale()}>"
+        if self.arena.name == "default":
+            where = ""
+        else:
+            where = f", arena={self.arena.name!r}"
+        body = np.array2string(self.numpy(), prefix="Tensor(", separator=", ", threshold=200)
+        return f"Tensor({body}, {self.type}{where})"
+
+    # --- operators ---
+
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("subtract")
+    __mul__, __rmul__ = _binary("multiply")
+    __truediv__, __rtruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__ = _binary("remainder")
+    _pow, __rpow__ = _binary("pow")
+    __matmul__, __rmatmul__ = _binary("matmul")
+    __and__, __rand__ = _binary("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("bitwise_left_shift")
+    __rshift__, __rrshift__ = _binary("bitwise_right_shift")
+    __lt__, _ = _binary("less")
+    __le__, _ = _binary("less_equal")
+    __gt__, _ = _binary("greater")
+    __ge__, _ = _binary("greater_equal")
+    __eq__, _ = _binary("equal")  # type: ignore[assignment]
+    __ne__, _ = _binary("not_equal")  # type: ignore[assignment]
+    __hash__ = Allocation.__hash__
+    __neg__ = _unary("negative")
+    __abs__ = _unary("abs")
+    __invert__ = _unary("bitwise_invert")
+    __iadd__ = _in_place("add")
+    __isub__ = _in_place("subtract")
+    __imul__ = _in_place("multiply")
+    __itruediv__ = _in_place("divide")
+
+    def __pow__(self, exponent: Operand) -> Tensor:
+        """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
+        if exponent.__class__ is int and exponent == 2:
+            return apply(_SQUARE, self)
+        return self._pow(exponent)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __getitem__(self, key: Any) -> Tensor:
+        from mlvm.eager.indexing import getitem
+
+        return getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise TypeError("a Tensor is immutable; use where, or an update in place such as x += y")
+
+    @property
+    def T(self) -> Tensor:
+        """A two-dimensional tensor, transposed. Raises `ShapeError` for any other."""
+        if self.ndim != 2:
+            raise ShapeError("T is for 2 dimensions; mT swaps the last two").at("T", (self.type,))
+        return self.mT
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two axes swapped. Raises `ShapeError` for fewer than two dimensions."""
+        from mlvm.eager.functions import matrix_transpose
+
+        return matrix_transpose(self)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a Tensor cannot be pickled or copied so; use .numpy(), or copy(x)")

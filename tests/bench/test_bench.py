@@ -1,0 +1,176 @@
+"""The benchmark harness, and one quick run of each benchmark as a user starts it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import __main__ as command
+from bench.harness import ROOT, BenchError, Record, Suite, ratios, run, table
+from tests.bench.suite import SUITE
+
+
+def only(*names: str) -> Suite:
+    """The suite with these contenders alone."""
+    chosen = tuple(each for each in SUITE.contenders if each.name in names)
+    assert len(chosen) == len(names)
+    return dataclasses.replace(SUITE, contenders=chosen)
+
+
+def test_a_record_summarizes_the_rounds_after_the_warm_up() -> None:
+    assert run(only("ours")) == [
+        Record("count", "ours", "cost", "s", median=3, min=1, max=5, runs=5)
+    ]
+
+
+def test_quick_takes_fewer_rounds() -> None:
+    (record,) = run(only("ours"), quick=True)
+    assert record.runs == SUITE.quick_rounds
+
+
+def test_a_ratio_is_theirs_over_ours_where_both_have_the_case() -> None:
+    suite = only("ours", "theirs")
+    (ratio,) = ratios(suite, run(suite))
+    assert (ratio.case, ratio.metric, ratio.ours, ratio.theirs) == (
+        "count",
+        "cost",
+        "ours",
+        "theirs",
+    )
+    assert ratio.ratio == 8 / 3
+
+
+def test_rounds_are_interleaved() -> None:
+    first, second = run(only("first clock", "second clock"))
+    assert first.min < second.min < first.max < second.max
+
+
+def test_a_contender_runs_with_its_threads_and_the_kernels_blas_picks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    one, two = run(only("one thread", "two threads"))
+    assert (one.median, two.median) == (1, 2)
+
+
+def test_a_contender_that_is_not_installed_is_named_and_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    records = run(only("ours", "absent"))
+    assert {record.contender for record in records} == {"ours"}
+    assert "absent is not installed, skipped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("crashes", "suite: crashes ended with status 7 while timing 'count'"),
+        ("crashes early", "suite: crashes early ended with status 8 while preparing"),
+        ("raises", "suite: raises failed while timing 'count': ValueError: no such luck"),
+    ],
+)
+def test_a_contender_that_fails_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(BenchError) as caught:
+        run(only("ours", name))
+    assert str(caught.value) == message
+
+
+def test_a_contender_that_hangs_is_an_error_after_the_timeout() -> None:
+    start = time.monotonic()
+    with pytest.raises(BenchError, match="hangs gave no answer for 2 s while timing 'count'"):
+        run(only("hangs"), timeout=2)
+    assert time.monotonic() - start < 60
+
+
+def test_the_table_has_ratio_and_target_beside_the_medians() -> None:
+    suite = only("ours", "theirs")
+    ours, theirs = (
+        Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
+        for name, value in (("ours", 2.0), ("theirs", 5.0))
+    )
+    header, our_line, their_line = table(suite, [ours, theirs]).splitlines()
+    assert header.split()[-2:] == ["theirs/ours", "target"]
+    assert our_line.split() == ["count", "ours", "cost", "[s]", "2.000", "2.000", "2.000", "1"]
+    assert their_line.split()[-4:] == ["2.50", ">=", "3.00", "missed"]
+
+
+def test_a_failing_benchmark_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "SUITES", {"dispatch": SUITE.module})
+    monkeypatch.setattr(sys, "argv", ["bench", "dispatch"])
+    assert command.main() == 1
+    assert "error: suite: crashes early ended with status 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["dispatch", "--json", "/no/such/folder/x.json"]]
+)
+def test_bad_usage_exits_with_2(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        command.main()
+    assert caught.value.code == 2
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_dispatch(tmp_path: Path) -> None:
+    finished = bench("dispatch", "--quick", "--json", str(tmp_path / "dispatch.json"))
+    assert finished.returncode == 0, finished.stderr
+    report: dict[str, Any] = json.loads((tmp_path / "dispatch.json").read_text())
+    check_report(report)
+    measured = {(r["case"], r["contender"], r["metric"]) for r in report["records"]}
+    assert measured >= {
+        ("add", "numpy", "us_per_op"),
+        ("add", "mlvm", "us_per_op"),
+        ("add", "mlvm", "kernel_us"),
+        ("add", "mlvm", "launch_us"),
+        ("add", "mlvm", "eager_us"),
+        ("add_taped", "mlvm", "us_per_op"),
+        ("add_backward", "mlvm", "us_per_op"),
+    }
+    assert all(f"{r['median']:.3f}" in finished.stdout for r in report["records"])
+
+
+def check_report(report: dict[str, Any]) -> None:
+    """What the JSON of every benchmark looks like."""
+    assert report.keys() == {"environment", "records", "ratios"}
+    assert report["environment"].keys() == {
+        "cpu",
+        "cores",
+        "platform",
+        "python",
+        "numpy",
+        "blas",
+        "contenders",
+        "threads",
+    }
+    medians = {}
+    for record in report["records"]:
+        assert record.keys() == {f.name for f in dataclasses.fields(Record)}
+        assert record["min"] <= record["median"] <= record["max"]
+        assert record["runs"] >= 1
+        medians[record["case"], record["metric"], record["contender"]] = record["median"]
+    assert report["ratios"]
+    for ratio in report["ratios"]:
+        assert ratio.keys() == {"case", "metric", "ours", "theirs", "ratio"}
+        case, metric = ratio["case"], ratio["metric"]
+        theirs, ours = medians[case, metric, ratio["theirs"]], medians[case, metric, ratio["ours"]]
+        assert ratio["ratio"] == pytest.approx(theirs / ours)

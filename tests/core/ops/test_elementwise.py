@@ -1,0 +1,160 @@
+"""Elementwise ops: promotion, broadcasting, IEEE 754 at the edges, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import DTypeError, OperandValueError, ShapeError
+from mlvm.core.op import OPS
+from mlvm.core.types import DType, TensorType
+from tests.core.ops.evaluate import evaluate
+
+INF, NAN = np.inf, np.nan
+FLOAT_ONLY = (
+    "divide exp expm1 log log1p log2 log10 sqrt rsqrt sin cos tan tanh sigmoid erf".split()
+)
+NO_BOOL = "add subtract multiply maximum pow abs sign square floor less isnan negative".split()
+BOOL_ONLY = "logical_and logical_or logical_xor logical_not".split()
+NO_FLOAT = "bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift".split()
+IN_PLACE = "add subtract multiply divide maximum clip where".split()
+
+shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+
+
+def infer(name: str, *types: str) -> str:
+    return str(OPS[name].infer([TensorType.parse(each) for each in types], {}))
+
+
+# --- types ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x", DType.all.values(), ids=str)
+@pytest.mark.parametrize("y", DType.all.values(), ids=str)
+def test_promotion_is_numpys_where_the_standard_has_one(x: DType, y: DType) -> None:
+    integers = ("signed", "unsigned")
+    same = x.kind == y.kind or (x.kind in integers and y.kind in integers)
+    expected = np.result_type(x.numpy, y.numpy)
+    if same and (expected.kind != "f" or x.is_float):  # u64 and signed: f64 in numpy only
+        assert infer("equal", f"{x}[]", f"{y}[]") == "bool[]"
+        result = OPS["where"].infer([TensorType("bool"), TensorType(x), TensorType(y)], {})
+        assert result is TensorType(expected)
+    else:
+        with pytest.raises(DTypeError, match=f"{x} and {y} do not promote"):
+            infer("equal", f"{x}[]", f"{y}[]")
+
+
+@given(shapes, shapes)
+def test_shapes_broadcast_as_numpys(x: tuple[int, ...], y: tuple[int, ...]) -> None:
+    try:
+        expected = np.broadcast_shapes(x, y)
+    except ValueError:
+        with pytest.raises(ShapeError, match="do not broadcast: axis -"):
+            evaluate("add", np.zeros(x), np.zeros(y))
+        return
+    assert evaluate("add", np.ones(x), np.ones(y)).tolist() == np.full(expected, 2.0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [(FLOAT_ONLY, "i32"), (NO_BOOL, "bool"), (BOOL_ONLY, "u8"), (NO_FLOAT, "f32")],
+)
+def test_dtypes_that_an_op_is_not_for(names: list[str], dtype: str) -> None:
+    for name in names:
+        types = [f"{dtype}[2]"] * len(OPS[name].inputs)
+        with pytest.raises(DTypeError, match=rf"{name}\({dtype}.*dtype {dtype} is not allowed"):
+            infer(name, *types)
+
+
+def test_negative_is_not_for_unsigned() -> None:
+    with pytest.raises(DTypeError, match="u8"):
+        infer("negative", "u8[2]")
+
+
+def test_where_needs_a_bool_condition() -> None:
+    with pytest.raises(DTypeError, match="must be bool"):
+        infer("where", "i32[2]", "f32[2]", "f32[2]")
+
+
+def test_the_error_names_op_operands_and_axis() -> None:
+    with pytest.raises(ShapeError, match=re.escape("add(f32[2,3], f32[4]): shapes do not")) as e:
+        infer("add", "f32[2,3]", "f32[4]")
+    assert e.value.op == "add"
+    assert "axis -1 has lengths 3 and 4" in e.value.reason
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "expected"),
+    [
+        ("divide", [1.0, 0.0], INF),
+        ("divide", [0.0, 0.0], NAN),
+        ("log", [0.0], -INF),
+        ("log", [-1.0], NAN),
+        ("sqrt", [-1.0], NAN),
+        ("rsqrt", [0.0], INF),
+        ("exp", [1e4], INF),
+        ("exp", [-INF], 0.0),
+        ("tanh", [-INF], -1.0),
+        ("sigmoid", [-1e4], 0.0),
+        ("sigmoid", [INF], 1.0),
+        ("sign", [NAN], NAN),
+        ("maximum", [NAN, 1.0], NAN),
+        ("minimum", [1.0, NAN], NAN),
+        ("clip", [NAN, 0.0, 1.0], NAN),
+        ("clip", [5.0, 3.0, 1.0], 1.0),
+        ("floor_divide", [7, 0], 0),
+        ("remainder", [7, 0], 0),
+        ("pow", [0.0, -1.0], INF),
+        ("where", [True, 1.0, NAN], 1.0),
+    ],
+)
+def test_edges(name: str, operands: list[Any], expected: Any) -> None:
+    assert np.array_equal(evaluate(name, *operands), np.array(expected), equal_nan=True)
+
+
+def test_sigmoid_keeps_its_accuracy_far_out() -> None:
+    x = np.array([-15.0, -40.0, -80.0], np.float32)
+    np.testing.assert_allclose(evaluate("sigmoid", x), np.exp(x.astype("d")), rtol=1e-6)
+
+
+def test_integers_wrap_around() -> None:
+    assert evaluate("add", np.uint8(250), np.uint8(10)) == 4
+    assert evaluate("negative", np.int8(-128)) == -128
+
+
+def test_pow_of_an_integer_refuses_a_negative_exponent() -> None:
+    with pytest.raises(OperandValueError, match="no negative integer power"):
+        evaluate("pow", np.array([2, 3]), np.array([1, -1]))
+    assert evaluate("pow", 2.0, -1.0) == 0.5
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_out_may_be_any_of_the_operands(name: str) -> None:
+    op = OPS[name]
+    values = [np.array([0.4, -2.0, 3.0]), np.array([0.5, -1.0, -4.0]), np.array([1.0, 0.1, 2.0])]
+    operands = values[: len(op.inputs)]
+    if name == "where":
+        operands[0] = np.array([True, False, True])
+    expected = evaluate(name, *operands)
+    for i, operand in enumerate(operands):
+        if operand.dtype == expected.dtype:
+            copies = [x.copy() for x in operands]
+            op.kernel(copies[i], *copies)
+            np.testing.assert_array_equal(copies[i], expected)
+
+
+@given(shapes)
+def test_empty_and_scalar_tensors(shape: tuple[int, ...]) -> None:
+    x = np.full(shape, 0.5)
+    for name in OPS:
+        op = OPS[name]
+        if op.room == "elementwise" and len(op.inputs) == 1 and name in FLOAT_ONLY:
+            assert evaluate(name, x).shape == shape

@@ -1,0 +1,128 @@
+"""Matrix products: empty ones, all transpositions on larger sizes, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.types import Array
+from tests.core.ops.evaluate import evaluate
+
+RNG = np.random.default_rng(8)
+lengths = st.integers(0, 4)
+
+
+def integers(*shape: int) -> Array:
+    """Small whole numbers, so that every order of summation gives the same bits."""
+    return RNG.integers(-4, 5, shape).astype(np.float32)
+
+
+def operand(shape: tuple[int, ...], transpose: bool) -> tuple[Array, Array]:
+    """A tensor, and what it is in the product."""
+    x = integers(*shape[:-2], *(shape[-2:][::-1] if transpose else shape[-2:]))
+    return x, x.swapaxes(-1, -2) if transpose else x
+
+
+@given(lengths, lengths, lengths, lengths, st.booleans(), st.booleans(), st.data())
+def test_matmul_is_einsum(
+    b: int, m: int, k: int, n: int, transpose_x: bool, transpose_y: bool, data: st.DataObject
+) -> None:
+    """With batch axes on either side, broadcast or missing, and axes of length 0 and 1."""
+    batches = st.sampled_from([(), (b,), (1,), (2, b), (2, 1)])
+    x, left = operand((*data.draw(batches), m, k), transpose_x)
+    y, right = operand((*data.draw(batches), k, n), transpose_y)
+    result = evaluate("matmul", x, y, transpose_x=transpose_x, transpose_y=transpose_y)
+    expected = np.einsum("...mk,...kn->...mn", left, right, optimize=False)
+    assert result.shape == expected.shape
+    np.testing.assert_array_equal(result, expected)
+
+
+@given(
+    st.lists(lengths, max_size=2),
+    lengths,
+    lengths,
+    lengths,
+    st.booleans(),
+    st.booleans(),
+)
+def test_batch_contract_is_the_sum_of_the_products(
+    batch: list[int], m: int, k: int, n: int, transpose_x: bool, transpose_y: bool
+) -> None:
+    x, left = operand((*batch, m, k), transpose_x)
+    y, right = operand((*batch, k, n), transpose_y)
+    result = evaluate("batch_contract", x, y, transpose_x=transpose_x, transpose_y=transpose_y)
+    np.testing.assert_array_equal(result, np.einsum("...mk,...kn->mn", left, right))
+
+
+@pytest.mark.parametrize(("m", "n"), [(140, 150), (300, 300), (64, 64)])
+def test_batch_contract_of_several_groups(m: int, n: int) -> None:
+    x, y = integers(37, m, 3), integers(37, n, 3)
+    result = evaluate("batch_contract", x, y, transpose_y=True)
+    np.testing.assert_array_equal(result, np.tensordot(x, y, ((0, 2), (0, 2))))
+
+
+def test_batch_contract_is_the_gradient_of_a_shared_matrix() -> None:
+    """<g, x w'> - <g, x w> = <batch_contract(x', g), w' - w>."""
+    x, g, w = integers(5, 6, 3), integers(5, 6, 4), integers(3, 4)
+    gradient = evaluate("batch_contract", x, g, transpose_x=True)
+    assert np.sum(evaluate("matmul", x, w) * g) == np.sum(gradient * w)
+
+
+def test_nothing_to_contract_gives_zeros() -> None:
+    assert evaluate("matmul", np.zeros((2, 0)), np.zeros((0, 3))).tolist() == [[0.0] * 3] * 2
+    assert evaluate("matmul", np.zeros(0), np.zeros(0)) == 0.0
+    zeros = evaluate("batch_contract", np.zeros((0, 2, 3)), np.zeros((0, 3, 2)))
+    assert zeros.tolist() == [[0.0] * 2] * 2
+
+
+T: dict[str, Any] = {"transpose_x": True}
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "attributes", "error", "message"),
+    [
+        ((2, 3), (4, 5), {}, ShapeError, "the contracted axes differ: 3 in x, 4 in y"),
+        ((2, 3), (3, 5), T, ShapeError, "the contracted axes differ: 2 in x, 3 in y"),
+        ((3,), (4,), {}, ShapeError, "the contracted axes differ: 3 in x, 4 in y"),
+        ((), (4,), {}, ShapeError, "multiply takes scalars"),
+        ((4,), (), {}, ShapeError, "multiply takes scalars"),
+        ((2, 4, 3), (5, 3, 2), {}, ShapeError, "axis -1 has lengths 2 and 5"),
+        ((3,), (3, 2), T, AttributeRefused, "transpose_x needs 2 dimensions or more, x has 1"),
+        ((2, 3), (3,), {"transpose_y": True}, AttributeRefused, "transpose_y needs 2"),
+        ((2, 3), (3, 2), {"transpose_x": 1}, AttributeRefused, "transpose_x: bool"),
+    ],
+)
+def test_matmul_refuses(
+    x: Any, y: Any, attributes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        evaluate("matmul", np.zeros(x), np.zeros(y), **attributes)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ((3,), (3,), "the same batch axes"),
+        ((2, 4, 3), (4, 3), "the same batch axes"),
+        ((2, 4, 3), (1, 3, 4), "the same batch axes"),
+        ((2, 4, 3), (2, 4, 3), "the contracted axes differ: 3 in x, 4 in y"),
+    ],
+)
+def test_batch_contract_refuses(x: Any, y: Any, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        evaluate("batch_contract", np.zeros(x), np.zeros(y))
+
+
+@pytest.mark.parametrize("name", ["matmul", "batch_contract"])
+def test_dtypes(name: str) -> None:
+    x = np.ones((2, 2))
+    with pytest.raises(DTypeError, match="dtype bool is not allowed"):
+        evaluate(name, x > 0, x > 0)
+    with pytest.raises(DTypeError, match="f64 and i32 do not promote"):
+        evaluate(name, x, x.astype(np.int32))

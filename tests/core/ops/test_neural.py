@@ -1,0 +1,410 @@
+"""Neural ops: the cases, the edges of their domains, gradients, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlvm.core.blocks import BLOCK
+from mlvm.core.erf import write_erf
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.ops.neural import Padding, Pair, resolve_padding
+from mlvm.core.types import Array
+from tests.core.ops.cases.case import Case
+from tests.core.ops.cases.neural import CASES
+from tests.core.ops.evaluate import evaluate
+
+RNG = np.random.default_rng(11)
+NONE = ((0, 0), (0, 0))
+KEY = np.array([3, 0], np.uint64)
+
+
+def f64(*shape: int) -> Array:
+    return RNG.standard_normal(shape)
+
+
+def f32(*shape: int) -> Array:
+    return f64(*shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases]
+)
+def test_case(name: str, case: Case) -> None:
+    result = evaluate(name, *case.inputs, **case.attributes)
+    expected = case.expected(*case.inputs, **case.attributes)
+    tolerance = 1e-12 if result.dtype == np.float64 else 2e-6
+    assert result.shape == np.shape(expected)
+    np.testing.assert_allclose(result, expected, tolerance, tolerance)
+
+
+# --- erf and gelu ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-15), (np.float32, 1e-6)])
+def test_erf_is_accurate_everywhere(dtype: Any, bound: float) -> None:
+    grid = np.concatenate([np.linspace(-7, 7, 40_001), np.logspace(-30, 30, 2001)]).astype(dtype)
+    expected = np.array([math.erf(x) for x in grid.tolist()])
+    error = np.abs(evaluate("erf", grid) - expected)
+    assert (error <= bound * np.abs(expected)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_erf_at_the_ends(dtype: Any) -> None:
+    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], dtype)
+    result = evaluate("erf", x)
+    np.testing.assert_array_equal(result, [0, 0, 1, -1, np.nan])
+    assert math.copysign(1, result[1]) == -1
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_exact_gelu_is_x_times_the_normal_distribution_function(dtype: Any) -> None:
+    x = np.linspace(-6, 6, 3 * BLOCK + 7).astype(dtype)  # several blocks, the last one short
+    expected = [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()]
+    atol = 1e-14 if dtype is np.float64 else 2e-6
+    np.testing.assert_allclose(evaluate("gelu", x, approximate=False), expected, 0, atol)
+
+
+def test_approximate_gelu_is_near_the_exact_one() -> None:
+    x = np.linspace(-8, 8, 1001)
+    difference = evaluate("gelu", x) - evaluate("gelu", x, approximate=False)
+    assert 1e-5 < np.abs(difference).max() < 5e-4
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_erf_works_in_place(dtype: Any) -> None:
+    x = np.linspace(-4, 4, 1001).astype(dtype)
+    expected = evaluate("erf", x)
+    write_erf(x, x)
+    np.testing.assert_array_equal(x, expected)
+
+
+# --- gradients ------------------------------------------------------------------------
+
+
+def numerical_vjp(fn: Callable[[Array], Array], x: Array, g: Array) -> Array:
+    """The gradient of sum(fn(x) * g), by central differences."""
+    gradient, step = np.empty_like(x), 1e-5
+    for i in np.ndindex(x.shape):
+        high, low = x.copy(), x.copy()
+        high[i] += step
+        low[i] -= step
+        gradient[i] = np.sum((fn(high) - fn(low)) * g) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_gelu_vjp_is_the_gradient(approximate: bool) -> None:
+    x, g = f64(3, 5), f64(3, 5)
+    expected = numerical_vjp(lambda x: evaluate("gelu", x, approximate=approximate), x, g)
+    result = evaluate("gelu_vjp", g, x, approximate=approximate)
+    np.testing.assert_allclose(result, expected, 1e-7, 1e-9)
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_gelu_vjp_over_several_blocks(approximate: bool) -> None:
+    x, g = f64(2 * BLOCK + 3), f64(2 * BLOCK + 3)
+    result = evaluate("gelu_vjp", g, x, approximate=approximate)
+    tail = evaluate("gelu_vjp", g[-9:], x[-9:], approximate=approximate)
+    np.testing.assert_allclose(result[-9:], tail, 1e-13)
+
+
+def test_softmax_cross_entropy_vjp_is_the_gradient() -> None:
+    logits, labels, g = f64(2, 3, 4), np.array([[0, 1, 3], [3, 2, 0]]), f64(2, 3)
+    expected = numerical_vjp(lambda x: evaluate("softmax_cross_entropy", x, labels), logits, g)
+    result = evaluate("softmax_cross_entropy_vjp", g, logits, labels)
+    np.testing.assert_allclose(result, expected, 1e-7, 1e-9)
+
+
+def test_layer_norm_vjp_is_the_gradient() -> None:
+    x, scale, bias, g = f64(2, 3, 5), f64(5), f64(5), f64(2, 3, 5)
+    expected = numerical_vjp(lambda x: evaluate("layer_norm", x, scale, bias, eps=1e-3), x, g)
+    result = evaluate("layer_norm_vjp", g, x, scale, eps=1e-3)
+    np.testing.assert_allclose(result, expected, 1e-7, 1e-9)
+
+
+SIZES = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.tuples(st.integers(3, 7), st.integers(3, 7)),
+    window=SIZES,
+    stride=SIZES,
+    padding=st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
+)
+def test_unpatches_is_the_transpose_of_patches(
+    size: Pair, window: Pair, stride: Pair, padding: Padding
+) -> None:
+    x = f64(2, *size, 2)
+    windows = evaluate("patches", x, window=window, stride=stride, padding=padding)
+    y = f64(*windows.shape)
+    back = evaluate("unpatches", y, shape=x.shape, stride=stride, padding=padding)
+    np.testing.assert_allclose(np.vdot(windows, y), np.vdot(x, back), 1e-10, 1e-10)
+
+
+# --- numerics and edges ---------------------------------------------------------------
+
+
+def test_softmax_and_its_logarithm_do_not_overflow() -> None:
+    x = np.array([[1e4, 0, -1e4], [-1e30, -1e30, -1e30], [0, -np.inf, 0]], np.float32)
+    softmax = evaluate("softmax", x)
+    expected = np.array([[1, 0, 0], [1 / 3] * 3, [0.5, 0, 0.5]])
+    np.testing.assert_allclose(softmax, expected, 1e-6)
+    log_softmax = evaluate("log_softmax", x)
+    third, half = -math.log(3), -math.log(2)
+    expected = np.array([[0, -1e4, -2e4], [third] * 3, [half, -np.inf, half]])
+    np.testing.assert_allclose(log_softmax, expected, 1e-6)
+
+
+def test_cross_entropy_does_not_overflow() -> None:
+    logits = np.array([[1e4, 0], [0, 1e4]], np.float32)
+    loss = evaluate("softmax_cross_entropy", logits, np.array([0, 0]))
+    np.testing.assert_array_equal(loss, [0, 1e4])
+
+
+def test_layer_norm_of_a_large_offset_keeps_its_digits() -> None:
+    x = (1000 + np.arange(8.0)).astype(np.float32)
+    result = evaluate("layer_norm_normalize", x, eps=0.0)
+    np.testing.assert_allclose(result, (np.arange(8) - 3.5) / np.arange(8).std(), 1e-6)
+
+
+def test_layer_norm_over_several_blocks_of_rows() -> None:
+    x, scale, bias = f32(5, BLOCK // 3), f32(BLOCK // 3), f32(BLOCK // 3)
+    expected = np.stack([evaluate("layer_norm", row, scale, bias, eps=1e-6) for row in x])
+    result = evaluate("layer_norm", x, scale, bias, eps=1e-6)
+    np.testing.assert_allclose(result, expected, 1e-5, 1e-6)
+
+
+def test_relu_lets_nan_through() -> None:
+    np.testing.assert_array_equal(evaluate("relu", [np.nan, -np.inf, 2.0]), [np.nan, 0, 2])
+
+
+def test_max_pool_ignores_its_padding_and_avg_pool_counts_it() -> None:
+    x = np.full((1, 2, 2, 1), -3.0)
+    corners = {"window": (2, 2), "stride": (2, 2), "padding": ((1, 1), (1, 1))}
+    np.testing.assert_array_equal(evaluate("max_pool2d", x, **corners), np.full((1, 2, 2, 1), -3))
+    np.testing.assert_array_equal(
+        evaluate("avg_pool2d", x, **corners), np.full((1, 2, 2, 1), -0.75)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "attributes", "result"),
+    [
+        ("relu", [(0,)], {}, (0,)),
+        ("gelu", [(2, 0)], {}, (2, 0)),
+        ("gelu_vjp", [(0,), (0,)], {"approximate": False}, (0,)),
+        ("softmax", [(0, 3)], {}, (0, 3)),
+        ("softmax", [(3, 0)], {}, (3, 0)),
+        ("log_softmax", [(3, 0)], {}, (3, 0)),
+        ("layer_norm", [(0, 3), (3,), (3,)], {"eps": 1e-6}, (0, 3)),
+        ("layer_norm", [(3, 0), (0,), (0,)], {"eps": 1e-6}, (3, 0)),
+        ("layer_norm_normalize", [(3, 0)], {"eps": 1e-6}, (3, 0)),
+        ("layer_norm_vjp", [(3, 0), (3, 0), (0,)], {"eps": 1e-6}, (3, 0)),
+        ("conv2d", [(0, 4, 4, 2), (3, 3, 2, 5)], {"padding": NONE}, (0, 2, 2, 5)),
+        ("conv2d", [(1, 4, 4, 2), (3, 3, 2, 0)], {"padding": NONE}, (1, 2, 2, 0)),
+    ],
+)
+def test_tensors_without_elements(
+    name: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any], result: tuple[int, ...]
+) -> None:
+    assert evaluate(name, *[f32(*shape) for shape in shapes], **attributes).shape == result
+
+
+def test_cross_entropy_of_an_empty_batch() -> None:
+    labels = np.zeros((0,), np.int64)
+    assert evaluate("softmax_cross_entropy", f32(0, 3), labels).shape == (0,)
+    assert evaluate("softmax_cross_entropy_vjp", f32(0), f32(0, 3), labels).shape == (0, 3)
+
+
+def test_convolution_without_input_channels_is_zero() -> None:
+    result = evaluate("conv2d", f32(1, 4, 4, 0), f32(3, 3, 0, 2), padding=NONE)
+    np.testing.assert_array_equal(result, np.zeros((1, 2, 2, 2)))
+
+
+# --- dropout --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dropout_keeps_its_share_and_scales_it(dtype: Any) -> None:
+    x = np.full((300, 400), 3, dtype)
+    result = evaluate("dropout", x, KEY, rate=0.25)
+    assert set(np.unique(result)) == {0, dtype(4)}
+    assert abs((result == 0).mean() - 0.25) < 0.01
+
+
+def test_dropout_depends_on_key_and_shape_only() -> None:
+    x, y = f64(200, 300), f64(200, 300)
+    mask = evaluate("dropout", np.ones_like(x), KEY, rate=0.4)
+    np.testing.assert_allclose(evaluate("dropout", x, KEY, rate=0.4), x * mask, 1e-15)
+    np.testing.assert_allclose(evaluate("dropout", y, KEY, rate=0.4), y * mask, 1e-15)
+    single = evaluate("dropout", np.ones(x.shape, np.float32), KEY, rate=0.4)
+    np.testing.assert_array_equal(single != 0, mask != 0)
+    other = evaluate("dropout", np.ones_like(x), np.array([4, 0], np.uint64), rate=0.4)
+    assert (mask != other).any()
+
+
+def test_dropout_of_rate_zero_is_the_identity() -> None:
+    x = f32(50)
+    np.testing.assert_array_equal(evaluate("dropout", x, KEY, rate=0), x)
+
+
+def test_dropout_drops_infinities_too() -> None:
+    result = evaluate("dropout", np.full(100, np.inf), KEY, rate=0.5)
+    assert set(result) == {0, np.inf}
+
+
+# --- convolution against torch, padding by name ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"),
+    [((3, 3), (1, 1), (1, 1)), ((5, 2), (2, 3), (2, 0)), ((4, 4), (4, 4), (0, 0))],
+)
+def test_conv2d_is_that_of_torch(window: Pair, stride: Pair, padding: Pair) -> None:
+    torch = pytest.importorskip("torch")
+    x, kernel = f64(3, 12, 16, 4), f64(*window, 4, 6)
+    expected = torch.nn.functional.conv2d(
+        torch.from_numpy(x).permute(0, 3, 1, 2),
+        torch.from_numpy(kernel).permute(3, 2, 0, 1),
+        stride=stride,
+        padding=padding,
+    ).permute(0, 2, 3, 1)
+    both = ((padding[0],) * 2, (padding[1],) * 2)
+    result = evaluate("conv2d", x, kernel, stride=stride, padding=both)
+    np.testing.assert_allclose(result, expected.numpy(), 1e-11, 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "size", "expected"),
+    [
+        ((3, 3), (1, 1), (7, 8), ((1, 1), (1, 1))),
+        ((2, 4), (1, 1), (7, 8), ((0, 1), (1, 2))),
+        ((3, 3), (2, 2), (7, 8), ((1, 1), (0, 1))),
+        ((1, 2), (3, 3), (7, 8), ((0, 0), (0, 0))),
+        ((16, 16), (16, 16), (224, 230), ((0, 0), (5, 5))),
+    ],
+)
+def test_same_padding_makes_size_over_stride_windows(
+    window: Pair, stride: Pair, size: Pair, expected: Padding
+) -> None:
+    padding = resolve_padding("SAME", window, stride, size)
+    assert padding == expected
+    windows = evaluate("patches", f32(1, *size, 1), window=window, stride=stride, padding=padding)
+    assert windows.shape[1:3] == (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
+
+
+def test_valid_and_explicit_padding() -> None:
+    assert resolve_padding("VALID", (3, 3), (1, 1), (7, 8)) == NONE
+    assert resolve_padding(((1, 2), (3, 4)), (3, 3), (1, 1), (7, 8)) == ((1, 2), (3, 4))
+
+
+# --- errors ---------------------------------------------------------------------------
+
+X = np.zeros((2, 3))
+IMAGE = np.zeros((1, 4, 5, 3))
+LABELS = np.array([0, 2])
+WINDOW: dict[str, Any] = {"window": (2, 2), "stride": (1, 1), "padding": NONE}
+UNPATCHES: dict[str, Any] = {"shape": (1, 4, 5, 3), "stride": (1, 1), "padding": NONE}
+EPS = {"eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "name", "inputs", "attributes"),
+    [
+        (DTypeError, "must be float", "relu", (LABELS,), {}),
+        (DTypeError, "must be float", "gelu", (LABELS,), {}),
+        (AttributeRefused, "given 1", "gelu", (X,), {"approximate": 1}),
+        (ShapeError, "cotangent", "gelu_vjp", (X[:1], X), {"approximate": True}),
+        (DTypeError, "f32, f64", "gelu_vjp", (X.astype("f4"), X), {"approximate": True}),
+        (AttributeRefused, "axis 2", "softmax", (X,), {"axis": 2}),
+        (AttributeRefused, "axis -1", "log_softmax", (np.float64(1),), {}),
+        (ShapeError, "labels must have", "softmax_cross_entropy", (X, LABELS[:1]), {}),
+        (ShapeError, "labels must have", "softmax_cross_entropy", (np.float64(1), 0), {}),
+        (DTypeError, "must be integer", "softmax_cross_entropy", (X, X[:, 0]), {}),
+        (
+            OperandValueError,
+            r"label 3 at position \(1,\) is none of the 3 classes",
+            "softmax_cross_entropy",
+            (X, np.array([0, 3])),
+            {},
+        ),
+        (
+            OperandValueError,
+            r"label -1 at position \(0,\) is none of the 3 classes",
+            "softmax_cross_entropy_vjp",
+            (X[:, 0], X, np.array([-1, 3])),
+            {},
+        ),
+        (ShapeError, "cotangent", "softmax_cross_entropy_vjp", (X, X, LABELS), {}),
+        (AttributeRefused, "eps must be >= 0, not -1", "layer_norm_normalize", (X,), {"eps": -1}),
+        (AttributeRefused, "not nan", "layer_norm_normalize", (X,), {"eps": np.nan}),
+        (ShapeError, "scalar has no last axis", "layer_norm_normalize", (1.0,), EPS),
+        (ShapeError, r"\(3,\), not \(2,\)", "layer_norm", (X, X[0], X[:, 0]), EPS),
+        (DTypeError, "f64, f32", "layer_norm", (X, X[0].astype("f4"), X[0]), EPS),
+        (ShapeError, "cotangent", "layer_norm_vjp", (X[0], X, X[0]), EPS),
+        (AttributeRefused, "rate must be in", "dropout", (X, KEY), {"rate": 1.0}),
+        (AttributeRefused, "not nan", "dropout", (X, KEY), {"rate": np.nan}),
+        (ShapeError, "a key is", "dropout", (X, KEY[:1]), {"rate": 0.5}),
+        (ShapeError, "4 axes", "patches", (X,), WINDOW),
+        (
+            ShapeError,
+            "7 x 2, larger than the padded image, which is 6 x 5",
+            "patches",
+            (IMAGE,),
+            {**WINDOW, "window": (7, 2), "padding": ((1, 1), (0, 0))},
+        ),
+        (ShapeError, "not 0 x 2", "max_pool2d", (IMAGE,), {**WINDOW, "window": (0, 2)}),
+        (AttributeRefused, "stride", "avg_pool2d", (IMAGE,), {**WINDOW, "stride": (1, 0)}),
+        (
+            AttributeRefused,
+            "padding must be >= 0",
+            "max_pool2d",
+            (IMAGE,),
+            {**WINDOW, "padding": ((0, 0), (1, -1))},
+        ),
+        (AttributeRefused, "given 'SAME'", "max_pool2d", (IMAGE,), {**WINDOW, "padding": "SAME"}),
+        (DTypeError, "must be float", "max_pool2d", (IMAGE.astype("i4"),), WINDOW),
+        (ShapeError, "6 axes", "unpatches", (IMAGE,), UNPATCHES),
+        (ShapeError, "patches of an image", "unpatches", (np.zeros((1,) * 6),), UNPATCHES),
+        (ShapeError, "kernel has 4 axes", "conv2d", (IMAGE, X), {"padding": NONE}),
+        (ShapeError, "4 axes", "conv2d", (X, IMAGE), {"padding": NONE}),
+        (
+            ShapeError,
+            "x has 3 channels, but the kernel takes 2",
+            "conv2d",
+            (IMAGE, np.zeros((1, 1, 2, 4))),
+            {"padding": NONE},
+        ),
+        (
+            DTypeError,
+            "f64, f32",
+            "conv2d",
+            (IMAGE, np.zeros((1, 1, 3, 4), "f4")),
+            {"padding": NONE},
+        ),
+    ],
+)
+def test_bad_input_is_refused(
+    error: type[Exception],
+    message: str,
+    name: str,
+    inputs: tuple[Any, ...],
+    attributes: dict[str, Any],
+) -> None:
+    with pytest.raises(error, match=message):
+        evaluate(name, *inputs, **attributes)
+
+
+def test_unknown_padding_is_refused() -> None:
+    with pytest.raises(AttributeRefused, match="'same' is not"):
+        resolve_padding("same", (3, 3), (1, 1), (7, 8))
+    with pytest.raises(AttributeRefused, match="stride"):
+        resolve_padding("SAME", (3, 3), (0, 1), (7, 8))

@@ -1,0 +1,226 @@
+"""Random ops: the cases, the distributions, and that only the key decides."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.types import Array
+from tests.core.ops.cases.case import Case
+from tests.core.ops.cases.random import CASES
+from tests.core.ops.evaluate import evaluate
+
+KEY = np.array([42, 0], np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases]
+)
+def test_case(name: str, case: Case) -> None:
+    result = evaluate(name, *case.inputs, **case.attributes)
+    np.testing.assert_array_equal(result, case.expected(*case.inputs, **case.attributes))
+
+
+# --- distributions --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_normal_has_the_moments_of_the_standard_normal(dtype: str) -> None:
+    x = evaluate("normal", KEY, shape=(400, 500), dtype=dtype).astype(np.float64)
+    assert abs(x.mean()) < 0.01
+    assert abs(x.var() - 1) < 0.02
+    assert abs((x**3).mean()) < 0.03
+    assert abs((x**4).mean() - 3) < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_uniform_fills_the_unit_interval_evenly(dtype: str) -> None:
+    x = evaluate("uniform", KEY, shape=(100_000,), dtype=dtype)
+    assert x.min() >= 0
+    assert x.max() < 1
+    assert _chi_square(np.floor(x * 64).astype(int), 64) < _limit(64)
+
+
+def test_randint_is_even_over_its_range() -> None:
+    x = evaluate("randint", KEY, low=-20, high=80, shape=(100_000,))
+    assert x.min() == -20
+    assert x.max() == 79
+    assert _chi_square(x + 20, 100) < _limit(100)
+
+
+def test_bernoulli_follows_a_p_for_each_column() -> None:
+    p = np.array([0, 0.2, 0.9, 1])
+    x = evaluate("bernoulli", KEY, p, shape=(50_000, 4))
+    assert x.dtype == np.bool_
+    np.testing.assert_allclose(x.mean(0), p, atol=0.01)
+    assert not x[:, 0].any()
+    assert x[:, 3].all()
+
+
+def test_permutation_holds_each_number_once_and_every_order_comes_up() -> None:
+    assert sorted(evaluate("permutation", KEY, n=1000)) == list(range(1000))
+    keys = evaluate("split_key", KEY, n=6000)
+    orders = [tuple(evaluate("permutation", key, n=3)) for key in keys]
+    counts = np.array([orders.count(order) for order in set(orders)])
+    assert len(counts) == 6
+    assert ((counts - 1000) ** 2 / 1000).sum() < _limit(6)
+
+
+def _chi_square(values: Array, bins: int) -> float:
+    counts = np.bincount(values.astype(np.int64), minlength=bins)
+    expected = values.size / bins
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def _limit(bins: int) -> float:
+    """Five standard deviations above the mean of chi-square with bins - 1 degrees of freedom."""
+    freedom = bins - 1
+    return freedom + 5 * float(np.sqrt(2 * freedom))
+
+
+# --- keys -----------------------------------------------------------------------------
+
+
+def test_the_same_key_gives_the_same_bits_whatever_was_drawn_in_between() -> None:
+    first = evaluate("normal", KEY, shape=(5,))
+    evaluate("uniform", KEY, shape=(3,))  # leaves half a 64-bit word behind
+    evaluate("randint", KEY, low=0, high=7, shape=(3,), dtype="u8")
+    np.testing.assert_array_equal(evaluate("normal", KEY, shape=(5,)), first)
+
+
+_DRAWS = """
+import numpy as np
+from tests.core.ops.evaluate import evaluate
+key = np.array([42, 0], np.uint64)
+for name, attributes in [
+    ("normal", {"shape": (9,)}),
+    ("uniform", {"shape": (9,), "dtype": "f64"}),
+    ("randint", {"low": 0, "high": 1000, "shape": (9,)}),
+    ("permutation", {"n": 9}),
+    ("split_key", {"n": 9}),
+]:
+    print(evaluate(name, key, **attributes).tobytes().hex())
+"""
+
+
+def test_another_process_draws_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(_DRAWS, {})
+    here = capsys.readouterr().out
+    there = subprocess.run(
+        [sys.executable, "-c", _DRAWS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert there.stdout == here
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    expected = evaluate("normal", KEY, shape=(2000,))
+    wrong: list[Array] = []
+
+    def draw() -> None:
+        for _ in range(50):
+            x = evaluate("normal", KEY, shape=(2000,))
+            if not np.array_equal(x, expected):
+                wrong.append(x)
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_different_keys_draw_different_numbers() -> None:
+    keys = [[42, 0], [42, 1], [43, 0], [0, 42], *evaluate("split_key", KEY, n=50)]
+    keys += [evaluate("fold_in", KEY, np.array(i)) for i in range(50)]
+    draws = {evaluate("uniform", np.array(k, np.uint64), shape=(2,)).tobytes() for k in keys}
+    assert len(draws) == len(keys)
+
+
+def test_neighbouring_keys_are_uncorrelated() -> None:
+    keys = [KEY, np.array([42, 1], np.uint64), *evaluate("split_key", KEY, n=3)]
+    keys += [evaluate("fold_in", KEY, np.array(i)) for i in range(3)]
+    draws = np.array([evaluate("normal", key, shape=(50_000,)) for key in keys])
+    correlation = np.corrcoef(draws.astype(np.float64)) - np.eye(len(keys))
+    assert np.abs(correlation).max() < 0.025
+
+
+def test_split_and_fold_repeat_neither_each_other_nor_what_the_key_draws() -> None:
+    split = set(evaluate("split_key", KEY, n=1000).ravel().tolist())
+    fold = {
+        word for i in range(-500, 500) for word in evaluate("fold_in", KEY, np.array(i)).tolist()
+    }
+    drawn = set(evaluate("randint", KEY, low=0, high=2**64, shape=(2000,), dtype="u64").tolist())
+    assert len(split) == len(fold) == len(drawn) == 2000
+    assert len(split | fold | drawn) == 6000
+
+
+def test_splitting_into_more_keys_keeps_the_first_ones() -> None:
+    few, many = evaluate("split_key", KEY, n=3), evaluate("split_key", KEY, n=9)
+    np.testing.assert_array_equal(few, many[:3])
+
+
+# --- errors ---------------------------------------------------------------------------
+
+_DRAW = {"shape": (2,)}
+_SEVEN = {"low": 0, "high": 7, **_DRAW}
+
+
+@pytest.mark.parametrize("key", [np.zeros(2), np.zeros(2, np.int64), np.zeros((1, 2), np.uint64)])
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes"),
+    [
+        ("normal", (), _DRAW),
+        ("uniform", (), _DRAW),
+        ("bernoulli", (0.5,), _DRAW),
+        ("randint", (), _SEVEN),
+        ("permutation", (), {"n": 3}),
+        ("split_key", (), {"n": 3}),
+        ("fold_in", (3,), {}),
+    ],
+)
+def test_what_is_no_key_is_refused(
+    name: str, inputs: tuple[Any, ...], attributes: dict[str, Any], key: Array
+) -> None:
+    with pytest.raises(ShapeError, match=rf"{name}\(.*a key is u64\[2\], not "):
+        evaluate(name, key, *inputs, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "name", "inputs", "attributes"),
+    [
+        (AttributeRefused, "n = -1", "permutation", (), {"n": -1}),
+        (AttributeRefused, "n = -2", "split_key", (), {"n": -2}),
+        (AttributeRefused, "low = 7 .* high = 7", "randint", (), {**_SEVEN, "low": 7}),
+        (AttributeRefused, "256 .*u8", "randint", (), {**_SEVEN, "high": 257, "dtype": "u8"}),
+        (AttributeRefused, "-1 .*u16", "randint", (), {**_SEVEN, "low": -1, "dtype": "u16"}),
+        (AttributeRefused, "given 7.5", "randint", (), {**_SEVEN, "high": 7.5}),
+        (AttributeRefused, "'shape' is missing", "normal", (), {}),
+        (DTypeError, "f32 is not allowed", "randint", (), {**_SEVEN, "dtype": "f32"}),
+        (DTypeError, "i32 is not allowed", "normal", (), {**_DRAW, "dtype": "i32"}),
+        (DTypeError, "no dtype 'f16'", "uniform", (), {**_DRAW, "dtype": "f16"}),
+        (ShapeError, "-1", "normal", (), {"shape": (-1,)}),
+        (ShapeError, "does not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (3, 1)}),
+        (ShapeError, "do not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (4,)}),
+        (DTypeError, "must be float", "bernoulli", (1,), _DRAW),
+        (OperandValueError, "1.5 is not a probability", "bernoulli", ([0.5, 1.5],), _DRAW),
+        (OperandValueError, "nan is not a probability", "bernoulli", (np.nan,), _DRAW),
+        (DTypeError, "must be integer", "fold_in", (1.0,), {}),
+        (ShapeError, "must be a scalar", "fold_in", ([1, 2],), {}),
+    ],
+)
+def test_bad_input_is_refused(
+    error: type[Exception],
+    message: str,
+    name: str,
+    inputs: tuple[Any, ...],
+    attributes: dict[str, Any],
+) -> None:
+    with pytest.raises(error, match=message):
+        evaluate(name, KEY, *inputs, **attributes)

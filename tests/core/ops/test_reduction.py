@@ -1,0 +1,210 @@
+"""Reductions: empty and 0-d tensors, not-a-numbers, large sums, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
+from mlvm.core.types import Array
+from tests.core.ops.evaluate import evaluate
+
+INF, NAN = np.inf, np.nan
+REDUCTIONS = "sum mean prod var logsumexp max min argmax argmin all any".split()
+MANY_AXES = "sum mean prod var logsumexp max min all any".split()
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "of_nothing"),
+    [
+        ("sum", 0.0),
+        ("prod", 1.0),
+        ("mean", NAN),
+        ("var", NAN),
+        ("logsumexp", -INF),
+        ("all", True),
+        ("any", False),
+    ],
+)
+def test_of_nothing(name: str, of_nothing: Any) -> None:
+    result = evaluate(name, np.zeros((2, 0, 3)), axis=1)
+    np.testing.assert_array_equal(result, np.full((2, 3), of_nothing))
+    assert evaluate(name, np.zeros((0, 3)), axis=1).shape == (0,)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_of_a_scalar(name: str) -> None:
+    one = {"var": 0.0, "argmax": 0, "argmin": 0, "all": True, "any": True}
+    for keepdims in (False, True):
+        result = evaluate(name, np.array(2.5), keepdims=keepdims)
+        assert result.shape == ()
+        assert result == one.get(name, 2.5)
+
+
+@pytest.mark.parametrize("name", MANY_AXES)
+def test_no_axes_reduce_each_element_by_itself(name: str) -> None:
+    x = np.array([[0.5, -1.5], [2.0, 0.0]])
+    alone = {"var": 0 * x, "all": x != 0, "any": x != 0}
+    np.testing.assert_array_equal(evaluate(name, x, axis=()), alone.get(name, x))
+
+
+@pytest.mark.parametrize("name", ["max", "min", "sum", "mean", "logsumexp", "prod", "var"])
+def test_nan_is_contagious(name: str) -> None:
+    assert np.isnan(evaluate(name, np.array([1.0, NAN, 3.0])))
+
+
+def test_the_first_nan_is_the_extreme() -> None:
+    for name in ("argmax", "argmin"):
+        assert evaluate(name, np.array([1.0, NAN, 9.0, NAN])) == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        ([1000.0, 1000.0], 1000 + np.log(2)),
+        ([-1000.0, -1000.0], -1000 + np.log(2)),
+        ([-INF, -INF], -INF),
+        ([-INF, 3.0], 3.0),
+        ([INF, 3.0], INF),
+        ([INF, -INF], INF),
+    ],
+)
+def test_logsumexp_neither_overflows_nor_underflows(x: list[float], expected: float) -> None:
+    assert evaluate("logsumexp", np.array(x)) == pytest.approx(expected, rel=1e-15)
+
+
+def test_var_with_too_few_elements() -> None:
+    assert np.isnan(evaluate("var", np.array([3.0]), correction=1.0))
+    assert evaluate("var", np.array([1.0, 2.0]), correction=2.0) == INF
+
+
+def test_var_far_from_zero_keeps_its_accuracy() -> None:
+    x = np.array([1e8, 1e8 + 1, 1e8 + 2])
+    assert evaluate("var", x) == pytest.approx(2 / 3, rel=1e-12)
+
+
+def test_small_integers_do_not_overflow() -> None:
+    bytes_ = np.full(1000, 255, np.uint8)
+    assert evaluate("sum", bytes_) == 255_000
+    assert evaluate("sum", bytes_, dtype="u8") == 255_000 % 256
+    assert evaluate("cumulative_sum", bytes_)[-1] == 255_000
+
+
+LARGE = np.random.default_rng(7).standard_normal((300, 7, 11)).astype(np.float32)
+
+
+@pytest.mark.parametrize("axis", [0, (0,), (0, 1), (0, 2), (1, 0), (-3, 1), 1, (1, 2), None])
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("x", [LARGE, LARGE.reshape(25, 12, 77), LARGE.reshape(3, 7, 1100)])
+def test_large_sums(x: Array, axis: Any, keepdims: bool) -> None:
+    expected = x.astype(np.float64).sum(axis, keepdims=keepdims)
+    for name, divisor in [("sum", 1.0), ("mean", x.size / expected.size)]:
+        result = evaluate(name, x, axis=axis, keepdims=keepdims)
+        assert result.shape == expected.shape
+        np.testing.assert_allclose(result, expected / divisor, rtol=1e-4, atol=1e-4 / divisor)
+
+
+def test_a_sum_has_the_same_bits_on_any_number_of_threads() -> None:
+    script = (
+        "import numpy as np\n"
+        "from tests.core.ops.evaluate import evaluate\n"
+        "x = np.random.default_rng(0).standard_normal((50_000, 31), dtype=np.float32)\n"
+        "print(evaluate('sum', x, axis=0).tobytes().hex())"
+    )
+    bits = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for threads in ("1", "4")
+    }
+    assert len(bits) == 1
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1, max_size=20))
+def test_cumulative_sum_ends_with_the_sum(values: list[int]) -> None:
+    x = np.array(values, np.int8)
+    sums = evaluate("cumulative_sum", x)
+    assert sums[-1] == evaluate("sum", x) == sum(values)
+    assert np.diff(sums, prepend=0).tolist() == values
+
+
+# --- what they refuse -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
+def test_nothing_to_choose_from(name: str) -> None:
+    with pytest.raises(ShapeError, match=rf"{name}\(f64\[2,0\]\): axis 1 is empty"):
+        evaluate(name, np.zeros((2, 0)))
+    assert evaluate(name, np.zeros((0, 2)), axis=1).shape == (0,)
+
+
+@pytest.mark.parametrize("name", [*REDUCTIONS, "cumulative_sum"])
+@pytest.mark.parametrize("axis", [2, -3])
+def test_axis_out_of_range(name: str, axis: int) -> None:
+    with pytest.raises(AttributeRefused, match=f"axis {axis} is out of range for 2 dimensions"):
+        evaluate(name, np.ones((2, 3)), axis=axis)
+
+
+@pytest.mark.parametrize("name", MANY_AXES)
+def test_an_axis_named_twice(name: str) -> None:
+    with pytest.raises(AttributeRefused, match="names an axis twice"):
+        evaluate(name, np.ones((2, 3)), axis=(0, -2))
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin", "cumulative_sum"])
+def test_one_axis_only(name: str) -> None:
+    with pytest.raises(AttributeRefused, match="axis"):
+        evaluate(name, np.ones((2, 3)), axis=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "x"),
+    [("mean", [1, 2]), ("var", [1, 2]), ("logsumexp", [1, 2]), ("sum", [True]), ("max", [True])],
+)
+def test_dtypes(name: str, x: list[Any]) -> None:
+    with pytest.raises(DTypeError, match=rf"{name}.*: dtype (i64|bool) is not allowed"):
+        evaluate(name, np.array(x))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"), [("f16", "no dtype 'f16'"), ("bool", "dtype bool is not allowed")]
+)
+def test_dtypes_to_sum_in(dtype: str, message: str) -> None:
+    for name in ("sum", "prod", "cumulative_sum"):
+        with pytest.raises(DTypeError, match=message):
+            evaluate(name, np.ones(3), dtype=dtype)
+
+
+def test_cumulative_sum_needs_to_know_along_what() -> None:
+    for shape in [(), (2, 3)]:
+        with pytest.raises(ShapeError, match="name the axis to sum along"):
+            evaluate("cumulative_sum", np.ones(shape))
+
+
+@given(st.sampled_from(REDUCTIONS), st.lists(st.integers(-4, 4), max_size=3), st.booleans())
+def test_axes_are_numpys_or_refused(name: str, axes: list[int], keepdims: bool) -> None:
+    x = np.arange(1.0, 25.0).reshape(2, 3, 4)
+    axis = tuple(axes) if name in MANY_AXES else (axes[0] if axes else None)
+    try:
+        expected: Array | None = np.sum(x, axis, keepdims=keepdims)
+    except ValueError:
+        expected = None
+    if expected is None:
+        with pytest.raises(MlvmError):
+            evaluate(name, x, axis=axis, keepdims=keepdims)
+    else:
+        assert evaluate(name, x, axis=axis, keepdims=keepdims).shape == expected.shape
