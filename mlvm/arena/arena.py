@@ -8,10 +8,10 @@ same addresses, and the views remembered there: in steady state nothing is alloc
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from typing import Any, Final, TypeVar, cast
 
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
@@ -81,13 +81,8 @@ class Chunk:
         self.carved = 0
 
 
-class _Scope(threading.local):
-    """The arena that results are allocated in, for each thread."""
-
-    arena: Arena | None = None
-
-
-scope = _Scope()
+scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
+"""The arena that results are allocated in, for each thread or task."""
 
 
 class Arena:
@@ -118,7 +113,7 @@ class Arena:
         self._sizes: dict[int, list[Region]] = {}
         self._regions: list[Region] = []
         self._chunks: list[Chunk] = []
-        self._entered: list[Arena | None] = []
+        self._entered: list[Token[Arena | None]] = []
         if capacity:
             self._add_chunk(capacity)
         self._close = weakref.finalize(self, _dealloc, vm, self._chunks)
@@ -138,7 +133,7 @@ class Arena:
         self.used = used = self.used + region.nbytes
         if used > self.high_water:
             self.high_water = used
-        tensor = kind.__new__(kind)
+        tensor = kind()
         tensor.region = region
         tensor.arena = self
         tensor.type = type
@@ -156,7 +151,7 @@ class Arena:
             raise base.stale()
         if type.nbytes != base.type.nbytes:
             raise ArenaError(f"a view of {base.type} has as many bytes; {type} has {type.nbytes}")
-        tensor = kind.__new__(kind)
+        tensor = kind()
         tensor.region = None
         tensor.arena = self
         tensor.type = type
@@ -210,23 +205,22 @@ class Arena:
     # --- where results go ---
 
     def __enter__(self) -> Arena:
-        self._entered.append(scope.arena)
-        scope.arena = self
+        self._entered.append(scope.set(self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        scope.arena = self._entered.pop()
+        scope.reset(self._entered.pop())
         if not self._entered:
             self.reset()
 
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
         """Allocate results here, and reset nothing at the end: for weights."""
-        before, scope.arena = scope.arena, self
+        before = scope.set(self)
         try:
             yield self
         finally:
-            scope.arena = before
+            scope.reset(before)
 
     def live(self) -> list[Allocation]:
         """The tensors that hold a region now, in order of address."""

@@ -12,9 +12,9 @@ The loop's stack is a Python list; a Tensor on it is a numpy array, an Int an in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import OpError
+from mlvm.core.errors import OpError, ProgramError
 from mlvm.core.functions import FunctionTable, Slot, Value
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program import STAR, Opcode, Program
@@ -29,27 +29,25 @@ POP: Final = 4
 CALL: Final = 5
 CALL_ON_ARGS: Final = 6
 
+ALL: Final = -1  # a call that takes everything on the stack
 
-class Step(NamedTuple):
-    """What the loop runs: a code from above, a value or slot, a count, and attributes."""
 
-    code: int
-    value: Any = None
-    count: int = 0
-    attributes: dict[str, Any] | None = None
+Step: TypeAlias = tuple[int, Any, int, dict[str, Any] | None]
+"""What the loop runs: a code from above, a value or slot, a number, and attributes."""
 
 
 class Linked:
     """A program prepared for one VM, and what that VM remembers of earlier launches.
 
-    `admitted`: argument types it was verified for. `bound`: operands by argument handles,
-    which the VM forgets as soon as any handle may name something else.
+    `nargs`: how many arguments it uses. `admitted`: argument types it was verified for.
+    `bound`: operands by argument handles, forgotten as soon as a handle may name another array.
     """
 
-    __slots__ = ("admitted", "bound", "steps")
+    __slots__ = ("admitted", "bound", "nargs", "steps")
 
-    def __init__(self, steps: list[Step]) -> None:
+    def __init__(self, steps: list[Step], nargs: int) -> None:
         self.steps = steps
+        self.nargs = nargs
         self.admitted: set[tuple[TensorType, ...]] = set()
         self.bound: dict[tuple[int, ...], tuple[Array, ...]] = {}
 
@@ -57,44 +55,45 @@ class Linked:
 def link(program: Program, functions: FunctionTable) -> Linked:
     """Prepare a verified program for the loop. Raises `UnknownFunction`."""
     steps: list[Step] = []
+    nargs = 0
     for opcode, immediates in program.main.code:
         match opcode:
             case Opcode.halt:
-                steps.append(Step(HALT))
+                steps.append((HALT, None, 0, None))
             case Opcode.push_int | Opcode.push_str:
-                steps.append(Step(PUSH, immediates[0]))
+                steps.append((PUSH, immediates[0], 0, None))
             case Opcode.push_const:
-                steps.append(Step(PUSH, program.constants[immediates[0]]))
+                steps.append((PUSH, program.constants[immediates[0]], 0, None))
             case Opcode.load_arg:
-                steps.append(Step(LOAD_ARG, count=immediates[0]))
+                steps.append((LOAD_ARG, None, immediates[0], None))
+                nargs = max(nargs, immediates[0] + 1)
             case Opcode.load_global:
-                steps.append(Step(LOAD_GLOBAL))
+                steps.append((LOAD_GLOBAL, None, 0, None))
             case Opcode.pop:
-                steps.append(Step(POP, count=immediates[0]))
+                steps.append((POP, None, immediates[0], None))
             case Opcode.cfunc:
-                slot = functions.slot(steps.pop().value)
-                attributes = slot.bind(immediates[2] if len(immediates) > 2 else NO_ATTRIBUTES)
-                nparams = -1 if immediates[0] == STAR else immediates[0]
-                steps.append(Step(CALL, slot, nparams, dict(attributes)))
+                _, name, _, _ = steps.pop()
+                slot = functions.slot(name)
+                attributes = dict(slot.bind(immediates[2] if len(immediates) > 2 else NO_ATTRIBUTES))
+                count = ALL if immediates[0] == STAR else immediates[0]
+                steps.append((CALL, slot, count, attributes or None))
             case _:
-                raise NotImplementedError(opcode.text)
-    return Linked(_fold_arguments(steps))
+                raise ProgramError(f"{opcode.text} is not run yet")
+    return Linked(_fold_arguments(steps, nargs), nargs)
 
 
-def _fold_arguments(steps: list[Step]) -> list[Step]:
-    """Fold a leading run of load_arg 0, 1, ... and the call of a kernel on all of them."""
-    n = 0
-    while n < len(steps) and steps[n].code == LOAD_ARG and steps[n].count == n:
-        n += 1
-    if n == len(steps) or steps[n].code != CALL or steps[n].count not in (n, -1):
+def _fold_arguments(steps: list[Step], nargs: int) -> list[Step]:
+    """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them."""
+    loads = [(LOAD_ARG, None, i, None) for i in range(nargs)]
+    if len(steps) == nargs or steps[:nargs] != loads:
         return steps
-    call = steps[n]
-    if call.value.kernel is None:
+    code, slot, count, attributes = steps[nargs]
+    if code != CALL or count not in (nargs, ALL) or slot.kernel is None:
         return steps
-    return [Step(CALL_ON_ARGS, call.value, n, call.attributes or None), *steps[n + 1 :]]
+    return [(CALL_ON_ARGS, slot, 0, attributes), *steps[nargs + 1 :]]
 
 
-def run(steps: list[Step], operands: Sequence[Array], store: FreeStore) -> list[Value]:
+def run(steps: list[Step], operands: tuple[Array, ...], store: FreeStore) -> list[Value]:
     """Run linked steps to `halt` and return the stack.
 
     Raises what a function raises; an `OpError` names the function and its operand types.
@@ -102,29 +101,29 @@ def run(steps: list[Step], operands: Sequence[Array], store: FreeStore) -> list[
     stack: list[Value] = []
     pc = 0
     while True:
-        code, value, count, attributes = steps[pc]
+        code, value, number, attributes = steps[pc]
         pc += 1
         if code == CALL_ON_ARGS:
             try:
                 if attributes is None:
-                    value.kernel(*operands[:count])
+                    value.kernel(*operands)
                 else:
-                    value.kernel(*operands[:count], **attributes)
+                    value.kernel(*operands, **attributes)
             except OpError as error:
-                raise value.refused(error, operands[:count]) from None
+                raise value.refused(error, operands) from None
         elif code == HALT:
             return stack
         elif code == LOAD_ARG:
-            stack.append(operands[count])
+            stack.append(operands[number])
         elif code == CALL:
-            base = len(stack) - count if count >= 0 else 0
+            base = len(stack) - number if number != ALL else 0
             stack[base:] = _call(value, stack[base:], attributes or {})
         elif code == PUSH:
             stack.append(value)
         elif code == LOAD_GLOBAL:
             stack.append(store.entry(stack.pop()).array)  # type: ignore[arg-type]
         else:
-            del stack[len(stack) - count :]
+            del stack[len(stack) - number :]
 
 
 def _call(slot: Slot, params: list[Value], attributes: dict[str, Any]) -> Sequence[Value]:

@@ -131,7 +131,8 @@ class VM:
         types it first comes with. Raises `HandleError`, and what `verify` and ops raise;
         whatever it raises, the VM is as before.
         """
-        with self._lock:
+        self._lock.acquire()  # half the price of `with`
+        try:
             args = tuple(args)
             linked = self._linked.get(id(program)) or self._link(program)
             operands = linked.bound.get(args) or self._bind(linked, program, args)
@@ -144,6 +145,8 @@ class VM:
                 finally:
                     self._running = False
             return _copies(outputs) if outputs else []
+        finally:
+            self._lock.release()
 
     def _link(self, program: Program) -> Linked:
         if self.checked:
@@ -162,7 +165,7 @@ class VM:
             if types not in linked.admitted:
                 verify(program, self.functions, types)
                 linked.admitted.add(types)
-        operands = tuple([entry.array for entry in entries])
+        operands = tuple([entry.array for entry in entries[: linked.nargs]])
         if not linked.bound:
             self._with_bindings.append(linked)
         elif len(linked.bound) >= _BOUND_LIMIT:

@@ -199,7 +199,7 @@ class _Session:
     """One differentiation: watched leaves, and the stretch of tape that a function filled."""
 
     def __init__(self, trees: Sequence[Tree]) -> None:
-        self.outer = recording.tape
+        self.outer = recording.get()
         self.tape = self.outer or Tape()
         self.trees = list(trees)
         if self.outer is not None:  # the outer tape may know these very tensors: watch twins
@@ -218,11 +218,11 @@ class _Session:
         self.slots = [x.slot for _, x in found]
 
     def run(self, fn: Callable[[], Any]) -> Any:
-        recording.tape = self.tape
+        before = recording.set(self.tape)
         try:
             return fn()
         finally:
-            recording.tape = self.outer
+            recording.reset(before)
 
     def pull(self, out: Tensor, seed: Tensor, *, keep: bool) -> list[Tree]:
         """The cotangents as trees like the arguments; zeros where nothing depends."""

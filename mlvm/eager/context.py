@@ -7,6 +7,7 @@ arena for as long as Python refers to them.
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from mlvm.arena.arena import Arena, scope
@@ -20,13 +21,8 @@ _lock = threading.Lock()
 _default: Arena | None = None
 
 
-class _Recording(threading.local):
-    """The tape that differentiable calls of this thread are recorded on."""
-
-    tape: Tape | None = None
-
-
-recording = _Recording()
+recording: ContextVar[Tape | None] = ContextVar("recording", default=None)
+"""The tape that differentiable calls are recorded on, for each thread or task."""
 
 
 def default_arena() -> Arena:
@@ -45,4 +41,4 @@ def default_vm() -> VMProtocol:
 
 def current_arena() -> Arena:
     """The arena that results are allocated in now."""
-    return scope.arena or default_arena()
+    return scope.get() or default_arena()

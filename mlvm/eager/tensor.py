@@ -93,22 +93,29 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
     Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
     `ArenaOverflow` when the result does not fit; nothing is allocated or recorded then.
     """
-    types = tuple([x.type for x in operands])
+    if len(operands) == 2:  # spelled out for speed, here and below
+        x, y = operands
+        types: tuple[TensorType, ...] = (x.type, y.type)
+    else:
+        types = tuple([x.type for x in operands])
     try:
         type = call.types[types]
     except KeyError:
         type = call.infer(types)
-    arena = scope.arena or current_arena()
+    arena = scope.get() or current_arena()
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
     out.tape = None
-    handles = (out.handle, *[x.handle for x in operands])
+    if len(operands) == 2:
+        handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
+    else:
+        handles = (out.handle, *[x.handle for x in operands])
     try:
         arena.vm.launch(call.into[len(handles)], handles)
     except HandleError as error:
         raise _explain(error, arena.vm, operands) from None
-    tape = recording.tape
+    tape = recording.get()
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
@@ -139,7 +146,7 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     """The bytes of `x` under another type, recorded as the op `call`; nothing is copied."""
     out = x.arena.view(x, type, Tensor)
     out.tape = None
-    tape = recording.tape
+    tape = recording.get()
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
     return out
@@ -154,14 +161,15 @@ def _apply_dynamic(
     except HandleError as error:
         raise _explain(error, arena.vm, operands) from None
     out = from_array(array)
-    if recording.tape is not None:
-        recording.tape.record(call, operands, types, out)
+    tape = recording.get()
+    if tape is not None:
+        tape.record(call, operands, types, out)
     return out
 
 
 def from_array(array: Array) -> Tensor:
     """A new tensor in the current arena with a copy of the array."""
-    arena = scope.arena or current_arena()
+    arena = scope.get() or current_arena()
     out = arena.alloc(TensorType.of(array), Tensor)
     out.tape = None
     arena.vm.write(out.handle, array)
@@ -201,7 +209,7 @@ def constant(value: Scalar, dtype: DType) -> Tensor:
     As in the Array API a scalar adopts the tensor's dtype, if it is of its kind: raises
     `DTypeError` for a float beside integers, `OperandValueError` for an integer out of range.
     """
-    vm = (scope.arena or current_arena()).vm
+    vm = (scope.get() or current_arena()).vm
     pool: _Constants | None = vm.attachments.get("constants")
     if pool is None:
         pool = vm.attachments.setdefault("constants", _Constants(vm))

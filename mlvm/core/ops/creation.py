@@ -28,7 +28,7 @@ def _full(value: TensorType, shape: tuple[int, ...]) -> TensorType:
 
 
 def _arange(start: int | float, stop: int | float, step: int | float, dtype: str) -> TensorType:
-    kind = TensorType(dtype)
+    kind = TensorType(DType.named(dtype))
     require("numeric", kind)
     _finite(start=start, stop=stop, step=step)
     if step == 0:
@@ -50,7 +50,7 @@ def _arange(start: int | float, stop: int | float, step: int | float, dtype: str
 
 
 def _linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -> TensorType:
-    kind = TensorType(dtype)
+    kind = TensorType(DType.named(dtype))
     require("float", kind)
     _finite(start=start, stop=stop)
     if num < 0:

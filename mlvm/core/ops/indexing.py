@@ -16,7 +16,7 @@ import numpy as np
 from mlvm.core.errors import AttributeRefused, OperandValueError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.rules import normalize_axis, require
-from mlvm.core.types import Array, Shape, TensorType
+from mlvm.core.types import Array, DType, Shape, TensorType
 
 # --- type rules ----------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ def _one_hot(indices: TensorType, num_classes: int, dtype: str) -> TensorType:
     require("integer", indices)
     if num_classes < 0:
         raise AttributeRefused(f"num_classes must be >= 0, not {num_classes}")
-    return TensorType(dtype, (*indices.shape, num_classes))
+    return TensorType(DType.named(dtype), (*indices.shape, num_classes))
 
 
 def _nonzero_indices(x: TensorType) -> None:

@@ -16,13 +16,40 @@ from mlvm.core.types import DType, TensorType
 from tests.core.ops.evaluate import evaluate
 
 INF, NAN = np.inf, np.nan
-FLOAT_ONLY = (
-    "divide exp expm1 log log1p log2 log10 sqrt rsqrt sin cos tan tanh sigmoid erf".split()
-)
-NO_BOOL = "add subtract multiply maximum pow abs sign square floor less isnan negative".split()
-BOOL_ONLY = "logical_and logical_or logical_xor logical_not".split()
-NO_FLOAT = "bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift".split()
-IN_PLACE = "add subtract multiply divide maximum clip where".split()
+FLOAT_ONLY = [
+    "divide",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sigmoid",
+    "erf",
+]
+NO_BOOL = [
+    "add",
+    "subtract",
+    "multiply",
+    "maximum",
+    "pow",
+    "abs",
+    "sign",
+    "square",
+    "floor",
+    "less",
+    "isnan",
+    "negative",
+]
+BOOL_ONLY = ["logical_and", "logical_or", "logical_xor", "logical_not"]
+NO_FLOAT = ["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift"]
+IN_PLACE = ["add", "subtract", "multiply", "divide", "maximum", "clip", "where"]
 
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 

@@ -1,0 +1,62 @@
+"""What an eager call launches, as one program that can be read, and launched again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mlvm.core.errors import ProgramError
+from mlvm.core.program import Instruction, Opcode, Program
+from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.types import Array
+from mlvm.eager.context import current_arena
+
+Launch = tuple[Program, tuple[TensorHandle, ...]]
+
+
+@contextmanager
+def launches(vm: VMProtocol) -> Iterator[list[Launch]]:
+    """The list of what is launched on the VM inside the block, in order."""
+    found: list[Launch] = []
+    launch = vm.launch
+
+    def listed(program: Program, args: Sequence[TensorHandle] = ()) -> list[Array]:
+        found.append((program, tuple(args)))
+        return launch(program, args)
+
+    vm.launch = listed  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        del vm.launch  # type: ignore[method-assign]
+
+
+def concatenate(found: Sequence[Launch]) -> Program:
+    """One program that does what the launches did: each argument is loaded by its handle.
+
+    Raises `ProgramError` for a launched program that is more than a straight `main`.
+    """
+    code: list[Instruction] = []
+    for program, args in found:
+        if len(program.functions) > 1 or program.constants:
+            raise ProgramError("only straight programs without constants are concatenated")
+        for instruction in program.main.code:
+            if instruction.opcode is Opcode.load_arg:
+                handle = args[instruction.immediates[0]]
+                code.append(Instruction(Opcode.push_int, (handle,)))
+                code.append(Instruction(Opcode.load_global))
+            elif instruction.opcode is not Opcode.halt:
+                code.append(instruction)
+    return Program.straight([*code, Instruction(Opcode.halt)])
+
+
+def program_of(fn: Callable[..., Any], *args: Any) -> Program:
+    """Call `fn(*args)` on the current VM, and return what it launched as one program.
+
+    The program names tensors by the handles they have now; while these live, launching it
+    computes the same again.
+    """
+    with launches(current_arena().vm) as found:
+        fn(*args)
+    return concatenate(found)

@@ -1,0 +1,227 @@
+"""Indexing ops: transposes of each other, numpy's answers, and indices that do not exist."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OperandValueError, ShapeError
+from mlvm.core.types import Array
+from tests.core.ops.evaluate import evaluate
+
+RNG = np.random.default_rng(10)
+
+lengths = st.integers(0, 4)
+index_dtypes = st.sampled_from([np.int8, np.int16, np.int32, np.int64])
+
+
+def integers(shape: tuple[int, ...]) -> Array:
+    """Small whole numbers, so that inner products are exact."""
+    return RNG.integers(-9, 10, shape).astype(np.float64)
+
+
+@st.composite
+def choices(draw: st.DrawFn, *, along: bool) -> tuple[Array, Array, int]:
+    """A tensor, indices into one of its axes (with its other axes if `along`), and the axis."""
+    shape = draw(st.lists(lengths, min_size=1, max_size=3))
+    axis = draw(st.integers(0, len(shape) - 1))
+    n = shape[axis]
+    if along:
+        at = tuple(draw(lengths) if i == axis else k for i, k in enumerate(shape))
+    else:
+        at = tuple(draw(st.lists(lengths, max_size=2)))
+    size = int(np.prod(at)) if n else 0
+    if n == 0:
+        at = tuple(0 if i == axis or not along else k for i, k in enumerate(at)) or (0,)
+    values = draw(st.lists(st.integers(-n, max(n - 1, 0)), min_size=size, max_size=size))
+    indices = np.array(values, draw(index_dtypes)).reshape(at)
+    return integers(tuple(shape)), indices, axis - draw(st.sampled_from([0, len(shape)]))
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+@given(choices(along=False))
+def test_take_is_numpys_and_scatter_add_its_transpose(choice: tuple[Array, Array, int]) -> None:
+    x, indices, axis = choice
+    taken = evaluate("take", x, indices, axis=axis)
+    if indices.size:
+        np.testing.assert_array_equal(taken, np.take(x, indices, axis))
+    y = integers(taken.shape)
+    scattered = evaluate("scatter_add", y, indices, axis=axis, length=x.shape[axis])
+    assert scattered.shape == x.shape
+    assert np.sum(taken * y) == np.sum(x * scattered)
+
+
+@given(choices(along=True))
+def test_take_along_axis_is_numpys_and_has_a_transpose(choice: tuple[Array, Array, int]) -> None:
+    x, indices, axis = choice
+    taken = evaluate("take_along_axis", x, indices, axis=axis)
+    np.testing.assert_array_equal(taken, np.take_along_axis(x, indices.astype(int), axis))
+    y = integers(taken.shape)
+    scattered = evaluate("scatter_add_along_axis", y, indices, axis=axis, length=x.shape[axis])
+    assert scattered.shape == x.shape
+    assert np.sum(taken * y) == np.sum(x * scattered)
+
+
+@given(st.lists(lengths, max_size=3).map(tuple), st.data())
+def test_boolean_index_is_numpys_and_mask_scatter_its_transpose(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    x = integers(shape)
+    mask = RNG.random(shape[: data.draw(st.integers(0, len(shape)))]) < 0.5
+    mask = np.asarray(mask)
+    chosen = evaluate("boolean_index", x, mask)
+    assert chosen.flags.c_contiguous
+    np.testing.assert_array_equal(chosen, x[mask])
+    y = integers(chosen.shape)
+    scattered = evaluate("mask_scatter", y, mask, shape=shape)
+    assert np.sum(chosen * y) == np.sum(x * scattered)
+
+
+@given(st.lists(lengths, max_size=3).map(tuple))
+def test_nonzero_indices_are_numpys(shape: tuple[int, ...]) -> None:
+    x = RNG.integers(0, 2, shape)
+    found = evaluate("nonzero_indices", x)
+    assert found.dtype == np.int64
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, np.argwhere(x))
+
+
+def test_many_updates_of_few_places() -> None:
+    indices = RNG.integers(0, 3, 10_000)
+    counts = evaluate("scatter_add", np.ones((10_000, 2)), indices, axis=0, length=3)
+    assert counts.tolist() == [[n, n] for n in np.bincount(indices).tolist()]
+
+
+def test_one_hot_is_a_selection() -> None:
+    weights = integers((5, 3))
+    indices = np.array([[4, 0], [2, 2]], np.uint16)
+    chosen = evaluate("one_hot", indices, num_classes=5, dtype="f64") @ weights
+    np.testing.assert_array_equal(chosen, weights[indices])
+    assert evaluate("one_hot", np.zeros(0, int), num_classes=0).shape == (0, 0)
+
+
+# --- indices out of range -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        (np.array([0, 3, 4]), "index 3 at position [1] is out of range for length 3"),
+        (np.array([[0, 1], [-4, 9]]), "index -4 at position [1, 0] is out of range for length 3"),
+        (np.array(3, np.int8), "index 3 at position [] is out of range"),
+        (np.array([2**64 - 1], np.uint64), "index 18446744073709551615 at position [0]"),
+    ],
+)
+def test_the_error_names_the_first_bad_index(indices: Array, message: str) -> None:
+    with pytest.raises(OperandValueError, match=re.escape(message)):
+        evaluate("take", np.zeros((3, 2)), indices, axis=0)
+    with pytest.raises(OperandValueError, match=re.escape(message)):
+        evaluate("scatter_add", np.zeros((*indices.shape, 2)), indices, axis=0, length=3)
+
+
+def test_indices_along_an_axis_out_of_range() -> None:
+    x, indices = np.zeros((2, 3)), np.array([[0], [-4]])
+    message = re.escape("index -4 at position [1, 0] is out of range for length 3")
+    with pytest.raises(OperandValueError, match=message):
+        evaluate("take_along_axis", x, indices, axis=1)
+    with pytest.raises(OperandValueError, match=message):
+        evaluate("scatter_add_along_axis", x[:, :1], indices, axis=1, length=3)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_one_hot_has_no_negative_indices(index: int) -> None:
+    with pytest.raises(OperandValueError, match=f"index {index} at position .1. is out of range"):
+        evaluate("one_hot", np.array([0, index]), num_classes=3)
+
+
+def test_an_empty_axis_has_no_index() -> None:
+    with pytest.raises(OperandValueError, match="out of range for length 0"):
+        evaluate("take", np.zeros((0, 2)), np.array([0]), axis=0)
+    empty = evaluate("take", np.zeros((0, 2)), np.zeros((3, 0), int), axis=0)
+    assert empty.shape == (3, 0, 2)
+
+
+# --- what they refuse -----------------------------------------------------------------
+
+X, AT, MASK = np.zeros((2, 3)), np.zeros(2, int), np.ones(2, bool)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes", "error", "message"),
+    [
+        ("take", (X, X), {"axis": 0}, DTypeError, "must be integer"),
+        ("take", (X, MASK), {"axis": 0}, DTypeError, "must be integer"),
+        ("take", (X, AT), {"axis": 2}, AttributeRefused, "axis 2 is out of range"),
+        ("take", (X, AT), {}, AttributeRefused, "attribute 'axis' is missing"),
+        (
+            "scatter_add",
+            (X, np.zeros(3, int)),
+            {"axis": 0, "length": 4},
+            ShapeError,
+            "the indices' shape (3,) from axis 0 on, not (2,)",
+        ),
+        (
+            "scatter_add",
+            (np.zeros(2), np.zeros((2, 1), int)),
+            {"axis": 0, "length": 4},
+            ShapeError,
+            "updates need the 2 axes of indices, and have 1",
+        ),
+        (
+            "scatter_add",
+            (X, AT),
+            {"axis": 0, "length": -1},
+            AttributeRefused,
+            "length must be >= 0",
+        ),
+        ("scatter_add", (X > 0, AT), {"axis": 0, "length": 1}, DTypeError, "bool is not allowed"),
+        ("scatter_add", (X, AT), {"axis": -3, "length": 1}, AttributeRefused, "out of range"),
+        ("take_along_axis", (X, AT), {"axis": 0}, ShapeError, "the same shape but for axis 0"),
+        (
+            "take_along_axis",
+            (X, np.zeros((1, 3), int)),
+            {"axis": 1},
+            ShapeError,
+            "the same shape but for axis 1",
+        ),
+        (
+            "scatter_add_along_axis",
+            (X, AT),
+            {"axis": 0, "length": 2},
+            ShapeError,
+            "must be of the same shape",
+        ),
+        ("one_hot", (X,), {"num_classes": 2}, DTypeError, "must be integer"),
+        ("one_hot", (AT,), {"num_classes": -1}, AttributeRefused, "num_classes must be >= 0"),
+        ("one_hot", (AT,), {"num_classes": 2, "dtype": "int8"}, DTypeError, "no dtype 'int8'"),
+        ("boolean_index", (X, AT), {}, DTypeError, "must be bool"),
+        ("boolean_index", (X, np.ones(3, bool)), {}, ShapeError, "mask of shape (3,) does not"),
+        ("boolean_index", (np.zeros(2), X > 0), {}, ShapeError, "does not cover"),
+        ("mask_scatter", (X, MASK), {"shape": (3, 3)}, ShapeError, "does not cover"),
+        ("mask_scatter", (X, MASK), {"shape": (2, 4)}, ShapeError, "must be of shape (4,)"),
+        ("mask_scatter", (np.zeros(()), MASK), {"shape": (2,)}, ShapeError, "must be of shape ()"),
+        (
+            "mask_scatter",
+            (np.zeros((1, 3)), MASK),
+            {"shape": (2, 3)},
+            OperandValueError,
+            "the mask has 2 places for 1 updates",
+        ),
+    ],
+)
+def test_refused(
+    name: str,
+    inputs: tuple[Array, ...],
+    attributes: dict[str, Any],
+    error: type[MlvmError],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        evaluate(name, *inputs, **attributes)
