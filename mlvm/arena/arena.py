@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -30,9 +30,7 @@ class Region:
 
     __slots__ = ("bin", "handles", "holder", "nbytes", "offset", "storage", "views")
 
-    def __init__(
-        self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region]
-    ) -> None:
+    def __init__(self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region]) -> None:
         self.storage = storage
         self.offset = offset
         self.nbytes = nbytes
@@ -64,6 +62,11 @@ class Allocation:
             region.holder = None
             region.bin.append(region)
             self.arena.used -= region.nbytes
+
+    @property
+    def root(self) -> Allocation:
+        """What owns the bytes: the base of a view, else the allocation itself."""
+        return self if self.base is None else self.base
 
     def stale(self) -> StaleTensor:
         """The error for using this allocation after its end."""
@@ -114,14 +117,15 @@ class Arena:
         self._regions: list[Region] = []
         self._chunks: list[Chunk] = []
         self._entered: list[Token[Arena | None]] = []
-        if capacity:
+        if capacity is not None:
             self._add_chunk(capacity)
-        self._close = weakref.finalize(self, _dealloc, vm, self._chunks)
+        # Not the VM itself: it may hold this arena in its attachments, and must be free to die.
+        self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), self._chunks)
         self._close.atexit = False
 
     # --- allocation ---
 
-    def alloc(self, type: TensorType, kind: type[A] = cast(Any, Allocation)) -> A:
+    def alloc(self, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
         """A tensor of that type, its bytes undefined.
 
         Raises `ArenaOverflow` when a fixed capacity does not suffice, `ArenaError` after close.
@@ -142,8 +146,12 @@ class Arena:
         region.holder = weakref.ref(tensor)
         return tensor
 
-    def view(self, base: Allocation, type: TensorType, kind: type[A] = cast(Any, Allocation)) -> A:
-        """Another tensor over the same bytes, of a type with as many. It keeps `base` alive."""
+    def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
+        """Another tensor over the same bytes, of a type with as many. It keeps `base` alive.
+
+        Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
+        """
+        self._require_own(base)
         while base.base is not None:
             base = base.base
         region = base.region
@@ -163,7 +171,11 @@ class Arena:
         return tensor
 
     def free(self, tensor: Allocation) -> None:
-        """Give the tensor's bytes back now; it is stale from here on. Raises `StaleTensor`."""
+        """Give the tensor's bytes back now; it is stale from here on.
+
+        Raises `StaleTensor`, or `ArenaError` for a view or a tensor of another arena.
+        """
+        self._require_own(tensor)
         if tensor.region is None:
             raise tensor.stale() if tensor.base is None else ArenaError("free the base of a view")
         region = tensor.region
@@ -224,16 +236,23 @@ class Arena:
 
     def live(self) -> list[Allocation]:
         """The tensors that hold a region now, in order of address."""
-        holders = [region.holder() for region in self._regions if region.holder is not None]
+        regions = sorted(self._regions, key=lambda region: (region.storage, region.offset))
+        holders = [region.holder() for region in regions if region.holder is not None]
         return [tensor for tensor in holders if tensor is not None]
 
     def __repr__(self) -> str:
         return (
-            f"<Arena {self.name!r} on {self.vm.name}: {self.used:,} of {self.capacity:,} bytes used, "
-            f"high water {self.high_water:,}>"
+            f"<Arena {self.name!r} on {self.vm.name}: {self.used:,} of {self.capacity:,} bytes "
+            f"used, high water {self.high_water:,}>"
         )
 
     # --- inside ---
+
+    def _require_own(self, tensor: Allocation) -> None:
+        if tensor.arena is not self:
+            raise ArenaError(
+                f"arena {self.name!r} was given a {tensor.type} of arena {tensor.arena.name!r}"
+            )
 
     def _view(self, region: Region, type: TensorType) -> TensorHandle:
         handle = self.vm.tensor_from_storage(region.storage, type, region.offset)
@@ -242,7 +261,7 @@ class Arena:
         return handle
 
     def _end(self, region: Region, why: str) -> None:
-        holder = region.holder and region.holder()
+        holder = region.holder() if region.holder is not None else None
         views = list(region.views.values()) if region.views else []
         for tensor in [holder, *views] if holder is not None else views:
             tensor.region = None
@@ -283,7 +302,9 @@ class Arena:
         return chunk
 
 
-def _dealloc(vm: VMProtocol, chunks: list[Chunk]) -> None:
-    for chunk in chunks:
-        vm.dealloc_storage(chunk.storage)
+def _dealloc(reference: weakref.ref[VMProtocol], chunks: list[Chunk]) -> None:
+    vm = reference()
+    if vm is not None:
+        for chunk in chunks:
+            vm.dealloc_storage(chunk.storage)
     chunks.clear()

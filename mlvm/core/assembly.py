@@ -1,11 +1,11 @@
 """The text form of programs. `disassemble` writes it; the assembler that reads it is to come.
 
-    .const two f32[] 2
-    .func main 0 *                  ; name, parameters, results
-        load_arg 0
-        push_str "mean"
-        cfunc 1 1 {"axis": null, "keepdims": false}
-        halt
+.const two f32[] 2
+.func main 0 *                  ; name, parameters, results
+    load_arg 0
+    push_str "mean"
+    cfunc 1 1 {"axis": null, "keepdims": false}
+    halt
 """
 
 from __future__ import annotations
@@ -58,17 +58,22 @@ def format_instruction(instruction: Instruction) -> str:
 
 def _format_immediate(opcode: Opcode, value: Any) -> str:
     if isinstance(value, Mapping):
-        return json.dumps(dict(value))
+        return json.dumps(dict(value), default=_format_attribute)
     if opcode is Opcode.push_str:
         return json.dumps(value)
     return f"L{value}" if "label" in opcode.immediates else str(value)
 
 
+def _format_attribute(value: Any) -> Any:
+    """What JSON has no text for: numpy scalars, and a `DType`, which goes by its name."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
 def _format_element(x: np.generic) -> str:
-    """The shortest text that reads back as the same element."""
+    """The fewest digits that read back as the same element."""
     if isinstance(x, np.bool_):
         return "true" if x else "false"
-    if isinstance(x, np.floating) and not np.isfinite(x):
+    if not isinstance(x, np.floating):
         return str(x)
-    text = np.format_float_positional(x, trim="-") if isinstance(x, np.floating) else str(x)
-    return repr(x.item()) if len(text) > 24 else text
+    text = np.format_float_positional(x, trim="-")
+    return text if len(text) <= 24 else np.format_float_scientific(x, trim="-")

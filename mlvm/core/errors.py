@@ -5,6 +5,7 @@
     │   ├── ShapeError          (ValueError)  the shapes do not fit
     │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
     │   ├── AttributeRefused    (TypeError)   unknown, missing or impossible attribute
+    │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
     │   └── OperandValueError   (ValueError)  a value is out of range (a label, an index)
     ├── ProgramError            (ValueError)  the verifier refuses a program
     ├── UnknownFunction         (LookupError) no function of that name in the table
@@ -66,6 +67,10 @@ class AttributeRefused(OpError, TypeError):
     """An attribute is unknown, missing, of the wrong kind or out of range."""
 
 
+class IndexRefused(OpError, IndexError):
+    """An index in x[...] is out of range, of the wrong kind, or one too many."""
+
+
 class OperandValueError(OpError, ValueError):
     """An operand holds a value the op has no meaning for."""
 
@@ -76,9 +81,6 @@ class ProgramError(MlvmError, ValueError):
 
 class UnknownFunction(MlvmError, LookupError):
     """No function of that name is registered."""
-
-    def __str__(self) -> str:
-        return Exception.__str__(self)
 
 
 class HandleError(MlvmError, LookupError):

@@ -11,6 +11,7 @@ The loop's stack is a Python list; a Tensor on it is a numpy array, an Int an in
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -41,9 +42,12 @@ class Linked:
 
     `nargs`: how many arguments it uses. `admitted`: argument types it was verified for.
     `bound`: operands by argument handles, forgotten as soon as a handle may name another array.
+    `program`: refers to the program without keeping it; the VM forgets the link when it dies.
     """
 
-    __slots__ = ("admitted", "bound", "nargs", "steps")
+    __slots__ = ("admitted", "bound", "nargs", "program", "steps")
+
+    program: weakref.ref[Program]
 
     def __init__(self, steps: list[Step], nargs: int) -> None:
         self.steps = steps
@@ -60,6 +64,7 @@ def link(program: Program, functions: FunctionTable) -> Linked:
         match opcode:
             case Opcode.halt:
                 steps.append((HALT, None, 0, None))
+                break  # nothing jumps, so what follows is never run
             case Opcode.push_int | Opcode.push_str:
                 steps.append((PUSH, immediates[0], 0, None))
             case Opcode.push_const:
@@ -74,9 +79,9 @@ def link(program: Program, functions: FunctionTable) -> Linked:
             case Opcode.cfunc:
                 _, name, _, _ = steps.pop()
                 slot = functions.slot(name)
-                attributes = dict(slot.bind(immediates[2] if len(immediates) > 2 else NO_ATTRIBUTES))
+                given = immediates[2] if len(immediates) > 2 else NO_ATTRIBUTES
                 count = ALL if immediates[0] == STAR else immediates[0]
-                steps.append((CALL, slot, count, attributes or None))
+                steps.append((CALL, slot, count, dict(slot.bind(given)) or None))
             case _:
                 raise ProgramError(f"{opcode.text} is not run yet")
     return Linked(_fold_arguments(steps, nargs), nargs)
@@ -84,8 +89,7 @@ def link(program: Program, functions: FunctionTable) -> Linked:
 
 def _fold_arguments(steps: list[Step], nargs: int) -> list[Step]:
     """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them."""
-    loads = [(LOAD_ARG, None, i, None) for i in range(nargs)]
-    if len(steps) == nargs or steps[:nargs] != loads:
+    if len(steps) <= nargs or steps[:nargs] != [(LOAD_ARG, None, i, None) for i in range(nargs)]:
         return steps
     code, slot, count, attributes = steps[nargs]
     if code != CALL or count not in (nargs, ALL) or slot.kernel is None:

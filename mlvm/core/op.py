@@ -15,6 +15,7 @@ The function table, the assembler, `mlvm.eager` and `python -m mlvm ops` read `O
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,11 @@ class Op:
         }
 
     @property
+    def in_place(self) -> bool:
+        """Whether `out` may be an operand: the elementwise ops see to that."""
+        return self.room == "elementwise"
+
+    @property
     def signature(self) -> str:
         """`multiply(x, y)`, `sum(x, *, axis: ... = None, keepdims: bool = False)`."""
         inputs = [*self.inputs[:-1], "*" + self.inputs[-1]] if self.variadic else [*self.inputs]
@@ -121,7 +127,8 @@ class Op:
                 raise ShapeError(f"takes {few}{more} tensors, was given {len(operands)}")
             return self._infer(*operands, **attributes)
         except OpError as error:
-            raise error.at(self.name, operands)
+            error.at(self.name, operands)
+            raise
 
     def __repr__(self) -> str:
         return f"<op {self.signature}>"
@@ -167,4 +174,6 @@ def _matches(value: Any, hint: Any) -> bool:
         return value is None
     if isinstance(value, bool):
         return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+    if hint is float and isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, hint)

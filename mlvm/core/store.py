@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import MAX_NBYTES, Array, TensorType
 
 Handle = int
 ALIGNMENT: Final = 64
@@ -66,8 +66,8 @@ class FreeStore:
         return Storage(nbytes, aligned_zeros(nbytes))
 
     def alloc_storage(self, nbytes: int) -> Handle:
-        if nbytes < 0:
-            raise ShapeError(f"a storage has a size >= 0, not {nbytes}")
+        if not 0 <= nbytes <= MAX_NBYTES:
+            raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes}")
         handle = next(_handles)
         self._storages[handle] = self.new_storage(nbytes)
         self.consumed += nbytes
@@ -135,6 +135,8 @@ class FreeStore:
             raise HandleError(f"storage handle {handle!r} {self._fate(handle)}") from None
 
     def _fate(self, handle: Handle) -> str:
+        if not isinstance(handle, (int, np.integer)):  # asked for what no type checker saw
+            return "is no handle, which is an integer"
         if handle in self._storages:
             return "names a storage, not a tensor"
         if handle in self._entries:

@@ -7,9 +7,10 @@ print as the assembler writes them: `f32[32,64]`, `bool[]`.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,15 +45,20 @@ class DType:
 
     @staticmethod
     def of(dtype: object) -> DType:
-        """The dtype equal to a `DType`, a short name, or anything `np.dtype` understands."""
+        """The dtype equal to a `DType`, a short name, or what `np.dtype` understands, but None.
+
+        Raises `DTypeError` for anything else, such as a dtype of the other byte order.
+        """
         if isinstance(dtype, DType):
             return dtype
         if isinstance(dtype, str) and dtype in DType.all:
             return DType.all[dtype]
         try:
-            return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
-        except (KeyError, TypeError):
-            raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}") from None
+            if dtype is not None:  # which would be f64 to numpy
+                return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
+        except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
+            pass
+        raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
 
     @property
     def is_float(self) -> bool:
@@ -125,6 +131,8 @@ def promote(x: DType, y: DType) -> DType:
 
 
 Shape: TypeAlias = tuple[int, ...]
+MAX_NDIM: Final = 64  # as numpy has it
+MAX_NBYTES: Final = 1 << 62
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
@@ -133,7 +141,8 @@ class TensorType:
     """A dtype and a shape. `TensorType("f32", (2, 3))` is always the same object.
 
     `size` counts elements, `nbytes` the bytes of a packed row-major tensor.
-    Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length.
+    Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length,
+    for more than 64 dimensions, and for more than 2**62 bytes (not counting lengths of 0).
     """
 
     __slots__ = ("dtype", "nbytes", "ndim", "shape", "size")
@@ -147,19 +156,21 @@ class TensorType:
 
     def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
         dtype = dtype if isinstance(dtype, DType) else DType.of(dtype)
-        shape = tuple(shape)
+        shape = _as_shape(shape)
         known = cls._interned.get((dtype, shape))
         if known is not None:
             return known
-        if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
-            raise ShapeError(f"a shape is a tuple of integers >= 0, not {shape}")
+        if len(shape) > MAX_NDIM:
+            raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
+        if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_NBYTES:
+            raise ShapeError(f"{dtype} of shape {shape} is larger than {MAX_NBYTES} bytes")
         self = super().__new__(cls)
         self.dtype = dtype
-        self.shape = tuple(map(int, shape))
+        self.shape = shape
         self.ndim = len(shape)
-        self.size = math.prod(self.shape)
+        self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
-        return cls._interned.setdefault((dtype, self.shape), self)
+        return cls._interned.setdefault((dtype, shape), self)
 
     @staticmethod
     def of(array: Array) -> TensorType:
@@ -186,3 +197,13 @@ class TensorType:
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorType, (self.dtype, self.shape)
+
+
+def _as_shape(lengths: Sequence[int]) -> Shape:
+    try:
+        shape = tuple([int(operator.index(n)) for n in lengths])
+    except TypeError:
+        shape = (-1,)
+    if shape and min(shape) < 0:
+        raise ShapeError(f"a shape is a tuple of integers >= 0, not {lengths!r}")
+    return shape

@@ -7,7 +7,7 @@ function, constant or attribute, operands an op refuses. What it has passed runs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.assembly import format_instruction
@@ -33,11 +33,13 @@ EXECUTABLE: Final = frozenset(
 
 
 class Abstract(NamedTuple):
-    """What is known of a stack slot: its kind; a Tensor's type or a Str's text where known."""
+    """What is known of a stack slot: its kind; a Tensor's type or a Str's text where known;
+    whether it is a constant, which nothing may write to."""
 
     kind: str
     type: TensorType | None = None
     text: str | None = None
+    constant: bool = False
 
     def __str__(self) -> str:
         return str(self.type) if self.type else self.kind
@@ -73,8 +75,9 @@ class _Walk:
         self.instruction = Instruction(Opcode.halt)
 
     def run(self) -> None:
-        for self.pc, self.instruction in enumerate(self.program.main.code):
-            opcode, immediates = self.instruction
+        for pc, instruction in enumerate(self.program.main.code):
+            self.pc, self.instruction = pc, instruction
+            opcode, immediates = instruction
             if opcode not in EXECUTABLE:
                 raise self.error("this instruction is not run yet")
             few = sum(not name.endswith("?") for name in opcode.immediates)
@@ -96,10 +99,11 @@ class _Walk:
         self.stack.append(Abstract("Str", text=s))
 
     def push_const(self, name: Any) -> None:
-        if name not in self.program.constants:
+        if not isinstance(name, str) or name not in self.program.constants:
             known = ", ".join(self.program.constants) or "none"
             raise self.error(f"no constant {name!r}; there are: {known}")
-        self.stack.append(Abstract("Tensor", TensorType.of(self.program.constants[name])))
+        type = TensorType.of(self.program.constants[name])
+        self.stack.append(Abstract("Tensor", type, constant=True))
 
     def load_arg(self, i: Any) -> None:
         if not isinstance(i, int) or i < 0:
@@ -123,18 +127,22 @@ class _Walk:
         for count in (nparams, nresults):
             if count != STAR and (not isinstance(count, int) or count < 0):
                 raise self.error(f"a count is an integer >= 0 or *, not {count!r}")
+        if not isinstance(attributes, Mapping):
+            raise self.error(f"attributes are a mapping, not {attributes!r}")
         name = self.take("Str").text
+        if name is None or self.program.main.code[self.pc - 1].opcode is not Opcode.push_str:
+            raise self.error("the instruction before must push the function's name")
         count = len(self.stack) if nparams == STAR else nparams
         self.reach(count)
         operands = self.stack[len(self.stack) - count :]
-        if name is None:  # pragma: no cover - every Str is a literal until frames come
-            raise self.error("the function's name is not known")
         try:
             slot = self.functions.slot(name)
             if nresults not in (STAR, slot.nresults):
                 raise self.error(f"{name} leaves {slot.nresults} results, not {nresults}")
             if any(x.kind != "Tensor" for x in operands):
                 raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
+            if slot.kernel is not None and operands and operands[0].constant:
+                raise self.error(f"{name} would write to a constant")
             attributes = slot.bind(attributes)
             types = [x.type for x in operands if x.type is not None]
             known = len(types) == count
@@ -152,7 +160,7 @@ class _Walk:
         self.reach(1)
         value = self.stack.pop()
         if value.kind != kind:
-            raise self.error(f"a {kind} is wanted on top of the stack, not {value}")
+            raise self.error(f"{kind} is wanted on top of the stack, not {value}")
         return value
 
     def reach(self, n: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core import machine
-from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.functions import FunctionTable, Value
 from mlvm.core.machine import Linked
 from mlvm.core.program import Program
@@ -41,9 +41,9 @@ class VM:
         self._store = self._new_store()
         self._lock = threading.RLock()
         self._linked: dict[int, Linked] = {}
-        self._with_bindings: list[Linked] = []
+        self._with_bindings: dict[int, Linked] = {}
         self._running = False
-        self._context = contextvars.copy_context()
+        self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
 
     def _new_store(self) -> FreeStore:
@@ -133,9 +133,14 @@ class VM:
         """
         self._lock.acquire()  # half the price of `with`
         try:
-            args = tuple(args)
             linked = self._linked.get(id(program)) or self._link(program)
-            operands = linked.bound.get(args) or self._bind(linked, program, args)
+            try:
+                args = tuple(args)
+                operands = linked.bound.get(args)
+            except TypeError:  # not iterable, or not hashable
+                raise HandleError(f"launch takes tensor handles, not {args!r}") from None
+            if not operands:
+                operands = self._bind(linked, program, args)
             if self._running:  # a host function launches again
                 outputs = machine.run(linked.steps, operands, self._store)
             else:
@@ -151,9 +156,16 @@ class VM:
     def _link(self, program: Program) -> Linked:
         if self.checked:
             verify(program, self.functions)
-        linked = machine.link(program, self.functions)
-        self._linked[id(program)] = linked
-        weakref.finalize(program, self._linked.pop, id(program), None).atexit = False
+        linked = self._linked[id(program)] = machine.link(program, self.functions)
+        key, me = id(program), weakref.ref(self)
+
+        def forget(_: weakref.ref[Program]) -> None:
+            vm = me()
+            if vm is not None:
+                del vm._linked[key]
+                vm._with_bindings.pop(key, None)
+
+        linked.program = weakref.ref(program, forget)
         return linked
 
     def _bind(
@@ -166,22 +178,23 @@ class VM:
                 verify(program, self.functions, types)
                 linked.admitted.add(types)
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
-        if not linked.bound:
-            self._with_bindings.append(linked)
-        elif len(linked.bound) >= _BOUND_LIMIT:
+        if len(linked.bound) >= _BOUND_LIMIT:
             linked.bound.clear()
         linked.bound[args] = operands
+        self._with_bindings[id(program)] = linked
         return operands
 
     def _forget_bindings(self) -> None:
         """Handles may name other arrays now, and arrays that ended must not be kept alive."""
-        for linked in self._with_bindings:
+        with_bindings, self._with_bindings = self._with_bindings, {}
+        for linked in with_bindings.values():
             linked.bound.clear()
-        self._with_bindings.clear()
 
 
 def check_write(type: TensorType, array: Array) -> None:
     """Raise `DTypeError` or `ShapeError` unless the array is of the tensor's own type."""
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise DTypeError(f"write to {type}: an array is wanted, not a {array.__class__.__name__}")
     if array.dtype != type.dtype.numpy:
         raise DTypeError(f"write to {type}: the array's dtype is {array.dtype}")
     if array.shape != type.shape:

@@ -3,7 +3,8 @@
 While a tape is on, every call on a tensor that depends on a watched one leaves a node: the
 rules to apply, where the operands' cotangents go, and only those values that the rules name.
 Backward, each node is visited once, without recursion, and dropped. Rules are ordinary eager
-code, so an outer tape records them, and gradients nest to any order.
+code, so an outer tape records them, and gradients nest to any order. Each thread has a tape
+of its own.
 
 The method and its terms: Griewank & Walther, Evaluating Derivatives, 2nd ed., 2008.
 """
@@ -13,45 +14,45 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
+from mlvm.eager import primitives as op
 from mlvm.eager.context import recording
 from mlvm.eager.functions import full, sum_to
 from mlvm.eager.tensor import OneOp, Tensor, alias, live_tapes, one_op
 from mlvm.eager.tree import Tree, leaves, map_tree, substitute
-from mlvm.eager.vjps import NON_DIFFERENTIABLE, VJPS
+from mlvm.eager.vjps import VJPS, Rule
 
-_UNTRACKED: Final = -1
 _RESULT: Final = -1
+_COPY: Final = one_op("copy")
 
 
 class Pull(NamedTuple):
     """How one operand's cotangent comes from the result's: `rule(g, *saved[needs])`.
 
-    `position` and `type` are the operand's; broadcasting and promotion are reversed after.
+    `type` is the operand's; broadcasting and promotion are reversed after.
     """
 
-    position: int
     type: TensorType
-    rule: Callable[..., Tensor]
+    rule: Rule
     needs: tuple[int, ...]
 
 
 class Recipe(NamedTuple):
-    """The pulls of one call for one set of tracked operands, and which values they need:
-    numbers of operands, -1 for the result. `refusal` is the error if there is no rule."""
+    """What to record of one call for one set of tracked operands: the numbers of these, a pull
+    for each, and the values that the pulls need, -1 for the result."""
 
+    tracked: tuple[int, ...]
     pulls: tuple[Pull, ...]
     saves: tuple[int, ...]
-    refusal: str | None = None
 
 
-class _Node(NamedTuple):
-    recipe: Recipe
-    slots: tuple[int, ...]
-    saved: tuple[Tensor, ...]
+_NOTHING: Final = Recipe((), (), ())
+
+_Node: TypeAlias = tuple[tuple[Pull, ...], tuple[int, ...], tuple[Tensor, ...]]
+"""What a call leaves: pulls, the slot that each one's cotangent goes to, and the saved values."""
 
 
 class Tape:
@@ -62,12 +63,13 @@ class Tape:
         self.nodes: list[_Node | None] = []
         live_tapes.add(self)
 
-    def watch(self, tensors: Sequence[Tensor]) -> None:
-        """Track these tensors from here on."""
-        for x in tensors:
-            x.tape = self
-            x.slot = len(self.nodes)
+    def watch(self, x: Tensor) -> Tensor:
+        """A twin of x, over the same bytes, that is tracked from here on."""
+        twin = alias(_COPY, x, x.type)
+        if twin.tape is not self:
+            twin.tape, twin.slot = self, len(self.nodes)
             self.nodes.append(None)
+        return twin
 
     def record(
         self,
@@ -77,28 +79,25 @@ class Tape:
         out: Tensor,
     ) -> None:
         """Leave a node for a call, if any operand is tracked and the result is a float."""
-        slots = tuple([x.slot if x.tape is self else _UNTRACKED for x in operands])
-        if max(slots, default=_UNTRACKED) < 0 or not out.type.dtype.is_float:
-            return
-        key = types, tuple([slot < 0 for slot in slots])
-        recipe = call.recipes.get(key)
+        mask = tuple([x.tape is self for x in operands])
+        recipe = call.recipes.get((types, mask))
         if recipe is None:
-            recipe = call.recipes[key] = _recipe(call, types, out.type, slots)
-        saved = tuple([out if i == _RESULT else operands[i] for i in recipe.saves])
+            recipe = call.recipes[types, mask] = _recipe(call, types, out.type, mask)
+        tracked, pulls, saves = recipe
+        if not tracked:
+            return
         out.tape = self
         out.slot = len(self.nodes)
-        self.nodes.append(_Node(recipe, slots, saved))
+        slots = tuple([operands[i].slot for i in tracked])
+        saved = tuple([out if i == _RESULT else operands[i] for i in saves]) if saves else ()
+        self.nodes.append((pulls, slots, saved))
 
     def refuse_write(self, call: OneOp, x: Tensor) -> None:
         """Raise `GradientError` if an update of `x` in place would change what is recorded."""
-        root = x.base or x
-        needed = x.tape is self or any(
-            (saved.base or saved) is root
-            for node in self.nodes
-            if node is not None
-            for saved in node.saved
-        )
-        if needed and self.nodes:
+        root = x.root
+        tracked = x.tape is self or (isinstance(root, Tensor) and root.tape is self)
+        saved = (y for node in self.nodes if node is not None for y in node[2])
+        if self.nodes and (tracked or any(y.root is root for y in saved)):
             raise GradientError(
                 f"{call.op.name}: {x.type} cannot be updated in place while a tape needs its "
                 f"old value; update it after the gradient is taken"
@@ -110,24 +109,26 @@ class Tape:
         """Walk back from `out` with cotangent `seed` to the nodes numbered `watched`.
 
         Only nodes from `start` on are visited; they are dropped on the way unless `keep`.
-        A watched tensor that `out` does not depend on gets None.
+        A watched tensor that `out` does not depend on gets None. Raises `GradientError` for a
+        node whose op has no rule, and when the nodes have been dropped already.
         """
         if out.tape is not self:
             return [None] * len(watched)
+        if out.slot >= len(self.nodes):
+            raise GradientError(
+                f"what led to this {out.type} was dropped when the gradient around it was taken"
+            )
         pending: dict[int, Tensor] = {out.slot: seed}
         wanted = self._dependents(watched, start) if keep else None
         for index in range(len(self.nodes) - 1, start - 1, -1):
             node = self.nodes[index] if keep else self.nodes.pop()
             if node is None or (g := pending.pop(index, None)) is None:
                 continue
-            recipe, slots, saved = node
-            if recipe.refusal is not None:
-                raise GradientError(recipe.refusal)
-            for position, type, rule, needs in recipe.pulls:
-                slot = slots[position]
+            pulls, slots, saved = node
+            for (type, rule, needs), slot in zip(pulls, slots, strict=True):
                 if wanted is not None and slot not in wanted:
                     continue
-                part = rule(g, *[saved[i] for i in needs])
+                part = rule(g, *map(saved.__getitem__, needs))
                 if part.type is not type:
                     part = sum_to(part, type)
                 held = pending.get(slot)
@@ -139,108 +140,115 @@ class Tape:
         """The nodes from `start` on that depend on the watched ones, and these."""
         found = set(watched)
         for index, node in enumerate(self.nodes[start:], start):
-            if node is not None and not found.isdisjoint(node.slots):
+            if node is not None and not found.isdisjoint(node[1]):
                 found.add(index)
         return found
 
 
 def _recipe(
-    call: OneOp, types: tuple[TensorType, ...], out: TensorType, slots: tuple[int, ...]
+    call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
 ) -> Recipe:
-    """Look the rules of a call up, and bind all they take but values."""
-    op = call.op
-    place = f"{op.name}({', '.join(map(str, types))})"
-    rules = VJPS[op.name]
-    if rules is NON_DIFFERENTIABLE:
-        return Recipe((), (), f"{place} is not differentiable; see stop_gradient")
-    few = len(op.inputs) - op.variadic
-    names = [*op.inputs[:few], *[op.inputs[-1]] * (len(types) - few)]
+    """Look up the rules of a call for the operands in the mask, and bind all they take but
+    values. Nothing is recorded of a result that is no float."""
+    if not out.dtype.is_float:
+        return _NOTHING
+    inputs = call.op.inputs
+    known: dict[str, Any] = {
+        **call.attributes,
+        **{f"{name}_type": type for name, type in zip(inputs, types, strict=False)},
+        "types": types,
+    }
+    tracked = tuple(i for i, is_tracked in enumerate(mask) if is_tracked)
     saves: list[int] = []
     pulls = []
-    for position, slot in enumerate(slots):
-        if slot < 0:
-            continue
-        rule = rules.get(names[position])
-        if rule is None:
-            return Recipe((), (), f"{place} has no gradient with respect to {names[position]}")
-        known: dict[str, Any] = {
-            **call.attributes,
-            **{f"{name}_type": type for name, type in zip(op.inputs, types, strict=False)},
-            "types": types,
-            "out_type": out,
-            "position": position,
-        }
+    for position in tracked:
+        name = inputs[min(position, len(inputs) - 1)]  # the last stands for any number
+        rule = VJPS[call.op.name].get(name) or _refusal(call, types, name)
         bound, needs = {}, []
-        for name in inspect.signature(rule).parameters:
-            if name in known:
-                bound[name] = known[name]
-            elif name != "g":
-                value = _RESULT if name == "out" else op.inputs.index(name)
+        for parameter in list(inspect.signature(rule).parameters)[1:]:
+            if parameter == "position":
+                bound[parameter] = position
+            elif parameter in known:
+                bound[parameter] = known[parameter]
+            else:
+                value = _RESULT if parameter == "out" else inputs.index(parameter)
                 if value not in saves:
                     saves.append(value)
                 needs.append(saves.index(value))
-        pulls.append(
-            Pull(position, types[position], partial(rule, **bound) if bound else rule, tuple(needs))
+        bare = partial(rule, **bound) if bound else rule
+        pulls.append(Pull(types[position], bare, tuple(needs)))
+    return Recipe(tracked, tuple(pulls), tuple(saves))
+
+
+def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
+    """The rule of an operand that has none."""
+
+    def refuse(g: Tensor) -> NoReturn:
+        raise GradientError(
+            f"{call.op.name}({', '.join(map(str, types))}) has no gradient for {operand}; "
+            f"stop_gradient makes a constant of it"
         )
-    return Recipe(tuple(pulls), tuple(saves))
 
-
-_IDENTITY: Final = one_op("copy")
-
-
-def stop_gradient(x: Tensor) -> Tensor:
-    """The same value, through which no cotangent flows; nothing is copied."""
-    out = x.arena.view(x, x.type, Tensor)
-    out.tape = None
-    return out
+    return refuse
 
 
 class _Session:
-    """One differentiation: watched leaves, and the stretch of tape that a function filled."""
+    """One differentiation: the arguments to call a function with, and the tape it fills.
 
-    def __init__(self, trees: Sequence[Tree]) -> None:
+    The function gets twins of the arguments. So only what it does with its arguments counts,
+    not with the same tensors reached in other ways, and threads may share tensors. A tensor that
+    occurs twice in one argument is one variable; in two arguments it is two.
+    """
+
+    def __init__(self, arguments: Sequence[Tree]) -> None:
         self.outer = recording.get()
         self.tape = self.outer or Tape()
-        self.trees = list(trees)
-        if self.outer is not None:  # the outer tape may know these very tensors: watch twins
-            self.trees = [
-                substitute(lambda x: alias(_IDENTITY, x, x.type), tree) for tree in trees
-            ]
-        found = [leaf for tree in self.trees for leaf in leaves(tree)]
-        for path, x in found:
-            if not x.dtype.is_float:
-                raise DTypeError(
-                    f"a gradient is with respect to floats; {path or 'the argument'} is {x.type}"
-                )
-        unique = {id(x): x for _, x in found}.values()
-        self.tape.watch([x for x in unique if x.tape is not self.tape])
+        for argument in arguments:
+            for path, x in leaves(argument):
+                if not x.dtype.is_float:
+                    where = f" at {path}" if path else ""
+                    raise DTypeError(f"a gradient is with respect to floats, not {x.type}{where}")
+        self.arguments = [substitute(self.tape.watch, argument) for argument in arguments]
+        self.slots = [x.slot for argument in self.arguments for _, x in leaves(argument)]
         self.start = len(self.tape.nodes)
-        self.slots = [x.slot for _, x in found]
 
-    def run(self, fn: Callable[[], Any]) -> Any:
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = recording.set(self.tape)
         try:
-            return fn()
+            return fn(*args, **kwargs)
         finally:
             recording.reset(before)
 
     def pull(self, out: Tensor, seed: Tensor, *, keep: bool) -> list[Tree]:
-        """The cotangents as trees like the arguments; zeros where nothing depends."""
-        found = self.tape.cotangents(
-            out, seed, self.slots, self.start, keep=keep or self.outer is not None
-        )
-        rest = iter(found)
+        """The cotangents as trees like the arguments; zeros where nothing depends.
 
-        def next_leaf(x: Tensor) -> Tensor:
+        Each has memory of its own, as an update in place of one must not change another.
+        """
+        keep = keep or self.outer is not None
+        cotangents = self.tape.cotangents(out, seed, self.slots, self.start, keep=keep)
+        rest = iter(cotangents)
+        taken = {id(seed.root)}
+
+        def leaf(x: Tensor) -> Tensor:
             g = next(rest)
-            return full(x.shape, 0.0, dtype=x.dtype) if g is None else g
+            if g is None:
+                return full(x.shape, 0.0, dtype=x.dtype)
+            root = id(g.root)
+            if root in taken:
+                return op.copy(g)
+            taken.add(root)
+            return g
 
-        return [map_tree(next_leaf, tree) for tree in self.trees]
+        return [map_tree(leaf, argument) for argument in self.arguments]
 
     def close(self) -> None:
+        """Drop what the tape keeps alive, unless it belongs to a differentiation around."""
         if self.outer is None:
             self.tape.nodes.clear()
             live_tapes.discard(self.tape)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def value_and_grad(
@@ -250,27 +258,29 @@ def value_and_grad(
 
     `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
     which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
-    float tensors; a gradient has its argument's structure, with dicts for Modules.
+    float tensors; a gradient has its argument's structure, with dicts for Modules, and zeros
+    where the value does not depend on a tensor.
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
     that has no gradient; `DTypeError` when an argument holds other than float tensors.
     """
     several = isinstance(argnums, tuple)
     numbers: tuple[int, ...] = argnums if isinstance(argnums, tuple) else (argnums,)
+    if not all(isinstance(i, int) and i >= 0 for i in numbers) or len(set(numbers)) < len(numbers):
+        raise GradientError(f"argnums is an int >= 0 or a tuple of different ones, not {argnums}")
 
-    @wraps(fn)
+    @wraps(fn, updated=())
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        for i in numbers:
-            if not 0 <= i < len(args):
-                raise GradientError(f"argnums names argument {i}; there are {len(args)}")
+        if max(numbers, default=-1) >= len(args):
+            raise GradientError(
+                f"argnums names argument {max(numbers)}; {len(args)} were given by position"
+            )
         session = _Session([args[i] for i in numbers])
         try:
-            given = list(args)
-            for i, tree in zip(numbers, session.trees, strict=True):
-                given[i] = tree
-            result = session.run(lambda: fn(*given, **kwargs))
-            value = result[0] if has_aux else result
-            _require_scalar(value)
+            twins = dict(zip(numbers, session.arguments, strict=True))
+            given = [twins.get(i, arg) for i, arg in enumerate(args)]
+            result = session.run(fn, *given, **kwargs)
+            value = _scalar(result, has_aux)
             gradients = session.pull(value, full((), 1.0, dtype=value.dtype), keep=False)
         finally:
             session.close()
@@ -288,7 +298,7 @@ def grad(
     """
     differentiated = value_and_grad(fn, argnums, has_aux=has_aux)
 
-    @wraps(fn)
+    @wraps(fn, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:
         result, gradients = differentiated(*args, **kwargs)
         return (gradients, result[1]) if has_aux else gradients
@@ -305,23 +315,32 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
     """
     session = _Session(primals)
     try:
-        value = session.run(lambda: fn(*session.trees))
-        if not isinstance(value, Tensor):
-            raise GradientError(f"vjp needs a tensor, not {type(value).__name__}")
+        value = session.run(fn, *session.arguments)
+        if not isinstance(value, Tensor) or not value.dtype.is_float:
+            raise GradientError(f"vjp is of a function to one float tensor, not to {_kind(value)}")
     except BaseException:
         session.close()
         raise
 
     def pullback(cotangent: Tensor) -> Any:
-        if cotangent.type is not value.type:
-            raise GradientError(f"the cotangent of {value.type} cannot be {cotangent.type}")
+        if not isinstance(cotangent, Tensor) or cotangent.type is not value.type:
+            raise GradientError(f"the cotangent of {value.type} cannot be {_kind(cotangent)}")
         return tuple(session.pull(value, cotangent, keep=True))
 
     return value, pullback
 
 
-def _require_scalar(value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise GradientError(f"a gradient is of a tensor, not of {type(value).__name__}")
-    if value.shape != () or not value.dtype.is_float:
-        raise GradientError(f"a gradient is of a float scalar, not of {value.type}; reduce it first")
+def _scalar(result: object, has_aux: bool) -> Tensor:
+    """The value to differentiate of what a function returned. Raises `GradientError`."""
+    value = result
+    if has_aux:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
+        value = result[0]
+    if not isinstance(value, Tensor) or value.shape != () or not value.dtype.is_float:
+        raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return str(value.type) if isinstance(value, Tensor) else f"a {type(value).__name__}"

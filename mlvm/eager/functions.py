@@ -1,36 +1,429 @@
-"""Composites."""
+"""Public functions composed of ops.
+
+Signatures are those of the Python Array API standard (2024.12), JAX's where it is silent.
+What only changes a shape copies nothing, and what changes nothing returns its operand. An op
+whose own function has the right signature is not repeated here; it is in `primitives`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, cast
 
-import numpy as np
-
-from mlvm.core.types import DType, TensorType, f32
+from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+from mlvm.core.ops.neural import Padding, Pair, resolve_padding
+from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
+from mlvm.core.types import DType, Shape, TensorType, f32
 from mlvm.eager import primitives as op
-from mlvm.eager.tensor import Scalar, Tensor, alias, constant, from_array, one_op
+from mlvm.eager.creation import asarray, integers, type_of
+from mlvm.eager.creation import full as full
+from mlvm.eager.dtypes import iinfo
+from mlvm.eager.random import next_key
+from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
+
+_WHERE: Final = one_op("where")
 
 
-def full(shape: int | Sequence[int], value: Scalar, *, dtype: object = f32) -> Tensor:
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    return op.full(constant(value, DType.of(dtype)), shape=shape)
+def _inferred(call: OneOp, x: Tensor) -> TensorType:
+    """The type of `call` on x. Raises an `OpError` where it is refused."""
+    types = (type_of(x),)
+    return cast(TensorType, call.types.get(types) or call.infer(types))
+
+
+def _axes(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
+    """The axes, counted from the front, of a tensor like x with `new` more dimensions."""
+    type = type_of(x)
+    try:
+        given = axis if axis is None else integers(axis, "axis")
+        return normalize_axes(given, type.ndim + new)
+    except OpError as error:
+        raise error.at(name, (type,)) from None
+
+
+# --- shapes --------------------------------------------------------------------------
+
+
+def reshape(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
+    """The elements of x, in row-major order, in another shape of the same size; one length may
+    be -1. Nothing is copied. Raises `ShapeError`."""
+    type, lengths = type_of(x), integers(shape, "shape")
+    if -1 in lengths:
+        rest = -math.prod(lengths)
+        if rest <= 0 or type.size % rest or lengths.count(-1) > 1:
+            raise ShapeError(f"no length for -1 lets {type.size} elements fill {lengths}").at(
+                "reshape", (type,)
+            )
+        lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
+    if lengths == type.shape:
+        return x
+    call = one_op("reshape", shape=lengths)
+    return alias(call, x, _inferred(call, x))
+
+
+def expand_dims(x: Tensor, /, *, axis: int | tuple[int, ...] = 0) -> Tensor:
+    """x with new axes of length 1 at these positions of the result."""
+    new = _axes("expand_dims", axis, x, new=len(integers(axis, "axis")))
+    lengths = iter(x.shape)
+    return reshape(x, [1 if i in new else next(lengths) for i in range(x.ndim + len(new))])
+
+
+def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
+    """x without these axes, which have length 1 (None: without all that have).
+
+    Raises `ShapeError` for an axis of another length.
+    """
+    if axis is None:
+        return reshape(x, [n for n in type_of(x).shape if n != 1])
+    gone = _axes("squeeze", axis, x)
+    for i in gone:
+        if x.shape[i] != 1:
+            raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1").at("squeeze", (x.type,))
+    return reshape(x, [n for i, n in enumerate(x.shape) if i not in gone])
+
+
+def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
+    """x with its axes in another order: axis i of the result is axis axes[i] of x.
+
+    Nothing is copied where the axes longer than 1 keep their order.
+    """
+    order = integers(axes, "axes")
+    result = _inferred(one_op("permute_dims", axes=order), x)
+    long = [i % x.ndim for i in order if x.shape[i] != 1]
+    if long == sorted(long):
+        return reshape(x, result.shape)
+    return op.permute_dims(x, axes=order)
+
+
+def matrix_transpose(x: Tensor, /) -> Tensor:
+    """x with its last two axes swapped. Raises `ShapeError` for fewer than two."""
+    ndim = type_of(x).ndim
+    if ndim < 2:
+        raise ShapeError("needs 2 dimensions or more").at("matrix_transpose", (x.type,))
+    return permute_dims(x, (*range(ndim - 2), ndim - 1, ndim - 2))
+
+
+def moveaxis(
+    x: Tensor, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
+) -> Tensor:
+    """x with the axes `source` moved to the positions `destination`, the others in order."""
+    sources, destinations = _axes("moveaxis", source, x), _axes("moveaxis", destination, x)
+    if len(sources) != len(destinations):
+        raise AttributeRefused(f"{source} and {destination} are not as many axes").at(
+            "moveaxis", (x.type,)
+        )
+    order = [i for i in range(x.ndim) if i not in sources]
+    for position, axis in sorted(zip(destinations, sources, strict=True)):
+        order.insert(position, axis)
+    return permute_dims(x, order)
+
+
+def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
+    """x repeated along new leading axes and along axes of length 1, up to `shape`.
+
+    Nothing is copied where nothing is repeated.
+    """
+    lengths = integers(shape, "shape")
+    result = _inferred(one_op("broadcast_to", shape=lengths), x)
+    if result.size == x.size:
+        return reshape(x, lengths)
+    return op.broadcast_to(x, shape=lengths)
+
+
+def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
+    """The tensors, all in the shape that they broadcast to together."""
+    types = [type_of(x) for x in arrays]
+    try:
+        shape = broadcast_shapes(*[type.shape for type in types])
+    except OpError as error:
+        raise error.at("broadcast_arrays", types) from None
+    return [broadcast_to(x, shape) for x in arrays]
+
+
+def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tensor]:
+    """For vectors, the coordinate tensors of the grid they span; with "xy" the first two axes
+    are swapped. Raises `ShapeError` for other than vectors."""
+    types = [type_of(x) for x in arrays]
+    if indexing not in ("xy", "ij"):
+        raise AttributeRefused(f'indexing is "xy" or "ij", not {indexing!r}').at("meshgrid", types)
+    if any(type.ndim != 1 for type in types):
+        raise ShapeError("takes tensors of 1 dimension").at("meshgrid", types)
+    axes = list(range(len(arrays)))
+    if indexing == "xy":
+        axes[:2] = reversed(axes[:2])
+    others = [tuple(i for i in range(len(arrays)) if i != axis) for axis in axes]
+    return broadcast_arrays(*[expand_dims(x, axis=i) for x, i in zip(arrays, others, strict=True)])
+
+
+# --- joining, cutting, repeating -----------------------------------------------------
+
+
+def concat(arrays: Iterable[Tensor], /, *, axis: int | None = 0) -> Tensor:
+    """The tensors one after the other along `axis` (None: flattened first); dtypes promote."""
+    if axis is None:
+        return concat([reshape(x, -1) for x in arrays])
+    xs = tuple(arrays)
+    if len(xs) == 1:
+        _axes("concat", axis, xs[0])
+        return xs[0]
+    return op.concat(*xs, axis=axis)
+
+
+def stack(arrays: Iterable[Tensor], /, *, axis: int = 0) -> Tensor:
+    """The tensors, of one shape, one after the other along a new axis."""
+    return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
+
+
+def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    """x cut along `axis`: into that many equal sections, or before each of the indices.
+
+    Raises `ShapeError` for a length that is not so many equal sections.
+    """
+    [along] = _axes("split", axis, x)
+    length = x.shape[along]
+    if isinstance(indices_or_sections, int):
+        sections = indices_or_sections
+        if sections < 1 or length % sections:
+            raise ShapeError(f"length {length} is not {sections} equal sections").at(
+                "split", (x.type,)
+            )
+        cuts = tuple(length // sections * i for i in range(1, sections))
+    else:
+        cuts = integers(indices_or_sections, "indices_or_sections")
+    bounds = zip((None, *cuts), (*cuts, None), strict=True)
+    return [_part(x, along, range(length)[first:end]) for first, end in bounds]
+
+
+def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """The slices of x along `axis`, without it."""
+    [along] = _axes("unstack", axis, x)
+    places = [range(i, i + 1) for i in range(x.shape[along])]
+    return tuple(squeeze(_part(x, along, place), along) for place in places)
+
+
+def _part(x: Tensor, axis: int, positions: range) -> Tensor:
+    """The elements of x at these consecutive positions along an axis."""
+    if len(positions) == x.shape[axis]:
+        return x
+    start, length = [0] * x.ndim, list(x.shape)
+    start[axis], length[axis] = positions.start, len(positions)
+    return op.slice(x, start=tuple(start), length=tuple(length), step=(1,) * x.ndim)
+
+
+def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
+    """x as a whole, repetitions[i] times along axis i; the shorter one of shape and repetitions
+    is filled up with ones in front."""
+    times, lengths = integers(repetitions, "repetitions"), type_of(x).shape
+    ndim = max(len(times), len(lengths))
+    times, lengths = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(lengths)) + lengths
+    apart = reshape(x, [m for n in lengths for m in (1, n)])
+    tiled = broadcast_to(apart, [m for k, n in zip(times, lengths, strict=True) for m in (k, n)])
+    return reshape(tiled, [k * n for k, n in zip(times, lengths, strict=True)])
+
+
+def repeat(x: Tensor, repeats: int, /, *, axis: int | None = None) -> Tensor:
+    """x with each element `repeats` times in a row along `axis` (None: flattened first)."""
+    if axis is None:
+        return repeat(reshape(x, -1), repeats, axis=0)
+    [along] = _axes("repeat", axis, x)
+    before, behind = x.shape[: along + 1], x.shape[along + 1 :]
+    repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, repeats, *behind))
+    return reshape(repeated, (*before[:-1], before[-1] * repeats, *behind))
+
+
+def roll(x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
+    """x with every element moved `shift` places up along `axis`, those beyond the end to the
+    front; with `axis` None in row-major order."""
+    return op.roll(x, shift=shift, axis=axis)
+
+
+def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor:
+    """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
+    (before, after) for all axes, or a pair for each axis."""
+    ndim = type_of(x).ndim
+    if isinstance(widths, int):
+        widths = (widths, widths)
+    if len(widths) == 2 and all(isinstance(width, int) for width in widths):
+        widths = [widths] * ndim
+    pairs = tuple(_pair(pair, "widths") for pair in widths)
+    return op.pad(x, widths=pairs, value=value)
+
+
+def astype(x: Tensor, dtype: object, /) -> Tensor:
+    """x in another dtype. Floats are truncated to integers; bool is whether it is not zero."""
+    type_of(x)
+    return asarray(x, dtype=DType.of(dtype))
+
+
+# --- choosing elements ---------------------------------------------------------------
+
+
+def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
+    """The slices of x at `indices` along `axis`, which may be left out for one dimension; the
+    indices' axes replace it. Raises `OperandValueError` for an index out of range."""
+    if axis is None:
+        if type_of(x).ndim != 1:
+            raise AttributeRefused("axis must be given unless x has 1 dimension").at(
+                "take", (x.type,)
+            )
+        axis = 0
+    return op.take(x, indices, axis=axis)
+
+
+def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
+    """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example."""
+    return op.take_along_axis(x, indices, axis=axis)
+
+
+def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
+    """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
+
+    Raises `OperandValueError` for an index that is no class.
+    """
+    return op.one_hot(x, num_classes=num_classes, dtype=DType.of(dtype))
+
+
+def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
+    """The positions of the elements that are not zero, in row-major order: an i64 vector for
+    each axis. Raises `ShapeError` for a scalar."""
+    if type_of(x).ndim == 0:
+        raise ShapeError("a scalar has no axes").at("nonzero", (x.type,))
+    return unstack(op.nonzero_indices(x), axis=1)
+
+
+def where(condition: Tensor, x: Operand, y: Operand, /) -> Tensor:
+    """x where the condition holds, else y; all three broadcast. One of x and y may be a number
+    beside the other; two numbers are of one kind."""
+    type_of(condition)
+    if not isinstance(x, Tensor) and not isinstance(y, Tensor):
+        x = asarray(x)
+    beside = x if isinstance(x, Tensor) else cast(Tensor, y)
+    return op.where(condition, operand(x, beside, _WHERE), operand(y, beside, _WHERE))
+
+
+def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """x limited to min <= x <= max, elementwise; max wins where they cross, None is no limit."""
+    type = type_of(x)
+    if min is None and max is None:
+        return x
+    floats = type.dtype.is_float
+    if min is None:
+        min = -math.inf if floats else iinfo(type.dtype).min
+    if max is None:
+        max = math.inf if floats else iinfo(type.dtype).max
+    return op.clip(x, min, max)
+
+
+# --- statistics and products ---------------------------------------------------------
+
+
+def std(
+    x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+) -> Tensor:
+    """The standard deviation along `axis`: the square root of `var`."""
+    return op.sqrt(op.var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+
+def outer(x: Tensor, y: Tensor, /) -> Tensor:
+    """x[i] * y[j] for two vectors. Raises `ShapeError` for other than vectors."""
+    if type_of(x).ndim != 1 or type_of(y).ndim != 1:
+        raise ShapeError("takes two tensors of 1 dimension").at("outer", (x.type, y.type))
+    return expand_dims(x, axis=1) * y
 
 
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
     """x summed over the axes that broadcasting added or stretched from `type`, and cast to it."""
-    if x.dtype is not type.dtype:
-        x = op.astype(x, dtype=type.dtype)
+    x = astype(x, type.dtype)
     extra = x.ndim - type.ndim
     axes = tuple(
         i for i, n in enumerate(x.shape) if i < extra or (type.shape[i - extra] == 1 and n != 1)
     )
     if axes:
-        x = op.sum(x, axis=axes, keepdims=False)
-    return x if x.type is type else reshape(x, type.shape)
+        x = op.sum(x, axis=axes)
+    return reshape(x, type.shape)
 
 
-def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """x with another shape of as many elements; one length may be -1. Nothing is copied."""
-    type = x.type.with_shape(shape)
-    return alias(one_op("reshape", shape=tuple(shape)), x, type)
+# --- neural networks -----------------------------------------------------------------
+
+
+def silu(x: Tensor, /) -> Tensor:
+    """x sigmoid(x), also called swish."""
+    return x * op.sigmoid(x)
+
+
+def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
+    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
+
+    Without a `key` the next global one decides. A rate of 0 returns x.
+    """
+    if rate == 0:
+        return x
+    return op.dropout(x, next_key() if key is None else key, rate=rate)
+
+
+def conv2d(
+    x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
+) -> Tensor:
+    """Cross-correlation of NHWC images with an HWIO kernel, as deep learning's convolution is.
+
+    `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros.
+    """
+    _require_images("conv2d", x)
+    window, steps = _pair(type_of(kernel).shape[:2], "kernel"), _pair(stride, "stride")
+    sides = _padding("conv2d", x, window, steps, padding)
+    return op.conv2d(x, kernel, stride=steps, padding=sides)
+
+
+def max_pool2d(
+    x: Tensor,
+    window: int | Pair,
+    *,
+    stride: int | Pair | None = None,
+    padding: str | Padding = "VALID",
+) -> Tensor:
+    """The largest element of each window of NHWC images. The stride is the window unless given;
+    padding, as in `conv2d`, counts as -inf."""
+    _require_images("max_pool2d", x)
+    shape = _pair(window, "window")
+    steps = shape if stride is None else _pair(stride, "stride")
+    sides = _padding("max_pool2d", x, shape, steps, padding)
+    return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
+
+
+def avg_pool2d(
+    x: Tensor,
+    window: int | Pair,
+    *,
+    stride: int | Pair | None = None,
+    padding: str | Padding = "VALID",
+) -> Tensor:
+    """The mean of each window of NHWC images. The stride is the window unless given; padding,
+    as in `conv2d`, counts as zeros."""
+    _require_images("avg_pool2d", x)
+    shape = _pair(window, "window")
+    steps = shape if stride is None else _pair(stride, "stride")
+    sides = _padding("avg_pool2d", x, shape, steps, padding)
+    return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
+
+
+def _require_images(name: str, x: Tensor) -> None:
+    if type_of(x).ndim != 4:
+        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}").at(
+            name, (x.type,)
+        )
+
+
+def _pair(value: int | Shape, name: str) -> Pair:
+    """A pair of ints, as (vertical, horizontal) is; one int is for both."""
+    pair = integers(value, name)
+    if len(pair) not in (1, 2):
+        raise AttributeRefused(f"{name} is an int or a pair of ints, not {value}")
+    return pair[0], pair[-1]
+
+
+def _padding(name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
+    """The padding in zeros per side. Raises `AttributeRefused`."""
+    try:
+        return resolve_padding(padding, window, stride, (x.shape[1], x.shape[2]))
+    except OpError as error:
+        raise error.at(name, (x.type,)) from None

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlvm.core.errors import ProgramError
-from mlvm.core.program import Instruction, Opcode, Program
+from mlvm.core.program import STAR, Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.eager.context import current_arena
@@ -19,7 +19,7 @@ Launch = tuple[Program, tuple[TensorHandle, ...]]
 def launches(vm: VMProtocol) -> Iterator[list[Launch]]:
     """The list of what is launched on the VM inside the block, in order."""
     found: list[Launch] = []
-    launch = vm.launch
+    launch, outer = vm.launch, vars(vm).get("launch")
 
     def listed(program: Program, args: Sequence[TensorHandle] = ()) -> list[Array]:
         found.append((program, tuple(args)))
@@ -29,13 +29,17 @@ def launches(vm: VMProtocol) -> Iterator[list[Launch]]:
     try:
         yield found
     finally:
-        del vm.launch  # type: ignore[method-assign]
+        if outer is None:
+            del vm.launch
+        else:
+            vm.launch = outer  # type: ignore[method-assign]
 
 
 def concatenate(found: Sequence[Launch]) -> Program:
     """One program that does what the launches did: each argument is loaded by its handle.
 
-    Raises `ProgramError` for a launched program that is more than a straight `main`.
+    Raises `ProgramError` for a launched program that is more than a straight `main`, or whose
+    `cfunc *` would take what other launches left on the stack.
     """
     code: list[Instruction] = []
     for program, args in found:
@@ -46,7 +50,11 @@ def concatenate(found: Sequence[Launch]) -> Program:
                 handle = args[instruction.immediates[0]]
                 code.append(Instruction(Opcode.push_int, (handle,)))
                 code.append(Instruction(Opcode.load_global))
-            elif instruction.opcode is not Opcode.halt:
+            elif instruction.opcode is Opcode.halt:
+                break
+            elif instruction.opcode is Opcode.cfunc and instruction.immediates[0] == STAR:
+                raise ProgramError("a program with cfunc * is not concatenated")
+            else:
                 code.append(instruction)
     return Program.straight([*code, Instruction(Opcode.halt)])
 

@@ -1,17 +1,19 @@
 """The public function of every op, derived from the op table.
 
-`add(x, y, *, out=None)` takes tensors (Python scalars beside a tensor), attributes by keyword,
-and optionally the tensor to write into. `primitives.pyi` shows editors the same signatures;
-`python -m mlvm.eager.primitives` prints it, and a test compares.
+`add(x, y, /, *, out=None)` takes tensors (or Python scalars beside a tensor) by position,
+attributes by keyword, and optionally the tensor to write into. `primitives.pyi` tells editors
+and type checkers the same; `mlvm.eager.stub` writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
-from mlvm.core.errors import DTypeError, ShapeError
-from mlvm.core.op import OPS, Op
+from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.op import OPS, Attribute, Op
+from mlvm.core.types import DType
 from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, one_op, operand
 
 
@@ -19,18 +21,19 @@ def _derive(op: Op) -> Callable[..., Tensor]:
     bare = None if op.attributes else one_op(op.name)
 
     def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
-        for name in op.inputs[len(operands) :]:
-            if name in attributes:
-                operands += (attributes.pop(name),)
         call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
         for x in operands:
             if x.__class__ is not Tensor:
                 operands = _tensors(call, operands)
                 break
-        return apply(call, *operands) if out is None else apply_into(out, call, *operands)
+        if out is None:
+            return apply(call, *operands)
+        _check_out(call, operands, out)
+        return apply_into(out, call, *operands)
 
     function.__name__ = function.__qualname__ = op.name
-    function.__doc__ = f"{op.signature}\n\n{op.doc}"
+    function.__doc__ = op.doc
+    function.__signature__ = _signature(op)  # type: ignore[attr-defined]
     return function
 
 
@@ -39,9 +42,43 @@ def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
     beside = next((x for x in operands if isinstance(x, Tensor)), None)
     if beside is None:
         given = ", ".join(type(x).__name__ for x in operands)
-        error = DTypeError if operands else ShapeError
-        raise error(f"takes tensors, at least one, not ({given})").at(call.op.name, ())
+        raise DTypeError(f"takes tensors, at least one, not {given}; see asarray").at(
+            call.op.name, ()
+        )
     return tuple(operand(x, beside, call) for x in operands)
+
+
+def _check_out(call: OneOp, operands: tuple[Tensor, ...], out: object) -> None:
+    types = [x.type for x in operands]
+    if not isinstance(out, Tensor):
+        raise DTypeError(f"out must be a tensor, not {type(out).__name__}").at(call.op.name, types)
+    if call.op.dynamic:
+        raise AttributeRefused("only running tells the result's shape, so there is no out").at(
+            call.op.name, types
+        )
+
+
+def _signature(op: Op) -> Signature:
+    """The Python signature of the op's public function."""
+    scalars = op.room == "elementwise" and len(op.inputs) > 1
+    tensor: Any = Tensor | bool | int | float if scalars else Tensor
+    parameters = [Parameter(x, Parameter.POSITIONAL_ONLY, annotation=tensor) for x in op.inputs]
+    if op.variadic:
+        parameters[-1] = parameters[-1].replace(kind=Parameter.VAR_POSITIONAL)
+    parameters += [_keyword(attribute) for attribute in op.attributes.values()]
+    if not op.dynamic:
+        out = Parameter("out", Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
+        parameters.append(out)
+    return Signature(parameters, return_annotation=Tensor)
+
+
+def _keyword(attribute: Attribute) -> Parameter:
+    hint = attribute.hint
+    if attribute.name == "dtype":
+        hint = DType | hint
+    return Parameter(
+        attribute.name, Parameter.KEYWORD_ONLY, default=attribute.default, annotation=hint
+    )
 
 
 __all__ = sorted(OPS)

@@ -5,23 +5,21 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena, scope
 from mlvm.core.errors import (
+    AttributeRefused,
     DTypeError,
-    GradientError,
     HandleError,
     MlvmError,
     OperandValueError,
     ShapeError,
 )
-from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
+from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
@@ -63,6 +61,7 @@ class OneOp:
 
 _BY_SPELLING: dict[Any, OneOp] = {}
 _BY_MEANING: dict[Any, OneOp] = {}
+_ONE_OPS_LIMIT: Final = 4096  # x[i] for many i is as many
 
 
 def _key(value: Any) -> Any:
@@ -72,7 +71,7 @@ def _key(value: Any) -> Any:
 
 def one_op(name: str, **attributes: Any) -> OneOp:
     """The one `OneOp` of that name and these attributes. Raises `AttributeRefused`."""
-    spelling = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
+    spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
     try:
         return _BY_SPELLING[spelling]
     except KeyError:
@@ -81,6 +80,9 @@ def one_op(name: str, **attributes: Any) -> OneOp:
         spelling = None
     bound = OPS[name].bind(attributes)
     meaning = (name, *map(_key, bound.values()))
+    if len(_BY_MEANING) >= _ONE_OPS_LIMIT:
+        _BY_MEANING.clear()
+        _BY_SPELLING.clear()
     call = _BY_MEANING.setdefault(meaning, OneOp(OPS[name], bound))
     if spelling is not None:
         _BY_SPELLING[spelling] = call
@@ -132,7 +134,11 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         raise ShapeError(f"the result is {type} and does not fit into out={out.type}").at(
             call.op.name, types
         )
-    for tape in live_tapes:
+    if not call.op.in_place and any(x.root is out.root for x in operands):
+        raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
+            call.op.name, types
+        )
+    for tape in live_tapes.copy():
         tape.refuse_write(call, out)
     handles = (out.handle, *[x.handle for x in operands])
     try:
@@ -149,6 +155,13 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     tape = recording.get()
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
+    return out
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """The same value, through which no cotangent flows; nothing is copied."""
+    out = x.arena.view(x, x.type, Tensor)
+    out.tape = None
     return out
 
 
@@ -189,10 +202,17 @@ def _explain(error: HandleError, vm: VMProtocol, operands: tuple[Tensor, ...]) -
     return error
 
 
-live_tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
+live_tapes: set[Tape] = set()
 """Tapes that may still be walked: an update in place asks each whether it may."""
 
 _CONSTANTS_LIMIT: Final = 4096
+
+
+_ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
+    bool: ("bool",),
+    int: ("unsigned", "signed", "float"),
+    float: ("float",),
+}
 
 
 class _Constants:
@@ -217,13 +237,16 @@ def constant(value: Scalar, dtype: DType) -> Tensor:
     known = pool.tensors.get(key)
     if known is not None:
         return known
-    kinds = {bool: ("bool",), int: ("unsigned", "signed", "float"), float: ("float",)}
-    if dtype.kind not in kinds[value.__class__]:
-        raise DTypeError(f"the {value.__class__.__name__} {value} does not become a {dtype}")
-    if dtype.is_integer and not np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max:
-        raise OperandValueError(f"the int {value} does not fit into {dtype}")
+    kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
+    if dtype.kind not in _ADOPTED_BY[kind]:
+        raise DTypeError(f"the {kind.__name__} {value} does not become a {dtype}")
+    try:
+        with np.errstate(over="ignore"):  # a float too large is inf
+            array = np.array(value, dtype.numpy)
+    except OverflowError:
+        raise OperandValueError(f"the int {value} does not fit into {dtype}") from None
     with pool.arena.allocating():
-        tensor = from_array(np.array(value, dtype.numpy))
+        tensor = from_array(array)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
     pool.tensors[key] = tensor
@@ -259,7 +282,7 @@ def _binary(name: str) -> tuple[Forward, Forward]:
     def forward(self: Tensor, other: Operand) -> Tensor:
         if other.__class__ is not Tensor:
             other = operand(other, self, call)
-        return apply(call, self, other)  # type: ignore[arg-type]
+        return apply(call, self, other)
 
     def reflected(self: Tensor, other: Operand) -> Tensor:
         return apply(call, operand(other, self, call), self)

@@ -1,17 +1,22 @@
 """Trees of tensors: nested dicts, lists, tuples and Modules, with the tensors as leaves.
 
-A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A Module's fields are its
-children; a field that is a list counts as fields `name_0`, `name_1`, ...
+A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A Module's children are
+those of its fields that hold tensors or Modules; a list among them counts as fields
+`name_0`, `name_1`, ... A tensor that occurs twice is one tensor under two paths.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import DTypeError
-from mlvm.eager.tensor import Tensor
+import numpy as np
+
+from mlvm.arena.arena import STALE
+from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.tensor import Tensor, live_tapes, one_op
 
 Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""
@@ -21,29 +26,43 @@ class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one."""
 
 
+def holds_tensors(value: object) -> bool:
+    """Whether a Module's field is part of the tree: a tensor, a Module, or a container of one."""
+    if isinstance(value, dict):
+        return any(map(holds_tensors, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_tensors, value))
+    return isinstance(value, (Tensor, Node))
+
+
+def fields(node: Node) -> Iterator[tuple[str, Any]]:
+    """A Module's fields by name, in order of assignment; a list of children item by item."""
+    for name, field in vars(node).items():
+        if isinstance(field, (list, tuple)) and holds_tensors(field):
+            yield from ((f"{name}_{i}", item) for i, item in enumerate(field))
+        else:
+            yield name, field
+
+
 def children(tree: Tree, path: str = "") -> dict[str, Tree]:
     """The children of an inner node by name, in order.
 
-    Raises `DTypeError` for anything that is not part of a tree.
+    Raises `DTypeError` for anything that is not part of a tree, and for two of one name.
     """
     if isinstance(tree, dict):
-        return {str(name): child for name, child in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return {str(i): child for i, child in enumerate(tree)}
-    if isinstance(tree, Node):
-        return dict(_fields(tree))
-    where = f" at {path}" if path else ""
-    raise DTypeError(f"a tree has tensors as leaves, not a {type(tree).__name__}{where}")
-
-
-def _fields(node: Node) -> Iterator[tuple[str, Tree]]:
-    for name, field in vars(node).items():
-        if isinstance(field, (Tensor, Node)):
-            yield name, field
-        elif isinstance(field, dict) and any(isinstance(x, (Tensor, Node)) for x in field.values()):
-            yield name, field
-        elif isinstance(field, (list, tuple)) and any(isinstance(x, (Tensor, Node)) for x in field):
-            yield from ((f"{name}_{i}", child) for i, child in enumerate(field))
+        found = [(str(name), child) for name, child in tree.items()]
+    elif isinstance(tree, (list, tuple)):
+        found = [(str(i), child) for i, child in enumerate(tree)]
+    elif isinstance(tree, Node):
+        found = [(name, field) for name, field in fields(tree) if holds_tensors(field)]
+    else:
+        given = type(tree).__name__
+        raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}")
+    named = dict(found)
+    if len(named) != len(found):
+        names = ", ".join(name for name, _ in found)
+        raise DTypeError(f"a name occurs twice among {names}{_at(path)}")
+    return named
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -52,7 +71,23 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path, tree
     elif tree is not None:
         for name, child in children(tree, path).items():
-            yield from leaves(child, f"{path}/{name}" if path else name)
+            yield from leaves(child, _join(path, name))
+
+
+def named_tensors(tree: Tree) -> dict[str, Tensor]:
+    """The tensors of the tree by path, each once: under the first of its paths.
+
+    Raises `DTypeError` for other leaves, and for two tensors of one path.
+    """
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for path, x in leaves(tree):
+        if named.get(path, x) is not x:
+            raise DTypeError(f"two tensors have the path {path}")
+        if id(x) not in seen:
+            seen.add(id(x))
+            named[path] = x
+    return named
 
 
 def map_tree(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -60,35 +95,124 @@ def map_tree(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
     Raises `DTypeError` where the others do not have the tree's structure.
     """
+    return _map(fn, "", tree, others)
+
+
+def _map(fn: Callable[..., Any], path: str, tree: Tree, others: tuple[Tree, ...]) -> Tree:
+    for other in others:
+        if isinstance(tree, Tensor) != isinstance(other, Tensor) or (tree is None) != (
+            other is None
+        ):
+            given = f"{type(tree).__name__} beside {type(other).__name__}"
+            raise DTypeError(f"two trees differ{_at(path)}: {given}")
     if isinstance(tree, Tensor):
         return fn(tree, *others)
     if tree is None:
         return None
-    below = children(tree)
-    beside = [children(other) for other in others]
+    below = children(tree, path)
+    beside = [children(other, path) for other in others]
     for other in beside:
         if other.keys() != below.keys():
-            raise DTypeError(f"two trees differ: {list(below)} beside {list(other)}")
-    mapped = {
-        name: map_tree(fn, child, *[other[name] for other in beside])
+            raise DTypeError(f"two trees differ{_at(path)}: {list(below)} beside {list(other)}")
+    mapped = [
+        _map(fn, _join(path, name), child, tuple(other[name] for other in beside))
         for name, child in below.items()
-    }
-    return _like(tree, list(mapped.values())) if isinstance(tree, (list, tuple)) else mapped
+    ]
+    if isinstance(tree, (list, tuple)):
+        return _like(tree, mapped)
+    return dict(zip(tree if isinstance(tree, dict) else below, mapped, strict=True))
 
 
 def substitute(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same tree with `fn(leaf)` for each leaf; Modules become shallow copies."""
+    """The same tree with `fn(leaf)` for each leaf; Modules become shallow copies.
+
+    `fn` is called once for each tensor: one that occurs twice does so in the result.
+    """
+    return _substitute(fn, tree, {})
+
+
+def _substitute(fn: Callable[[Tensor], Tensor], tree: Tree, made: dict[int, Tensor]) -> Tree:
     if isinstance(tree, Tensor):
-        return fn(tree)
+        if id(tree) not in made:
+            made[id(tree)] = fn(tree)
+        return made[id(tree)]
     if isinstance(tree, dict):
-        return {name: substitute(fn, child) for name, child in tree.items()}
+        return {name: _substitute(fn, child, made) for name, child in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return _like(tree, [substitute(fn, child) for child in tree])
+        return _like(tree, [_substitute(fn, child, made) for child in tree])
     if isinstance(tree, Node):
         twin = copy.copy(tree)
-        vars(twin).update({name: substitute(fn, field) for name, field in vars(tree).items()})
+        vars(twin).update({k: _substitute(fn, field, made) for k, field in vars(tree).items()})
         return twin
     return tree
+
+
+def require_types(
+    expected: Mapping[str, TensorType], given: Mapping[str, TensorType], what: str
+) -> None:
+    """Raise unless `given` has just the expected paths, each with its expected type.
+
+    `DTypeError` names the paths that are missing or unknown, or the dtype that is wrong;
+    `ShapeError` the shape. `what` is said of each: "gradient", "parameter".
+    """
+    missing = [path for path in expected if path not in given]
+    unknown = [path for path in given if path not in expected]
+    if missing or unknown:
+        texts = [
+            f"{word} {what}{'s' * (len(paths) > 1)} {', '.join(map(repr, paths))}"
+            for word, paths in (("missing", missing), ("unknown", unknown))
+            if paths
+        ]
+        raise DTypeError("; ".join(texts))
+    for path, type in expected.items():
+        if given[path] is not type:
+            error = DTypeError if given[path].dtype is not type.dtype else ShapeError
+            raise error(f"{what} {path!r} must be {type}, not {given[path]}")
+
+
+def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
+    """Write arrays (numpy's, tensors, or others with `__array__`) over the tensors of their paths.
+
+    Everything is checked before the first write. Raises what `require_types` raises,
+    `StaleTensor`, and `GradientError` while a tape needs the old values.
+    """
+    copied: dict[str, Array] = {}
+    for path, array in arrays.items():
+        if not hasattr(array, "__array__"):
+            raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
+        copied[path] = np.asarray(array)
+    types = {path: TensorType.of(array) for path, array in copied.items()}
+    require_types({path: x.type for path, x in tensors.items()}, types, what)
+    require_writable(tensors.values())
+    for path, x in tensors.items():
+        x.arena.vm.write(x.handle, copied[path])
+
+
+def require_live(tensors: Iterable[Tensor]) -> None:
+    """Raise `StaleTensor` for the first tensor whose memory was given back."""
+    for x in tensors:
+        if x.handle == STALE:
+            raise x.stale()
+
+
+def require_writable(tensors: Iterable[Tensor]) -> None:
+    """Raise `StaleTensor` for a tensor that has ended, `GradientError` for one a tape needs."""
+    tensors = list(tensors)
+    require_live(tensors)
+    for tape in live_tapes.copy():
+        for x in tensors:
+            tape.refuse_write(_WRITE, x)
+
+
+_WRITE: Final = one_op("copy")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _at(path: str) -> str:
+    return f" at {path}" if path else ""
 
 
 def _like(sequence: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:

@@ -1,9 +1,489 @@
-NON_DIFFERENTIABLE=None
+"""The gradient rules: how a cotangent of each op's result becomes one of each operand.
+
+`VJPS` has one entry an op, in the rooms of `mlvm.core.ops`, and a rule in it for each operand
+that a gradient exists for; integer operands (indices, labels, keys, conditions) have none.
+A rule's first parameter is the cotangent of the result: `g`, or `c` if an operand is called g.
+The others are named after what they are to be given, values first:
+
+    x, y, ...   an operand of that name. The tape keeps it alive until the rule has run, so a
+    out         rule names no value that it can do without; `out` is the result.
+    axis, ...   an attribute of that name
+    x_type      an operand's type, which costs nothing to keep
+    types       the types of all operands, and `position` of this one among them
+
+A rule may return a cotangent of the shape that operands broadcast to and of the dtype they
+promote to: the engine sums and casts it. Rules are eager code, which an outer tape records
+for gradients of gradients: whatever may be tracked goes through differentiable ops only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from mlvm.core.ops.neural import Padding, Pair
+from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
+from mlvm.core.types import Shape, TensorType
 from mlvm.eager import primitives as op
-from mlvm.eager import functions as fn
-VJPS = {
- "add": dict(x=lambda g: g, y=lambda g: g),
- "multiply": dict(x=lambda g, y: g*y, y=lambda g, x: g*x),
- "sum": dict(x=lambda g, x_type, axis, keepdims: op.broadcast_to(g, shape=x_type.shape)),
- "copy": dict(x=lambda g: g),
+from mlvm.eager.functions import full, reshape
+from mlvm.eager.tensor import Tensor, constant, stop_gradient
+
+Rule: TypeAlias = Callable[..., Tensor]
+Rules: TypeAlias = Mapping[str, Rule]
+
+NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
+"""The rules of an op that no cotangent goes through: a result that is never a float, or is
+constant in pieces. A gradient of zero would be true almost everywhere, and never meant."""
+
+
+# --- elementwise -----------------------------------------------------------------------
+
+
+def _masked(g: Tensor, mask: Tensor) -> Tensor:
+    """g where the mask holds, else 0."""
+    return op.where(mask, g, constant(0.0, g.dtype))
+
+
+def _wins(g: Tensor, wins: Tensor, ties: Tensor) -> Tensor:
+    """The share of one of two operands: all of g where it wins, half where they tie."""
+    return op.where(ties, g * 0.5, _masked(g, wins))
+
+
+def _one_at(mask: Tensor, x: Tensor) -> Tensor:
+    """1 where the mask holds, else x."""
+    return op.where(mask, constant(1.0, x.dtype), x)
+
+
+def _pow_x(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """y x^(y-1), and 0 for y = 0 whatever x is."""
+    return g * y * x ** _one_at(op.equal(y, 0.0), y - 1.0)
+
+
+def _pow_y(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """x^y log(x), and 0 for x = 0, where y > 0 has it and y <= 0 has no gradient."""
+    return g * out * op.log(_one_at(op.equal(x, 0.0), x))
+
+
+def _clip_x(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return _masked(g, op.logical_and(op.less_equal(lower, x), op.less_equal(x, upper)))
+
+
+def _clip_lower(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return _masked(g, op.logical_and(op.less(x, lower), op.less_equal(lower, upper)))
+
+
+def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return _masked(g, op.logical_or(op.greater(x, upper), op.greater(lower, upper)))
+
+
+# --- reductions ------------------------------------------------------------------------
+
+
+def _kept(y: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    """A reduction of x with the axes it reduced, of length 1, whether or not it kept them."""
+    return reshape(y, reduced_shape(x_type.shape, axis, True))
+
+
+def _spread(g: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    """g repeated along the axes of x that were reduced."""
+    return op.broadcast_to(_kept(g, x_type, axis), shape=x_type.shape)
+
+
+def _count(x_type: TensorType, axis: Axis) -> int:
+    """How many elements of x make one of the result."""
+    return math.prod(x_type.shape[i] for i in normalize_axes(axis, x_type.ndim))
+
+
+def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float) -> Tensor:
+    """2 (x - mean(x)) / (n - correction)"""
+    deviation = x - op.mean(x, axis=axis, keepdims=True)
+    return deviation * (_kept(g, x_type, axis) * 2.0 / max(_count(x_type, axis) - correction, 0.0))
+
+
+def _divided(g: Tensor, chosen: Tensor, axis: Axis) -> Tensor:
+    """g in equal parts for the elements that were chosen along the axes."""
+    weights = op.astype(chosen, dtype=g.dtype)
+    return weights * (g / op.sum(weights, axis=axis, keepdims=True))
+
+
+def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    chosen = op.equal(x, _kept(out, x_type, axis))
+    return _divided(_kept(g, x_type, axis), chosen, axis)
+
+
+def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    """The product of the other elements, without a division: zeros among them do no harm."""
+    reduced = normalize_axes(axis, x.ndim)
+    order = (*[i for i in range(x.ndim) if i not in reduced], *reduced)
+    moved = op.permute_dims(x, axes=order)
+    n = _count(x_type, axis)
+    rows = reshape(moved, (math.prod(moved.shape[: x.ndim - len(reduced)]), n))
+    behind = op.flip(_products_before(op.flip(rows, axis=1)), axis=1)
+    others = reshape(_products_before(rows) * behind, moved.shape)
+    return _kept(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
+
+
+def _products_before(x: Tensor) -> Tensor:
+    """In each row of f[m, n], the product of all elements before each, in log2(n) passes
+    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
+    result, step = _moved_on(x, 1), 1
+    while step < x.shape[1]:
+        result, step = result * _moved_on(result, step), 2 * step
+    return result
+
+
+def _moved_on(x: Tensor, by: int) -> Tensor:
+    """The rows of x moved `by` places on, with ones in front."""
+    rows, columns = x.shape
+    by = min(by, columns)
+    kept = op.slice(x, start=(0, 0), length=(rows, columns - by), step=(1, 1))
+    return op.pad(kept, widths=((0, 0), (by, 0)), value=1.0)
+
+
+def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
+    """The running sums from the other end."""
+    axis = axis or 0
+    return op.flip(op.cumulative_sum(op.flip(g, axis=axis), axis=axis), axis=axis)
+
+
+# --- linalg ----------------------------------------------------------------------------
+
+
+def _matmul_x(
+    g: Tensor, y: Tensor, x_type: TensorType, transpose_x: bool, transpose_y: bool
+) -> Tensor:
+    """g y^T. What a whole batch was multiplied with gets one contraction with the batch."""
+    if y.ndim == 1:
+        y, g = reshape(y, (y.size, 1)), reshape(g, (*g.shape, 1))
+    if x_type.ndim == 1:
+        g = reshape(g, (*g.shape[:-1], 1, g.shape[-1]))
+    product = op.batch_contract if x_type.ndim <= 2 < g.ndim else op.matmul
+    if transpose_x:
+        return product(y, g, transpose_x=transpose_y, transpose_y=True)
+    return product(g, y, transpose_x=False, transpose_y=not transpose_y)
+
+
+def _matmul_y(
+    g: Tensor, x: Tensor, y_type: TensorType, transpose_x: bool, transpose_y: bool
+) -> Tensor:
+    """x^T g. What a whole batch was multiplied with gets one contraction with the batch."""
+    if y_type.ndim == 1:
+        g = reshape(g, (*g.shape, 1))
+    if x.ndim == 1:
+        x, g = reshape(x, (1, x.size)), reshape(g, (*g.shape[:-1], 1, g.shape[-1]))
+    product = op.batch_contract if y_type.ndim <= 2 < g.ndim else op.matmul
+    if transpose_y:
+        return product(g, x, transpose_x=True, transpose_y=transpose_x)
+    result = product(x, g, transpose_x=not transpose_x, transpose_y=False)
+    return reshape(result, result.shape[:-1]) if y_type.ndim == 1 else result
+
+
+# --- layout ----------------------------------------------------------------------------
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that undo `permute_dims` with these."""
+    places = normalize_axes(order, len(order))
+    return tuple(places.index(i) for i in range(len(order)))
+
+
+def _roll(g: Tensor, shift: int | tuple[int, ...], axis: Axis) -> Tensor:
+    back = -shift if isinstance(shift, int) else tuple(-by for by in shift)
+    return op.roll(g, shift=back, axis=axis)
+
+
+def _window(g: Tensor, start: Shape, length: Shape) -> Tensor:
+    """A contiguous part of g."""
+    return op.slice(g, start=start, length=length, step=(1,) * g.ndim)
+
+
+def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) -> Tensor:
+    """The part of a concatenation that one operand was."""
+    axis = normalize_axis(axis, g.ndim)
+    start = [0] * g.ndim
+    start[axis] = sum(type.shape[axis] for type in types[:position])
+    return _window(g, tuple(start), types[position].shape)
+
+
+def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
+    """Each element's cotangent, back where the element came from."""
+    order = op.argsort(x, axis=axis, descending=descending)
+    return op.scatter_add_along_axis(g, order, axis=axis, length=x.shape[axis])
+
+
+# --- neural ----------------------------------------------------------------------------
+
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+
+
+def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
+    """The second derivative of x Phi(x): 2 Phi' + x Phi''."""
+    if not approximate:
+        return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
+    u = (x + 0.044715 * x * op.square(x)) * _SQRT_2_OVER_PI  # Phi = (1 + tanh(u)) / 2
+    du = (1.0 + 3 * 0.044715 * op.square(x)) * _SQRT_2_OVER_PI
+    ddu = 6 * 0.044715 * _SQRT_2_OVER_PI * x
+    t = op.tanh(u)
+    return (1.0 - op.square(t)) * (du + x * (0.5 * ddu - t * op.square(du)))
+
+
+def _softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
+    """out (g - sum(g out)), for out = softmax(x)"""
+    return out * (g - op.sum(g * out, axis=axis, keepdims=True))
+
+
+def _log_softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
+    """g - softmax(x) sum(g), for out = log_softmax(x)"""
+    return g - op.exp(out) * op.sum(g, axis=axis, keepdims=True)
+
+
+def _cross_entropy_vjp_g(c: Tensor, logits: Tensor, labels: Tensor, g_type: TensorType) -> Tensor:
+    """sum(c (softmax(logits) - one_hot(labels))) along the classes"""
+    error = op.softmax_cross_entropy_vjp(_ones(g_type.shape, g_type), logits, labels)
+    return op.sum(c * error, axis=-1)
+
+
+def _cross_entropy_vjp_logits(c: Tensor, g: Tensor, logits: Tensor) -> Tensor:
+    """Through softmax(logits), whose cotangent is c g[..., None]."""
+    return _softmax(c * reshape(g, (*g.shape, 1)), op.softmax(logits), -1)
+
+
+def _ones(shape: Shape, like: TensorType) -> Tensor:
+    return full(shape, 1.0, dtype=like.dtype)
+
+
+def _normalize(h: Tensor, x: Tensor, eps: float) -> Tensor:
+    """J h, with J the Jacobian of `layer_norm_normalize` at x; it is symmetric."""
+    return op.layer_norm_vjp(h, x, _ones(x.shape[-1:], x.type), eps=eps)
+
+
+def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """The gradient of c . J h for x, with h = g scale, n = x normalised, r = 1 / sqrt(var + eps):
+
+    J h = r (h - mean(h) - n mean(h n)) depends on x by n, which J goes back through, and by r,
+    whose gradient is -r^2 n / K for rows of length K.
+    """
+
+    def mean(y: Tensor) -> Tensor:
+        return op.mean(y, axis=-1, keepdims=True)
+
+    h = g * scale
+    n = op.layer_norm_normalize(x, eps=eps)
+    r = op.rsqrt(op.var(x, axis=-1, keepdims=True) + eps)
+    c_n, h_n = mean(c * n), mean(h * n)
+    through_n = _normalize((h_n * c + c_n * h) * -r, x, eps)
+    return through_n - op.square(r) * n * (mean(c * h) - mean(c) * mean(h) - c_n * h_n)
+
+
+def _conv2d_x(
+    g: Tensor, kernel: Tensor, x_type: TensorType, stride: Pair, padding: Padding
+) -> Tensor:
+    """Every window's g times the kernel, added up where the window was."""
+    height, width, inputs, outputs = kernel.shape
+    weights = reshape(kernel, (height * width * inputs, outputs))
+    windows = op.matmul(g, weights, transpose_y=True)
+    windows = reshape(windows, (*g.shape[:3], height, width, inputs))
+    return op.unpatches(windows, shape=x_type.shape, stride=stride, padding=padding)
+
+
+def _conv2d_kernel(
+    g: Tensor, x: Tensor, kernel_type: TensorType, stride: Pair, padding: Padding
+) -> Tensor:
+    """The sum over all windows of the window times its g."""
+    height, width, inputs, outputs = kernel_type.shape
+    windows = op.patches(x, window=(height, width), stride=stride, padding=padding)
+    places = math.prod(g.shape[:3])
+    columns = reshape(windows, (places, height * width * inputs))
+    product = op.matmul(columns, reshape(g, (places, outputs)), transpose_x=True)
+    return reshape(product, kernel_type.shape)
+
+
+def _beside_patches(x: Tensor) -> Tensor:
+    """[N,OH,OW,C] -> [N,OH,OW,1,1,C]"""
+    return reshape(x, (*x.shape[:3], 1, 1, x.shape[3]))
+
+
+def _max_pool2d(
+    g: Tensor, x: Tensor, out: Tensor, window: Pair, stride: Pair, padding: Padding
+) -> Tensor:
+    windows = op.patches(x, window=window, stride=stride, padding=padding, pad_value=-math.inf)
+    chosen = op.equal(windows, _beside_patches(out))
+    parts = _divided(_beside_patches(g), chosen, (3, 4))
+    return op.unpatches(parts, shape=x.shape, stride=stride, padding=padding)
+
+
+def _avg_pool2d(
+    g: Tensor, x_type: TensorType, window: Pair, stride: Pair, padding: Padding
+) -> Tensor:
+    shape = (*g.shape[:3], *window, g.shape[3])
+    windows = op.broadcast_to(_beside_patches(g / math.prod(window)), shape=shape)
+    return op.unpatches(windows, shape=x_type.shape, stride=stride, padding=padding)
+
+
+# --- the table -------------------------------------------------------------------------
+
+
+def _none(names: str) -> dict[str, Rules]:
+    """Entries for ops that are not differentiable."""
+    return dict.fromkeys(names.split(), NON_DIFFERENTIABLE)
+
+
+VJPS: Final[dict[str, Rules]] = {
+    # --- elementwise ---
+    "add": {"x": lambda g: g, "y": lambda g: g},
+    "subtract": {"x": lambda g: g, "y": lambda g: -g},
+    "multiply": {"x": lambda g, y: g * y, "y": lambda g, x: g * x},
+    "divide": {"x": lambda g, y: g / y, "y": lambda g, y, out: -g * out / y},
+    "remainder": {
+        "x": lambda g: g,
+        "y": lambda g, x, y: -g * op.floor_divide(stop_gradient(x), stop_gradient(y)),
+    },
+    "pow": {"x": _pow_x, "y": _pow_y},
+    "maximum": {
+        "x": lambda g, x, y: _wins(g, op.greater(x, y), op.equal(x, y)),
+        "y": lambda g, x, y: _wins(g, op.less(x, y), op.equal(x, y)),
+    },
+    "minimum": {
+        "x": lambda g, x, y: _wins(g, op.less(x, y), op.equal(x, y)),
+        "y": lambda g, x, y: _wins(g, op.greater(x, y), op.equal(x, y)),
+    },
+    "clip": {"x": _clip_x, "lower": _clip_lower, "upper": _clip_upper},
+    "negative": {"x": lambda g: -g},
+    "abs": {"x": lambda g, x: g * op.sign(stop_gradient(x))},
+    "square": {"x": lambda g, x: g * (2.0 * x)},
+    "exp": {"x": lambda g, out: g * out},
+    "expm1": {"x": lambda g, out: g * (out + 1.0)},
+    "log": {"x": lambda g, x: g / x},
+    "log1p": {"x": lambda g, x: g / (x + 1.0)},
+    "log2": {"x": lambda g, x: g / (x * math.log(2))},
+    "log10": {"x": lambda g, x: g / (x * math.log(10))},
+    "sqrt": {"x": lambda g, out: g / (2.0 * out)},
+    "rsqrt": {"x": lambda g, x, out: g * out / (-2.0 * x)},
+    "sin": {"x": lambda g, x: g * op.cos(x)},
+    "cos": {"x": lambda g, x: -g * op.sin(x)},
+    "tan": {"x": lambda g, out: g * (1.0 + op.square(out))},
+    "tanh": {"x": lambda g, out: g * (1.0 - op.square(out))},
+    "sigmoid": {"x": lambda g, out: g * (out * (1.0 - out))},
+    "erf": {"x": lambda g, x: g * op.exp(-op.square(x)) * (2 / math.sqrt(math.pi))},
+    "where": {
+        "x": lambda g, condition: _masked(g, condition),
+        "y": lambda g, condition: _masked(g, op.logical_not(condition)),
+    },
+    **_none(
+        "floor_divide sign floor ceil round trunc "
+        "equal not_equal less less_equal greater greater_equal "
+        "isnan isinf isfinite "
+        "logical_and logical_or logical_xor logical_not "
+        "bitwise_and bitwise_or bitwise_xor bitwise_invert "
+        "bitwise_left_shift bitwise_right_shift"
+    ),
+    # --- reduction ---
+    "sum": {"x": lambda g, x_type, axis: _spread(g, x_type, axis)},
+    "mean": {"x": lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)},
+    "prod": {"x": _prod},
+    "var": {"x": _var},
+    "cumulative_sum": {"x": _cumulative_sum},
+    "logsumexp": {
+        "x": lambda g, x, out, x_type, axis: (
+            _kept(g, x_type, axis) * op.exp(x - _kept(out, x_type, axis))
+        ),
+    },
+    "max": {"x": _extreme},
+    "min": {"x": _extreme},
+    **_none("argmax argmin all any"),
+    # --- linalg ---
+    "matmul": {"x": _matmul_x, "y": _matmul_y},
+    "batch_contract": {"x": _matmul_x, "y": _matmul_y},
+    # --- layout ---
+    "reshape": {"x": lambda g, x_type: reshape(g, x_type.shape)},
+    "permute_dims": {"x": lambda g, axes: op.permute_dims(g, axes=_inverse(axes))},
+    "broadcast_to": {"x": lambda g: g},
+    "concat": {"xs": _part},
+    "flip": {"x": lambda g, axis: op.flip(g, axis=axis)},
+    "roll": {"x": _roll},
+    "pad": {
+        "x": lambda g, x_type, widths: _window(
+            g, tuple(before for before, _ in widths), x_type.shape
+        ),
+    },
+    "slice": {
+        "x": lambda g, x_type, start, step: op.embed(g, shape=x_type.shape, start=start, step=step),
+    },
+    "embed": {
+        "x": lambda g, x_type, start, step: op.slice(
+            g, start=start, length=x_type.shape, step=step
+        ),
+    },
+    "tril": {"x": lambda g, k: op.tril(g, k=k)},
+    "triu": {"x": lambda g, k: op.triu(g, k=k)},
+    "sort": {"x": _sort},
+    "astype": {"x": lambda g: g},
+    "copy": {"x": lambda g: g},
+    **_none("argsort"),
+    # --- creation ---
+    "full": {"value": lambda g: g},
+    **_none("arange linspace eye"),
+    # --- indexing ---
+    "take": {
+        "x": lambda g, indices, x_type, axis: op.scatter_add(
+            g, indices, axis=axis, length=x_type.shape[axis]
+        ),
+    },
+    "scatter_add": {"updates": lambda g, indices, axis: op.take(g, indices, axis=axis)},
+    "take_along_axis": {
+        "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
+            g, indices, axis=axis, length=x_type.shape[axis]
+        ),
+    },
+    "scatter_add_along_axis": {
+        "updates": lambda g, indices, axis: op.take_along_axis(g, indices, axis=axis),
+    },
+    "boolean_index": {"x": lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)},
+    "mask_scatter": {"updates": lambda g, mask: op.boolean_index(g, mask)},
+    **_none("one_hot nonzero_indices"),
+    # --- neural ---
+    "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},
+    "gelu": {"x": lambda g, x, approximate: op.gelu_vjp(g, x, approximate=approximate)},
+    "gelu_vjp": {
+        "g": lambda c, x, approximate: op.gelu_vjp(c, x, approximate=approximate),
+        "x": lambda c, g, x, approximate: c * g * _gelu_second(x, approximate),
+    },
+    "dropout": {"x": lambda g, key, rate: op.dropout(g, key, rate=rate)},
+    "softmax": {"x": _softmax},
+    "log_softmax": {"x": _log_softmax},
+    "softmax_cross_entropy": {
+        "logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels),
+    },
+    "softmax_cross_entropy_vjp": {
+        "g": _cross_entropy_vjp_g,
+        "logits": _cross_entropy_vjp_logits,
+    },
+    "layer_norm": {
+        "x": lambda g, x, scale, eps: op.layer_norm_vjp(g, x, scale, eps=eps),
+        "scale": lambda g, x, eps: g * op.layer_norm_normalize(x, eps=eps),
+        "bias": lambda g: g,
+    },
+    "layer_norm_normalize": {"x": _normalize},
+    "layer_norm_vjp": {
+        "g": lambda c, x, scale, eps: _normalize(c, x, eps) * scale,
+        "x": _layer_norm_vjp_x,
+        "scale": lambda c, g, x, eps: _normalize(c, x, eps) * g,
+    },
+    "patches": {
+        "x": lambda g, x_type, stride, padding: op.unpatches(
+            g, shape=x_type.shape, stride=stride, padding=padding
+        ),
+    },
+    "unpatches": {
+        "x": lambda g, x_type, stride, padding: op.patches(
+            g, window=x_type.shape[3:5], stride=stride, padding=padding
+        ),
+    },
+    "conv2d": {"x": _conv2d_x, "kernel": _conv2d_kernel},
+    "max_pool2d": {"x": _max_pool2d},
+    "avg_pool2d": {"x": _avg_pool2d},
+    # --- random ---
+    **_none("split_key fold_in normal uniform bernoulli randint permutation"),
 }

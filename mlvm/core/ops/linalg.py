@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from mlvm.core.blocks import blocks
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import op
 from mlvm.core.rules import broadcast_shapes, require
@@ -82,15 +83,9 @@ def batch_contract(
     x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)
     y = _swapped(y.reshape(batch, *y.shape[-2:]), transpose_y)
     out.fill(0)
-    group = max(1, _GROUP // max(1, out.size))
-    products = np.empty((min(group, batch), *out.shape), out.dtype)
-    for i in range(0, batch, group):
-        some = products[: batch - i]
-        np.matmul(x[i : i + group], y[i : i + group], some)
-        np.add(out, some[0] if len(some) == 1 else np.add.reduce(some, 0), out)
-
-
-_GROUP = 65536  # elements of the products made at a time, to stay in the cache
+    for some in blocks(batch, out.size):
+        products = np.matmul(x[some], y[some])
+        np.add(out, products[0] if len(products) == 1 else np.add.reduce(products, 0), out)
 
 
 def _swapped(x: Array, transpose: bool) -> Array:

@@ -1,0 +1,218 @@
+"""Tensors from Python: values copied in, and tensors made from a description.
+
+Signatures are those of the Python Array API standard (2024.12). The default dtypes are f32,
+i64 and bool. Every dtype may be a `DType`, its name, or what numpy understands.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, OpError, ShapeError
+from mlvm.core.types import Array, DType, TensorType, bool_, f32, i64
+from mlvm.eager import primitives as op
+from mlvm.eager.tensor import Scalar, Tensor, constant, from_array
+
+_DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32}
+_UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
+
+
+def type_of(x: Tensor) -> TensorType:
+    """The tensor's type. Raises `DTypeError` for anything but a tensor."""
+    if not isinstance(x, Tensor):
+        raise DTypeError(f"takes a tensor, not {_kind(x)}; make one with asarray")
+    return x.type
+
+
+def integers(value: int | Sequence[int], name: str) -> tuple[int, ...]:
+    """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else,
+    calling it by that name."""
+    try:
+        several = value if isinstance(value, (tuple, list)) else (value,)
+        return tuple(map(operator.index, several))
+    except TypeError:
+        raise AttributeRefused(f"{name} is an int or a tuple of ints, not {value!r}") from None
+
+
+# --- values copied in ----------------------------------------------------------------
+
+
+def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
+    """A tensor of the values of `obj`, copied into the current arena; a Tensor as it is.
+
+    From Python numbers and nested lists of them: bools become bool, ints i64, floats f32. numpy
+    arrays, and whatever has `__array__` or `__dlpack__`, keep their dtype. With a `dtype`, arrays
+    and tensors are cast as by `astype`, and Python numbers must be values of it.
+
+    Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
+    is out of range, `ShapeError` for rows of different lengths.
+    """
+    wanted = None if dtype is None else DType.of(dtype)
+    if isinstance(obj, Tensor):
+        return obj if wanted in (None, obj.dtype) else op.astype(obj, dtype=wanted)
+    if hasattr(obj, "__array__") or hasattr(obj, "__dlpack__"):
+        array = _of_array(obj)
+        own = DType.of(array.dtype)
+        target = wanted or own
+    else:
+        array = _of_numbers(obj)
+        target = wanted or _DEFAULTS[type(array.dtype.type(0).item())]
+        _require_values(array, target)
+    with np.errstate(all="ignore"):  # what a cast cannot hold is as astype leaves it
+        return from_array(array.astype(target.numpy, copy=False))
+
+
+def _of_array(obj: Any) -> Array:
+    try:
+        return np.asarray(obj) if hasattr(obj, "__array__") else np.from_dlpack(obj)
+    except _UNREADABLE as error:
+        raise DTypeError(f"the values of this {_kind(obj)} cannot be read: {error}") from None
+
+
+def _of_numbers(obj: object) -> Array:
+    """A bool, integer or f64 array of a Python number or nested lists of them."""
+    if any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
+        raise DTypeError("asarray takes numbers; a list of tensors is joined by stack or concat")
+    try:
+        array = np.array(obj)
+    except ValueError as error:
+        raise ShapeError(f"these lists are no tensor: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise DTypeError(
+            f"asarray takes arrays, and bools, ints and floats in nested lists, whose values "
+            f"have a dtype in common; from this {_kind(obj)} numpy makes {array.dtype}"
+        )
+    if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in _leaves(obj)):
+        raise OperandValueError("ints of 2**63 and more beside smaller ones come as a numpy array")
+    return array
+
+
+def _leaves(obj: object) -> Iterator[object]:
+    if isinstance(obj, (list, tuple)):
+        for each in obj:
+            yield from _leaves(each)
+    else:
+        yield obj
+
+
+def _require_values(array: Array, dtype: DType) -> None:
+    """Raise unless Python's numbers in `array` are values of the dtype, which rounds floats."""
+    if dtype.is_float or not array.size:
+        return
+    if array.dtype.kind == "f":
+        raise DTypeError(f"floats do not become {dtype}; convert them with astype")
+    low, high = (0, 1) if dtype is bool_ else _limits(dtype)
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            raise OperandValueError(f"the int {value} does not fit into {dtype}: {low} .. {high}")
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
+    return int(info.min), int(info.max)
+
+
+def _kind(x: object) -> str:
+    return type(x).__name__
+
+
+# --- made from a description ---------------------------------------------------------
+
+
+def full(
+    shape: int | Sequence[int], fill_value: Scalar | Tensor, *, dtype: object = None
+) -> Tensor:
+    """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor."""
+    wanted = None if dtype is None else DType.of(dtype)
+    if isinstance(fill_value, Tensor):
+        return op.full(asarray(fill_value, dtype=wanted), shape=integers(shape, "shape"))
+    value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
+    if type(value) not in _DEFAULTS:
+        raise DTypeError(f"fill_value must be a number or scalar tensor, not {_kind(value)}")
+    try:
+        filling = constant(value, wanted or _DEFAULTS[type(value)])
+    except OpError as error:
+        raise error.at("full", ()) from None
+    return op.full(filling, shape=integers(shape, "shape"))
+
+
+def zeros(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
+    """A tensor of zeros, or of False."""
+    return full(shape, _number(0, dtype), dtype=dtype)
+
+
+def ones(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
+    """A tensor of ones, or of True."""
+    return full(shape, _number(1, dtype), dtype=dtype)
+
+
+def empty(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
+    """The same as `zeros`: values that nobody chose would differ from run to run."""
+    return zeros(shape, dtype=dtype)
+
+
+def full_like(x: Tensor, /, fill_value: Scalar | Tensor, *, dtype: object = None) -> Tensor:
+    """`full` with the shape of x, and its dtype unless another is named."""
+    type = type_of(x)
+    return full(type.shape, fill_value, dtype=type.dtype if dtype is None else dtype)
+
+
+def zeros_like(x: Tensor, /, *, dtype: object = None) -> Tensor:
+    """Zeros with the shape of x, and its dtype unless another is named."""
+    type = type_of(x)
+    return zeros(type.shape, dtype=type.dtype if dtype is None else dtype)
+
+
+def ones_like(x: Tensor, /, *, dtype: object = None) -> Tensor:
+    """Ones with the shape of x, and its dtype unless another is named."""
+    type = type_of(x)
+    return ones(type.shape, dtype=type.dtype if dtype is None else dtype)
+
+
+def empty_like(x: Tensor, /, *, dtype: object = None) -> Tensor:
+    """The same as `zeros_like`."""
+    return zeros_like(x, dtype=dtype)
+
+
+def arange(
+    start: float, /, stop: float | None = None, step: float = 1, *, dtype: object = None
+) -> Tensor:
+    """start, start + step, start + 2 step, ... as far as it is short of `stop`; with one number,
+    0, 1, 2, ... as far as it is short of that. i64 for ints, f32 with floats.
+    """
+    first, end = (0, start) if stop is None else (start, stop)
+    whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
+    wanted = (i64 if whole else f32) if dtype is None else DType.of(dtype)
+    return op.arange(start=first, stop=end, step=step, dtype=wanted)
+
+
+def linspace(
+    start: float, stop: float, /, num: int, *, dtype: object = f32, endpoint: bool = True
+) -> Tensor:
+    """`num` evenly spaced floats from `start` up to `stop`, which is left out without
+    `endpoint`."""
+    return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=DType.of(dtype))
+
+
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: object = f32) -> Tensor:
+    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros."""
+    columns = n_rows if n_cols is None else n_cols
+    return op.eye(rows=n_rows, columns=columns, k=k, dtype=DType.of(dtype))
+
+
+def _number(value: int, dtype: object) -> Scalar:
+    """0 or 1 as the Python number of that dtype's kind."""
+    number: Scalar = DType.of(dtype).numpy.type(value).item()
+    return number
+
+
+pi: Final = math.pi
+e: Final = math.e
+inf: Final = math.inf
+nan: Final = math.nan
+newaxis: Final = None

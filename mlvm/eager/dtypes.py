@@ -1,0 +1,102 @@
+"""Questions about dtypes, as the Python Array API standard asks them.
+
+A dtype is a `DType` (`float32`, or `x.dtype`), or what `DType.of` makes one of.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.types import DType, promote
+from mlvm.eager.tensor import Tensor
+
+_KINDS: Final = {
+    "bool": ("bool",),
+    "signed integer": ("signed",),
+    "unsigned integer": ("unsigned",),
+    "integral": ("signed", "unsigned"),
+    "real floating": ("float",),
+    "complex floating": (),
+    "numeric": ("signed", "unsigned", "float"),
+}
+
+
+class FloatInfo(NamedTuple):
+    """Limits of a float dtype, as Python floats."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    dtype: DType
+
+
+class IntInfo(NamedTuple):
+    """Limits of an integer dtype."""
+
+    bits: int
+    max: int
+    min: int
+    dtype: DType
+
+
+def isdtype(dtype: object, kind: object) -> bool:
+    """Whether the dtype is of that kind: a dtype, one of the standard's words for several
+    ("bool", "integral", "real floating", "numeric", ...), or a tuple of these.
+
+    Raises `AttributeRefused` for another word.
+    """
+    given = DType.of(dtype)
+    if isinstance(kind, tuple):
+        return any(isdtype(given, each) for each in kind)
+    if isinstance(kind, DType):
+        return given is kind
+    if kind not in _KINDS:
+        raise AttributeRefused(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}")
+    return given.kind in _KINDS[kind]
+
+
+def result_type(*tensors_and_dtypes: object) -> DType:
+    """The dtype that these promote to together. Raises `DTypeError` where there is none."""
+    if not tensors_and_dtypes:
+        raise DTypeError("result_type takes 1 tensor or dtype, or more")
+    first, *rest = [_dtype_of(each) for each in tensors_and_dtypes]
+    for dtype in rest:
+        first = promote(first, dtype)
+    return first
+
+
+def can_cast(source: object, to: object, /) -> bool:
+    """Whether a tensor or dtype promotes to the dtype `to` without becoming another."""
+    wanted = DType.of(to)
+    try:
+        return promote(_dtype_of(source), wanted) is wanted
+    except DTypeError:
+        return False
+
+
+def finfo(type: object, /) -> FloatInfo:
+    """The limits of a float dtype, or of a tensor's. Raises `DTypeError` for another dtype."""
+    dtype = _dtype_of(type)
+    if not dtype.is_float:
+        raise DTypeError(f"finfo is for float dtypes, not {dtype}")
+    info = np.finfo(dtype.numpy)  # type: ignore[type-var]
+    eps, high, low = float(info.eps), float(info.max), float(info.min)
+    return FloatInfo(info.bits, eps, high, low, float(info.smallest_normal), dtype)
+
+
+def iinfo(type: object, /) -> IntInfo:
+    """The limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another dtype."""
+    dtype = _dtype_of(type)
+    if not dtype.is_integer:
+        raise DTypeError(f"iinfo is for integer dtypes, not {dtype}")
+    info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
+    return IntInfo(info.bits, int(info.max), int(info.min), dtype)
+
+
+def _dtype_of(x: object) -> DType:
+    return x.dtype if isinstance(x, Tensor) else DType.of(x)

@@ -1,0 +1,641 @@
+"""The public function of every op; written by `python -m mlvm.eager.stub`."""
+
+from mlvm.core.types import DType
+from mlvm.eager.tensor import Tensor
+
+def abs(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """|x|."""
+
+def add(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x + y, elementwise, with broadcasting."""
+
+def all(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Whether no element along `axis` is zero; True of nothing."""
+
+def any(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Whether an element along `axis` is not zero; False of nothing."""
+
+def arange(
+    *,
+    start: int | float,
+    stop: int | float,
+    step: int | float,
+    dtype: DType | str,
+    out: Tensor | None = None,
+) -> Tensor:
+    """start, start + step, start + 2 step, ... as far as it is short of `stop`."""
+
+def argmax(
+    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """Where the largest element is along `axis`, i64: the first of equals, or the first nan."""
+
+def argmin(
+    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """Where the smallest element is along `axis`, i64: the first of equals, or the first nan."""
+
+def argsort(
+    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """Where the elements of `sort` are in x along `axis`, i64."""
+
+def astype(x: Tensor, /, *, dtype: DType | str, out: Tensor | None = None) -> Tensor:
+    """x in another dtype."""
+
+def avg_pool2d(
+    x: Tensor,
+    /,
+    *,
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    out: Tensor | None = None,
+) -> Tensor:
+    """The mean of each window, channel by channel."""
+
+def batch_contract(
+    x: Tensor,
+    y: Tensor,
+    /,
+    *,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum over the batch of x @ y: f[..., m, k], f[..., k, n] -> f[m, n]."""
+
+def bernoulli(
+    key: Tensor, p: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None
+) -> Tensor:
+    """True with probability p, which broadcasts to `shape`."""
+
+def bitwise_and(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x & y, of integers or booleans."""
+
+def bitwise_invert(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """~x, of integers or booleans."""
+
+def bitwise_left_shift(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x << y, of integers."""
+
+def bitwise_or(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x | y, of integers or booleans."""
+
+def bitwise_right_shift(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x >> y, of integers, keeping the sign."""
+
+def bitwise_xor(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x ^ y, of integers or booleans."""
+
+def boolean_index(x: Tensor, mask: Tensor, /) -> Tensor:
+    """The slices of x where the mask is True: [count, ...], in row-major order."""
+
+def broadcast_to(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
+    """x repeated along new leading axes and along axes of length 1, up to `shape`."""
+
+def ceil(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The smallest integer value >= x."""
+
+def clip(
+    x: Tensor | bool | int | float,
+    lower: Tensor | bool | int | float,
+    upper: Tensor | bool | int | float,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x limited to lower <= x <= upper, elementwise; upper wins where they cross."""
+
+def concat(*xs: Tensor, axis: int = 0, out: Tensor | None = None) -> Tensor:
+    """The tensors one after the other along `axis`; their dtypes promote."""
+
+def conv2d(
+    x: Tensor,
+    kernel: Tensor,
+    /,
+    *,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    out: Tensor | None = None,
+) -> Tensor:
+    """Cross-correlation of images with a kernel, as deep learning's convolution is: [N,H,W,I] with
+    [KH,KW,I,O] -> [N,OH,OW,O]."""
+
+def copy(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The same tensor in memory of its own."""
+
+def cos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The cosine of x radians."""
+
+def cumulative_sum(
+    x: Tensor,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DType | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
+
+def divide(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x / y, elementwise, with broadcasting."""
+
+def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None) -> Tensor:
+    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0 (Srivastava et al.,
+    JMLR 15, 2014)."""
+
+def embed(
+    x: Tensor,
+    /,
+    *,
+    shape: tuple[int, ...],
+    start: tuple[int, ...],
+    step: tuple[int, ...],
+    out: Tensor | None = None,
+) -> Tensor:
+    """Zeros of `shape`, with x where `slice` with this start and step would read it."""
+
+def equal(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x == y, elementwise, with broadcasting."""
+
+def erf(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x; its relative error is
+    below 1e-15 in f64 and 1e-6 in f32."""
+
+def exp(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """e to the power x."""
+
+def expm1(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """e^x - 1, accurate near 0."""
+
+def eye(
+    *, rows: int, columns: int, k: int = 0, dtype: DType | str, out: Tensor | None = None
+) -> Tensor:
+    """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
+
+def flip(
+    x: Tensor, /, *, axis: int | tuple[int, ...] | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x with the order of its elements reversed along `axis` (None: along all)."""
+
+def floor(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The largest integer value <= x."""
+
+def floor_divide(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """The floor of x / y, elementwise."""
+
+def fold_in(key: Tensor, data: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """A new key for each value of the integer scalar `data` (a step, a layer): u64[2]."""
+
+def full(value: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
+    """A tensor of that shape, every element of it the scalar `value`."""
+
+def gelu(x: Tensor, /, *, approximate: bool = True, out: Tensor | None = None) -> Tensor:
+    """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel, arXiv
+    1606.08415)."""
+
+def gelu_vjp(g: Tensor, x: Tensor, /, *, approximate: bool, out: Tensor | None = None) -> Tensor:
+    """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
+
+def greater(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x > y, elementwise, with broadcasting."""
+
+def greater_equal(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x >= y, elementwise, with broadcasting."""
+
+def isfinite(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """True where x is neither inf nor nan."""
+
+def isinf(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """True where x is inf or -inf."""
+
+def isnan(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """True where x is nan."""
+
+def layer_norm(
+    x: Tensor, scale: Tensor, bias: Tensor, /, *, eps: float, out: Tensor | None = None
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
+    1607.06450)."""
+
+def layer_norm_normalize(x: Tensor, /, *, eps: float, out: Tensor | None = None) -> Tensor:
+    """(x - mean) / sqrt(var + eps) over the last axis: `layer_norm` before scale and bias."""
+
+def layer_norm_vjp(
+    g: Tensor, x: Tensor, scale: Tensor, /, *, eps: float, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where h =
+    g * scale and n is x normalised."""
+
+def less(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x < y, elementwise, with broadcasting."""
+
+def less_equal(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x <= y, elementwise, with broadcasting."""
+
+def linspace(
+    *,
+    start: float,
+    stop: float,
+    num: int,
+    endpoint: bool = True,
+    dtype: DType | str,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`num` evenly spaced floats from `start` up to `stop`, which is left out without
+    `endpoint`."""
+
+def log(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The natural logarithm; -inf at 0, nan below."""
+
+def log10(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm of base 10."""
+
+def log1p(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """log(1 + x), accurate near 0."""
+
+def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm of base 2."""
+
+def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+    """x - log(sum(exp(x))) along the axis; computed from x - max(x), which overflows for no x."""
+
+def logical_and(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x and y, of booleans."""
+
+def logical_not(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """not x, of booleans."""
+
+def logical_or(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x or y, of booleans."""
+
+def logical_xor(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """Either x or y, of booleans."""
+
+def logsumexp(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """log(sum(exp(x))) along `axis`, as m + log(sum(exp(x - m))) with m the maximum."""
+
+def mask_scatter(
+    updates: Tensor, mask: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None
+) -> Tensor:
+    """Zeros of `shape`, with the updates, in order, where the mask is True."""
+
+def matmul(
+    x: Tensor,
+    y: Tensor,
+    /,
+    *,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x @ y: f[..., m, k] @ f[..., k, n] -> f[..., m, n], broadcasting the batch axes."""
+
+def max(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The largest element along `axis`; nan if any is nan."""
+
+def max_pool2d(
+    x: Tensor,
+    /,
+    *,
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    out: Tensor | None = None,
+) -> Tensor:
+    """The largest element of each window, channel by channel."""
+
+def maximum(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """The larger of x and y, elementwise; nan if either is nan."""
+
+def mean(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The arithmetic mean along `axis`; nan of nothing."""
+
+def min(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The smallest element along `axis`; nan if any is nan."""
+
+def minimum(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """The smaller of x and y, elementwise; nan if either is nan."""
+
+def multiply(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x * y, elementwise, with broadcasting."""
+
+def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """-x."""
+
+def nonzero_indices(x: Tensor, /) -> Tensor:
+    """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
+
+def normal(
+    key: Tensor, /, *, shape: tuple[int, ...], dtype: DType | str = "f32", out: Tensor | None = None
+) -> Tensor:
+    """Standard normal values, of mean 0 and variance 1."""
+
+def not_equal(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x != y, elementwise, with broadcasting."""
+
+def one_hot(
+    indices: Tensor, /, *, num_classes: int, dtype: DType | str = "f32", out: Tensor | None = None
+) -> Tensor:
+    """A new last axis of length `num_classes`: one at the index, zeros elsewhere."""
+
+def pad(
+    x: Tensor,
+    /,
+    *,
+    widths: tuple[tuple[int, int], ...],
+    value: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x with a border of `value`: widths[i] elements (before, after) it on axis i."""
+
+def patches(
+    x: Tensor,
+    /,
+    *,
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    pad_value: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Sliding windows over the padded image: [N,H,W,C] -> [N,OH,OW,KH,KW,C]."""
+
+def permutation(key: Tensor, /, *, n: int, out: Tensor | None = None) -> Tensor:
+    """The numbers 0 .. n-1 in random order: i64[n]."""
+
+def permute_dims(x: Tensor, /, *, axes: tuple[int, ...], out: Tensor | None = None) -> Tensor:
+    """x with its axes in another order: axis i of the result is axis axes[i] of x."""
+
+def pow(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x to the power y, elementwise."""
+
+def prod(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    dtype: DType | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The product along `axis`, in the dtype that `sum` uses; 1 of nothing."""
+
+def randint(
+    key: Tensor,
+    /,
+    *,
+    low: int,
+    high: int,
+    shape: tuple[int, ...],
+    dtype: DType | str = "i64",
+    out: Tensor | None = None,
+) -> Tensor:
+    """Integers low <= i < high, each exactly as likely as any other."""
+
+def relu(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """max(x, 0)."""
+
+def remainder(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x - floor(x / y) * y, elementwise, with the sign of y."""
+
+def reshape(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
+    """The elements of x, in row-major order, in another shape of the same size."""
+
+def roll(
+    x: Tensor,
+    /,
+    *,
+    shift: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x with every element moved `shift` places up along `axis`, those beyond the end to the
+    front."""
+
+def round(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The nearest integer value; halves go to the even one."""
+
+def rsqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """1 / sqrt(x)."""
+
+def scatter_add(
+    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+) -> Tensor:
+    """Zeros, `length` of them along `axis`, with the updates added at `indices`."""
+
+def scatter_add_along_axis(
+    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+) -> Tensor:
+    """Zeros, then out[i, indices[i, j, k], k] += updates[i, j, k], for `axis` 1 of 3."""
+
+def sigmoid(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """1 / (1 + e^-x), accurate at both ends: where e^-x overflows the result is 0."""
+
+def sign(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """-1, 0 or 1 as x is negative, zero or positive; nan for nan."""
+
+def sin(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The sine of x radians."""
+
+def slice(
+    x: Tensor,
+    /,
+    *,
+    start: tuple[int, ...],
+    length: tuple[int, ...],
+    step: tuple[int, ...],
+    out: Tensor | None = None,
+) -> Tensor:
+    """On axis i the length[i] elements at start[i], start[i] + step[i], ..."""
+
+def softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+    """exp(x) / sum(exp(x)) along the axis; computed from x - max(x), which overflows for no x."""
+
+def softmax_cross_entropy(
+    logits: Tensor, labels: Tensor, /, *, out: Tensor | None = None
+) -> Tensor:
+    """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label."""
+
+def softmax_cross_entropy_vjp(
+    g: Tensor, logits: Tensor, labels: Tensor, /, *, out: Tensor | None = None
+) -> Tensor:
+    """(softmax(logits) - one_hot(labels)) * g[..., None]: the gradient for logits."""
+
+def sort(
+    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """The elements in order along `axis`."""
+
+def split_key(key: Tensor, /, *, n: int, out: Tensor | None = None) -> Tensor:
+    """n new keys, independent of each other and of the key: u64[n,2]."""
+
+def sqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The square root; nan for x < 0."""
+
+def square(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """x * x."""
+
+def subtract(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """x - y, elementwise, with broadcasting."""
+
+def sum(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    dtype: DType | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum along `axis`; 0 of nothing."""
+
+def take(x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None) -> Tensor:
+    """The slices of x at `indices` along `axis`; the indices' axes replace that axis."""
+
+def take_along_axis(
+    x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+) -> Tensor:
+    """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example."""
+
+def tan(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The tangent of x radians."""
+
+def tanh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic tangent."""
+
+def tril(x: Tensor, /, *, k: int = 0, out: Tensor | None = None) -> Tensor:
+    """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0)."""
+
+def triu(x: Tensor, /, *, k: int = 0, out: Tensor | None = None) -> Tensor:
+    """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0)."""
+
+def trunc(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """x without its fraction."""
+
+def uniform(
+    key: Tensor, /, *, shape: tuple[int, ...], dtype: DType | str = "f32", out: Tensor | None = None
+) -> Tensor:
+    """Values evenly distributed over 0 <= u < 1."""
+
+def unpatches(
+    x: Tensor,
+    /,
+    *,
+    shape: tuple[int, ...],
+    stride: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+    out: Tensor | None = None,
+) -> Tensor:
+    """The transpose of `patches`: an image of that shape to which every window is added in its
+    place, [N,OH,OW,KH,KW,C] -> [N,H,W,C]; what falls on the padding is dropped."""
+
+def var(
+    x: Tensor,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    correction: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes."""
+
+def where(
+    condition: Tensor | bool | int | float,
+    x: Tensor | bool | int | float,
+    y: Tensor | bool | int | float,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x where the condition holds, else y; all three broadcast."""

@@ -1,0 +1,89 @@
+"""Shape arithmetic and type rules, beside numpy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.rules import (
+    broadcast,
+    broadcast_shapes,
+    compare,
+    normalize_axes,
+    reduced_shape,
+    require,
+    require_representable,
+)
+from mlvm.core.types import DType, TensorType, bool_, f32
+
+shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+
+
+@given(st.lists(shapes, max_size=3))
+def test_broadcast_shapes_is_numpys(given_shapes: list[tuple[int, ...]]) -> None:
+    try:
+        expected = np.broadcast_shapes(*given_shapes)
+    except ValueError:
+        with pytest.raises(ShapeError, match=r"do not broadcast: axis -\d has lengths \d and \d"):
+            broadcast_shapes(*given_shapes)
+    else:
+        assert broadcast_shapes(*given_shapes) == expected
+
+
+@given(shapes, st.lists(st.integers(-5, 4), max_size=3).map(tuple), st.booleans())
+def test_reduced_shape_is_numpys(
+    shape: tuple[int, ...], axis: tuple[int, ...], keepdims: bool
+) -> None:
+    try:
+        expected = np.sum(np.zeros(shape), axis=axis, keepdims=keepdims).shape
+    except ValueError:  # numpy's AxisError is one
+        with pytest.raises(AttributeRefused, match=r"out of range|names an axis twice"):
+            reduced_shape(shape, axis, keepdims)
+    else:
+        assert reduced_shape(shape, axis, keepdims) == expected
+
+
+def test_axes() -> None:
+    assert normalize_axes(None, 3) == (0, 1, 2)
+    assert normalize_axes(-1, 3) == (2,)
+    assert normalize_axes((-1, 0), 3) == (2, 0)
+
+
+def test_elementwise_rules_promote_and_broadcast() -> None:
+    x, y = TensorType("i16", (2, 1)), TensorType("u16", (3,))
+    assert broadcast(x, y) is TensorType("i32", (2, 3))
+    assert compare(x, y) is TensorType("bool", (2, 3))
+    with pytest.raises(DTypeError, match="do not promote"):
+        broadcast(x, TensorType(f32))
+
+
+@pytest.mark.parametrize("allowed", ["numeric", "signed", "integer", "float", "bool"])
+def test_require_names_what_is_allowed(allowed: str) -> None:
+    taken = []
+    for dtype in DType.all.values():
+        try:
+            require(allowed, TensorType(dtype))
+            taken.append(dtype.name)
+        except DTypeError as error:
+            refusal = error
+    assert f"it must be {allowed} ({', '.join(taken)})" in str(refusal)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType.all.values() if d.is_integer], ids=str)
+def test_representable_integers(dtype: DType) -> None:
+    bounds = np.iinfo(dtype.numpy.name)
+    for value in (bounds.min, bounds.max, 1.0):
+        require_representable(value, dtype)
+    for value in (bounds.min - 1, bounds.max + 1, 0.5, np.inf, np.nan):
+        with pytest.raises(AttributeRefused, match=f"is not a value of {dtype}"):
+            require_representable(value, dtype)
+
+
+def test_representable_bools_and_floats() -> None:
+    require_representable(True, bool_)
+    require_representable(np.nan, f32)
+    with pytest.raises(AttributeRefused, match=r"2 is not a value of bool \(0 .. 1\)"):
+        require_representable(2, bool_)

@@ -1,0 +1,215 @@
+"""The free store against a model of dictionaries and bytearrays."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mlvm.core import store as store_module
+from mlvm.core.errors import DTypeError, HandleError, ShapeError
+from mlvm.core.store import ALIGNMENT, FreeStore, Handle
+from mlvm.core.types import MAX_NBYTES, TensorType, f32
+
+dtypes = st.sampled_from(["u8", "i16", "f32", "f64"])
+types = st.builds(TensorType, dtypes, st.lists(st.integers(0, 3), max_size=2))
+
+
+@dataclass
+class Place:
+    """Where the model keeps a tensor: in its storage's bytes, or in bytes of its own."""
+
+    type: TensorType
+    home: bytearray
+    offset: int = 0
+    storage: Handle | None = None
+
+    @property
+    def bytes(self) -> slice:
+        return slice(self.offset, self.offset + self.type.nbytes)
+
+
+class StoreAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = FreeStore()
+        self.storages: dict[Handle, bytearray] = {}
+        self.tensors: dict[Handle, Place] = {}
+        self.ended: dict[Handle, str] = {}
+        self.issued: set[Handle] = set()
+
+    def issue(self, handle: Handle) -> Handle:
+        assert handle not in self.issued
+        assert handle > 0
+        self.issued.add(handle)
+        return handle
+
+    def tensor(self, data: st.DataObject) -> Handle:
+        return data.draw(st.sampled_from(sorted(self.tensors)), label="tensor")
+
+    def storage(self, data: st.DataObject) -> Handle:
+        return data.draw(st.sampled_from(sorted(self.storages)), label="storage")
+
+    @rule(nbytes=st.integers(0, 200))
+    def alloc_storage(self, nbytes: int) -> None:
+        self.storages[self.issue(self.store.alloc_storage(nbytes))] = bytearray(nbytes)
+
+    @rule(type=types)
+    def alloc_tensor(self, type: TensorType) -> None:
+        handle = self.issue(self.store.alloc_tensor(type))
+        self.tensors[handle] = Place(type, bytearray(type.nbytes))
+
+    @precondition(lambda self: self.storages)
+    @rule(data=st.data(), type=types, offset=st.integers(-8, 200))
+    def view(self, data: st.DataObject, type: TensorType, offset: int) -> None:
+        storage = self.storage(data)
+        home = self.storages[storage]
+        if offset < 0 or offset + type.nbytes > len(home) or offset % type.dtype.itemsize:
+            with pytest.raises(ShapeError, match=re.escape(f"{type} at offset {offset} ")):
+                self.store.tensor_from_storage(storage, type, offset)
+        else:
+            handle = self.issue(self.store.tensor_from_storage(storage, type, offset))
+            self.tensors[handle] = Place(type, home, offset, storage)
+
+    @precondition(lambda self: self.tensors)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        handle = self.tensor(data)
+        place = self.tensors[handle]
+        content = data.draw(st.binary(min_size=place.type.nbytes, max_size=place.type.nbytes))
+        place.home[place.bytes] = content
+        array = self.store.entry(handle).array
+        array[...] = np.frombuffer(content, array.dtype).reshape(array.shape)
+
+    @precondition(lambda self: self.tensors)
+    @rule(data=st.data())
+    def dealloc_tensor(self, data: st.DataObject) -> None:
+        handle = self.tensor(data)
+        self.store.dealloc_tensor(handle)
+        type = self.tensors.pop(handle).type
+        self.ended[handle] = f"was a tensor {type}, ended by dealloc_tensor"
+
+    @precondition(lambda self: self.storages)
+    @rule(data=st.data())
+    def dealloc_storage(self, data: st.DataObject) -> None:
+        storage = self.storage(data)
+        self.store.dealloc_storage(storage)
+        nbytes = len(self.storages.pop(storage))
+        self.ended[storage] = f"was a storage of {nbytes} bytes, ended by dealloc_storage"
+        for handle in [h for h, place in self.tensors.items() if place.storage == storage]:
+            type = self.tensors.pop(handle).type
+            self.ended[handle] = f"was a tensor {type}, ended with its storage {storage}"
+
+    @precondition(lambda self: self.tensors)
+    @rule(data=st.data())
+    def swap(self, data: st.DataObject) -> None:
+        x, y = self.tensor(data), self.tensor(data)
+        if self.tensors[x].type is self.tensors[y].type:
+            self.store.swap(x, y)
+            self.tensors[x], self.tensors[y] = self.tensors[y], self.tensors[x]
+        else:
+            with pytest.raises(DTypeError, match="swap needs two tensors of one type, not "):
+                self.store.swap(x, y)
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data())
+    def use_after_end(self, data: st.DataObject) -> None:
+        handle = data.draw(st.sampled_from(sorted(self.ended)))
+        live = next(iter(self.tensors), handle)
+        for use in (
+            lambda: self.store.entry(handle),
+            lambda: self.store.dealloc_tensor(handle),
+            lambda: self.store.dealloc_storage(handle),
+            lambda: self.store.tensor_from_storage(handle, TensorType(f32), 0),
+            lambda: self.store.swap(handle, live),
+            lambda: self.store.swap(live, handle),
+        ):
+            with pytest.raises(HandleError, match=re.escape(f" {handle} {self.ended[handle]}")):
+                use()
+
+    @precondition(lambda self: self.tensors and self.storages)
+    @rule(data=st.data())
+    def confuse(self, data: st.DataObject) -> None:
+        tensor, storage = self.tensor(data), self.storage(data)
+        with pytest.raises(HandleError, match=f"handle {storage} names a storage, not a tensor"):
+            self.store.dealloc_tensor(storage)
+        type = re.escape(str(self.tensors[tensor].type))
+        with pytest.raises(HandleError, match=f"{tensor} names a tensor {type}, not a storage"):
+            self.store.dealloc_storage(tensor)
+
+    @invariant()
+    def consumed_is_exact(self) -> None:
+        own = [place.type.nbytes for place in self.tensors.values() if place.storage is None]
+        assert self.store.consumed == sum(own) + sum(map(len, self.storages.values()))
+
+    @invariant()
+    def tensors_are_what_the_model_says(self) -> None:
+        for handle, place in self.tensors.items():
+            entry = self.store.entry(handle)
+            assert entry.type is TensorType.of(entry.array) is place.type
+            assert entry.array.tobytes() == bytes(place.home[place.bytes])
+            if place.type.nbytes:
+                assert entry.array.ctypes.data % ALIGNMENT == place.offset % ALIGNMENT
+
+
+TestStoreAgainstModel = StoreAgainstModel.TestCase
+
+
+def test_two_stores_never_issue_the_same_handle() -> None:
+    stores = [FreeStore(), FreeStore()]
+    handles = [store.alloc_tensor(TensorType(f32)) for store in stores * 10]
+    assert len(set(handles)) == 20
+    with pytest.raises(HandleError, match="names nothing in this VM"):
+        stores[0].entry(handles[1])
+
+
+@pytest.mark.parametrize("handle", [[1], np.ones(2), None, "5", 0.5])
+def test_what_is_no_handle(handle: Any) -> None:
+    with pytest.raises(HandleError, match="is no handle, which is an integer"):
+        FreeStore().entry(handle)
+    with pytest.raises(HandleError, match="is no handle, which is an integer"):
+        FreeStore().dealloc_storage(handle)
+
+
+@pytest.mark.parametrize("nbytes", [-1, MAX_NBYTES + 1])
+def test_an_impossible_size(nbytes: int) -> None:
+    store = FreeStore()
+    with pytest.raises(ShapeError, match=f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes}"):
+        store.alloc_storage(nbytes)
+    assert store.consumed == 0
+
+
+def test_memory_that_there_is_not_leaves_the_store_as_it_was() -> None:
+    store = FreeStore()
+    with pytest.raises(MemoryError):
+        store.alloc_tensor(TensorType("u8", (MAX_NBYTES,)))
+    assert store.consumed == 0
+
+
+def test_the_fate_of_long_ended_handles_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_TOMBSTONES", 2)
+    store = FreeStore()
+    handles = [store.alloc_tensor(TensorType(f32)) for _ in range(3)]
+    for handle in handles:
+        store.dealloc_tensor(handle)
+    with pytest.raises(HandleError, match="never issued, or ended long ago"):
+        store.entry(handles[0])
+    with pytest.raises(HandleError, match="ended by dealloc_tensor"):
+        store.entry(handles[1])
+
+
+def test_the_bytes_of_what_has_ended_are_free() -> None:
+    store = FreeStore()
+    tensor, storage = store.alloc_tensor(TensorType(f32, (100,))), store.alloc_storage(400)
+    view = store.tensor_from_storage(storage, TensorType(f32, (100,)), 0)
+    memory = [weakref.ref(store.entry(handle).array.base) for handle in (tensor, view)]
+    assert all(reference() is not None for reference in memory)
+    store.dealloc_tensor(tensor)
+    store.dealloc_storage(storage)
+    assert all(reference() is None for reference in memory)

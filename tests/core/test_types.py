@@ -1,0 +1,173 @@
+"""Dtypes, promotion, and interned tensor types."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.types import MAX_NBYTES, MAX_NDIM, DType, TensorType, f32, i32, promote
+
+DTYPES = list(DType.all.values())
+shapes = st.lists(st.integers(0, 1000), max_size=5).map(tuple)
+tensor_types = st.builds(TensorType, st.sampled_from(DTYPES), shapes)
+
+
+# --- tensor types ---------------------------------------------------------------------
+
+
+@given(tensor_types)
+def test_str_and_parse_are_inverse(type: TensorType) -> None:
+    assert TensorType.parse(str(type)) is type
+
+
+@given(tensor_types)
+def test_copies_and_pickles_are_the_same_object(type: TensorType) -> None:
+    assert pickle.loads(pickle.dumps(type)) is type
+    assert copy.deepcopy(type) is copy.copy(type) is type
+
+
+@given(st.sampled_from(DTYPES), shapes)
+def test_equal_types_are_the_same_object(dtype: DType, shape: tuple[int, ...]) -> None:
+    type = TensorType(dtype, shape)
+    assert TensorType(dtype.name, list(shape)) is type
+    assert TensorType(dtype.numpy, np.array(shape, np.int64)) is type  # type: ignore[arg-type]
+    assert type.with_shape((7,)).with_shape(shape) is type
+    assert type.with_dtype(f32).with_dtype(dtype) is type
+
+
+@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=4))
+def test_a_type_counts_as_numpy_does(dtype: DType, shape: list[int]) -> None:
+    array = np.zeros(shape, dtype.numpy)
+    type = TensorType.of(array)
+    assert type is TensorType(dtype, shape)
+    assert (type.shape, type.ndim) == (array.shape, array.ndim)
+    assert (type.size, type.nbytes) == (array.size, array.nbytes)
+
+
+def test_threads_that_make_the_same_type_at_once_share_it() -> None:
+    length, barrier, made = itertools.count(10**6), threading.Barrier(4), []
+
+    def make(n: int) -> None:
+        barrier.wait()
+        made.append(TensorType(f32, (n,)))
+
+    for n in itertools.islice(length, 50):
+        threads = [threading.Thread(target=make, args=(n,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len({id(type) for type in made}) == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "type"),
+    [
+        ("f32[]", TensorType(f32)),
+        (" i32[ 2 , 3 ] ", TensorType(i32, (2, 3))),
+        ("bool[0]", TensorType("bool", (0,))),
+    ],
+)
+def test_parse(text: str, type: TensorType) -> None:
+    assert TensorType.parse(text) is type
+
+
+@pytest.mark.parametrize("text", ["", "f32", "[2]", "f32[-1]", "f32[2.0]", "f32[2", "f32[2]x"])
+def test_parse_refuses_what_is_no_type(text: str) -> None:
+    with pytest.raises(ShapeError, match="is not a type; write one like f32"):
+        TensorType.parse(text)
+
+
+def test_parse_refuses_an_unknown_dtype_and_names_all() -> None:
+    with pytest.raises(DTypeError, match=r"no dtype 'f16'; there are bool, u8, .*, f64"):
+        TensorType.parse("f16[2]")
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2.0,), ("2",), "2", 3, None, [[1]], (None,), (1, -5)])
+def test_a_shape_is_of_integers_that_are_not_negative(shape: Any) -> None:
+    TensorType(f32, (2,))  # is known and equal to (2.0,), which must make no difference
+    with pytest.raises(ShapeError, match="a shape is a tuple of integers >= 0, not "):
+        TensorType(f32, shape)
+
+
+def test_a_length_is_an_int_whatever_integer_was_given() -> None:
+    type = TensorType(f32, (True, np.int8(31), 1013))  # type: ignore[arg-type]
+    assert str(type) == "f32[1,31,1013]"
+    assert [length.__class__ for length in type.shape] == [int, int, int]
+
+
+def test_the_largest_types() -> None:
+    assert TensorType("u8", (MAX_NBYTES,)).nbytes == MAX_NBYTES
+    assert TensorType(f32, (1,) * MAX_NDIM).ndim == MAX_NDIM
+    with pytest.raises(ShapeError, match="larger than"):
+        TensorType("u8", (MAX_NBYTES + 1,))
+    with pytest.raises(ShapeError, match="larger than"):  # as numpy has it
+        TensorType(f32, (0, 2**31, 2**31))
+    with pytest.raises(ShapeError, match="at most 64 dimensions, not 65"):
+        TensorType(f32, (1,) * (MAX_NDIM + 1))
+
+
+# --- dtypes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_dtype_by_all_its_names(dtype: DType) -> None:
+    for name in (dtype, dtype.name, dtype.numpy, dtype.numpy.type, dtype.numpy.name):
+        assert DType.of(name) is dtype
+    assert DType.named(dtype.name) is dtype
+    assert pickle.loads(pickle.dumps(dtype)) is copy.deepcopy(dtype) is dtype
+    assert dtype.itemsize == dtype.numpy.itemsize
+    assert dtype.is_float == (dtype.numpy.kind == "f")
+    assert dtype.is_integer == (dtype.numpy.kind in "iu")
+
+
+def test_a_short_name_is_ours_where_numpy_has_the_same() -> None:
+    assert DType.of("i8").itemsize == 1  # 8 bits; numpy's "i8" has 8 bytes
+
+
+@pytest.mark.parametrize(
+    "dtype", [None, "float33", np.float16, ">f4", complex, "f4,,", "(2,", 5, [], object()]
+)
+def test_no_such_dtype(dtype: Any) -> None:
+    with pytest.raises(DTypeError, match=r"no dtype for .*; there are bool, u8, .*, f64"):
+        DType.of(dtype)
+
+
+@pytest.mark.parametrize("name", ["float32", "", None, []])
+def test_named_takes_short_names_only(name: Any) -> None:
+    with pytest.raises(DTypeError, match=r"there are bool, u8, .*, f64"):
+        DType.named(name)
+
+
+# --- promotion ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("x", "y"), list(itertools.product(DTYPES, DTYPES)), ids=str)
+def test_promotion_is_numpys_within_a_kind_and_refused_across(x: DType, y: DType) -> None:
+    """The Array API's table: integers among themselves, except u64 beside signed ones."""
+    joined = DType.of(np.result_type(x.numpy, y.numpy))
+    integers = x.is_integer and y.is_integer
+    if x.kind == y.kind or (integers and joined.is_integer):
+        assert promote(x, y) is promote(y, x) is joined
+    else:
+        with pytest.raises(DTypeError, match=f"{x} and {y} do not promote; convert one"):
+            promote(x, y)
+
+
+@given(st.lists(st.sampled_from(DTYPES), min_size=3, max_size=3))
+def test_promotion_is_associative_where_it_exists(dtypes: list[DType]) -> None:
+    x, y, z = dtypes
+    try:
+        left, right = promote(promote(x, y), z), promote(x, promote(y, z))
+    except DTypeError:
+        return
+    assert left is right

@@ -1,0 +1,493 @@
+"""The composites and creation functions against numpy, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager.functions import sum_to
+
+Array = np.ndarray[Any, Any]
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
+V = RNG.normal(size=5).astype(np.float32)
+INDICES = np.array([[2, 0], [-1, 1]])
+
+t = ml.asarray
+untyped: Any = ml  # for calls that type checkers would refuse
+
+
+def same(result: ml.Tensor, expected: Any) -> None:
+    expected = np.asarray(expected)
+    assert result.type == ml.asarray(expected).type
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+# --- values copied in ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("obj", "dtype"),
+    [
+        (True, ml.bool),
+        (3, ml.int64),
+        (2.5, ml.float32),
+        ([[1, 2], [3, 4]], ml.int64),
+        ([1, 2.5], ml.float32),
+        ([[True], [False]], ml.bool),
+        ([], ml.float32),
+        (np.float64(2.5), ml.float64),
+        (np.arange(3, dtype=np.uint16), ml.uint16),
+        (np.zeros((2, 0), np.int8), ml.int8),
+        (np.asfortranarray(X[0]), ml.float32),
+    ],
+)
+def test_asarray_keeps_values_and_chooses_the_dtype(obj: Any, dtype: Any) -> None:
+    result = t(obj)
+    assert result.dtype is dtype
+    np.testing.assert_array_equal(result.numpy(), np.asarray(obj, dtype.numpy))
+
+
+def test_asarray_converts_to_the_dtype_asked_for() -> None:
+    same(t([1, 2], dtype=ml.float32), np.array([1, 2], np.float32))
+    same(t([0, 1], dtype=ml.bool), [False, True])
+    same(t([1.9, -1.9]), np.array([1.9, -1.9], np.float32))
+    same(t(np.array([1.9, -1.9]), dtype=ml.int32), np.array([1, -1], np.int32))
+    same(t(2**63 + 1, dtype="u64"), np.uint64(2**63 + 1))
+    same(t(t([1, 2]), dtype=np.float64), np.array([1.0, 2.0]))
+    assert t([1e300]).item() == math.inf
+
+
+def test_asarray_of_a_tensor_is_that_tensor() -> None:
+    x = t(V)
+    assert t(x) is x
+    assert t(x, dtype=ml.float32) is x
+    assert ml.astype(x, ml.float32) is x
+
+
+def test_asarray_copies() -> None:
+    source = V.copy()
+    x = t(source)
+    source[:] = 0
+    same(x, V)
+
+
+@pytest.mark.parametrize("module", ["torch", "jax.numpy"])
+def test_asarray_takes_arrays_of_other_libraries(module: str) -> None:
+    library = pytest.importorskip(module)
+    same(t(library.asarray(V)), V)
+    same(t(library.asarray([1, 2]), dtype=ml.int32), np.array([1, 2], np.int32))
+
+
+def test_asarray_takes_what_only_has_dlpack() -> None:
+    class Foreign:
+        __dlpack__ = V.__dlpack__
+        __dlpack_device__ = V.__dlpack_device__
+
+    same(t(Foreign()), V)
+
+
+@pytest.mark.parametrize(
+    ("obj", "dtype", "error", "text"),
+    [
+        (1j, None, ml.errors.DTypeError, "complex128"),
+        ("word", None, ml.errors.DTypeError, "asarray takes"),
+        (None, None, ml.errors.DTypeError, "object"),
+        ([1, None], None, ml.errors.DTypeError, "object"),
+        (np.zeros(2, np.float16), None, ml.errors.DTypeError, "float16"),
+        (np.array([None]), None, ml.errors.DTypeError, "no dtype"),
+        (np.array(["1"]), ml.float32, ml.errors.DTypeError, "no dtype"),
+        (np.array([1j]), ml.float32, ml.errors.DTypeError, "complex128"),
+        (2**70, None, ml.errors.DTypeError, "in common"),
+        (2**63, None, ml.errors.OperandValueError, "does not fit into i64"),
+        ([2**63, 1], None, ml.errors.OperandValueError, "numpy array"),
+        (300, ml.uint8, ml.errors.OperandValueError, "the int 300 does not fit into u8: 0 .. 255"),
+        ([0, -1], ml.uint8, ml.errors.OperandValueError, "the int -1"),
+        (2, ml.bool, ml.errors.OperandValueError, "the int 2 does not fit into bool"),
+        ([1.5], ml.int32, ml.errors.DTypeError, "astype"),
+        ([[1], [2, 3]], None, ml.errors.ShapeError, "inhomogeneous"),
+        ([1, 2], "f16", ml.errors.DTypeError, "f16"),
+    ],
+)
+def test_asarray_refuses(obj: Any, dtype: Any, error: type[Exception], text: str) -> None:
+    with ml.Arena(ml.default_vm(), "refused") as arena:
+        with pytest.raises(error) as raised:
+            t(obj, dtype=dtype)
+        assert arena.used == 0
+    assert text in str(raised.value)
+
+
+def test_asarray_does_not_join_tensors() -> None:
+    with pytest.raises(ml.errors.DTypeError, match="stack"):
+        t([t(1.0), t(2.0)])
+
+
+def test_asarray_of_a_torch_tensor_on_a_tape_explains() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ml.errors.DTypeError, match="requires grad"):
+        t(torch.ones(2, requires_grad=True))
+
+
+# --- made from a description ---------------------------------------------------------
+
+
+CREATED: list[tuple[ml.Tensor, Any]] = [
+    (ml.zeros((2, 3)), np.zeros((2, 3), np.float32)),
+    (ml.zeros(2, dtype=ml.bool), np.zeros(2, np.bool_)),
+    (ml.ones([2], dtype="u8"), np.ones(2, np.uint8)),
+    (ml.empty((2, 2), dtype=ml.float64), np.zeros((2, 2))),
+    (ml.full((2,), 7), np.full(2, 7)),
+    (ml.full((), 2.5), np.float32(2.5)),
+    (ml.full(2, True), np.full(2, True)),
+    (untyped.full(2, np.float32(1.5), dtype=ml.float64), np.full(2, 1.5)),
+    (ml.full((2,), t(3), dtype=ml.float32), np.full(2, 3, np.float32)),
+    (ml.zeros_like(t(X)), np.zeros_like(X)),
+    (ml.ones_like(t(X), dtype=ml.int32), np.ones_like(X, np.int32)),
+    (ml.empty_like(t(V)), np.zeros_like(V)),
+    (ml.full_like(t(V), 3), np.full_like(V, 3)),
+    (ml.arange(5), np.arange(5)),
+    (ml.arange(2, 8, 3, dtype=ml.uint8), np.arange(2, 8, 3, dtype=np.uint8)),
+    (ml.arange(1.0, 2, 0.25), np.arange(1, 2, 0.25, dtype=np.float32)),
+    (ml.arange(5, 0, -2), np.arange(5, 0, -2)),
+    (ml.linspace(0, 1, 5), np.linspace(0, 1, 5, dtype=np.float32)),
+    (ml.linspace(0, 1, 4, endpoint=False, dtype="f64"), np.linspace(0, 1, 4, endpoint=False)),
+    (ml.eye(3), np.eye(3, dtype=np.float32)),
+    (ml.eye(2, 3, k=1, dtype=ml.int64), np.eye(2, 3, 1, np.int64)),
+]
+
+
+@pytest.mark.parametrize(("result", "expected"), CREATED)
+def test_created(result: ml.Tensor, expected: Any) -> None:
+    same(result, expected)
+
+
+# --- shapes, joining, choosing: mlvm, numpy and the operand --------------------------
+
+OF_X: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
+    "reshape": (lambda x: ml.reshape(x, (4, 6)), lambda x: x.reshape(4, 6)),
+    "reshape -1": (lambda x: ml.reshape(x, (3, -1)), lambda x: x.reshape(3, -1)),
+    "reshape int": (lambda x: ml.reshape(x, -1), lambda x: x.reshape(-1)),
+    "expand_dims": (ml.expand_dims, lambda x: x[None]),
+    "expand_dims -1": (lambda x: ml.expand_dims(x, axis=-1), lambda x: x[..., None]),
+    "expand_dims 2": (
+        lambda x: ml.expand_dims(x, axis=(0, 2)),
+        lambda x: np.expand_dims(x, (0, 2)),
+    ),
+    "squeeze": (lambda x: ml.squeeze(x[:1], 0), lambda x: x[0]),
+    "squeeze all": (lambda x: ml.squeeze(x[:1, :, :1]), lambda x: x[0, :, 0]),
+    "permute_dims": (lambda x: ml.permute_dims(x, (2, 0, 1)), lambda x: x.transpose(2, 0, 1)),
+    "permute -1": (lambda x: ml.permute_dims(x, (-1, 0, 1)), lambda x: x.transpose(2, 0, 1)),
+    "matrix_transpose": (ml.matrix_transpose, lambda x: x.swapaxes(-1, -2)),
+    "mT": (lambda x: x.mT, lambda x: x.swapaxes(-1, -2)),
+    "moveaxis": (lambda x: ml.moveaxis(x, 0, -1), lambda x: np.moveaxis(x, 0, -1)),
+    "moveaxis 2": (
+        lambda x: ml.moveaxis(x, (0, 1), (2, 0)),
+        lambda x: np.moveaxis(x, (0, 1), (2, 0)),
+    ),
+    "broadcast_to": (
+        lambda x: ml.broadcast_to(x[:, :1], (5, 2, 3, 4)),
+        lambda x: np.broadcast_to(x[:, :1], (5, 2, 3, 4)),
+    ),
+    "concat": (lambda x: ml.concat([x, x], axis=1), lambda x: np.concatenate([x, x], 1)),
+    "concat None": (
+        lambda x: ml.concat([x, x[0]], axis=None),
+        lambda x: np.concatenate([x, x[0]], None),
+    ),
+    "stack": (lambda x: ml.stack([x, x], axis=-1), lambda x: np.stack([x, x], -1)),
+    "tile": (lambda x: ml.tile(x, (2, 1, 3)), lambda x: np.tile(x, (2, 1, 3))),
+    "tile fewer": (lambda x: ml.tile(x, 2), lambda x: np.tile(x, 2)),
+    "tile more": (lambda x: ml.tile(x, (2, 1, 1, 2)), lambda x: np.tile(x, (2, 1, 1, 2))),
+    "repeat": (lambda x: ml.repeat(x, 2, axis=1), lambda x: np.repeat(x, 2, 1)),
+    "repeat None": (lambda x: ml.repeat(x, 3), lambda x: np.repeat(x, 3)),
+    "roll": (lambda x: ml.roll(x, 1, axis=-1), lambda x: np.roll(x, 1, -1)),
+    "roll all": (lambda x: ml.roll(x, 5), lambda x: np.roll(x, 5)),
+    "flip": (lambda x: ml.flip(x, axis=1), lambda x: np.flip(x, 1)),
+    "pad": (lambda x: ml.pad(x, 1), lambda x: np.pad(x, 1)),
+    "pad pair": (lambda x: ml.pad(x, (1, 0), 2.0), lambda x: np.pad(x, (1, 0), constant_values=2)),
+    "pad each": (
+        lambda x: ml.pad(x, [(0, 1), (2, 0), (0, 0)]),
+        lambda x: np.pad(x, [(0, 1), (2, 0), (0, 0)]),
+    ),
+    "astype": (lambda x: ml.astype(x * 10, ml.int32), lambda x: (x * 10).astype(np.int32)),
+    "take": (lambda x: ml.take(x, t(INDICES), axis=1), lambda x: np.take(x, INDICES, 1)),
+    "take 1-d": (lambda x: ml.take(x[0, 0], t(INDICES)), lambda x: np.take(x[0, 0], INDICES)),
+    "where": (lambda x: ml.where(x > 0, x, -x), lambda x: np.where(x > 0, x, -x)),
+    "where scalar": (
+        lambda x: ml.where(x > 0, 0.0, x),
+        lambda x: np.where(x > 0, np.float32(0), x),
+    ),
+    "where scalars": (
+        lambda x: ml.where(x > 0, 1.0, 0.0),
+        lambda x: np.where(x > 0, np.float32(1), np.float32(0)),
+    ),
+    "clip": (lambda x: ml.clip(x, -0.5, 0.5), lambda x: np.clip(x, -0.5, 0.5)),
+    "clip min": (lambda x: ml.clip(x, min=0.0), lambda x: np.clip(x, 0, None)),
+    "clip max": (lambda x: ml.clip(x, max=x[0]), lambda x: np.clip(x, None, x[0])),
+    "std": (
+        lambda x: ml.std(x, axis=1, correction=1.0, keepdims=True),
+        lambda x: np.std(x, 1, ddof=1, keepdims=True),
+    ),
+    "silu": (ml.silu, lambda x: x / (1 + np.exp(-x))),
+    "outer": (lambda x: ml.outer(x[0, 0], x[0, 1]), lambda x: np.outer(x[0, 0], x[0, 1])),
+}
+
+
+@pytest.mark.parametrize("name", OF_X)
+def test_function_of_x(name: str) -> None:
+    ours, theirs = OF_X[name]
+    same(ours(t(X)), theirs(X))
+
+
+LISTS: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
+    "split": (lambda x: ml.split(x, 2, axis=2), lambda x: np.split(x, 2, 2)),
+    "split at": (lambda x: ml.split(x, [1, 3], axis=-1), lambda x: np.split(x, [1, 3], -1)),
+    "split none": (lambda x: ml.split(x, []), lambda x: np.split(x, [])),
+    "unstack": (lambda x: ml.unstack(x, axis=1), lambda x: [x[:, i] for i in range(3)]),
+    "nonzero": (lambda x: ml.nonzero(x > 0), lambda x: np.nonzero(x > 0)),
+    "broadcast_arrays": (
+        lambda x: ml.broadcast_arrays(x[0], x[:, :1]),
+        lambda x: np.broadcast_arrays(x[0], x[:, :1]),
+    ),
+    "meshgrid": (
+        lambda x: ml.meshgrid(x[0, 0], x[0, :, 0], x[:, 0, 0]),
+        lambda x: np.meshgrid(x[0, 0], x[0, :, 0], x[:, 0, 0]),
+    ),
+    "meshgrid ij": (
+        lambda x: ml.meshgrid(x[0, 0], x[0, :, 0], indexing="ij"),
+        lambda x: np.meshgrid(x[0, 0], x[0, :, 0], indexing="ij"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_function_with_several_results(name: str) -> None:
+    ours, theirs = LISTS[name]
+    for result, expected in zip(ours(t(X)), theirs(X), strict=True):
+        same(result, expected)
+
+
+def test_clip_keeps_integers() -> None:
+    same(ml.clip(t([1, 5, 9]), 2), [2, 5, 9])
+    same(ml.clip(t([1, 5, 9], dtype="u8"), max=4), np.array([1, 4, 4], np.uint8))
+
+
+def test_one_hot_and_take_along_axis() -> None:
+    same(ml.one_hot(t([2, 0]), 3), np.eye(3, dtype=np.float32)[[2, 0]])
+    same(ml.one_hot(t([2, 0]), 3, dtype=ml.bool), np.eye(3, dtype=np.bool_)[[2, 0]])
+    order = np.argsort(X, -1)
+    same(ml.take_along_axis(t(X), t(order)), np.sort(X, -1))
+
+
+def test_sum_to_reverses_broadcasting() -> None:
+    same(sum_to(t(X), t(X[0, :, :1]).type), X.sum((0, 2))[:, None])
+    same(sum_to(t(X), ml.asarray(0.0, dtype="f64").type), np.float64(X.sum()))
+
+
+# --- what copies nothing -------------------------------------------------------------
+
+ALIASES: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
+    "reshape": lambda x: ml.reshape(x, (4, 6)),
+    "expand_dims": ml.expand_dims,
+    "squeeze": lambda x: ml.squeeze(ml.expand_dims(x), 0),
+    "permute of unit axes": lambda x: ml.permute_dims(ml.reshape(x, (2, 1, 12)), (1, 0, 2)),
+    "broadcast to leading ones": lambda x: ml.broadcast_to(x, (1, 2, 3, 4)),
+    "index None": lambda x: x[:, None],
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_aliases_copy_nothing(name: str) -> None:
+    x = t(X)
+    with ml.Arena(ml.default_vm(), "unused") as arena:
+        alias = ALIASES[name](x)
+    assert arena.high_water == 0
+    x += 1.0
+    np.testing.assert_array_equal(alias.numpy().reshape(-1), x.numpy().reshape(-1))
+
+
+SAME: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
+    "reshape": lambda x: ml.reshape(x, (2, 3, -1)),
+    "permute_dims": lambda x: ml.permute_dims(x, (0, 1, 2)),
+    "broadcast_to": lambda x: ml.broadcast_to(x, (2, 3, 4)),
+    "concat": lambda x: ml.concat([x], axis=1),
+    "split": lambda x: ml.split(x, 1)[0],
+    "clip": ml.clip,
+    "dropout": lambda x: ml.dropout(x, 0.0),
+    "index": lambda x: x[...],
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_changes_nothing_returns_its_operand(name: str) -> None:
+    x = t(X)
+    assert SAME[name](x) is x
+
+
+# --- neural networks -----------------------------------------------------------------
+
+
+def test_conv2d_resolves_stride_and_padding() -> None:
+    x = t(RNG.normal(size=(2, 5, 6, 3)).astype(np.float32))
+    kernel = t(RNG.normal(size=(3, 2, 3, 4)).astype(np.float32))
+    assert ml.conv2d(x, kernel).shape == (2, 3, 5, 4)
+    assert ml.conv2d(x, kernel, stride=2, padding="SAME").shape == (2, 3, 3, 4)
+    explicit = ml.conv2d(x, kernel, stride=(1, 2), padding=((1, 1), (0, 1)))
+    assert explicit.shape == (2, 5, 3, 4)
+    window = x.numpy()[0, :3, :2]
+    expected = np.einsum("hwi,hwio->o", window, kernel.numpy())
+    np.testing.assert_allclose(ml.conv2d(x, kernel).numpy()[0, 0, 0], expected, rtol=1e-5)
+
+
+def test_pools() -> None:
+    images = RNG.normal(size=(1, 4, 4, 2)).astype(np.float32)
+    windows = images.reshape(1, 2, 2, 2, 2, 2).swapaxes(2, 3)
+    same(ml.max_pool2d(t(images), 2), windows.max((3, 4)))
+    same(ml.avg_pool2d(t(images), (2, 2)), windows.mean((3, 4)))
+    assert ml.max_pool2d(t(images), 3, stride=1, padding="SAME").shape == images.shape
+
+
+def test_dropout_takes_the_next_key_unless_given_one() -> None:
+    x, key = ml.ones((100,)), ml.random.key(0)
+    kept = ml.dropout(x, 0.5, key=key)
+    assert set(kept.numpy()) == {0.0, 2.0}
+    same(ml.dropout(x, 0.5, key=key), kept)
+    assert np.any(ml.dropout(x, 0.5).numpy() != ml.dropout(x, 0.5).numpy())
+
+
+# --- dtypes --------------------------------------------------------------------------
+
+
+def test_dtype_questions() -> None:
+    assert ml.result_type(ml.int8, t([1], dtype="u8")) is ml.int16
+    assert ml.can_cast(ml.int8, ml.int32)
+    assert not ml.can_cast(ml.int32, ml.float32)
+    assert ml.isdtype(ml.float32, "real floating")
+    assert ml.isdtype(ml.uint8, ("bool", "integral"))
+    assert ml.isdtype(ml.uint8, ml.uint8)
+    assert not ml.isdtype(ml.bool, "numeric")
+    assert ml.finfo(ml.float32).eps == 2**-23
+    assert ml.finfo(t(V)).dtype is ml.float32
+    assert ml.iinfo(ml.int16)[:3] == (16, 32767, -32768)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ml.result_type(ml.int8, ml.float32),
+        lambda: ml.result_type(),
+        lambda: ml.finfo(ml.int8),
+        lambda: ml.iinfo(ml.float32),
+        lambda: ml.isdtype("f16", "bool"),
+    ],
+)
+def test_dtype_questions_without_an_answer(call: Callable[[], Any]) -> None:
+    with pytest.raises(ml.errors.DTypeError):
+        call()
+
+
+# --- what is refused -----------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "reshape": (
+        lambda x: ml.reshape(x, (5, 5)),
+        ml.errors.ShapeError,
+        r"reshape\(f32\[2,3,4\]\): 24 .*\(5, 5\)",
+    ),
+    "reshape -1": (lambda x: ml.reshape(x, (7, -1)), ml.errors.ShapeError, r"24 .*\(7, -1\)"),
+    "reshape -1 -1": (lambda x: ml.reshape(x, (-1, -1)), ml.errors.ShapeError, "-1"),
+    "reshape 0": (lambda x: ml.reshape(x, (0, -1)), ml.errors.ShapeError, "-1"),
+    "reshape float": (lambda x: untyped.reshape(x, (2.0, 12)), ml.errors.AttributeRefused, "2.0"),
+    "reshape numpy": (lambda _: untyped.reshape(X, (24,)), ml.errors.DTypeError, "asarray"),
+    "expand_dims": (lambda x: ml.expand_dims(x, axis=4), ml.errors.AttributeRefused, "axis 4"),
+    "squeeze": (lambda x: ml.squeeze(x, 1), ml.errors.ShapeError, "length 3, not 1"),
+    "permute_dims": (lambda x: ml.permute_dims(x, (0, 1)), ml.errors.AttributeRefused, "each"),
+    "matrix_transpose": (
+        lambda x: ml.matrix_transpose(ml.reshape(x, -1)),
+        ml.errors.ShapeError,
+        "2 dimensions",
+    ),
+    "moveaxis": (lambda x: ml.moveaxis(x, (0, 1), 0), ml.errors.AttributeRefused, "as many"),
+    "broadcast_to": (lambda x: ml.broadcast_to(x, (3, 4)), ml.errors.ShapeError, "broadcast"),
+    "broadcast_arrays": (
+        lambda x: ml.broadcast_arrays(x, x.mT),
+        ml.errors.ShapeError,
+        r"broadcast_arrays\(f32\[2,3,4\], f32\[2,4,3\]\)",
+    ),
+    "meshgrid": (ml.meshgrid, ml.errors.ShapeError, "1 dimension"),
+    "concat nothing": (lambda _: ml.concat([]), ml.errors.ShapeError, "none"),
+    "concat": (lambda x: ml.concat([x, x.mT]), ml.errors.ShapeError, "equal"),
+    "concat axis": (lambda x: ml.concat([x], axis=3), ml.errors.AttributeRefused, "axis 3"),
+    "split": (lambda x: ml.split(x, 5, axis=2), ml.errors.ShapeError, "length 4"),
+    "pad": (lambda x: ml.pad(x, [(1, 1)]), ml.errors.AttributeRefused, "pairs"),
+    "pad negative": (lambda x: ml.pad(x, -1), ml.errors.AttributeRefused, ">= 0"),
+    "pad triple": (lambda x: ml.pad(x, [(1, 1, 1)] * 3), ml.errors.AttributeRefused, "pair"),
+    "take axis": (lambda x: ml.take(x, t([0])), ml.errors.AttributeRefused, "axis"),
+    "take": (lambda x: ml.take(x, t([9]), axis=0), ml.errors.OperandValueError, "index 9"),
+    "nonzero": (lambda _: ml.nonzero(t(1.0)), ml.errors.ShapeError, "scalar"),
+    "where": (lambda x: ml.where(x, x, x), ml.errors.DTypeError, "bool"),
+    "where kinds": (lambda x: ml.where(x > 0, 1, 0.5), ml.errors.DTypeError, "0.5"),
+    "clip": (lambda x: ml.clip(ml.astype(x, "i32"), 0.5), ml.errors.DTypeError, "0.5"),
+    "outer": (lambda x: ml.outer(x, x), ml.errors.ShapeError, "1 dimension"),
+    "dropout": (lambda x: ml.dropout(x, 1.0), ml.errors.AttributeRefused, "rate"),
+    "conv2d": (lambda x: ml.conv2d(x, x), ml.errors.ShapeError, "4 axes"),
+    "conv2d padding": (
+        lambda x: ml.conv2d(x[None], x[None], padding="FULL"),
+        ml.errors.AttributeRefused,
+        "FULL",
+    ),
+    "pool": (lambda x: ml.max_pool2d(x, 2), ml.errors.ShapeError, "4 axes"),
+    "pool window": (
+        lambda x: untyped.avg_pool2d(x[None], (1, 2, 3)),
+        ml.errors.AttributeRefused,
+        "pair",
+    ),
+    "zeros": (lambda _: ml.zeros((2, -1)), ml.errors.ShapeError, "-1"),
+    "zeros word": (lambda _: untyped.zeros("word"), ml.errors.AttributeRefused, "word"),
+    "full": (lambda _: ml.full(2, 1.5, dtype=ml.int32), ml.errors.DTypeError, "full"),
+    "full list": (lambda _: untyped.full(2, [1, 2]), ml.errors.DTypeError, "list"),
+    "arange": (lambda _: ml.arange(0, 1, 0), ml.errors.AttributeRefused, "step"),
+    "arange u8": (lambda _: ml.arange(300, dtype=ml.uint8), ml.errors.AttributeRefused, "299"),
+    "linspace": (lambda _: ml.linspace(0, 1, -1), ml.errors.AttributeRefused, "num"),
+    "eye": (lambda _: ml.eye(-1), ml.errors.ShapeError, "-1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    call, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        call(t(X))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_leaves_nothing_allocated(name: str) -> None:
+    call, error, _ = REFUSED[name]
+    x = t(X)
+    with ml.Arena(ml.default_vm(), "refused") as arena:
+        with pytest.raises(error):
+            call(x)
+        assert arena.used == 0
+
+
+# --- the namespace -------------------------------------------------------------------
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert len(set(ml.__all__)) == len(ml.__all__)
+    for name in ml.__all__:
+        value = getattr(ml, name)
+        if callable(value) or isinstance(value, type(math)):
+            assert (value.__doc__ or "").strip(), f"ml.{name} has no docstring"
+
+
+def test_random_functions_are_documented() -> None:
+    for module in (ml.random, ml.nn, ml.optim):
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", None) == module.__name__ and name[0] != "_":
+                assert (value.__doc__ or "").strip(), f"{module.__name__}.{name}"

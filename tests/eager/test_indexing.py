@@ -1,0 +1,166 @@
+"""x[key] against numpy, its gradient, and the keys it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+
+Array = np.ndarray[Any, Any]
+
+X = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
+ROW = np.array([1, 0])
+GRID = np.array([[0, -1], [1, 0]])
+
+
+def ours(key: Any) -> Any:
+    """The key with its numpy arrays as tensors."""
+    if isinstance(key, tuple):
+        return tuple(map(ours, key))
+    return ml.asarray(key) if isinstance(key, np.ndarray) else key
+
+
+KEYS: list[Any] = [
+    0,
+    -1,
+    np.int64(1),
+    (1, -1),
+    (1, 2, 3, 4),
+    slice(None),
+    slice(1, 1),
+    slice(None, None, -1),
+    (slice(None), slice(2, 0, -1), slice(-3, None), slice(0, 99, 2)),
+    (slice(None), slice(4, 4)),
+    ...,
+    (..., 1),
+    (0, ..., slice(None, None, -2)),
+    (None, 0, None, ..., None),
+    (0, 0, 0, 0, ...),
+    (),
+    ROW,
+    GRID,
+    np.array(1),
+    (slice(None), GRID),
+    (..., ROW),
+    (0, ROW),
+    (ROW, 0),
+    (slice(None), ROW, 0),
+    (slice(None), 0, ROW),
+    (0, slice(None), ROW),  # numpy puts the axes of ROW in front
+    (ROW, slice(None), GRID),
+    (ROW, None, 0),
+    (ROW, ..., 0),
+    (slice(None), ROW, np.array(1), ..., ROW),
+    (slice(None), ROW, GRID, 1),
+    (ROW, ROW, ROW, ROW),
+    (np.zeros((0,), np.int64), slice(1, 3)),
+    (slice(0, 0), ROW),
+    X > 50,
+    X[..., 0] > 50,
+    X[:, 0, 0, 0] > 50,
+    X > 1000,
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=repr)
+def test_getitem_is_numpys(key: Any) -> None:
+    result = ml.asarray(X)[ours(key)]
+    assert result.shape == X[key].shape
+    np.testing.assert_array_equal(result.numpy(), X[key])
+
+
+_integers = st.integers(-2, 1)
+_items = st.one_of(
+    _integers,
+    st.slices(5),
+    st.none(),
+    st.sampled_from([ROW, GRID, np.array(-1)]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_items, max_size=5), st.integers(0, 5) | st.none())
+def test_getitem_is_numpys_for_any_mixture(items: list[Any], dots: int | None) -> None:
+    if dots is not None:
+        items.insert(dots, ...)
+    key = tuple(items)
+    try:
+        expected = X[key]
+    except IndexError:
+        with pytest.raises(IndexError):
+            ml.asarray(X)[ours(key)]
+        return
+    np.testing.assert_array_equal(ml.asarray(X)[ours(key)].numpy(), expected, strict=True)
+
+
+def test_shapes_of_unsigned_and_small_indices_do_not_matter() -> None:
+    for dtype in (ml.uint8, ml.int8, ml.uint64):
+        index = ml.asarray(ROW, dtype=dtype)
+        np.testing.assert_array_equal(ml.asarray(X)[index, index].numpy(), X[ROW, ROW])
+
+
+@pytest.mark.parametrize("key", [(slice(1, None), 0), (ROW, slice(None), GRID), X > 50], ids=repr)
+def test_the_gradient_of_a_sum_counts_how_often_an_element_is_chosen(key: Any) -> None:
+    gradient = ml.grad(lambda x: ml.sum(x[ours(key)] * 2.0))(ml.asarray(X))
+    expected = np.zeros_like(X)
+    np.add.at(expected, key, 2)
+    np.testing.assert_array_equal(gradient.numpy(), expected)
+
+
+def test_iteration_and_length() -> None:
+    x = ml.asarray(X)
+    assert len(x) == 2
+    for row, expected in zip(x, X, strict=True):
+        np.testing.assert_array_equal(row.numpy(), expected)
+    with pytest.raises(ml.errors.ShapeError, match="no length"):
+        list(ml.asarray(1.0))
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (2, r"getitem\(f32\[2,3,4,5\], 2\): index 2 is out of range for length 2"),
+    ((0, -4), "index -4 is out of range for length 3"),
+    ((0, 0, 0, 0, 0), "5 indices are too many for 4 dimensions"),
+    ((..., 0, ...), "more than one"),
+    ([0, 1], "a list is no index; make a tensor of it with asarray"),
+    (np.array([0, 1]), "a ndarray is no index; make a tensor of it with asarray"),
+    (True, "a bool is no index"),
+    (1.0, "a float is no index"),
+    ("a", "a str is no index"),
+    (slice(None, None, 0), "zero"),
+    (slice(0.5, None), "slice"),
+    (ml.asarray([0.5]), r"getitem\(f32\[2,3,4,5\], f32\[1\]\): an index tensor holds integers"),
+    ((0, ml.asarray([True, False, True])), "a mask stands alone"),
+]
+
+
+@pytest.mark.parametrize(("key", "text"), REFUSED, ids=lambda value: str(value)[:20])
+def test_refused(key: Any, text: str) -> None:
+    x = ml.asarray(X)
+    with ml.Arena(ml.default_vm(), "refused") as arena:
+        with pytest.raises(ml.errors.IndexRefused, match=text) as raised:
+            x[key]
+        assert arena.used == 0
+    assert isinstance(raised.value, IndexError)
+
+
+@pytest.mark.parametrize("key", [(2,), (0, -4), (slice(None), 3, 0)])
+def test_each_index_tensor_is_checked_against_its_own_axis(key: tuple[Any, ...]) -> None:
+    tensors = tuple(k if isinstance(k, slice) else ml.asarray([k]) for k in key)
+    with pytest.raises(ml.errors.OperandValueError, match="out of range"):
+        ml.asarray(X)[tensors]
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(ml.errors.ShapeError, match="mask"):
+        ml.asarray(X)[ml.asarray([True, False, True])]
+
+
+def test_tensors_are_immutable() -> None:
+    x = ml.asarray(X)
+    with pytest.raises(TypeError, match="immutable"):
+        x[0] = 1.0

@@ -1,0 +1,387 @@
+"""Layers against independent numpy, and what Modules tell about their parameters."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.arena.arena import Arena
+from mlvm.core.dry import DryVM
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.types import Array
+from mlvm.eager import nn, random
+from mlvm.eager import primitives as op
+from mlvm.eager.autodiff import grad
+from mlvm.eager.tensor import Tensor, from_array
+from mlvm.eager.tree import leaves
+
+RNG = np.random.default_rng(5)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape)
+
+
+def randomized(layer: nn.Module) -> dict[str, Array]:
+    """Give every parameter random values, also those that begin at zero or one."""
+    values = {path: normal(*x.shape) for path, x in layer.named_parameters().items()}
+    layer.load_parameters(values)
+    return values
+
+
+class Block(nn.Module):
+    norm: nn.LayerNorm
+    Dense: list[nn.Linear]
+    activation: Callable[[Tensor], Tensor]
+
+    def __init__(self, features: int) -> None:
+        self.norm = nn.LayerNorm(features)
+        self.Dense = [nn.Linear(features, 2), nn.Linear(2, features, bias=False)]
+        self.activation = op.relu
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + self.Dense[1](self.activation(self.Dense[0](self.norm(x))))
+
+
+class Model(nn.Module):
+    stem: nn.Linear
+    Block: list[Block]
+
+    def __init__(self) -> None:
+        self.stem = nn.Linear(4, 3)
+        self.Block = [Block(3), Block(3)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.Block:
+            x = block(x)
+        return x
+
+
+# --- layers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 5)])
+def test_linear(bias: bool, batch: tuple[int, ...]) -> None:
+    layer = nn.Linear(3, 4, bias=bias, dtype="f64")
+    w, x = randomized(layer), normal(*batch, 3)
+    expected = np.einsum("...i,io->...o", x, w["kernel"]) + w.get("bias", 0)
+    np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 5)])
+def test_linear_along_the_second_to_last_axis(bias: bool, batch: tuple[int, ...]) -> None:
+    layer = nn.Linear(3, 4, axis=-2, bias=bias, dtype="f64")
+    w, x = randomized(layer), normal(*batch, 3, 7)
+    expected = np.einsum("...in,io->...on", x, w["kernel"])
+    if bias:
+        expected += w["bias"][:, None]
+    np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_gradients_of_linear(axis: int) -> None:
+    layer = nn.Linear(3, 4, axis=axis, dtype="f64")
+    x, g = normal(2, 3, 3), normal(2, 3, 4) if axis == -1 else normal(2, 4, 3)
+    found = grad(lambda layer: op.sum(layer(from_array(x)) * from_array(g)))(layer)
+    kernel, bias = ("bni,bno->io", "bno->o") if axis == -1 else ("bin,bon->io", "bon->o")
+    np.testing.assert_allclose(found["kernel"].numpy(), np.einsum(kernel, x, g), rtol=1e-12)
+    np.testing.assert_allclose(found["bias"].numpy(), np.einsum(bias, g), rtol=1e-12)
+
+
+def test_layer_norm() -> None:
+    layer = nn.LayerNorm(6, eps=1e-3, dtype="f64")
+    w, x = randomized(layer), normal(2, 3, 6)
+    variance = np.mean((x - x.mean(-1, keepdims=True)) ** 2, -1, keepdims=True)
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(variance + 1e-3) * w["scale"] + w["bias"]
+    np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-12)
+
+
+def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any) -> Array:
+    """Cross-correlation by loops over the results."""
+    x = np.pad(x, ((0, 0), *pads, (0, 0)))
+    height, width = kernel.shape[:2]
+    rows = range(0, x.shape[1] - height + 1, stride[0])
+    columns = range(0, x.shape[2] - width + 1, stride[1])
+    return np.stack(
+        [
+            np.stack(
+                [
+                    np.einsum("nhwi,hwio->no", x[:, i : i + height, j : j + width], kernel)
+                    for j in columns
+                ],
+                1,
+            )
+            for i in rows
+        ],
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "padding", "pads"),
+    [
+        (3, 1, "SAME", ((1, 1), (1, 1))),
+        (2, 2, "SAME", ((0, 1), (0, 0))),
+        ((3, 2), (2, 1), "VALID", ((0, 0), (0, 0))),
+        (2, 1, ((1, 0), (0, 2)), ((1, 0), (0, 2))),
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_conv2d(window: Any, stride: Any, padding: Any, pads: Any, bias: bool) -> None:
+    layer = nn.Conv2d(2, 3, window, stride=stride, padding=padding, bias=bias, dtype="f64")
+    w, x = randomized(layer), normal(2, 5, 6, 2)
+    steps = stride if isinstance(stride, tuple) else (stride, stride)
+    expected = convolve(x, w["kernel"], steps, pads) + w.get("bias", 0)
+    np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-12)
+
+
+def test_dropout() -> None:
+    layer, x = nn.Dropout(0.25), from_array(np.ones(4000, np.float32))
+    assert layer(x, train=False) is x
+    key = random.key(3)
+    y = layer(x, train=True, key=key).numpy()
+    np.testing.assert_allclose(np.unique(y), [0, 1 / 0.75], rtol=1e-6)
+    assert abs(np.mean(y == 0) - 0.25) < 0.03
+    np.testing.assert_array_equal(layer(x, train=True, key=key).numpy(), y)
+    assert (layer(x, train=True).numpy() != layer(x, train=True).numpy()).any()
+
+
+def test_embedding() -> None:
+    layer = nn.Embedding(5, 3)
+    indices = np.array([[4, 0], [1, 1]])
+    expected = layer.embedding.numpy()[indices]
+    np.testing.assert_array_equal(layer(from_array(indices)).numpy(), expected)
+    with pytest.raises(OperandValueError):
+        layer(from_array(np.array([5])))
+
+
+def test_sequential_takes_layers_and_functions() -> None:
+    layer = nn.Sequential(nn.Linear(3, 4), op.relu, partial(nn.Dropout(0.5), train=False))
+    x = from_array(normal(2, 3).astype(np.float32))
+    expected = op.relu(layer.layers[0](x)).numpy()
+    np.testing.assert_array_equal(layer(x).numpy(), expected)
+    assert list(layer.named_parameters()) == ["layers_0/kernel", "layers_0/bias"]
+
+
+# --- parameters at the start ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "variance"),
+    [
+        (lambda **given: nn.Linear(100, 200, **given).kernel, 1 / 100),
+        (lambda **given: nn.Conv2d(10, 200, (2, 5), **given).kernel, 1 / 100),
+        (lambda **given: nn.Embedding(200, 100, **given).embedding, 1 / 100),
+    ],
+)
+def test_kernels_are_drawn_with_the_key(make: Callable[..., Tensor], variance: float) -> None:
+    drawn = make(key=random.key(1)).numpy()
+    assert drawn.dtype == np.float32
+    assert abs(drawn.mean()) < 4 * math.sqrt(variance / drawn.size)
+    assert abs(drawn.var() / variance - 1) < 0.05
+    np.testing.assert_array_equal(make(key=random.key(1)).numpy(), drawn)
+    assert (make(key=random.key(2)).numpy() != drawn).any()
+    assert make(key=random.key(1), dtype="f64").numpy().dtype == np.float64
+
+
+def test_without_a_key_the_global_one_is_used() -> None:
+    def drawn() -> Array:
+        random.seed(7)
+        return np.stack([nn.Linear(3, 4).kernel.numpy() for _ in range(2)])
+
+    first, second = drawn()
+    assert (first != second).any()
+    np.testing.assert_array_equal(drawn(), [first, second])
+
+
+def test_biases_and_scales() -> None:
+    assert not nn.Linear(2, 3).bias.numpy().any()  # type: ignore[union-attr]
+    assert not nn.Conv2d(2, 3, 1).bias.numpy().any()  # type: ignore[union-attr]
+    assert nn.Linear(2, 3, bias=False).bias is None
+    norm = nn.LayerNorm(3, dtype="f64")
+    np.testing.assert_array_equal(norm.scale.numpy(), np.ones(3))
+    np.testing.assert_array_equal(norm.bias.numpy(), np.zeros(3))
+
+
+def test_parameters_are_all_that_stays_in_the_arena() -> None:
+    with Arena(random.key(0).arena.vm, "weights") as weights:
+        model = Model()
+        regions = [-(-x.type.nbytes // 64) * 64 for _, x in leaves(model)]
+        assert weights.used == sum(regions)
+
+
+def test_a_model_can_be_counted_without_memory() -> None:
+    with Arena(DryVM("dry"), "weights"):
+        assert nn.Linear(100_000, 1_000_000).num_parameters() == 100_001_000_000
+
+
+# --- modules -------------------------------------------------------------------------
+
+PATHS = [
+    "stem/kernel",
+    "stem/bias",
+    *(
+        f"Block_{i}/{name}"
+        for i in (0, 1)
+        for name in ("norm/scale", "norm/bias", "Dense_0/kernel", "Dense_0/bias", "Dense_1/kernel")
+    ),
+]
+
+
+def test_names_of_parameters() -> None:
+    model = Model()
+    assert list(model.named_parameters()) == PATHS
+    parameters = model.parameters()
+    assert list(parameters) == ["stem", "Block_0", "Block_1"]
+    assert parameters["Block_1"]["Dense_0"]["kernel"] is model.Block[1].Dense[0].kernel
+    assert model.num_parameters() == 15 + 2 * (6 + 8 + 6)
+
+
+def test_a_shared_module_counts_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            self.encoder = nn.Linear(3, 3)
+            self.decoder = self.encoder
+
+    tied = Tied()
+    assert list(tied.named_parameters()) == ["encoder/kernel", "encoder/bias"]
+    assert tied.num_parameters() == 12
+
+
+def test_gradients_have_the_names_of_the_parameters() -> None:
+    model, x = Model(), from_array(np.ones((2, 4), np.float32))
+    gradients = grad(lambda model: op.sum(model(x)))(model)
+    assert [path for path, _ in leaves(gradients)] == PATHS
+
+
+def test_load_parameters_restores_a_model() -> None:
+    model, other = Model(), Model()
+    kernel = other.stem.kernel
+    other.load_parameters({path: x.numpy() for path, x in model.named_parameters().items()})
+    assert other.stem.kernel is kernel
+    x = from_array(np.ones((2, 4), np.float32))
+    np.testing.assert_array_equal(other(x).numpy(), model(x).numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"bias": None}, DTypeError, "missing parameter 'bias'"),
+        ({"scale": np.zeros(3)}, DTypeError, "unknown parameter 'scale'"),
+        (
+            {"bias": np.zeros(3)},
+            DTypeError,
+            "parameter 'bias' must be f32[3], not f64[3]",
+        ),
+        (
+            {"bias": np.zeros(2, np.float32)},
+            ShapeError,
+            "parameter 'bias' must be f32[3], not f32[2]",
+        ),
+    ],
+)
+def test_load_parameters_is_strict(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    layer = nn.Linear(2, 3)
+    before = layer.kernel.numpy()
+    arrays = {"kernel": np.ones((2, 3), np.float32), "bias": np.ones(3, np.float32)}
+    arrays = {name: x for name, x in {**arrays, **change}.items() if x is not None}
+    with pytest.raises(error, match=re.escape(message)):
+        layer.load_parameters(arrays)
+    np.testing.assert_array_equal(layer.kernel.numpy(), before)
+
+
+def test_repr_is_the_tree_with_types() -> None:
+    model = nn.Sequential(Block(3), op.relu, nn.Sequential())
+    assert repr(model).splitlines() == [
+        "Sequential(layers_1=relu)",
+        "  layers_0: Block(activation=relu)",
+        "    norm: LayerNorm(eps=1e-06)",
+        "      scale: f32[3]",
+        "      bias: f32[3]",
+        "    Dense_0: Linear(axis=-1)",
+        "      kernel: f32[3,2]",
+        "      bias: f32[2]",
+        "    Dense_1: Linear(axis=-1, bias=None)",
+        "      kernel: f32[2,3]",
+        "  layers_2: Sequential(layers=())",
+    ]
+
+
+def test_a_module_without_call() -> None:
+    class Empty(nn.Module):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Empty defines no __call__"):
+        Empty()(1)
+    assert Empty().parameters() == {}
+
+
+# --- what is refused -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(0, 3), "Linear: in_features must be an integer >= 1, given 0"),
+        (lambda: nn.Linear(3, 2.0), "Linear: out_features must be an integer >= 1, given 2.0"),  # type: ignore[arg-type]
+        (lambda: nn.Linear(3, True), "Linear: out_features must be an integer >= 1, given True"),
+        (lambda: nn.Linear(3, 3, axis=0), "Linear: axis must be -1 or -2, given 0"),
+        (lambda: nn.LayerNorm(-1), "LayerNorm: features must be an integer >= 1, given -1"),
+        (lambda: nn.LayerNorm(3, eps=0), "LayerNorm: eps must be positive, given 0"),
+        (lambda: nn.LayerNorm(3, eps=math.nan), "LayerNorm: eps must be positive, given nan"),
+        (lambda: nn.Conv2d(0, 1, 3), "Conv2d: in_channels must be an integer >= 1, given 0"),
+        (
+            lambda: nn.Conv2d(1, 1, (3, 0)),
+            "Conv2d: window must be one or two integers >= 1, given (3, 0)",
+        ),
+        (
+            lambda: nn.Conv2d(1, 1, 3, stride=0),
+            "Conv2d: stride must be one or two integers >= 1, given 0",
+        ),
+        (
+            lambda: nn.Conv2d(1, 1, 3, padding="FULL"),
+            'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), '
+            "given 'FULL'",
+        ),
+        (lambda: nn.Dropout(1.0), "Dropout: rate must be in [0, 1), given 1.0"),
+        (lambda: nn.Embedding(3, 0), "Embedding: features must be an integer >= 1, given 0"),
+        (
+            lambda: nn.Sequential(nn.Dropout(0.1), 3),  # type: ignore[arg-type]
+            "Sequential: layer 1 must be callable, given a int",
+        ),
+    ],
+)
+def test_hyperparameters_that_are_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(AttributeRefused, match=f"^{re.escape(message)}$"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(2, 3, dtype="i64"),
+        lambda: nn.LayerNorm(2, dtype="i64"),
+        lambda: nn.Conv2d(2, 3, 1, dtype="i64"),
+        lambda: nn.Embedding(2, 3, dtype="i64"),
+    ],
+)
+def test_parameters_are_floats(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(DTypeError, match="dtype must be a float, given i64"):
+        make()
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.LayerNorm(3)])
+def test_an_operand_of_another_width(layer: nn.Module) -> None:
+    with pytest.raises(ShapeError, match=r"f32\[2,5\]"):
+        layer(from_array(np.ones((2, 5), np.float32)))

@@ -1,0 +1,103 @@
+"""The functions derived from the op table, and their stub."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.op import OPS
+from mlvm.eager import primitives
+from mlvm.eager.stub import stub
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+untyped: Any = ml  # for calls that type checkers would refuse
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_has_a_function_with_its_documentation(name: str) -> None:
+    op, function = OPS[name], vars(primitives)[name]
+    parameters = inspect.signature(function).parameters
+    assert function.__name__ == name
+    assert function.__doc__ == op.doc
+    assert list(parameters) == [*op.inputs, *op.attributes, *([] if op.dynamic else ["out"])]
+    for attribute in op.attributes.values():
+        assert parameters[attribute.name].default == attribute.default
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_but_internal_ones_is_public(name: str) -> None:
+    if OPS[name].room == "random":
+        pytest.skip("ml.random has its own signatures")
+    if not name.endswith("_vjp"):
+        assert name in ml.__all__
+
+
+def test_the_stub_is_up_to_date() -> None:
+    written = Path(primitives.__file__ or "").with_suffix(".pyi").read_text()
+    assert written == stub(), "run: python -m mlvm.eager.stub > mlvm/eager/primitives.pyi"
+
+
+def test_attributes_are_keywords_with_defaults() -> None:
+    x = ml.asarray(X)
+    np.testing.assert_array_equal(ml.sum(x).numpy(), X.sum())
+    np.testing.assert_array_equal(ml.sum(x, axis=1, keepdims=True).numpy(), X.sum(1)[:, None])
+    assert ml.sum(x, dtype=ml.float64).dtype is ml.float64
+
+
+def test_a_number_beside_a_tensor_adopts_its_dtype() -> None:
+    x = ml.asarray([1, 5], dtype=ml.uint8)
+    assert ml.maximum(x, 3).numpy().tolist() == [3, 5]
+    assert ml.subtract(9, x).type is x.type
+    assert untyped.maximum(x, np.int64(3)).type is x.type
+
+
+def test_out_is_written_and_returned() -> None:
+    x = ml.asarray(X)
+    out = ml.zeros((2, 3))
+    assert ml.multiply(x, x, out=out) is out
+    np.testing.assert_array_equal(out.numpy(), X * X)
+    ml.add(out, 1.0, out=out)
+    np.testing.assert_array_equal(out.numpy(), X * X + 1)
+
+
+x = ml.asarray(X)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: untyped.add(1, 2), ml.errors.DTypeError, r"add\(\): takes tensors, at least one"),
+        (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
+        (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, was given 2"),
+        (lambda: untyped.add(), ml.errors.ShapeError, "was given 0"),
+        (lambda: untyped.add(x, X), ml.errors.DTypeError, "ndarray is no operand; .* asarray"),
+        (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
+        (
+            lambda: untyped.sum(x, axes=0),
+            ml.errors.AttributeRefused,
+            "no attribute 'axes'; there are",
+        ),
+        (lambda: untyped.sum(x, axis=1.0), ml.errors.AttributeRefused, "was given 1.0"),
+        (lambda: untyped.slice(x, start=(0, 0)), ml.errors.AttributeRefused, "'length' is missing"),
+        (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
+        (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
+        (lambda: untyped.gelu(x, out=x), ml.errors.AttributeRefused, "out is an operand"),
+        (
+            lambda: untyped.nonzero_indices(x, out=ml.zeros((6, 2), dtype=ml.int64)),
+            ml.errors.AttributeRefused,
+            "there is no out",
+        ),
+    ],
+)
+def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with ml.Arena(ml.default_vm(), "refused") as arena:
+        with pytest.raises(error, match=text):
+            call()
+        assert arena.used == 0

@@ -1,0 +1,191 @@
+"""Trees: paths, mapping, substitution, and loading by path."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from mlvm.arena.arena import Arena
+from mlvm.core.errors import DTypeError, GradientError, ShapeError, StaleTensor
+from mlvm.eager.autodiff import vjp
+from mlvm.eager.context import default_vm
+from mlvm.eager.creation import asarray
+from mlvm.eager.tensor import Tensor
+from mlvm.eager.tree import (
+    Node,
+    children,
+    leaves,
+    load,
+    map_tree,
+    named_tensors,
+    substitute,
+)
+
+ONE = np.ones(1, np.float32)
+
+
+def tensor(value: float = 0.0) -> Tensor:
+    return asarray([float(value)])
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Leaf(Node):
+    def __init__(self) -> None:
+        self.weight = tensor(1)
+        self.size = 3
+        self.nothing = None
+
+
+class Parent(Node):
+    def __init__(self) -> None:
+        self.name = "parent"
+        self.Leaf = [Leaf(), abs, Leaf()]
+        self.lookup = {"a": [tensor(2)], "b": {"c": tensor(3)}}
+        self.last = Leaf()
+
+
+def test_paths_name_the_tensors_of_containers() -> None:
+    tree = {"a": tensor(), "b": [tensor(), (tensor(), None)], "c": Pair(tensor(), {})}
+    assert [path for path, _ in leaves(tree)] == ["a", "b/0", "b/1/0", "c/0"]
+
+
+def test_paths_of_a_module_follow_its_fields_in_order() -> None:
+    paths = [path for path, _ in leaves(Parent())]
+    expected = ["Leaf_0/weight", "Leaf_2/weight", "lookup/a/0", "lookup/b/c", "last/weight"]
+    assert paths == expected
+
+
+def test_a_bare_tensor_is_a_tree() -> None:
+    x = tensor()
+    assert list(leaves(x)) == [("", x)]
+    assert list(leaves(None)) == []
+
+
+def test_a_shared_tensor_is_named_once() -> None:
+    x, y = tensor(), tensor()
+    assert named_tensors({"a": x, "b": y, "c": [x]}) == {"a": x, "b": y}
+
+
+def test_two_tensors_of_one_path() -> None:
+    with pytest.raises(DTypeError, match="two tensors have the path a/b"):
+        named_tensors({"a/b": tensor(), "a": {"b": tensor()}})
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": [tensor(), 3]}, "a tree has tensors as leaves, not a int at a/1"),
+        (np.zeros(2), "a tree has tensors as leaves, not a ndarray"),
+        ({"a": {1: tensor(), "1": tensor()}}, "a name occurs twice among 1, 1 at a"),
+    ],
+)
+def test_what_is_no_tree(tree: Any, message: str) -> None:
+    with pytest.raises(DTypeError, match=f"^{message}$"):
+        list(leaves(tree))
+
+
+def test_two_fields_of_one_name() -> None:
+    node = Leaf()
+    vars(node).update(x=[tensor()], x_0=tensor())
+    with pytest.raises(DTypeError, match="a name occurs twice among weight, x_0, x_0"):
+        children(node)
+
+
+def test_map_tree_keeps_containers_and_makes_modules_dicts() -> None:
+    tree = {3: Pair(tensor(1), None), "m": [Leaf()]}
+    mapped = map_tree(lambda x, y: float(x + y), tree, tree)
+    assert mapped == {3: Pair(2.0, None), "m": [{"weight": 2.0}]}
+    assert isinstance(mapped[3], Pair)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"a": [tensor()]}, r"two trees differ at a: \['0', '1'\] beside \['0'\]"),
+        ({"a": [tensor(), None]}, "two trees differ at a/1: Tensor beside NoneType"),
+        ({"a": tensor()}, "two trees differ at a: list beside Tensor"),
+        ({"b": None}, r"two trees differ: \['a'\] beside \['b'\]"),
+    ],
+)
+def test_trees_that_differ(other: Any, message: str) -> None:
+    with pytest.raises(DTypeError, match=f"^{message}$"):
+        map_tree(lambda x, _: x, {"a": [tensor(), tensor()]}, other)
+
+
+def test_substitute_copies_modules_and_keeps_what_is_no_tensor() -> None:
+    parent = Parent()
+    twin = substitute(lambda x: x + 1, parent)
+    assert isinstance(twin, Parent)
+    assert twin.name == "parent"
+    assert twin.Leaf[1] is abs
+    assert float(twin.last.weight) == 2
+    assert float(parent.last.weight) == 1
+
+
+def test_substitute_keeps_shared_tensors_shared() -> None:
+    x = tensor()
+    first, second = substitute(lambda x: x + 1, [x, {"a": x}])
+    assert first is second["a"]
+
+
+class TestLoad:
+    def test_writes_in_place(self) -> None:
+        x, y = tensor(), tensor()
+        load({"x": x, "y": y}, {"y": tensor(2), "x": ONE}, "value")
+        assert (float(x), float(y)) == (1, 2)
+
+    @pytest.mark.parametrize(
+        ("arrays", "error", "message"),
+        [
+            ({}, DTypeError, "missing values 'x', 'y'"),
+            (
+                {"x": ONE, "z": ONE},
+                DTypeError,
+                "missing value 'y'; unknown value 'z'",
+            ),
+            (
+                {"x": ONE, "y": np.zeros(1)},
+                DTypeError,
+                r"value 'y' must be f32\[1\], not f64\[1\]",
+            ),
+            (
+                {"x": ONE, "y": np.ones((1, 1), np.float32)},
+                ShapeError,
+                r"value 'y' must be f32\[1\], not f32\[1,1\]",
+            ),
+            (
+                {"x": ONE, "y": [1.0]},
+                DTypeError,
+                "value 'y' must be an array, not a li",
+            ),
+            ({"x": ONE, "y": np.array(["a"])}, DTypeError, "no dtype"),
+        ],
+    )
+    def test_writes_nothing_unless_all_fits(
+        self, arrays: Any, error: type[Exception], message: str
+    ) -> None:
+        tensors = {"x": tensor(), "y": tensor()}
+        with pytest.raises(error, match=message):
+            load(tensors, arrays, "value")
+        assert float(tensors["x"]) == 0
+
+    def test_refuses_a_tensor_that_has_ended(self) -> None:
+        x = tensor()
+        with Arena(default_vm(), "batch"):
+            y = tensor()
+        with pytest.raises(StaleTensor, match="its arena was reset"):
+            load({"x": x, "y": y}, {"x": ONE, "y": ONE}, "value")
+        assert float(x) == 0
+
+    def test_refuses_to_write_what_a_tape_needs(self) -> None:
+        x = tensor(3)
+        _, pullback = vjp(lambda x: x * x, x)
+        with pytest.raises(GradientError, match="while a tape needs its old value"):
+            load({"x": x}, {"x": ONE}, "value")
+        assert float(pullback(tensor(1))[0]) == 6

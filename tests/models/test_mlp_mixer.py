@@ -1,0 +1,341 @@
+"""The Mixer has the paper's parameters, and computes what two other implementations compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import mlvm.eager as ml
+from mlvm.eager.tree import named_tensors, substitute
+from models.mlp_mixer import VARIANTS, MlpMixer
+
+Array = NDArray[Any]
+Backward = Callable[[Array], Array]
+
+COUNTS = {
+    "S/32": 19_104_624,
+    "S/16": 18_528_264,
+    "B/32": 60_293_428,
+    "B/16": 59_880_472,
+    "L/32": 206_939_264,
+    "L/16": 208_196_168,
+    "H/14": 432_350_952,
+}
+
+
+def dry(image_shape: tuple[int, int, int], *args: Any, **options: Any) -> MlpMixer:
+    with ml.Arena(ml.DryVM(), "weights").allocating():
+        return MlpMixer(image_shape, *args, **options)
+
+
+# --- what it is made of --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_has_the_papers_number_of_parameters(name: str) -> None:
+    assert dry((224, 224, 3), 1000, *VARIANTS[name]).num_parameters() == COUNTS[name]
+
+
+def test_there_are_the_papers_variants() -> None:
+    assert VARIANTS.keys() == COUNTS.keys()
+
+
+def test_the_parameters_are_those_of_the_official_checkpoint() -> None:
+    block = {
+        "LayerNorm_0/scale": (512,),
+        "LayerNorm_0/bias": (512,),
+        "LayerNorm_1/scale": (512,),
+        "LayerNorm_1/bias": (512,),
+        "token_mixing/Dense_0/kernel": (196, 256),
+        "token_mixing/Dense_0/bias": (256,),
+        "token_mixing/Dense_1/kernel": (256, 196),
+        "token_mixing/Dense_1/bias": (196,),
+        "channel_mixing/Dense_0/kernel": (512, 2048),
+        "channel_mixing/Dense_0/bias": (2048,),
+        "channel_mixing/Dense_1/kernel": (2048, 512),
+        "channel_mixing/Dense_1/bias": (512,),
+    }
+    expected = {
+        "stem/kernel": (16, 16, 3, 512),
+        "stem/bias": (512,),
+        "pre_head_layer_norm/scale": (512,),
+        "pre_head_layer_norm/bias": (512,),
+        "head/kernel": (512, 1000),
+        "head/bias": (1000,),
+        **{f"MixerBlock_{i}/{name}": shape for i in range(8) for name, shape in block.items()},
+    }
+    parameters = dry((224, 224, 3), 1000, *VARIANTS["S/16"]).named_parameters()
+    assert {name: x.shape for name, x in parameters.items()} == expected
+
+
+def test_the_head_starts_at_zero_and_no_two_kernels_alike() -> None:
+    parameters = MlpMixer((8, 8, 1), 10, key=ml.random.key(0)).named_parameters()
+    assert not parameters["head/kernel"].numpy().any()
+    kernels = [x.numpy() for name, x in parameters.items() if name.endswith("kernel")]
+    drawn = [x.ravel()[:4].tobytes() for x in kernels if x.any()]
+    assert len(set(drawn)) == len(drawn) == len(kernels) - 1
+
+
+def test_the_same_key_makes_the_same_model() -> None:
+    one, same, other = (
+        MlpMixer((8, 8, 1), 10, key=ml.random.key(seed)).named_parameters() for seed in (1, 1, 2)
+    )
+    assert all(np.array_equal(x.numpy(), same[name].numpy()) for name, x in one.items())
+    assert not np.array_equal(one["stem/kernel"].numpy(), other["stem/kernel"].numpy())
+
+
+@pytest.mark.parametrize(
+    ("size", "patch_size"), [((224, 225), 16), ((15, 16), 2), ((8, 8), 0), ((8, 8), 16)]
+)
+def test_patches_must_tile_the_image(size: tuple[int, int], patch_size: int) -> None:
+    with pytest.raises(ml.errors.ShapeError) as caught:
+        dry((*size, 3), 10, patch_size)
+    assert f"{patch_size} x {patch_size}" in str(caught.value)
+    assert f"{size[0]} x {size[1]}" in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 16, 1), (2, 8, 8, 3), (8, 8, 1)])
+def test_images_must_be_of_the_shape_built_for(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ml.errors.ShapeError, match=r"\(8, 8, 1\)"):
+        MlpMixer((8, 8, 1), 10)(ml.zeros(shape))
+
+
+def test_the_command_prints_the_variants() -> None:
+    command = [sys.executable, "-m", "models.mlp_mixer"]
+    root = Path(__file__).resolve().parents[2]
+    printed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    header, *rows = printed.stdout.splitlines()
+    assert header.split()[1:-1] == [
+        "patch_size",
+        "hidden_dim",
+        "num_blocks",
+        "tokens_mlp_dim",
+        "channels_mlp_dim",
+    ]
+    assert [row.split() for row in rows] == [
+        [name, *map(str, VARIANTS[name]), f"{count:,}"] for name, count in COUNTS.items()
+    ]
+
+
+# --- what it computes ----------------------------------------------------------------
+
+
+class Reference:
+    """The Mixer, its loss and its gradients, by hand in numpy, from named parameters.
+
+    Every part returns its result and the function from its cotangent to its operand's, which
+    notes its parameters' gradients in `gradients`.
+    """
+
+    def __init__(self, parameters: dict[str, Array], patch_size: int, num_blocks: int) -> None:
+        self.parameters = parameters
+        self.patch_size = patch_size
+        self.num_blocks = num_blocks
+        self.gradients: dict[str, Array] = {}
+
+    def loss(self, images: Array, labels: Array) -> float:
+        """The mean cross entropy; fills `logits` and `gradients`."""
+        n, height, width, channels = images.shape
+        p = self.patch_size
+        patches = images.reshape(n, height // p, p, width // p, p, channels)
+        x = patches.transpose(0, 1, 3, 2, 4, 5).reshape(n, -1, p * p * channels)
+        x, stem = self.dense("stem", x)
+        blocks = []
+        for i in range(self.num_blocks):
+            x, backward = self.block(f"MixerBlock_{i}", x)
+            blocks.append(backward)
+        tokens = x.shape[1]
+        x, norm = self.layer_norm("pre_head_layer_norm", x)
+        self.logits, head = self.dense("head", x.mean(1))
+
+        picked = np.arange(n), labels
+        exps = np.exp(self.logits - self.logits.max(1, keepdims=True))
+        probabilities = exps / exps.sum(1, keepdims=True)
+        value = -np.log(probabilities[picked]).mean()
+
+        g = probabilities.copy()
+        g[picked] -= 1
+        g = norm(np.repeat(head(g / n)[:, None], tokens, 1) / tokens)
+        for backward in reversed(blocks):
+            g = backward(g)
+        stem(g)
+        return float(value)
+
+    def block(self, path: str, x: Array) -> tuple[Array, Backward]:
+        y, token_norm = self.layer_norm(f"{path}/LayerNorm_0", x)
+        y, token_mlp = self.mlp(f"{path}/token_mixing", y.swapaxes(1, 2))
+        x = x + y.swapaxes(1, 2)
+        y, channel_norm = self.layer_norm(f"{path}/LayerNorm_1", x)
+        y, channel_mlp = self.mlp(f"{path}/channel_mixing", y)
+
+        def backward(g: Array) -> Array:
+            g = g + channel_norm(channel_mlp(g))
+            return g + token_norm(token_mlp(g.swapaxes(1, 2)).swapaxes(1, 2))
+
+        return x + y, backward
+
+    def mlp(self, path: str, x: Array) -> tuple[Array, Backward]:
+        hidden, first = self.dense(f"{path}/Dense_0", x)
+        c = np.sqrt(2 / np.pi)
+        t = np.tanh(c * (hidden + 0.044715 * hidden**3))
+        slope = 0.5 * (1 + t) + 0.5 * hidden * (1 - t**2) * c * (1 + 3 * 0.044715 * hidden**2)
+        y, second = self.dense(f"{path}/Dense_1", 0.5 * hidden * (1 + t))
+        return y, lambda g: first(second(g) * slope)
+
+    def dense(self, path: str, x: Array) -> tuple[Array, Backward]:
+        kernel, bias = self.parameters[f"{path}/kernel"], self.parameters[f"{path}/bias"]
+        matrix = kernel.reshape(-1, kernel.shape[-1])
+
+        def backward(g: Array) -> Array:
+            rows = g.reshape(-1, g.shape[-1])
+            self.gradients[f"{path}/bias"] = rows.sum(0)
+            gradient = x.reshape(-1, x.shape[-1]).T @ rows
+            self.gradients[f"{path}/kernel"] = gradient.reshape(kernel.shape)
+            return g @ matrix.T
+
+        return x @ matrix + bias, backward
+
+    def layer_norm(self, path: str, x: Array) -> tuple[Array, Backward]:
+        scale, bias = self.parameters[f"{path}/scale"], self.parameters[f"{path}/bias"]
+        deviation = np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        normal = (x - x.mean(-1, keepdims=True)) / deviation
+
+        def backward(g: Array) -> Array:
+            self.gradients[f"{path}/bias"] = g.sum((0, 1))
+            self.gradients[f"{path}/scale"] = (g * normal).sum((0, 1))
+            h = g * scale
+            mean, along = h.mean(-1, keepdims=True), (h * normal).mean(-1, keepdims=True)
+            return (h - mean - normal * along) / deviation
+
+        return normal * scale + bias, backward
+
+
+class Case:
+    """A small Mixer with random parameters, images that are not square, and labels."""
+
+    patch_size, num_blocks = 2, 2
+    image_shape, num_classes = (6, 4, 3), 5
+
+    def __init__(self, dtype: str) -> None:
+        random = np.random.default_rng(7)
+        model = MlpMixer(
+            self.image_shape,
+            self.num_classes,
+            self.patch_size,
+            hidden_dim=8,
+            num_blocks=self.num_blocks,
+            tokens_mlp_dim=5,
+            channels_mlp_dim=12,
+            key=ml.random.key(0),
+        )
+        self.model = substitute(lambda x: ml.astype(x, dtype), model)
+        self.parameters = {
+            name: (0.5 * random.standard_normal(x.shape) + name.endswith("scale")).astype(
+                x.dtype.numpy
+            )
+            for name, x in self.model.named_parameters().items()
+        }
+        self.model.load_parameters(self.parameters)
+        self.images = random.standard_normal((3, *self.image_shape)).astype(dtype_of(dtype))
+        self.labels = np.array([4, 0, 2])
+
+    def run(self) -> tuple[Array, float, dict[str, Array]]:
+        """Logits, loss, and gradients by name, as mlvm computes them."""
+
+        def loss(model: MlpMixer, images: ml.Tensor, labels: ml.Tensor) -> Any:
+            logits = model(images)
+            return ml.mean(ml.softmax_cross_entropy(logits, labels)), logits
+
+        run = ml.value_and_grad(loss, has_aux=True)
+        (value, logits), gradients = run(
+            self.model, ml.asarray(self.images), ml.asarray(self.labels)
+        )
+        named = {name: x.numpy() for name, x in named_tensors(gradients).items()}
+        return logits.numpy(), float(value), named
+
+
+def dtype_of(name: str) -> type[np.floating[Any]]:
+    return {"f32": np.float32, "f64": np.float64}[name]
+
+
+def assert_close(actual: Array, expected: Array, tolerance: float, name: str) -> None:
+    """Equal within the tolerance, relative to the largest element."""
+    assert actual.shape == expected.shape, name
+    error = np.abs(actual - expected).max() / max(1e-3, np.abs(expected).max())
+    assert error < tolerance, f"{name}: {error}"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 1e-5), ("f64", 1e-10)])
+def test_forward_loss_and_gradients_equal_numpy(dtype: str, tolerance: float) -> None:
+    case = Case(dtype)
+    doubles = {name: x.astype(np.float64) for name, x in case.parameters.items()}
+    reference = Reference(doubles, case.patch_size, case.num_blocks)
+    expected_loss = reference.loss(case.images.astype(np.float64), case.labels)
+    logits, loss, gradients = case.run()
+    assert logits.dtype == dtype_of(dtype)
+    assert abs(loss - expected_loss) < tolerance * expected_loss
+    assert_close(logits, reference.logits, tolerance, "logits")
+    assert gradients.keys() == reference.gradients.keys() == case.parameters.keys()
+    for name, gradient in gradients.items():
+        assert gradient.dtype == dtype_of(dtype)
+        assert_close(gradient, reference.gradients[name], tolerance, name)
+
+
+def test_the_numpy_reference_agrees_with_finite_differences() -> None:
+    case = Case("f64")
+    reference = Reference(case.parameters, case.patch_size, case.num_blocks)
+    reference.loss(case.images, case.labels)
+    gradients, eps = dict(reference.gradients), 1e-6
+    random = np.random.default_rng(0)
+    for name, x in case.parameters.items():
+        direction = random.standard_normal(x.shape)
+        losses = []
+        for sign in (1, -1):
+            reference.parameters = {**case.parameters, name: x + sign * eps * direction}
+            losses.append(reference.loss(case.images, case.labels))
+        slope = (losses[0] - losses[1]) / (2 * eps)
+        assert slope == pytest.approx((gradients[name] * direction).sum(), rel=1e-5, abs=1e-8), name
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 1e-5), ("f64", 1e-10)])
+def test_forward_loss_and_gradients_equal_torch(dtype: str, tolerance: float) -> None:
+    torch = pytest.importorskip("torch")
+    F = torch.nn.functional
+    case = Case(dtype)
+    p = {
+        name: torch.tensor(x.astype(np.float64), requires_grad=True)
+        for name, x in case.parameters.items()
+    }
+
+    def layer_norm(path: str, x: Any) -> Any:
+        return F.layer_norm(x, x.shape[-1:], p[f"{path}/scale"], p[f"{path}/bias"], eps=1e-6)
+
+    def mlp(path: str, x: Any) -> Any:
+        x = x @ p[f"{path}/Dense_0/kernel"] + p[f"{path}/Dense_0/bias"]
+        x = F.gelu(x, approximate="tanh")
+        return x @ p[f"{path}/Dense_1/kernel"] + p[f"{path}/Dense_1/bias"]
+
+    images = torch.tensor(case.images.astype(np.float64)).permute(0, 3, 1, 2)
+    kernel = p["stem/kernel"].permute(3, 2, 0, 1)  # HWIO to OIHW
+    x = F.conv2d(images, kernel, p["stem/bias"], stride=case.patch_size).flatten(2).mT
+    for i in range(case.num_blocks):
+        block = f"MixerBlock_{i}"
+        x = x + mlp(f"{block}/token_mixing", layer_norm(f"{block}/LayerNorm_0", x).mT).mT
+        x = x + mlp(f"{block}/channel_mixing", layer_norm(f"{block}/LayerNorm_1", x))
+    x = layer_norm("pre_head_layer_norm", x).mean(1)
+    expected_logits = x @ p["head/kernel"] + p["head/bias"]
+    expected_loss = F.cross_entropy(expected_logits, torch.tensor(case.labels))
+    expected_loss.backward()
+
+    logits, loss, gradients = case.run()
+    assert abs(loss - expected_loss.item()) < tolerance * expected_loss.item()
+    assert_close(logits, expected_logits.detach().numpy(), tolerance, "logits")
+    for name, gradient in gradients.items():
+        assert_close(gradient, p[name].grad.numpy(), tolerance, name)
