@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,10 @@ from mlvm.core.types import DType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 0, 1 for an mlvm error, 2 for bad usage."""
+    """Run a command. Returns the exit status: 0, or 1 for an mlvm error.
+
+    Raises `SystemExit`, with status 2, for bad usage.
+    """
     parser = argparse.ArgumentParser(prog="python -m mlvm", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     ops = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
@@ -31,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_ops(options.names)
         else:
             print_info()
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except MlvmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """Train a model on images: `python -m models.train --help`, or `train(...)` from Python.
 
 Everything is derived from the seed: which digits are held out, the parameters at the start, the
-order of the images and how each is shifted. The same call gives the same numbers to the last bit.
+order of the images and how each is distorted. The same call gives the same numbers to the last bit.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def train(
     model: str = "mlp_mixer",
     data: str = "digits",
     epochs: int = 20,
-    batch_size: int = 16,
-    learning_rate: float = 3e-3,
+    batch_size: int = 32,
+    learning_rate: float = 5e-3,
     seed: int = 0,
     plot: Path | None = None,
     progress: Progress | None = None,
@@ -172,10 +172,10 @@ def train(
         progress.end()
     if plot is not None:
         title = f"{model} on {data}"
-        (plot / LOSS_FILE).write_text(loss_curve(f"Training {title}", losses, train_loss))
+        (plot / LOSS_FILE).write_text(loss_curve(f"Training {title}", losses, train_loss), "utf-8")
         with ml.record(trainer.batch) as recording:  # of a step that counts for nothing else
             trainer.step(dataset.train_images[:batch_size], dataset.train_labels[:batch_size])
-        (plot / BATCH_FILE).write_text(occupancy(f"Memory of a step, {title}", recording))
+        (plot / BATCH_FILE).write_text(occupancy(f"Memory of a step, {title}", recording), "utf-8")
     return Result(
         model=model,
         data=data,
@@ -219,8 +219,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", choices=MODELS, default="mlp_mixer", help="what to train")
     add("--data", type=_spec, default="digits", help=f"what to train on: {', '.join(SPECS)}")
     add("--epochs", type=int, default=20, metavar="N", help="how often each image is seen")
-    add("--batch-size", type=int, default=16, metavar="N", help="images in each step")
-    add("--learning-rate", type=float, default=3e-3, metavar="X", help="the schedule's peak")
+    add("--batch-size", type=int, default=32, metavar="N", help="images in each step")
+    add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
     add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")

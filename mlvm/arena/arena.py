@@ -12,7 +12,9 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Final, TypeVar
+from typing import Final
+
+from typing_extensions import TypeVar
 
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -22,7 +24,7 @@ from mlvm.core.types import TensorType
 SMALLEST_CHUNK: Final = 1 << 16
 STALE: Final = 0  # no VM ever issues this handle
 
-A = TypeVar("A", bound="Allocation")
+A = TypeVar("A", bound="Allocation", default="Allocation")
 
 
 class Region:
@@ -185,14 +187,7 @@ class Arena:
 
     def reset(self) -> None:
         """End every tensor of the arena. Its memory and remembered views stay."""
-        for region in self._regions:
-            if region.holder is not None:
-                self._end(region, "its arena was reset")
-        for bin in self._sizes.values():
-            bin.clear()
-        for region in reversed(self._regions):
-            region.bin.append(region)
-        self.used = 0
+        self._end_all("its arena was reset")
 
     def trim(self) -> None:
         """Give storages in which no tensor lives back to the VM."""
@@ -207,7 +202,7 @@ class Arena:
 
     def close(self) -> None:
         """End every tensor and give all memory back to the VM. Idempotent."""
-        self.reset()
+        self._end_all("its arena was closed")
         self._regions.clear()
         self._bins.clear()
         self._sizes.clear()
@@ -259,6 +254,16 @@ class Arena:
         region.handles[type] = handle
         self.views_created += 1
         return handle
+
+    def _end_all(self, why: str) -> None:
+        for region in self._regions:
+            if region.holder is not None:
+                self._end(region, why)
+        for bin in self._sizes.values():
+            bin.clear()
+        for region in reversed(self._regions):
+            region.bin.append(region)
+        self.used = 0
 
     def _end(self, region: Region, why: str) -> None:
         holder = region.holder() if region.holder is not None else None

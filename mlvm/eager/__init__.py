@@ -8,6 +8,7 @@ Tensors are values on a VM; `with arena:` says where results are allocated; `gra
 from mlvm.arena.arena import Arena
 from mlvm.arena.report import Recording, record
 from mlvm.core import errors
+from mlvm.core.assembly import disassemble
 from mlvm.core.dry import DryVM
 from mlvm.core.types import bool_ as bool
 from mlvm.core.types import f32 as float32
@@ -77,6 +78,7 @@ from mlvm.eager.functions import (
     unstack,
     where,
 )
+from mlvm.eager.listing import program_of
 from mlvm.eager.primitives import (
     abs,
     add,
@@ -205,6 +207,7 @@ __all__ = [
     "cumulative_sum",
     "default_arena",
     "default_vm",
+    "disassemble",
     "divide",
     "dropout",
     "e",
@@ -285,6 +288,7 @@ __all__ = [
     "pi",
     "pow",
     "prod",
+    "program_of",
     "random",
     "record",
     "relu",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
+from mlvm.arena.arena import Allocation
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
@@ -90,18 +91,32 @@ class Tape:
         out.slot = len(self.nodes)
         slots = tuple([operands[i].slot for i in tracked])
         saved = tuple([out if i == _RESULT else operands[i] for i in saves]) if saves else ()
+        for y in saved:
+            (y if y.base is None else y.base).keeper = self  # type: ignore[attr-defined]
         self.nodes.append((pulls, slots, saved))
 
-    def refuse_write(self, call: OneOp, x: Tensor) -> None:
-        """Raise `GradientError` if an update of `x` in place would change what is recorded."""
+    def refuse_write(self, call: OneOp, x: Tensor, operands: Sequence[Tensor] = ()) -> None:
+        """Raise `GradientError` if an update of `x` in place would change what is recorded, or
+        would have to be: a tape has no node for an update, so no cotangent could flow through it.
+        """
+        if not self.nodes:
+            return
         root = x.root
         tracked = x.tape is self or (isinstance(root, Tensor) and root.tape is self)
-        saved = (y for node in self.nodes if node is not None for y in node[2])
-        if self.nodes and (tracked or any(y.root is root for y in saved)):
+        if tracked or (getattr(root, "keeper", None) is self and self._saves(root)):
             raise GradientError(
                 f"{call.op.name}: {x.type} cannot be updated in place while a tape needs its "
                 f"old value; update it after the gradient is taken"
             )
+        if any(y.tape is self for y in operands):
+            raise GradientError(
+                f"{call.op.name}: {x.type} cannot be updated in place with a tensor that a "
+                f"gradient is taken through; write x = x + y, or use stop_gradient"
+            )
+
+    def _saves(self, root: Allocation) -> bool:
+        saved = (y for node in self.nodes if node is not None for y in node[2])
+        return any(y.root is root for y in saved)
 
     def cotangents(
         self, out: Tensor, seed: Tensor, watched: Sequence[int], start: int, *, keep: bool

@@ -139,7 +139,7 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
             call.op.name, types
         )
     for tape in live_tapes.copy():
-        tape.refuse_write(call, out)
+        tape.refuse_write(call, out, operands)
     handles = (out.handle, *[x.handle for x in operands])
     try:
         out.arena.vm.launch(call.into[len(handles)], handles)
@@ -315,10 +315,11 @@ class Tensor(Allocation):
     using the tensor raises `StaleTensor`. `x += y` and its like update in place, explicitly.
     """
 
-    __slots__ = ("slot", "tape")
+    __slots__ = ("keeper", "slot", "tape")
 
     tape: Tape | None
     slot: int
+    keeper: Tape  # set by a tape that has saved it, or a view of it
 
     __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which asks for asarray
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.dataset import BLACK, Dataset, Images, Labels
+from models.data.dataset import BLACK, Dataset, Distortion, Images, Labels
+
+Doubles = NDArray[np.float64]
 
 NO_LABEL = -1
 
@@ -15,18 +17,18 @@ NO_LABEL = -1
 def training_batches(
     dataset: Dataset, batch_size: int, random: np.random.Generator
 ) -> Iterator[tuple[Images, Labels]]:
-    """The training images in a random order, each moved and blurred by noise as the data set
-    says. What is left over after the last whole batch is dropped."""
+    """The training images in a random order, each distorted at random as the data set says.
+
+    What is left over after the last whole batch is dropped.
+    """
     order = random.permutation(len(dataset.train_labels))
     for start in range(0, len(order) - batch_size + 1, batch_size):
         chosen = order[start : start + batch_size]
-        images = dataset.train_images[chosen]
-        if dataset.max_shift:
-            by = random.uniform(-dataset.max_shift, dataset.max_shift, (batch_size, 2))
-            images = shifted(images, by)
-        if dataset.noise:
-            images += np.float32(dataset.noise) * random.standard_normal(images.shape, np.float32)
-        yield images, dataset.train_labels[chosen]
+        matrices, shifts = draw(dataset.distortion, batch_size, random)
+        yield (
+            distorted(dataset.train_images[chosen], matrices, shifts),
+            dataset.train_labels[chosen],
+        )
 
 
 def evaluation_batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Images, Labels]]:
@@ -41,23 +43,43 @@ def evaluation_batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Imag
         yield images, labels
 
 
-def shifted(images: Images, by: NDArray[np.float64]) -> Images:
-    """Each image moved by[n] = (down, right) pixels, interpolated linearly; black moves in."""
-    for axis in (1, 2):
-        whole = np.floor(by[:, axis - 1]).astype(np.int64)
-        share = (by[:, axis - 1] - whole).astype(np.float32)[:, None, None, None]
-        images = (
-            _rolled(images, whole, axis) * (1 - share) + _rolled(images, whole + 1, axis) * share
-        )
-    return images
+def draw(distortion: Distortion, n: int, random: np.random.Generator) -> tuple[Doubles, Doubles]:
+    """n random distortions for `distorted`, evenly distributed: matrices and shifts."""
+    turn, shear, down, right = random.uniform(-1, 1, (4, n)) * np.array(
+        [[distortion.turn], [distortion.shear], [distortion.shift], [distortion.shift]]
+    )
+    height, width = np.exp(random.uniform(-distortion.scale, distortion.scale, (2, n)))
+    matrices = np.array(
+        [
+            [np.cos(turn) * height, np.sin(turn) * width],
+            [shear - np.sin(turn) * height, np.cos(turn) * width],
+        ]
+    )
+    return matrices.transpose(2, 0, 1), np.stack([down, right], axis=1)
 
 
-def _rolled(images: Images, by: NDArray[np.int64], axis: int) -> Images:
-    """Image n moved by[n] whole pixels along the axis."""
-    length = images.shape[axis]
-    source = np.arange(length) - by[:, None]  # [N, length]
-    inside = (source >= 0) & (source < length)
-    shape = [len(images), 1, 1, 1]
-    shape[axis] = length
-    taken = np.take_along_axis(images, np.clip(source, 0, length - 1).reshape(shape), axis)
-    return np.where(inside.reshape(shape), taken, np.float32(BLACK))
+def distorted(images: Images, matrices: Doubles, shifts: Doubles) -> Images:
+    """Image n with, at each pixel p, what was at `matrices[n] @ p + shifts[n]`.
+
+    p is (row, column) from the image's middle, matrices f64[N,2,2], shifts f64[N,2]. Between
+    pixels the four around are interpolated; outside of the image there is black.
+    """
+    n, height, width, _ = images.shape
+    size = np.array([[height], [width]])
+    middle = (size - 1) / 2
+    pixels = np.indices((height, width)).reshape(2, -1) - middle
+    source = matrices @ pixels + shifts[:, :, None] + middle  # [N, 2, H * W]
+    corner = np.floor(source).astype(np.int64)
+    share = (source - corner).astype(np.float32)[..., None]
+    framed = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=BLACK)
+    image = np.arange(n)[:, None]
+
+    def around(down: int, right: int) -> Images:
+        neighbour = corner + np.array([[down], [right]])
+        row, column = np.clip(neighbour, -1, size).swapaxes(0, 1) + 1
+        found: Images = framed[image, row, column]  # [N, H * W, C]
+        return found
+
+    upper = around(0, 0) + share[:, 1] * (around(0, 1) - around(0, 0))
+    lower = around(1, 0) + share[:, 1] * (around(1, 1) - around(1, 0))
+    return (upper + share[:, 0] * (lower - upper)).reshape(images.shape)

@@ -11,6 +11,7 @@ import numpy as np
 
 from models.data.dataset import (
     Dataset,
+    Distortion,
     Images,
     Labels,
     corrupt,
@@ -38,8 +39,7 @@ def load(folder: Path) -> Dataset:
         test_images,
         test_labels,
         NUM_CLASSES,
-        max_shift=4,
-        noise=0,
+        Distortion(shift=4),
     )
 
 

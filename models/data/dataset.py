@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,21 @@ class DataError(errors.MlvmError, ValueError):
     """A data set is unknown, or one of its files is missing or corrupt."""
 
 
+class Distortion(NamedTuple):
+    """How far an image may be distorted, either way, and still show the same thing."""
+
+    turn: float = 0  # radians
+    shear: float = 0  # columns a row
+    scale: float = 0  # logarithm of the factor, for height and width each
+    shift: float = 0  # pixels, downwards and to the right each
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Labelled images, those to train on and those to test on.
 
     Images are f32[N,H,W,C] with values from `BLACK` to `WHITE`, labels i64[N] with values
-    0 .. num_classes - 1. What may be done to an image in training: it may be moved either way
-    by up to `max_shift` pixels, and normal noise of deviation `noise` added.
+    0 .. num_classes - 1. Training images are to be distorted at random by up to `distortion`.
     """
 
     name: str
@@ -37,8 +46,7 @@ class Dataset:
     test_images: Images
     test_labels: Labels
     num_classes: int
-    max_shift: float
-    noise: float
+    distortion: Distortion
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

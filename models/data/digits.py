@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.data.dataset import Dataset, scaled
+from models.data.dataset import Dataset, Distortion, scaled
 
 FILE = Path(__file__).parent / "digits.npz"
 HELD_OUT = 360
@@ -24,7 +24,6 @@ def load(seed: int = 0) -> Dataset:
         labels[:-HELD_OUT],
         images[-HELD_OUT:],
         labels[-HELD_OUT:],
-        num_classes=10,
-        max_shift=0.4,
-        noise=0.2,
+        10,
+        Distortion(turn=0.25, shear=0.2, scale=0.15, shift=0.5),
     )

@@ -18,6 +18,7 @@ from models.data.dataset import (
     Bytes,
     DataError,
     Dataset,
+    Distortion,
     Images,
     Labels,
     corrupt,
@@ -39,15 +40,9 @@ def load(folder: Path) -> Dataset:
             f"{folder}: the training images are {train_images.shape[1:3]} pixels in size, the "
             f"test images {test_images.shape[1:3]}; get both from {HOMEPAGE}"
         )
+    distortion = Distortion(turn=0.25, shear=0.2, scale=0.15, shift=2)
     return Dataset(
-        "mnist",
-        train_images,
-        train_labels,
-        test_images,
-        test_labels,
-        NUM_CLASSES,
-        max_shift=1,
-        noise=0,
+        "mnist", train_images, train_labels, test_images, test_labels, NUM_CLASSES, distortion
     )
 
 

@@ -24,10 +24,10 @@ def spans(recording: Recording) -> list[tuple[TensorType, int, int, int]]:
 
 def test_a_tensor_lives_from_its_allocation_until_python_drops_it(arena: Arena) -> None:
     with record(arena) as recording:
-        x = arena.alloc(SMALL)
-        y = arena.alloc(LARGE)
+        x = arena.alloc(SMALL, Allocation)
+        y = arena.alloc(LARGE, Allocation)
         del x
-        z = arena.alloc(SMALL)
+        z = arena.alloc(SMALL, Allocation)
         del z, y
     assert spans(recording) == [(SMALL, 64, 1, 3), (LARGE, 192, 2, 6), (SMALL, 64, 4, 5)]
     assert recording.moments == 7
@@ -35,9 +35,9 @@ def test_a_tensor_lives_from_its_allocation_until_python_drops_it(arena: Arena) 
 
 
 def test_what_was_there_before_and_what_stays_span_the_recording(arena: Arena) -> None:
-    before = arena.alloc(SMALL)
+    before = arena.alloc(SMALL, Allocation)
     with record(arena) as recording:
-        after = arena.alloc(LARGE)
+        after = arena.alloc(LARGE, Allocation)
         del before
     assert spans(recording) == [(SMALL, 64, 0, 2), (LARGE, 192, 1, 3)]
     assert recording.used() == [64, 256, 192]
@@ -48,7 +48,7 @@ def test_what_was_there_before_and_what_stays_span_the_recording(arena: Arena) -
 def test_a_reset_and_a_free_end_tensors(arena: Arena) -> None:
     with record(arena) as recording:
         with arena:
-            x, y = arena.alloc(SMALL), arena.alloc(LARGE)
+            x, y = arena.alloc(SMALL, Allocation), arena.alloc(LARGE, Allocation)
             arena.free(x)
         del x, y  # ended already
     assert spans(recording) == [(SMALL, 64, 1, 3), (LARGE, 192, 2, 4)]
@@ -57,10 +57,10 @@ def test_a_reset_and_a_free_end_tensors(arena: Arena) -> None:
 
 def test_a_view_keeps_the_tensor_it_views(arena: Arena) -> None:
     with record(arena) as recording:
-        x = arena.alloc(SMALL)
-        view = arena.view(x, TensorType("f32", (1, 3)))
+        x = arena.alloc(SMALL, Allocation)
+        view = arena.view(x, TensorType("f32", (1, 3)), Allocation)
         del x
-        y = arena.alloc(SMALL)
+        y = arena.alloc(SMALL, Allocation)
         del view, y
     assert spans(recording) == [(SMALL, 64, 1, 3), (SMALL, 64, 2, 4)]
 
@@ -69,9 +69,9 @@ def test_addresses_of_living_tensors_do_not_overlap() -> None:
     arena = Arena(VM(), "grows")
     types = [TensorType("u8", (n,)) for n in (100, 40_000, 50_000, 64, 70_000, 3)]
     with record(arena) as recording:
-        tensors = [arena.alloc(type) for type in types]
+        tensors = [arena.alloc(type, Allocation) for type in types]
         del tensors[::2]
-        tensors += [arena.alloc(type) for type in types]
+        tensors += [arena.alloc(type, Allocation) for type in types]
     assert recording.arena == "grows"
     assert recording.capacity == arena.capacity > 1 << 16
     for i, x in enumerate(recording.lifetimes):
@@ -94,7 +94,7 @@ def test_used_is_what_the_arena_says(arena: Arena) -> None:
     with record(arena) as recording:
         tensors: list[Allocation] = []
         for type in (SMALL, LARGE, SMALL):
-            tensors.append(arena.alloc(type))
+            tensors.append(arena.alloc(type, Allocation))
             said.append(arena.used)
         while tensors:
             tensors.pop()
@@ -106,9 +106,9 @@ def test_used_is_what_the_arena_says(arena: Arena) -> None:
 def test_nothing_of_a_recording_stays_in_the_arena(arena: Arena) -> None:
     fields = set(vars(arena))
     with record(arena) as recording:
-        x = arena.alloc(SMALL)
+        x = arena.alloc(SMALL, Allocation)
     assert set(vars(arena)) == fields
-    y = arena.alloc(LARGE)
+    y = arena.alloc(LARGE, Allocation)
     del x, y
     assert spans(recording) == [(SMALL, 64, 1, 2)]
     assert arena.used == 0
@@ -125,7 +125,7 @@ def test_an_error_ends_the_recording(arena: Arena) -> None:
 def test_recording_changes_no_address(arena: Arena) -> None:
     def step() -> list[int]:
         with arena:
-            tensors = [arena.alloc(type) for type in (SMALL, LARGE, SMALL)]
+            tensors = [arena.alloc(type, Allocation) for type in (SMALL, LARGE, SMALL)]
             return [x.handle for x in tensors]
 
     handles = [step(), step()]

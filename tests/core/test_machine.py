@@ -130,6 +130,15 @@ def test_a_call_on_more_than_the_arguments_takes_what_is_on_the_stack() -> None:
     assert out == 8
 
 
+def test_a_call_on_fewer_than_the_arguments_takes_the_last() -> None:
+    program = straight(
+        *(("load_arg", i) for i in range(3)), ("push_str", "negative.out"), ("cfunc", 2, 0), "halt"
+    )
+    operands = [f32s(1), f32s(2), f32s(3)]
+    assert run(program, *operands) == [f32s(1)]
+    np.testing.assert_array_equal(operands, [[1], [-3], [3]])
+
+
 def test_nargs_counts_up_to_the_last_argument_used() -> None:
     assert machine.link(straight("halt"), TABLE).nargs == 0
     assert machine.link(straight(("load_arg", 2), "halt"), TABLE).nargs == 3
@@ -148,8 +157,8 @@ def test_values_of_every_kind_are_left_in_order() -> None:
     assert run(program, x) == [-3, x, "s"]
 
 
-def test_nothing_after_halt_runs() -> None:
-    assert run(straight("halt", ("push_int", 1), "halt")) == []
+def test_nothing_after_halt_runs_or_is_looked_at() -> None:
+    assert run(straight("halt", "push_int", ("load_arg", 5))) == []
 
 
 def test_load_global_names_a_tensor_of_the_store() -> None:

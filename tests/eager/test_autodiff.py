@@ -15,6 +15,7 @@ from mlvm.core.errors import DTypeError, GradientError, ShapeError
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.context import default_vm, recording
+from mlvm.eager.creation import ones, zeros
 from mlvm.eager.functions import reshape
 from mlvm.eager.tensor import Tensor, from_array, live_tapes, stop_gradient
 
@@ -457,3 +458,13 @@ def test_gradients_are_those_of_torch() -> None:
     leaves = [[torch.tensor(p, requires_grad=True) for p in layer] for layer in params]
     _mlp(torch, leaves, torch.tensor(x)).backward()
     _assert_equal_to_ours([p.grad for layer in leaves for p in layer])
+
+
+def test_an_update_in_place_with_a_tracked_operand_is_refused_not_lost() -> None:
+    def accumulated(x: Tensor) -> Tensor:
+        total = zeros(())
+        total += op.sum(x * x)
+        return total
+
+    with pytest.raises(GradientError, match=r"add: f32\[\] cannot be updated in place with"):
+        grad(accumulated)(ones((2,)))

@@ -8,40 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from models.data import DataError, Dataset, load
-from models.data.batches import NO_LABEL, evaluation_batches, shifted, training_batches
-from models.data.dataset import BLACK
+from models.data.batches import (
+    NO_LABEL,
+    distorted,
+    draw,
+    evaluation_batches,
+    training_batches,
+)
+from models.data.dataset import BLACK, Distortion
 
-RANDOM = np.random.default_rng(0)
-
-
-def write_idx(file: Path, array: np.ndarray) -> None:
-    """A file in the IDX format, compressed if it is named so."""
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-    content = header + array.astype(np.uint8).tobytes()
-    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
-
-
-@pytest.fixture
-def mnist(tmp_path: Path) -> Path:
-    """A folder with 5 training and 3 test images of 4 x 6 pixels."""
-    for part, n in (("train", 5), ("t10k", 3)):
-        write_idx(tmp_path / f"{part}-images-idx3-ubyte", RANDOM.integers(0, 256, (n, 4, 6)))
-        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(n))
-    return tmp_path
-
-
-@pytest.fixture
-def cifar10(tmp_path: Path) -> Path:
-    """A folder with two images in each of the six files, labelled by the file's number."""
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    for label, name in enumerate(names):
-        records = RANDOM.integers(0, 256, (2, 3073)).astype(np.uint8)
-        records[:, 0] = label
-        (tmp_path / f"{name}.bin").write_bytes(records.tobytes())
-    return tmp_path
+Array = NDArray[np.float64]
 
 
 def assert_well_formed(dataset: Dataset) -> None:
@@ -72,11 +52,11 @@ def test_the_seed_decides_which_digits_are_held_out() -> None:
     one, same, other = load("digits", seed=1), load("digits", seed=1), load("digits", seed=2)
     assert np.array_equal(one.test_images, same.test_images)
     assert not np.array_equal(one.test_images, other.test_images)
-    everything = [
-        np.sort(np.concatenate([d.train_images, d.test_images]).reshape(1797, -1).sum(1))
+    inks = [
+        np.sort(np.concatenate([d.train_images, d.test_images]).sum((1, 2, 3)))
         for d in (one, other)
     ]
-    assert np.allclose(*everything)
+    assert np.array_equal(inks[0], inks[1])
 
 
 # --- MNIST ---------------------------------------------------------------------------
@@ -144,7 +124,8 @@ def test_mnist_with_a_damaged_compressed_file(mnist: Path, damage: str) -> None:
 
 
 def test_mnist_with_parts_of_different_sizes(mnist: Path) -> None:
-    write_idx(mnist / "t10k-images-idx3-ubyte", np.zeros((3, 5, 5)))
+    content = bytes([0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 5]) + bytes(75)
+    (mnist / "t10k-images-idx3-ubyte").write_bytes(content)
     with pytest.raises(DataError, match=r"\(4, 6\).*\(5, 5\)"):
         load(f"mnist:{mnist}")
 
@@ -209,8 +190,7 @@ def test_an_epoch_has_each_image_once() -> None:
         np.zeros((1, 1, 1, 1), np.float32),
         np.zeros(1, np.int64),
         num_classes=10,
-        max_shift=0,
-        noise=0,
+        distortion=Distortion(),
     )
     seen = []
     for images, labels in training_batches(dataset, 3, np.random.default_rng(0)):
@@ -245,13 +225,49 @@ def test_the_last_test_batch_is_filled_up() -> None:
     assert set(labels[360:]) == {NO_LABEL}
 
 
-def test_images_are_shifted_with_interpolation() -> None:
-    image = np.full((1, 3, 3, 1), BLACK, np.float32)
-    image[0, 1, 1] = 1
-    images = np.repeat(image, 4, axis=0)
-    moved = shifted(images, np.array([[0.0, 0.0], [1.0, 0.0], [0.0, -0.25], [-2.0, 2.0]]))
-    assert np.array_equal(moved[0], image[0])
-    assert moved[1, :, 1, 0].tolist() == [-1, -1, 1]
-    assert moved[2, 1, :, 0].tolist() == [-0.5, 0.5, -1]
-    assert (moved[3] == BLACK).all()
-    assert moved.dtype == np.float32
+UNCHANGED = np.eye(2)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "shift", "expected"),
+    [
+        (UNCHANGED, (0, 0), [[-1, -1, -1], [0.5, 1, -1], [-1, -1, -1]]),
+        (UNCHANGED, (-1, 0), [[-1, -1, -1], [-1, -1, -1], [0.5, 1, -1]]),
+        (UNCHANGED, (0, -1), [[-1, -1, -1], [-1, 0.5, 1], [-1, -1, -1]]),
+        (UNCHANGED, (0, 0.25), [[-1, -1, -1], [0.625, 0.5, -1], [-1, -1, -1]]),
+        (UNCHANGED, (0.5, 0), [[-0.25, 0, -1], [-0.25, 0, -1], [-1, -1, -1]]),
+        (UNCHANGED, (0, 40), [[-1] * 3] * 3),
+        (UNCHANGED, (-3.5, 0), [[-1] * 3] * 3),
+        ([[0, 1], [-1, 0]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, 0.5, -1]]),
+        ([[-1, 0], [0, -1]], (0, 0), [[-1, -1, -1], [-1, 1, 0.5], [-1, -1, -1]]),
+        ([[1, 0], [0, 2]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, -1, -1]]),
+    ],
+)
+def test_a_distortion_looks_each_pixel_up(
+    matrix: Array, shift: tuple[float, float], expected: list[list[float]]
+) -> None:
+    image = np.full((3, 3), BLACK, np.float32)
+    image[1, :2] = 0.5, 1
+    images = np.stack([image, -image], axis=-1)[None].repeat(2, 0)
+    images[1] = 0
+    result = distorted(images, np.array([matrix, UNCHANGED]), np.array([shift, (0, 0)]))
+    assert result.dtype == np.float32
+    assert np.allclose(result[0, :, :, 0], expected)
+    assert (result[1] == 0).all()
+
+
+def test_distortions_are_drawn_within_their_limits() -> None:
+    random = np.random.default_rng(0)
+    matrices, shifts = draw(Distortion(shift=2), 1000, random)
+    assert (matrices == UNCHANGED).all()
+    assert (np.abs(shifts).max(0) > 1.9).all()
+    assert np.abs(shifts).max() <= 2
+    matrices, shifts = draw(Distortion(turn=0.3), 1000, random)
+    assert np.allclose(matrices @ matrices.swapaxes(1, 2), UNCHANGED)
+    assert 0.29 < np.abs(np.arcsin(matrices[:, 0, 1])).max() <= 0.3
+    matrices, shifts = draw(Distortion(scale=0.1), 1000, random)
+    assert 0.09 < np.abs(np.log(matrices[:, [0, 1], [0, 1]])).max() <= 0.1
+    assert (matrices[:, [0, 1], [1, 0]] == 0).all()
+    matrices, shifts = draw(Distortion(shear=0.2), 1000, random)
+    assert 0.19 < np.abs(matrices[:, 1, 0]).max() <= 0.2
+    assert (shifts == 0).all()

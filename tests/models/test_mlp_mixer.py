@@ -198,7 +198,8 @@ class Reference:
             self.gradients[f"{path}/bias"] = rows.sum(0)
             gradient = x.reshape(-1, x.shape[-1]).T @ rows
             self.gradients[f"{path}/kernel"] = gradient.reshape(kernel.shape)
-            return g @ matrix.T
+            result: Array = g @ matrix.T
+            return result
 
         return x @ matrix + bias, backward
 
@@ -212,7 +213,8 @@ class Reference:
             self.gradients[f"{path}/scale"] = (g * normal).sum((0, 1))
             h = g * scale
             mean, along = h.mean(-1, keepdims=True), (h * normal).mean(-1, keepdims=True)
-            return (h - mean - normal * along) / deviation
+            result: Array = (h - mean - normal * along) / deviation
+            return result
 
         return normal * scale + bias, backward
 
@@ -261,8 +263,8 @@ class Case:
         return logits.numpy(), float(value), named
 
 
-def dtype_of(name: str) -> type[np.floating[Any]]:
-    return {"f32": np.float32, "f64": np.float64}[name]
+def dtype_of(name: str) -> np.dtype[Any]:
+    return np.dtype(np.float32 if name == "f32" else np.float64)
 
 
 def assert_close(actual: Array, expected: Array, tolerance: float, name: str) -> None:

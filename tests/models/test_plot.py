@@ -75,7 +75,7 @@ def test_the_occupancy_has_a_rectangle_for_each_tensor() -> None:
     assert group is not None
     hover = [title.text or "" for title in group.iter(f"{SVG}title")]
     assert len(hover) == len(recording.lifetimes) == 4
-    assert hover[0] == "f32[16,32]: 2,048 bytes at 0, moments 1 to 7"
+    assert hover[0] == "f32[16,32]: 2,048 bytes at 0, moments 1 to 6"
     assert [text.split(":")[0] for text in hover] == ["f32[16,32]", "f32[16,32]", "f32[]", "f32[]"]
     boxes = [
         {name: float(each.attrib[name]) for name in ("x", "y", "width", "height")}

@@ -1,0 +1,586 @@
+"""Arenas against a plain model, their steady state, and how they end."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, scope
+from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
+from mlvm.core.program import Program
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.store import ALIGNMENT
+from mlvm.core.types import TensorType, f32
+from mlvm.core.vm import VM
+
+ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
+types = st.sampled_from(
+    [ROW, WORDS, *(TensorType("u8", (n,)) for n in (0, 1, 63, 64, 65, 200)), TensorType("f64")]
+)
+CAPACITY = 1024
+
+
+def rounded(type: TensorType) -> int:
+    return -(-type.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def consumed(vm: VM) -> int:
+    return round(vm.consumed_size_in_mib() * 2**20)
+
+
+def address(tensor: Allocation) -> tuple[int, int, TensorHandle]:
+    while tensor.base is not None:
+        tensor = tensor.base
+    assert tensor.region is not None
+    return tensor.region.storage, tensor.region.offset, tensor.handle
+
+
+class Group:
+    """In the model: a tensor and its views, in use until all of them are dropped."""
+
+    def __init__(self, base: Allocation, content: bytes) -> None:
+        self.base: Allocation | None = base
+        self.views: list[Allocation] = []
+        self.type = base.type
+        self.content = content
+
+    @property
+    def tensors(self) -> list[Allocation]:
+        return [*([self.base] if self.base is not None else []), *self.views]
+
+
+class ArenaAgainstModel(RuleBasedStateMachine):
+    @initialize(kind=st.sampled_from(["fixed", "growing", "trimming"]))
+    def make(self, kind: str) -> None:
+        self.vm = VM()
+        self.arena = Arena(
+            self.vm,
+            "batch",
+            capacity=CAPACITY if kind == "fixed" else None,
+            trims=kind == "trimming",
+        )
+        self.fixed = kind == "fixed"
+        self.outside = scope.get()
+        self.groups: list[Group] = []
+        self.stale: list[tuple[Allocation, str]] = []
+        self.free: Counter[int] = Counter()  # regions by size, where capacity is fixed
+        self.carved = 0
+        self.high_water = 0
+        self.entered: list[ExitStack] = []
+
+    @property
+    def used(self) -> int:
+        return sum(rounded(group.type) for group in self.groups)
+
+    def group(self, data: st.DataObject) -> Group:
+        index = data.draw(st.integers(0, len(self.groups) - 1), label="group")
+        return self.groups[index]
+
+    def end(self, group: Group, why: str) -> None:
+        self.groups.remove(group)
+        self.free[rounded(group.type)] += 1
+        self.stale += [(tensor, why) for tensor in group.tensors]
+
+    def end_all(self, why: str) -> None:
+        for group in [*self.groups]:
+            self.end(group, why)
+
+    @rule(type=types, data=st.data())
+    def alloc(self, type: TensorType, data: st.DataObject) -> None:
+        nbytes = rounded(type)
+        try:
+            tensor = self.arena.alloc(type)
+        except ArenaOverflow:
+            assert self.fixed
+            assert not self.free[nbytes]
+            assert self.carved + nbytes > CAPACITY
+            return
+        if self.free[nbytes]:
+            self.free[nbytes] -= 1
+        else:
+            self.carved += nbytes
+        assert not self.fixed or self.used + nbytes <= CAPACITY
+        content = data.draw(st.binary(min_size=type.nbytes, max_size=type.nbytes))
+        array = np.frombuffer(content, type.dtype.numpy).reshape(type.shape)
+        self.vm.write(tensor.handle, array)
+        self.groups.append(Group(tensor, content))
+        self.high_water = max(self.high_water, self.used)
+
+    @precondition(lambda self: self.groups)
+    @rule(data=st.data())
+    def view(self, data: st.DataObject) -> None:
+        group = self.group(data)
+        # An index: hypothesis would keep what it drew alive.
+        source = data.draw(st.integers(0, len(group.tensors) - 1), label="source")
+        view = self.arena.view(group.tensors[source], TensorType("u8", (1, group.type.nbytes)))
+        group.views.append(view)
+
+    @precondition(lambda self: self.groups)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        group = self.group(data)
+        if group.base is not None and data.draw(st.booleans()):
+            group.base = None
+        else:
+            group.views = []
+        if not group.tensors:
+            self.groups.remove(group)
+            self.free[rounded(group.type)] += 1
+
+    @precondition(lambda self: any(group.base is not None for group in self.groups))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from([g for g in self.groups if g.base is not None]))
+        assert group.base is not None
+        for view in group.views:
+            with pytest.raises(ArenaError, match="free the base of a view"):
+                self.arena.free(view)
+        self.arena.free(group.base)
+        self.end(group, "it was freed")
+
+    @rule()
+    def reset(self) -> None:
+        self.arena.reset()
+        self.end_all("its arena was reset")
+
+    @rule()
+    def enter(self) -> None:
+        self.entered.append(ExitStack())
+        assert self.entered[-1].enter_context(self.arena) is self.arena
+
+    @precondition(lambda self: self.entered)
+    @rule(fails=st.booleans())
+    def leave(self, fails: bool) -> None:
+        stack = self.entered.pop()
+        if fails:
+            with pytest.raises(ZeroDivisionError), stack:
+                raise ZeroDivisionError
+        else:
+            stack.close()
+        if not self.entered:
+            self.end_all("its arena was reset")
+
+    @precondition(lambda self: not self.fixed)
+    @rule()
+    def trim(self) -> None:
+        self.arena.trim()
+        if not self.groups:
+            assert self.arena.capacity == 0
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data())
+    def use_a_stale_tensor(self, data: st.DataObject) -> None:
+        tensor, why = data.draw(st.sampled_from(self.stale))
+        assert tensor.handle == STALE
+        text = re.escape(f"this {tensor.type} of arena 'batch' ended: {why}")
+        assert re.fullmatch(text, str(tensor.stale()))
+        with pytest.raises(StaleTensor, match=text if tensor.base is None else why):
+            self.arena.view(tensor, tensor.type)
+        if tensor.base is None:
+            with pytest.raises(StaleTensor, match=text):
+                self.arena.free(tensor)
+        with pytest.raises(HandleError):
+            self.vm.read(tensor.handle)
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        assert self.arena.used == self.used
+        assert self.arena.high_water == self.high_water
+        assert self.arena.capacity == consumed(self.vm)
+        assert self.arena.used <= self.arena.capacity
+        if self.fixed:
+            assert self.arena.capacity == CAPACITY
+
+    @invariant()
+    def live_regions_are_aligned_and_apart(self) -> None:
+        spans = []
+        for tensor in self.arena.live():
+            storage, offset, handle = address(tensor)
+            assert offset % ALIGNMENT == 0
+            array = self.vm.borrow(handle)
+            assert not array.size or array.ctypes.data % ALIGNMENT == 0
+            spans.append((storage, offset, offset + rounded(tensor.type)))
+        assert len(spans) == len(self.groups)
+        assert spans == sorted(spans)
+        for (storage, _, end), (other, start, _) in itertools.pairwise(spans):
+            assert storage != other or end <= start
+
+    @invariant()
+    def contents_survive(self) -> None:
+        for group in self.groups:
+            for tensor in group.tensors:
+                assert self.vm.read(tensor.handle).tobytes() == group.content
+
+    @invariant()
+    def results_go_where_they_should(self) -> None:
+        assert scope.get() is (self.arena if self.entered else self.outside)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "arena"):
+            return
+        while self.entered:
+            self.leave(fails=False)
+        live = [tensor for group in self.groups for tensor in group.tensors]
+        self.arena.close()
+        assert consumed(self.vm) == self.arena.capacity == self.arena.used == 0
+        for tensor in live:
+            assert "its arena was closed" in str(tensor.stale())
+
+
+TestArenaAgainstModel = ArenaAgainstModel.TestCase
+
+
+# --- steady state ---------------------------------------------------------------------
+
+Action = tuple[Literal["alloc", "view", "drop", "free"], TensorType, int]
+steps = st.lists(
+    st.tuples(st.sampled_from(["alloc", "alloc", "view", "drop", "free"]), types, st.integers(0)),
+    max_size=30,
+)
+
+
+def perform(arena: Arena, actions: Sequence[Action]) -> list[tuple[int, int, TensorHandle]]:
+    """Do as told, inside `with arena`; where each new tensor lay, and its handle."""
+    live: list[Allocation] = []
+    addresses = []
+    with arena:
+        for action, type, number in actions:
+            if action == "alloc":
+                live.append(arena.alloc(type))
+            elif not live:
+                continue
+            elif action == "view":
+                base = live[number % len(live)]
+                live.append(arena.view(base, TensorType("u8", (base.type.nbytes, 1))))
+            else:
+                tensor = live.pop(number % len(live))
+                if action == "free" and tensor.base is None:
+                    arena.free(tensor)
+                    live = [other for other in live if other.handle != STALE]
+                continue
+            addresses.append((*address(live[-1]), live[-1].handle)[1:])
+    return addresses
+
+
+@given(history=st.lists(steps, max_size=2), step=steps)
+def test_a_step_repeated_after_a_reset_finds_everything_where_it_was(
+    history: list[list[Action]], step: list[Action]
+) -> None:
+    """The same addresses and handles, nothing asked of the VM, no growth - whatever the arena
+    was used for before."""
+    vm = VM()
+    arena = Arena(vm, "batch")
+    for earlier in history:
+        perform(arena, earlier)
+    first = perform(arena, step)
+    views, capacity, high_water = arena.views_created, arena.capacity, arena.high_water
+    with pytest.MonkeyPatch.context() as patch:
+        for call in ("alloc_storage", "dealloc_storage", "tensor_from_storage", "dealloc_tensor"):
+            patch.delattr(VM, call)
+        for _ in range(3):
+            assert perform(arena, step) == first
+    assert (arena.views_created, arena.capacity, arena.high_water) == (views, capacity, high_water)
+
+
+def test_a_handle_that_comes_again_launches_from_memory() -> None:
+    """Steady state reaches through to the VM: the second step binds nothing anew."""
+    vm = VM()
+    arena, program = Arena(vm, "batch"), Program.of_op("negative.out", 2, {}, 0)
+
+    def step() -> tuple[TensorHandle, ...]:
+        with arena:
+            tensors = [arena.alloc(ROW), arena.alloc(ROW)]
+            handles = tuple(tensor.handle for tensor in tensors)
+            vm.launch(program, handles)
+        return handles
+
+    assert step() == step()
+
+
+# --- with -----------------------------------------------------------------------------
+
+
+def test_an_exception_inside_with_resets() -> None:
+    arena = Arena(VM(), "batch")
+    tensor = arena.alloc(ROW)
+    with pytest.raises(ZeroDivisionError), arena:
+        raise ZeroDivisionError
+    assert arena.used == 0
+    assert "its arena was reset" in str(tensor.stale())
+    assert scope.get() is None
+
+
+def test_only_the_outermost_with_of_an_arena_resets_it() -> None:
+    vm = VM()
+    outer, inner = Arena(vm, "outer"), Arena(vm, "inner")
+    with outer:
+        kept = outer.alloc(ROW)
+        with inner:
+            with outer:
+                assert scope.get() is outer
+            assert scope.get() is inner
+            gone = inner.alloc(ROW)
+        assert scope.get() is outer
+        assert (kept.handle != STALE, gone.handle) == (True, STALE)
+    assert scope.get() is None
+    assert kept.handle == STALE
+
+
+def test_allocating_resets_nothing() -> None:
+    arena, batch = Arena(VM(), "weights"), Arena(VM(), "batch")
+    with arena.allocating() as inside:
+        assert scope.get() is inside is arena
+        tensor = arena.alloc(ROW)
+        with batch, arena.allocating():
+            assert scope.get() is arena
+        with pytest.raises(ZeroDivisionError), batch.allocating():
+            raise ZeroDivisionError
+        assert scope.get() is arena
+    assert scope.get() is None
+    assert tensor.handle != STALE
+    assert arena.used == ROW.nbytes
+
+
+def test_each_thread_has_a_scope_of_its_own() -> None:
+    found: list[Arena | None] = []
+    with Arena(VM(), "batch"):
+        thread = threading.Thread(target=lambda: found.append(scope.get()))
+        thread.start()
+        thread.join()
+    assert found == [None]
+
+
+# --- limits ---------------------------------------------------------------------------
+
+
+def test_an_overflow_leaves_everything_as_it_was() -> None:
+    vm = VM()
+    arena = Arena(vm, "batch", capacity=192)
+    tensor = arena.alloc(ROW)
+    vm.write(tensor.handle, np.arange(16, dtype=np.float32))
+    before = arena.used, arena.high_water, arena.capacity, arena.views_created, consumed(vm)
+    text = r"arena 'batch': f64\[\d+\] asks for 192 bytes; 64 of 192 are in use"
+    with pytest.raises(ArenaOverflow, match=text) as caught:
+        arena.alloc(TensorType("f64", (17,)))
+    assert isinstance(caught.value, (MemoryError, ArenaError))
+    after = arena.used, arena.high_water, arena.capacity, arena.views_created, consumed(vm)
+    assert after == before
+    assert arena.live() == [tensor]
+    np.testing.assert_array_equal(vm.read(tensor.handle), np.arange(16))
+    rest = [arena.alloc(ROW), arena.alloc(ROW)]
+    assert arena.used == 192
+    with pytest.raises(ArenaOverflow):
+        arena.alloc(TensorType("u8", (1,)))
+    del rest
+
+
+@pytest.mark.parametrize(("capacity", "held"), [(0, 0), (1, 64), (64, 64), (65, 128)])
+def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, held: int) -> None:
+    vm = VM()
+    arena = Arena(vm, "batch", capacity=capacity)
+    assert arena.capacity == consumed(vm) == held
+    tensors = [arena.alloc(TensorType("u8", (1,))) for _ in range(held // 64)]
+    assert arena.used == held
+    assert arena.alloc(TensorType("u8", (0,))).handle
+    with pytest.raises(ArenaOverflow):
+        arena.alloc(TensorType("u8", (1,)))
+    del tensors
+
+
+def test_bytes_given_back_are_handed_out_again() -> None:
+    arena = Arena(VM(), "batch", capacity=64)
+    first = arena.alloc(ROW)
+    place = address(first)
+    arena.free(first)
+    second = arena.alloc(ROW)
+    assert address(second) == place
+    del second
+    third = arena.alloc(ROW)
+    assert address(third) == place
+    arena.reset()
+    assert address(arena.alloc(ROW)) == place
+
+
+def test_a_negative_capacity_is_refused() -> None:
+    vm = VM()
+    with pytest.raises(ArenaError, match="arena 'batch': a capacity is >= 0 bytes, not -1"):
+        Arena(vm, "batch", capacity=-1)
+    assert consumed(vm) == 0
+
+
+def test_growth_is_by_chunks() -> None:
+    arena = Arena(VM(), "batch")
+    assert arena.capacity == 0
+    small = arena.alloc(ROW)
+    assert arena.capacity == SMALLEST_CHUNK
+    large = arena.alloc(TensorType("u8", (10 * SMALLEST_CHUNK + 1,)))
+    assert arena.capacity == 11 * SMALLEST_CHUNK + ALIGNMENT
+    assert arena.used == 10 * SMALLEST_CHUNK + 2 * ALIGNMENT
+    assert arena.live() == [small, large]
+
+
+def test_memory_that_there_is_not_changes_nothing() -> None:
+    vm = VM()
+    arena = Arena(vm, "batch")
+    tensor = arena.alloc(ROW)
+    before = arena.used, arena.high_water, arena.capacity
+    with pytest.raises(MemoryError):
+        arena.alloc(TensorType("u8", (2**60,)))
+    assert (arena.used, arena.high_water, arena.capacity) == before
+    assert arena.live() == [tensor]
+
+
+def test_an_allocation_that_fails_halfway_gives_its_region_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vm = VM()
+    arena = Arena(vm, "batch")
+    arena.alloc(ROW)
+
+    def fail(*_: Any) -> TensorHandle:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "tensor_from_storage", fail)
+        with pytest.raises(KeyboardInterrupt):
+            arena.alloc(WORDS)
+        gc.collect()
+    assert (arena.used, arena.live()) == (0, [])
+    first, second = arena.alloc(WORDS), arena.alloc(WORDS)
+    assert address(first)[1] != address(second)[1]
+
+
+# --- tensors of other arenas, views, trimming -----------------------------------------
+
+
+def test_an_arena_takes_only_its_own_tensors() -> None:
+    vm = VM()
+    mine, other = Arena(vm, "mine"), Arena(vm, "other")
+    tensor = mine.alloc(ROW)
+    text = r"arena 'other' was given a f32\[16\] of arena 'mine'"
+    with pytest.raises(ArenaError, match=text):
+        other.free(tensor)
+    with pytest.raises(ArenaError, match=text):
+        other.view(tensor, WORDS)
+    assert (mine.used, other.used, other.views_created) == (64, 0, 0)
+
+
+def test_a_view_has_as_many_bytes_and_keeps_its_base() -> None:
+    arena = Arena(VM(), "batch")
+    base = arena.alloc(ROW)
+    view = arena.view(arena.view(base, WORDS), ROW)
+    assert (view.base, view.handle) == (base, base.handle)
+    with pytest.raises(ArenaError, match=r"a view of f32\[16\] has as many bytes; u8\[3\] has 3"):
+        arena.view(view, TensorType("u8", (3,)))
+    del base
+    assert arena.used == 64
+    del view
+    assert arena.used == 0
+
+
+def test_live_tensors_come_in_order_of_address() -> None:
+    arena = Arena(VM(), "batch")
+    first = arena.alloc(ROW)
+    large = arena.alloc(TensorType("u8", (SMALLEST_CHUNK,)))  # in a chunk of its own
+    second = arena.alloc(ROW)
+    assert arena.live() == [first, second, large]
+
+
+def test_trim_gives_back_the_chunks_in_which_nothing_lives() -> None:
+    vm = VM()
+    arena = Arena(vm, "batch")
+    size = 2 * SMALLEST_CHUNK
+    tensors = [arena.alloc(TensorType("u8", (size,))) for _ in range(3)]
+    view = arena.view(tensors[0], TensorType("i8", (size,)))
+    vm.write(view.handle, np.full(size, 7, np.int8))
+    del tensors
+    arena.trim()
+    assert arena.capacity == consumed(vm) == size
+    assert (vm.read(view.handle) == 7).all()
+    arena.free(view.base)  # type: ignore[arg-type]
+    arena.trim()
+    assert arena.capacity == consumed(vm) == 0
+    assert arena.alloc(ROW).handle
+
+
+def test_an_arena_that_trims_holds_little_more_than_it_needs() -> None:
+    vm = VM()
+    arena = Arena(vm, "default", trims=True)
+    largest = 0
+    for n in range(1, 20):
+        size = n * SMALLEST_CHUNK
+        tensor = arena.alloc(TensorType("u8", (size,)))
+        largest = max(largest, consumed(vm))
+        del tensor
+    assert largest <= 2 * 19 * SMALLEST_CHUNK
+
+
+def test_repr_tells_name_and_sizes() -> None:
+    arena = Arena(VM("gpu"), "batch", capacity=1 << 20)
+    tensor = arena.alloc(ROW)
+    assert repr(arena) == "<Arena 'batch' on gpu: 64 of 1,048,576 bytes used, high water 64>"
+    del tensor
+
+
+# --- the end --------------------------------------------------------------------------
+
+
+def test_close_gives_everything_back_and_ends_every_tensor() -> None:
+    vm = VM()
+    before = consumed(vm)
+    arena = Arena(vm, "batch")
+    tensor = arena.alloc(ROW)
+    view = arena.view(tensor, WORDS)
+    for _ in range(2):
+        arena.close()
+        assert consumed(vm) == before
+        assert (arena.used, arena.capacity, arena.live()) == (0, 0, [])
+    for ended in (tensor, view):
+        assert "its arena was closed" in str(ended.stale())
+    for type in (ROW, TensorType("u8", (0,))):
+        with pytest.raises(ArenaError, match="arena 'batch' is closed"):
+            arena.alloc(type)
+    assert arena.used == 0
+
+
+def test_an_arena_that_is_dropped_gives_everything_back() -> None:
+    vm = VM()
+    gc.disable()
+    try:
+        arena = Arena(vm, "batch", capacity=1 << 20)
+        tensor = arena.alloc(ROW)
+        del arena
+        assert consumed(vm) == 1 << 20  # the tensor still needs it
+        del tensor
+        assert consumed(vm) == 0
+    finally:
+        gc.enable()
+
+
+def test_a_vm_may_hold_its_own_arenas_and_still_end() -> None:
+    vm = VM()
+    arena = Arena(vm, "constants")
+    vm.attachments["constants"] = arena, arena.alloc(ROW)
+    reference = weakref.ref(vm)
+    del vm, arena
+    gc.collect()
+    assert reference() is None

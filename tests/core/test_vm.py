@@ -1,0 +1,545 @@
+"""The VM: values are copied at the border, mistakes are typed errors, nothing is kept alive."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import re
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core import vm as vm_module
+from mlvm.core.errors import (
+    DTypeError,
+    HandleError,
+    MlvmError,
+    OperandValueError,
+    ProgramError,
+    ShapeError,
+    UnknownFunction,
+)
+from mlvm.core.functions import FunctionTable
+from mlvm.core.op import OPS, Op
+from mlvm.core.program import Program
+from mlvm.core.types import Array, TensorType, f32
+from mlvm.core.verify import verify
+from mlvm.core.vm import VM
+from tests.core.programs import ADD_INTO, f32s, put, straight
+
+VECTOR = TensorType(f32, (2,))
+NEGATE = Program.of_op("negative", 1, {}, 1)
+PROBE = Program.of_op("probe.out", 2, {}, 0)
+
+
+def vm_with_probe(monkeypatch: pytest.MonkeyPatch, body: Callable[[Array, Array], Any]) -> VM:
+    """A VM with one more op, `probe(x)`, whose kernel is `body(out, x)`."""
+
+    def probe(out: Array, x: Array) -> None:
+        """A host function of this test."""
+        body(out, x)
+
+    monkeypatch.setitem(OPS, "probe", Op(probe, lambda x: x))
+    return VM()
+
+
+def assert_usable(vm: VM) -> None:
+    """It takes tensors, launches, and gives the bytes back."""
+    before = vm.consumed_size_in_mib()
+    handles = [put(vm, f32s(0, 0)), put(vm, f32s(1, 2)), put(vm, f32s(3, 4))]
+    assert vm.launch(ADD_INTO, handles) == []
+    np.testing.assert_array_equal(vm.read(handles[0]), [4, 6])
+    for handle in handles:
+        vm.dealloc_tensor(handle)
+    assert vm.consumed_size_in_mib() == before
+
+
+# --- tensors and storages -------------------------------------------------------------
+
+
+def test_values_are_copied_in_and_out() -> None:
+    vm = VM()
+    written = f32s(1, 2)
+    handle = put(vm, written)
+    written[:] = 0
+    vm.read(handle)[:] = 0
+    np.testing.assert_array_equal(vm.read(handle), [1, 2])
+
+
+def test_a_new_tensor_is_zeros() -> None:
+    vm = VM()
+    array = vm.read(vm.alloc_tensor(TensorType("i16", (2, 3))))
+    np.testing.assert_array_equal(array, np.zeros((2, 3), np.int16), strict=True)
+
+
+def test_borrow_is_the_tensors_own_memory() -> None:
+    vm = VM()
+    handle = put(vm, f32s(1, 2))
+    vm.borrow(handle)[0] = 5
+    np.testing.assert_array_equal(vm.read(handle), [5, 2])
+
+
+def test_swap_exchanges_memory() -> None:
+    vm = VM()
+    x, y = put(vm, f32s(1)), put(vm, f32s(2))
+    borrowed = vm.borrow(x)
+    vm.swap(x, y)
+    assert [vm.read(x).item(), vm.read(y).item()] == [2, 1]
+    assert np.shares_memory(borrowed, vm.borrow(y))
+    with pytest.raises(DTypeError, match=r"one type, not f32\[1\] and f32\[2\]"):
+        vm.swap(x, put(vm, f32s(1, 2)))
+
+
+def test_views_share_their_storages_bytes() -> None:
+    vm = VM()
+    storage = vm.alloc_storage(16)
+    floats = vm.tensor_from_storage(storage, VECTOR, 8)
+    words = vm.tensor_from_storage(storage, TensorType("u32", (4,)), 0)
+    vm.write(floats, f32s(1, -2))
+    np.testing.assert_array_equal(vm.read(words), [0, 0, 0x3F800000, 0xC0000000])
+    vm.dealloc_tensor(floats)
+    np.testing.assert_array_equal(vm.read(words), [0, 0, 0x3F800000, 0xC0000000])
+    assert vm.type_of(words) is TensorType("u32", (4,))
+
+
+@given(
+    st.sampled_from(["bool", "u8", "i16", "f32", "f64"]),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.integers(0, 3),
+)
+def test_memory_is_aligned_and_counted(dtype: str, shape: list[int], units: int) -> None:
+    vm, type = VM(), TensorType(dtype, shape)
+    storage = vm.alloc_storage(64 * units + type.nbytes)
+    own, view = vm.alloc_tensor(type), vm.tensor_from_storage(storage, type, 64 * units)
+    if type.nbytes:
+        for handle in (own, view):
+            assert vm.borrow(handle).ctypes.data % 64 == 0
+    assert vm.consumed_size_in_mib() * 2**20 == 64 * units + 2 * type.nbytes
+    vm.dealloc_tensor(view)
+    assert vm.consumed_size_in_mib() * 2**20 == 64 * units + 2 * type.nbytes
+    vm.dealloc_tensor(own)
+    vm.dealloc_storage(storage)
+    assert vm.consumed_size_in_mib() == 0
+
+
+@pytest.mark.parametrize(
+    ("array", "error", "text"),
+    [
+        (np.zeros(2), DTypeError, r"write to f32\[2\]: the array's dtype is float64"),
+        (np.zeros(2, ">f4"), DTypeError, r"the array's dtype is >f4"),
+        (f32s(1, 2, 3), ShapeError, r"write to f32\[2\]: the array's shape is \(3,\)"),
+        (np.float32(1), ShapeError, r"the array's shape is \(\)"),
+        ([1, 2], DTypeError, r"write to f32\[2\]: an array is wanted, not a list"),
+    ],
+)
+def test_a_write_of_another_type_is_refused(array: Any, error: type[MlvmError], text: str) -> None:
+    vm = VM()
+    handle = put(vm, f32s(7, 8))
+    with pytest.raises(error, match=text):
+        vm.write(handle, array)
+    np.testing.assert_array_equal(vm.read(handle), [7, 8])
+
+
+def test_each_vm_has_a_name() -> None:
+    assert VM("trainer").name == "trainer"
+    assert VM().name != VM().name
+
+
+# --- launches -------------------------------------------------------------------------
+
+
+def test_outputs_are_the_tensors_left_on_the_stack_in_order() -> None:
+    vm = VM()
+    x, y = put(vm, f32s(1)), put(vm, f32s(2))
+    program = straight(("load_arg", 1), ("push_int", 5), ("load_arg", 0), ("push_str", "s"), "halt")
+    assert [output.item() for output in vm.launch(program, [x, y])] == [2, 1]
+
+
+def test_outputs_are_copies() -> None:
+    vm = VM()
+    x = put(vm, f32s(1, 2))
+    main = straight(("load_arg", 0), ("push_const", "c"), ("load_arg", 0), "halt").main
+    program = Program([main], {"c": f32s(3, 4)})
+    for output in vm.launch(program, [x]):
+        output[:] = 9
+    assert [list(output) for output in vm.launch(program, [x])] == [[1, 2], [3, 4], [1, 2]]
+
+
+def test_arguments_come_as_any_iterable_and_may_be_more_than_are_used() -> None:
+    vm = VM()
+    x = put(vm, f32s(1))
+    assert vm.launch(NEGATE, iter([x])) == [-1]  # type: ignore[arg-type]
+    assert vm.launch(NEGATE, (x, x)) == [-1]
+    with pytest.raises(HandleError):
+        vm.launch(NEGATE, (x, 0))
+
+
+NOTHING: tuple[Array, ...] = ()
+ONE, TWO = (f32s(1, 2),), (f32s(1, 2), f32s(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("program", "arrays", "error", "text"),
+    [
+        (NEGATE, NOTHING, ProgramError, "main, pc 0: load_arg 0: the launch has 0 arguments"),
+        (ADD_INTO, TWO, ProgramError, "main, pc 2: load_arg 2: the launch has 2 arguments"),
+        (ADD_INTO, (*TWO, np.array([5, 6])), DTypeError, "add(f32[2], i64[2]): f32 and i64 do"),
+        (ADD_INTO, (*TWO, f32s(1, 2, 3)), ShapeError, "add(f32[2], f32[3]): shapes do not"),
+        (ADD_INTO, (f32s(0), *TWO), ShapeError, "add.out(f32[1], f32[2], f32[2]): the result is"),
+        (Program.of_op("nosuch", 1, {}, 1), ONE, UnknownFunction, "no function 'nosuch'"),
+        (Program.of_op("negative", 1, {}, 2), ONE, ProgramError, "leaves 1 results, not 2"),
+        (straight(("push_const", "c"), "halt"), NOTHING, ProgramError, "no constant 'c'"),
+        (straight(("pop", 1), "halt"), NOTHING, ProgramError, "main, pc 0: pop 1: needs 1 values"),
+        (
+            straight(("push_int", 1), ("push_str", "negative"), ("cfunc", 1, 1), "halt"),
+            NOTHING,
+            ProgramError,
+            "main, pc 2: cfunc 1 1: negative takes Tensors, not (Int)",
+        ),
+        (
+            straight(("push_int", 2**70), "load_global", "halt"),
+            NOTHING,
+            HandleError,
+            "names nothing in this VM",
+        ),
+        (
+            Program.of_op("pow", 2, {}, 1),
+            (np.array([2]), np.array([-1])),
+            OperandValueError,
+            "pow(i64[1], i64[1]): an integer has no negative integer power",
+        ),
+    ],
+)
+def test_a_wrong_launch_is_a_typed_error_and_changes_nothing(
+    program: Program, arrays: Sequence[Array], error: type[MlvmError], text: str
+) -> None:
+    vm = VM()
+    args = [put(vm, array) for array in arrays]
+    before = vm.consumed_size_in_mib()
+    for _ in range(2):  # what was refused once is refused again
+        with pytest.raises(error) as caught:
+            vm.launch(program, args)
+        assert text in str(caught.value)
+    assert vm.consumed_size_in_mib() == before
+    for handle, array in zip(args, arrays, strict=True):
+        np.testing.assert_array_equal(vm.read(handle), array)
+    assert_usable(vm)
+
+
+@pytest.mark.parametrize("args", [5, None, [[1]], [f32s(1)], ["x"], [None], [0], [2**70]])
+def test_what_is_no_handle_is_refused(args: Any) -> None:
+    vm = VM()
+    for _ in range(2):
+        with pytest.raises(HandleError):
+            vm.launch(NEGATE, args)
+    assert_usable(vm)
+
+
+def test_a_handle_of_another_vm_is_refused() -> None:
+    vm = VM()
+    with pytest.raises(HandleError, match="names nothing in this VM"):
+        vm.launch(NEGATE, [put(VM(), f32s(1))])
+
+
+def test_numpys_warnings_stay_inside_and_its_settings_stay_outside() -> None:
+    vm = VM()
+    x, zero = put(vm, f32s(1, -1, 0)), put(vm, f32s(0, 0, 0))
+    with np.errstate(all="raise"):
+        [quotient] = vm.launch(Program.of_op("divide", 2, {}, 1), [x, zero])
+        vm.launch(Program.of_op("divide.out", 3, {}, 0), [x, x, zero])
+        assert set(np.geterr().values()) == {"raise"}
+        with pytest.raises(FloatingPointError):
+            np.divide(f32s(1), f32s(0))
+    np.testing.assert_array_equal(quotient, [np.inf, -np.inf, np.nan])
+
+
+# --- verification ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
+    """How often each program has been verified for each tuple of types (None for any)."""
+    counts: Counter[Any] = Counter()
+
+    def counting(program: Program, functions: FunctionTable, types: Any = None) -> None:
+        counts[id(program), types] += 1
+        verify(program, functions, types)
+
+    monkeypatch.setattr(vm_module, "verify", counting)
+    return counts
+
+
+def test_a_program_is_verified_once_for_each_combination_of_types(verified: Counter[Any]) -> None:
+    vm, key = VM(), id(ADD_INTO)
+    matrix = TensorType(f32, (2, 2))
+    for type in (VECTOR, matrix, VECTOR, matrix):
+        for _ in range(3):
+            vm.launch(ADD_INTO, [vm.alloc_tensor(type) for _ in range(3)])
+        assert verified[key, (type,) * 3] == 1
+    vm.dealloc_tensor(vm.alloc_tensor(VECTOR))
+    vm.launch(ADD_INTO, [vm.alloc_tensor(VECTOR) for _ in range(3)])
+    assert set(verified.values()) == {1}
+    assert {types for _, types in verified} <= {None, (VECTOR,) * 3, (matrix,) * 3}
+    other = VM()
+    other.launch(ADD_INTO, [other.alloc_tensor(VECTOR) for _ in range(3)])
+    assert verified[key, (VECTOR,) * 3] == 2  # each VM has functions of its own
+
+
+def test_the_raw_machine_verifies_nothing_and_computes_the_same(verified: Counter[Any]) -> None:
+    vm = VM(checked=False)
+    handles = [put(vm, f32s(0, 0)), put(vm, f32s(1, 2)), put(vm, f32s(3, 4))]
+    vm.launch(ADD_INTO, handles)
+    np.testing.assert_array_equal(vm.read(handles[0]), [4, 6])
+    [total] = vm.launch(Program.of_op("sum", 1, {"axis": 0}, 1), handles[:1])
+    assert total == 10
+    vm.write(handles[0], np.array([5.0, 6.0]))  # numpy casts
+    np.testing.assert_array_equal(vm.read(handles[0]), f32s(5, 6), strict=True)
+    assert not verified
+
+
+# --- nothing stale, nothing kept ------------------------------------------------------
+
+
+def test_a_launch_after_a_swap_sees_the_swapped_tensors() -> None:
+    vm = VM()
+    x, y = put(vm, f32s(1)), put(vm, f32s(2))
+    for _ in range(2):
+        assert vm.launch(NEGATE, [x]) == [-1]
+        vm.swap(x, y)
+        assert vm.launch(NEGATE, [x]) == [-2]
+        vm.swap(x, y)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_launch_after_a_dealloc_is_refused(position: int) -> None:
+    vm = VM()
+    handles = [vm.alloc_tensor(VECTOR) for _ in range(3)]
+    vm.launch(ADD_INTO, handles)
+    vm.dealloc_tensor(handles[position])
+    expected = re.escape(f"{handles[position]} was a tensor f32[2], ended by dealloc_tensor")
+    for _ in range(2):
+        with pytest.raises(HandleError, match=expected):
+            vm.launch(ADD_INTO, handles)
+    assert_usable(vm)
+
+
+def test_a_launch_after_the_end_of_the_storage_is_refused() -> None:
+    vm = VM()
+    storage = vm.alloc_storage(8)
+    view = vm.tensor_from_storage(storage, VECTOR, 0)
+    vm.launch(NEGATE, [view])
+    vm.dealloc_storage(storage)
+    with pytest.raises(HandleError, match=rf"f32\[2\], ended with its storage {storage}"):
+        vm.launch(NEGATE, [view])
+
+
+def test_more_launches_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm_module, "_BOUND_LIMIT", 2)
+    vm = VM()
+    handles = [put(vm, f32s(i)) for i in range(5)]
+    for _ in range(2):
+        assert [vm.launch(NEGATE, [h])[0].item() for h in handles] == [0, -1, -2, -3, -4]
+    for handle in handles:
+        vm.dealloc_tensor(handle)
+        with pytest.raises(HandleError):
+            vm.launch(NEGATE, [handle])
+
+
+@pytest.fixture
+def no_gc() -> Any:
+    """Only reference counts free anything."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_the_memory_of_what_has_ended_is_free_although_it_was_launched() -> None:
+    vm = VM()
+    storage = vm.alloc_storage(8)
+    tensor, view = vm.alloc_tensor(VECTOR), vm.tensor_from_storage(storage, VECTOR, 0)
+    memory = [weakref.ref(vm.borrow(handle).base) for handle in (tensor, view)]
+    for program in (NEGATE, ADD_INTO):
+        for handle in (tensor, view):
+            vm.launch(program, [handle] * 3)
+    assert all(reference() is not None for reference in memory)
+    vm.dealloc_tensor(tensor)
+    vm.dealloc_storage(storage)
+    assert [reference() for reference in memory] == [None, None]
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_what_was_swapped_is_free_when_its_new_name_ends() -> None:
+    vm = VM()
+    x, y = vm.alloc_tensor(VECTOR), vm.alloc_tensor(VECTOR)
+    memory = weakref.ref(vm.borrow(x).base)
+    vm.launch(NEGATE, [x])
+    vm.swap(x, y)
+    vm.launch(NEGATE, [y])
+    vm.dealloc_tensor(x)
+    assert memory() is not None
+    vm.dealloc_tensor(y)
+    assert memory() is None
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_a_program_and_what_the_vm_keeps_of_it_end_with_its_last_reference() -> None:
+    vm = VM()
+    x = put(vm, f32s(1))
+    body = straight(("push_const", "c"), ("load_arg", 0), "halt").main
+    for _ in range(3):
+        program = Program([body], {"c": f32s(3)})
+        assert vm.launch(program, [x]) == [3, 1]
+        constant = weakref.ref(program.constants["c"])
+        del program
+        assert constant() is None
+    assert vm.launch(NEGATE, [x]) == [-1]
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_a_vm_and_its_memory_end_although_the_program_lives_on() -> None:
+    vm = VM()
+    x = put(vm, f32s(1))
+    vm.launch(NEGATE, [x])
+    memory, reference = weakref.ref(vm.borrow(x).base), weakref.ref(vm)
+    del vm
+    assert (memory(), reference()) == (None, None)
+    vm = VM()
+    assert vm.launch(NEGATE, [put(vm, f32s(2))]) == [-2]
+
+
+def test_a_vm_keeps_nothing_of_the_context_it_was_made_in() -> None:
+    class Thing:
+        pass
+
+    variable: contextvars.ContextVar[Thing] = contextvars.ContextVar("variable")
+
+    def make() -> tuple[VM, weakref.ref[Thing]]:
+        thing = Thing()
+        variable.set(thing)
+        return VM(), weakref.ref(thing)
+
+    vm, reference = contextvars.copy_context().run(make)
+    gc.collect()
+    assert reference() is None
+    assert_usable(vm)
+
+
+# --- host functions that raise, wait, or launch again ---------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
+def test_whatever_a_kernel_raises_comes_out_and_the_vm_goes_on(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail(out: Array, x: Array) -> None:
+        raise error
+
+    vm = vm_with_probe(monkeypatch, fail)
+    handles = [vm.alloc_tensor(VECTOR) for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(error):
+            vm.launch(PROBE, handles)
+    assert_usable(vm)
+    thread = threading.Thread(target=assert_usable, args=(vm,))  # the lock is free
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_host_function_launches_on_its_own_vm_and_on_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = VM()
+
+    def launch(out: Array, x: Array) -> None:
+        for vm in (home, other):
+            handle = put(vm, x)
+            [negated] = vm.launch(NEGATE, [handle])
+            vm.dealloc_tensor(handle)
+            out += negated / 0  # quiet: still inside the launch
+
+    home = vm_with_probe(monkeypatch, launch)
+    out, x = put(home, f32s(0, 0)), put(home, f32s(1, -1))
+    with np.errstate(all="raise"):
+        home.launch(PROBE, [out, x])
+    np.testing.assert_array_equal(home.read(out), [-np.inf, np.inf])
+    assert_usable(home)
+    assert_usable(other)
+
+
+def test_a_nested_launch_that_fails_leaves_the_outer_one_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def launch(out: Array, x: Array) -> None:
+        with pytest.raises(HandleError):
+            vm.launch(NEGATE, [0])
+        np.negative(x, out)
+
+    vm = vm_with_probe(monkeypatch, launch)
+    out, x = put(vm, f32s(0)), put(vm, f32s(1))
+    vm.launch(PROBE, [out, x])
+    assert vm.read(out) == -1
+
+
+def test_launches_from_several_threads_are_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inside = threading.Lock()
+
+    def increment(out: Array, x: Array) -> None:
+        assert inside.acquire(blocking=False)
+        before = out.copy()
+        threading.Event().wait(0.0005)  # lets the other threads run
+        np.add(before, x, out)
+        inside.release()
+
+    vm = vm_with_probe(monkeypatch, increment)
+    total, one = put(vm, f32s(0)), put(vm, f32s(1))
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(10):
+                vm.launch(PROBE, [total, one])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert vm.read(total) == 40
+
+
+def test_a_launch_on_a_busy_vm_waits_and_other_vms_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(out: Array, x: Array) -> None:
+        entered.set()
+        assert leave.wait(10)
+
+    busy = vm_with_probe(monkeypatch, wait)
+    handles = [put(busy, f32s(1)) for _ in range(2)]
+    first = threading.Thread(target=busy.launch, args=(PROBE, handles))
+    second = threading.Thread(target=busy.launch, args=(NEGATE, handles))
+    first.start()
+    assert entered.wait(10)
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()
+    assert_usable(VM())
+    leave.set()
+    first.join(10)
+    second.join(10)
+    assert not first.is_alive()
+    assert not second.is_alive()

@@ -1,0 +1,31 @@
+"""Data sets of a few images, in the files of the large ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """A folder in MNIST's format: 5 training and 3 test images of 4 x 6 pixels."""
+    random = np.random.default_rng(0)
+    for part, n in (("train", 5), ("t10k", 3)):
+        images = bytes([0, 0, 8, 3, 0, 0, 0, n, 0, 0, 0, 4, 0, 0, 0, 6]) + random.bytes(24 * n)
+        labels = bytes([0, 0, 8, 1, 0, 0, 0, n, *range(n)])
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(images)
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+    return tmp_path
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    """A folder in CIFAR-10's format: two images in each of the six files, labelled by file."""
+    random = np.random.default_rng(0)
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    for label, name in enumerate(names):
+        images = [bytes([label]) + random.bytes(3072) for _ in range(2)]
+        (tmp_path / f"{name}.bin").write_bytes(b"".join(images))
+    return tmp_path
