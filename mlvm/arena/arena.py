@@ -94,8 +94,10 @@ class Arena:
     """Memory of a VM under a name. `with arena:` allocates in it, and resets it at the end.
 
     `used` bytes are taken now, `high_water` is the most there ever were, `capacity` is what
-    the arena holds of its VM. Without `capacity` it grows by chunks; with `trims` it gives
-    empty chunks back before it grows. Sizes are in bytes, each tensor's rounded up to 64.
+    the arena holds of its VM. Without `capacity` it grows by chunks; with `trims` it first gives
+    empty chunks back, once they outweigh what is in use. With `capacity` it never grows, and
+    merges free neighbours for a size it has no region of. Sizes are in bytes, each tensor's
+    rounded up to 64. An arena serves one thread at a time.
     """
 
     used: int
@@ -190,7 +192,9 @@ class Arena:
         self._end_all("its arena was reset")
 
     def trim(self) -> None:
-        """Give storages in which no tensor lives back to the VM."""
+        """Give storages in which no tensor lives back to the VM; a fixed capacity stays."""
+        if not self.grows:
+            return
         busy = {region.storage for region in self._regions if region.holder is not None}
         for chunk in [c for c in self._chunks if c.storage not in busy]:
             self._chunks.remove(chunk)
@@ -280,12 +284,53 @@ class Arena:
         bin = self._bins[type] = self._sizes.setdefault(nbytes, [])
         if bin:
             return bin.pop()
-        chunk = next((c for c in self._chunks if c.nbytes - c.carved >= nbytes), None)
-        chunk = chunk or self._grow(type, nbytes)
+        if not self.grows and self._tail(nbytes) is None:
+            self._merge(nbytes)
+            if bin:
+                return bin.pop()
+        chunk = self._tail(nbytes) or self._grow(type, nbytes)
         region = Region(chunk.storage, chunk.carved, nbytes, bin)
         chunk.carved += nbytes
         self._regions.append(region)
         return region
+
+    def _tail(self, nbytes: int) -> Chunk | None:
+        """A chunk that still has so many bytes to carve."""
+        return next((c for c in self._chunks if c.nbytes - c.carved >= nbytes), None)
+
+    def _merge(self, nbytes: int) -> None:
+        """Make the first free neighbours that together have so many bytes one region of that
+        size and one of the rest, or, at the end of the chunk, bytes to carve again."""
+        for chunk in self._chunks:
+            run: list[Region] = []
+            inside = [region for region in self._regions if region.storage == chunk.storage]
+            for region in sorted(inside, key=lambda region: region.offset):
+                run = [*run, region] if region.holder is None else []
+                free = sum(region.nbytes for region in run)
+                at_end = bool(run) and region.offset + region.nbytes == chunk.carved
+                if at_end and free + chunk.nbytes - chunk.carved >= nbytes:
+                    self._drop(run)
+                    chunk.carved = run[0].offset
+                    return
+                if free >= nbytes:
+                    self._drop(run)
+                    self._add_free(chunk, run[0].offset, nbytes)
+                    if free > nbytes:
+                        self._add_free(chunk, run[0].offset + nbytes, free - nbytes)
+                    return
+
+    def _drop(self, run: list[Region]) -> None:
+        for region in run:
+            self._regions.remove(region)
+            region.bin.remove(region)
+            for handle in region.handles.values():
+                self.vm.dealloc_tensor(handle)
+
+    def _add_free(self, chunk: Chunk, offset: int, nbytes: int) -> None:
+        bin = self._sizes.setdefault(nbytes, [])
+        region = Region(chunk.storage, offset, nbytes, bin)
+        self._regions.append(region)
+        bin.append(region)
 
     def _grow(self, type: TensorType, nbytes: int) -> Chunk:
         if not self._close.alive:
@@ -295,7 +340,7 @@ class Arena:
                 f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {self.used:,} of "
                 f"{self.capacity:,} are in use"
             )
-        if self.trims:
+        if self.trims and self.capacity - self.used > self.used + nbytes:
             self.trim()
         return self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
 

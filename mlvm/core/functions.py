@@ -14,9 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import OpError, ShapeError, UnknownFunction
+from mlvm.core.errors import DTypeError, OpError, ShapeError, UnknownFunction
 from mlvm.core.op import OPS, Attributes, Kernel, Op
-from mlvm.core.program import Count
 from mlvm.core.types import Array, TensorType
 
 Value = Array | int | str
@@ -58,7 +57,8 @@ class Slot:
             raise ShapeError("takes the tensor to write to first").at(self.name, operands)
         out, inferred = operands[0], self.op.infer(operands[1:], attributes)
         if out is not inferred:
-            raise ShapeError(f"the result is {inferred} and does not fit into {out}").at(
+            refused = ShapeError if inferred is None or out.dtype is inferred.dtype else DTypeError
+            raise refused(f"the result is {inferred} and does not fit into {out}").at(
                 self.name, operands
             )
         return ()
@@ -106,8 +106,3 @@ class FunctionTable:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._slots)
-
-
-def accepts(nresults: Count, actual: int) -> bool:
-    """Whether a `cfunc` that announces `nresults` may get that many."""
-    return nresults == "*" or nresults == actual

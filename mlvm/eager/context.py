@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from mlvm.arena.arena import Arena, scope
@@ -17,26 +18,38 @@ from mlvm.core.vm import VM
 if TYPE_CHECKING:
     from mlvm.eager.autodiff import Tape
 
-_lock = threading.Lock()
-_default: Arena | None = None
-
-
 recording: ContextVar[Tape | None] = ContextVar("recording", default=None)
 """The tape that differentiable calls are recorded on, for each thread or task."""
 
 
-def default_arena() -> Arena:
-    """The arena of interactive use, on the default VM; both are made when first needed."""
-    global _default
-    with _lock:
-        if _default is None:
-            _default = Arena(VM("default"), "default", trims=True)
-        return _default
+_lock = threading.Lock()
+
+
+@cache
+def _make_default_vm() -> VMProtocol:
+    return VM("default")
 
 
 def default_vm() -> VMProtocol:
-    """The VM that eager calls run on outside of any arena."""
-    return default_arena().vm
+    """The VM that eager calls run on outside of any arena, made when first needed."""
+    with _lock:
+        return _make_default_vm()
+
+
+class _Default(threading.local):
+    """A thread's own arena: an arena serves one thread at a time."""
+
+    @cached_property
+    def arena(self) -> Arena:
+        return Arena(default_vm(), "default", trims=True)
+
+
+_default = _Default()
+
+
+def default_arena() -> Arena:
+    """The arena of interactive use, on the default VM; each thread has one."""
+    return _default.arena
 
 
 def current_arena() -> Arena:

@@ -131,7 +131,8 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
     if type is not out.type:
-        raise ShapeError(f"the result is {type} and does not fit into out={out.type}").at(
+        refused = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
+        raise refused(f"the result is {type} and does not fit into out={out.type}").at(
             call.op.name, types
         )
     if not call.op.in_place and any(x.root is out.root for x in operands):
@@ -396,10 +397,7 @@ class Tensor(Allocation):
     def __repr__(self) -> str:
         if self.handle == STALE:
             return f"<{self.stale()}>"
-        if self.arena.name == "default":
-            where = ""
-        else:
-            where = f", arena={self.arena.name!r}"
+        where = "" if self.arena.name == "default" else f", arena={self.arena.name!r}"
         body = np.array2string(self.numpy(), prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"
 

@@ -584,3 +584,43 @@ def test_a_vm_may_hold_its_own_arenas_and_still_end() -> None:
     del vm, arena
     gc.collect()
     assert reference() is None
+
+
+def test_a_fixed_arena_merges_free_neighbours_for_another_size() -> None:
+    vm = VM()
+    arena = Arena(vm, "batch", capacity=4 * 64)
+    small = [arena.alloc(TensorType("f32", (16,))) for _ in range(4)]
+    kept = small.pop(0)
+    small.clear()
+    large = arena.alloc(TensorType("f32", (32,)))
+    vm.write(kept.handle, np.ones(16, np.float32))
+    vm.write(large.handle, np.zeros(32, np.float32))
+    np.testing.assert_array_equal(vm.read(kept.handle), np.ones(16))
+    with pytest.raises(ArenaOverflow):
+        arena.alloc(TensorType("f32", (32,)))
+    assert arena.used == 3 * 64
+    again = arena.alloc(TensorType("f32", (16,)))
+    assert arena.used == arena.capacity == 4 * 64
+    del again, large, kept
+    assert arena.alloc(TensorType("f32", (64,))).type.nbytes == arena.capacity
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.booleans()), max_size=40))
+def test_a_fixed_arena_never_overlaps_and_is_whole_after_a_reset(
+    requests: list[tuple[int, bool]],
+) -> None:
+    arena = Arena(VM(), "batch", capacity=1024)
+    held: list[Allocation] = []
+    for lines, drop in requests:
+        if drop and held:
+            held.pop(lines % len(held))
+        try:
+            held.append(arena.alloc(TensorType("u8", (16 * lines,))))
+        except ArenaOverflow:
+            continue
+        spans = sorted((t.region.offset, t.region.nbytes) for t in held if t.region is not None)
+        assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(spans))
+        assert spans[-1][0] + spans[-1][1] <= 1024
+        assert arena.used == sum(n for _, n in spans) <= arena.capacity == 1024
+    arena.reset()
+    assert arena.alloc(TensorType("u8", (1024,))).region is not None

@@ -62,7 +62,7 @@ def test_the_form_that_writes_wants_a_tensor_of_the_results_type() -> None:
         slot.infer([], {})
     with pytest.raises(ShapeError, match=r"the result is f32\[2\] and does not fit into f32\[\]"):
         slot.infer([TensorType(f32), VECTOR, VECTOR], {})
-    with pytest.raises(ShapeError, match="does not fit into f64"):
+    with pytest.raises(DTypeError, match="does not fit into f64"):
         slot.infer([TensorType("f64", (2,)), VECTOR, VECTOR], {})
     with pytest.raises(ShapeError, match=r"takes 2 tensors, was given 1"):
         slot.infer([VECTOR, VECTOR], {})
