@@ -1,0 +1,56 @@
+"""The README tells the truth: its code runs, and prints what stands below it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
+SEPARATOR = "-- next block --"
+
+
+def _examples() -> list[tuple[str, str | None]]:
+    """Each Python block with the text block that follows it before the next one."""
+    blocks = BLOCK.findall(README.read_text("utf-8"))
+    examples: list[tuple[str, str | None]] = []
+    for language, body in blocks:
+        if language == "python":
+            examples.append((body, None))
+        elif examples and examples[-1][1] is None:
+            examples[-1] = examples[-1][0], body
+    return examples
+
+
+def test_the_code_prints_what_the_readme_says() -> None:
+    examples = _examples()
+    script = f"\nprint({SEPARATOR!r})\n".join(code for code, _ in examples)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split(SEPARATOR + "\n")
+    assert len(printed) == len(examples) >= 4
+    for (code, text), output in zip(examples, printed, strict=True):
+        if text is not None and "print" in code:
+            assert output.strip() == text.strip()
+
+
+def test_the_first_screen_ends_in_a_gradient() -> None:
+    code, _ = _examples()[0]
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 8 + 1  # and the line that prints
+    assert "value_and_grad" in lines[-2]
+
+
+def test_the_commands_are_those_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (README.parent / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^    make ([a-z]+)", README.read_text("utf-8"), re.MULTILINE))
+    assert named
+    assert named <= targets
