@@ -18,8 +18,7 @@ from typing_extensions import TypeVar
 
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.store import ALIGNMENT
-from mlvm.core.types import TensorType
+from mlvm.core.types import ALIGNMENT, TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
 STALE: Final = 0  # no VM ever issues this handle

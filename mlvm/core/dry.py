@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlvm.core.errors import HandleError
+from mlvm.core.link import CALL
 from mlvm.core.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import FreeStore, Storage
@@ -24,10 +25,19 @@ class DryVM(VM):
     def _new_store(self) -> FreeStore:
         return _DryStore()
 
-    def launch(self, program: Program, args: Sequence[TensorHandle] = ()) -> list[Array]:
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
+        """Verify the program for the arguments' types. Raises `HandleError` for one that leaves
+        outputs, as their values are not known."""
         with self._lock:
-            args = tuple(args)
-            self._bind(self._linked.get(id(program)) or self._link(program), program, args)
+            code, _ = self._bind(program, tuple(args))
+            if any(step[0] == CALL and step[1].callee.nresults != 0 for step in code.steps):
+                raise HandleError(f"{self.name} is a dry VM: it has no values to return")
             return []
 
     def read(self, handle: TensorHandle) -> Array:

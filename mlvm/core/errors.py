@@ -8,6 +8,9 @@
     │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
     │   └── OperandValueError   (ValueError)  a value is out of range (a label, an index)
     ├── ProgramError            (ValueError)  the verifier refuses a program
+    │   └── AssemblyError                     text that is not assembly: line, column
+    ├── MachineError            (RuntimeError) a program goes wrong while it runs
+    │   └── LimitExceeded                     it takes too many steps, or calls too deep
     ├── UnknownFunction         (LookupError) no function of that name in the table
     ├── HandleError             (LookupError) a handle that names nothing (any more)
     ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
@@ -77,6 +80,24 @@ class OperandValueError(OpError, ValueError):
 
 class ProgramError(MlvmError, ValueError):
     """A program is malformed. The text names function, pc and instruction."""
+
+
+class AssemblyError(ProgramError):
+    """Text that is not assembly. `line` and `column` count from 1."""
+
+    def __init__(self, reason: str, line: int, column: int) -> None:
+        super().__init__(f"line {line}, column {column}: {reason}")
+        self.line = line
+        self.column = column
+
+
+class MachineError(MlvmError, RuntimeError):
+    """A program or host function does what the machine cannot: a wrong kind of value, a
+    missing parameter, another number of results than announced."""
+
+
+class LimitExceeded(MachineError):
+    """A launch took more steps than allowed, or its calls went too deep."""
 
 
 class UnknownFunction(MlvmError, LookupError):

@@ -1,99 +1,269 @@
-"""The function table: what `cfunc` finds by name.
+"""The function table: what `cfunc` finds by name, and how each kind of function is called.
 
 Every op is there twice: `add` ( x y -- z ) makes its result, `add.out` ( z x y -- ) writes
-into z. A linked program holds on to a name's `Slot`, so a call looks nothing up, and still
-sees a later registration.
+into z. A host function in Python reads its parameters and leaves its results through a
+`Frame`. A linked program holds on to a name's `Slot`, so a call looks nothing up, and still
+sees a later registration or removal.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import DTypeError, OpError, ShapeError, UnknownFunction
+from mlvm.core.errors import (
+    DTypeError,
+    MachineError,
+    ShapeError,
+    UnknownFunction,
+)
 from mlvm.core.op import OPS, Attributes, Kernel, Op
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import ALIGNMENT, Array, TensorType, aligned_array
 
 Value = Array | int | str
 OUT: Final = ".out"
 
 
-class Slot:
-    """A name's place in the table: its function now, and what the verifier may rely on.
+class Callee(Protocol):
+    """A function of the table.
 
-    `call(params, attributes)` returns the results. `kernel` is set where calling the bare
-    kernel on the parameters is all there is to do (the `.out` form of an op).
+    `nresults` is how many values it leaves, None if that varies. `kernel`, where there is one,
+    does all that `call` does when it is called with the parameters themselves.
     """
 
-    __slots__ = ("call", "kernel", "name", "nresults", "op")
-
-    def __init__(self, name: str, op: Op) -> None:
-        self.name = name
-        self.op = op
-        if name.endswith(OUT):
-            self.nresults: int = 0
-            self.kernel: Kernel | None = op.kernel
-            self.call = self._into
-        else:
-            self.nresults = 1
-            self.kernel = None
-            self.call = self._dynamic if op.dynamic else self._fresh
+    nresults: int | None
+    kernel: Kernel | None
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """The attributes as the function takes them. Raises `AttributeRefused`."""
-        return self.op.bind(attributes)
+        """The attributes as `call` takes them. Raises `AttributeRefused`."""
 
     def infer(
         self, operands: Sequence[TensorType], attributes: Attributes
-    ) -> tuple[TensorType | None, ...]:
-        """The results' types, None for one that only running tells. Raises an `OpError`."""
-        if self.nresults:
-            return (self.op.infer(operands, attributes),)
+    ) -> Sequence[TensorType | None] | None:
+        """The results' types, None for each and all that only running tells.
+
+        Raises an `OpError` for operands that the function refuses.
+        """
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        """Run on parameters that `infer` accepts, and return the results."""
+
+
+class OpInto:
+    """The form of an op that writes into its first parameter."""
+
+    nresults: int | None = 0
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.bind = op.bind
+        self.kernel: Kernel | None = op.kernel
+
+    def infer(
+        self, operands: Sequence[TensorType], attributes: Attributes
+    ) -> Sequence[TensorType | None]:
+        name = self.op.name + OUT
         if not operands:
-            raise ShapeError("takes the tensor to write to first").at(self.name, operands)
+            raise ShapeError("takes the tensor to write to first").at(name, operands)
         out, inferred = operands[0], self.op.infer(operands[1:], attributes)
         if out is not inferred:
             refused = ShapeError if inferred is None or out.dtype is inferred.dtype else DTypeError
             raise refused(f"the result is {inferred} and does not fit into {out}").at(
-                self.name, operands
+                name, operands
             )
         return ()
 
-    def _into(self, params: Sequence[Value], attributes: Attributes) -> tuple[Value, ...]:
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         self.op.kernel(*params, **attributes)
         return ()
 
-    def _fresh(self, params: Sequence[Any], attributes: Attributes) -> tuple[Value, ...]:
+
+class OpFresh:
+    """The form of an op that makes its result."""
+
+    nresults: int | None = 1
+    kernel: Kernel | None = None
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.bind = op.bind
+
+    def infer(
+        self, operands: Sequence[TensorType], attributes: Attributes
+    ) -> Sequence[TensorType | None]:
+        return (self.op.infer(operands, attributes),)
+
+    def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
-        assert type is not None  # only dynamic ops leave the type open
-        out = np.empty(type.shape, type.dtype.numpy)
+        if type is None:  # a dynamic op makes the array itself
+            result: Array = self.op.kernel(*params, **attributes)
+            out = aligned_array(TensorType.of(result))
+            np.copyto(out, result)
+            return (out,)
+        out = aligned_array(type)
         self.op.kernel(out, *params, **attributes)
         return (out,)
 
-    def _dynamic(self, params: Sequence[Any], attributes: Attributes) -> tuple[Value, ...]:
-        self.op.infer([TensorType.of(x) for x in params], attributes)
-        result: Array = self.op.kernel(*params, **attributes)
-        return (result,)
 
-    def refused(self, error: OpError, params: Sequence[Value]) -> OpError:
-        """The error a kernel raised, with this function's name and operand types."""
-        operands = [TensorType.of(x) if isinstance(x, np.ndarray) else x for x in params]
-        return error.at(self.name, operands)
+class Frame:
+    """What a host function sees of the machine: its parameters, and where results go."""
+
+    __slots__ = ("_name", "_params", "attributes", "results")
+
+    def __init__(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
+        self._name = name
+        self._params = params
+        self.attributes = attributes
+        self.results: list[Value] = []
+
+    @property
+    def nparams(self) -> int:
+        """How many parameters the call has."""
+        return len(self._params)
+
+    def param(self, i: int) -> Value:
+        """Parameter i, from 0: an array (the tensor itself, no copy), an int or a str.
+
+        Raises `MachineError` when there is none of that number.
+        """
+        if not 0 <= i < len(self._params):
+            raise MachineError(f"{self._name}: no parameter {i}; the call has {self.nparams}")
+        return self._params[i]
+
+    def new_tensor(self, type: TensorType) -> Array:
+        """A tensor of zeros, which is a result once it is pushed."""
+        return aligned_array(type)
+
+    def push(self, value: Value) -> None:
+        """Leave a result. Raises `MachineError` for what is no array, int or str."""
+        if isinstance(value, np.ndarray):
+            tensor_type = TensorType.of(value)
+            if not value.flags.c_contiguous or value.ctypes.data % ALIGNMENT:
+                value, given = aligned_array(tensor_type), value
+                np.copyto(value, given)
+        elif isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise MachineError(
+                f"{self._name}: a result is an array, an int or a str, not a {type(value).__name__}"
+            )
+        self.results.append(value)
+
+
+HostFunction = Callable[[Frame], None]
+
+
+class PythonFunction:
+    """A host function in Python, which works on a `Frame`."""
+
+    kernel: Kernel | None = None
+
+    def __init__(
+        self, name: str, fn: HostFunction, nparams: int | None, nresults: int | None
+    ) -> None:
+        self.name = name
+        self.fn = fn
+        self.nparams = nparams
+        self.nresults = nresults
+
+    def bind(self, attributes: Attributes) -> Attributes:
+        return attributes
+
+    def infer(
+        self, operands: Sequence[TensorType], attributes: Attributes
+    ) -> Sequence[TensorType | None] | None:
+        self.check_count(len(operands))
+        return None
+
+    def check_count(self, given: int) -> None:
+        """Raise `MachineError` unless the function takes so many parameters."""
+        if self.nparams not in (None, given):
+            raise MachineError(f"{self.name} takes {self.nparams} parameters, was given {given}")
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        frame = Frame(self.name, params, attributes)
+        self.fn(frame)
+        if self.nresults is not None and len(frame.results) != self.nresults:
+            raise MachineError(
+                f"{self.name}: announced {self.nresults} results, left {len(frame.results)}"
+            )
+        return frame.results
+
+
+class Slot:
+    """A name's place in the table; `call` and `kernel` are its callee's, one lookup nearer."""
+
+    __slots__ = ("call", "callee", "kernel", "name")
+
+    callee: Callee
+    kernel: Kernel | None
+    call: Callable[[Sequence[Any], Attributes], Sequence[Value]]
+
+    def __init__(self, name: str, callee: Callee) -> None:
+        self.name = name
+        self.fill(callee)
+
+    def fill(self, callee: Callee) -> None:
+        """Make this the function of that name, also for programs already linked."""
+        self.callee = callee
+        self.kernel = callee.kernel
+        self.call = callee.call
+
+    def check(self, params: Sequence[Value], attributes: Attributes) -> None:
+        """What the verifier checks where it can: kinds and types of the parameters, now.
+
+        Raises an `OpError`, or `MachineError` for an Int or Str where a Tensor is wanted.
+        """
+        if isinstance(self.callee, PythonFunction):
+            self.callee.check_count(len(params))
+            return
+        if not all(isinstance(x, np.ndarray) for x in params):
+            raise MachineError(f"{self.name} takes Tensors, not ({describe(params)})")
+        self.callee.infer([TensorType.of(x) for x in params], attributes)  # type: ignore[arg-type]
+        if self.kernel is not None and not params[0].flags.writeable:  # type: ignore[union-attr]
+            raise MachineError(f"{self.name} would write to a constant")
+
+
+def describe(values: Sequence[Value]) -> str:
+    """The values by type, as errors show them: `f32[2,3], Int 4, Str "x"`."""
+    return ", ".join(
+        str(TensorType.of(x))
+        if isinstance(x, np.ndarray)
+        else f"{'Str' if isinstance(x, str) else 'Int'} {x!r}"
+        for x in values
+    )
 
 
 class FunctionTable:
-    """Functions by name; starts with all ops."""
+    """Functions by name; it starts with all ops. `changes` counts registrations and removals."""
 
     def __init__(self) -> None:
+        self.changes = 0
         self._slots: dict[str, Slot] = {}
         for name, op in OPS.items():
-            self._slots[name] = Slot(name, op)
+            self._slots[name] = Slot(name, OpFresh(op))
             if not op.dynamic:
-                self._slots[name + OUT] = Slot(name + OUT, op)
+                self._slots[name + OUT] = Slot(name + OUT, OpInto(op))
+
+    def register(self, name: str, callee: Callee) -> None:
+        """Make `callee` the function of that name, which may be new."""
+        if name in self._slots:
+            self._slots[name].fill(callee)
+        else:
+            self._slots[name] = Slot(name, callee)
+        self.changes += 1
+
+    def remove(self, name: str) -> None:
+        """Take the function of that name out, also from under programs that are running.
+
+        Raises `UnknownFunction`.
+        """
+        slot = self.slot(name)
+        del self._slots[name]
+        slot.fill(_Removed(name))
+        self.changes += 1
 
     def slot(self, name: str) -> Slot:
         """The slot of that name. Raises `UnknownFunction`, which offers names like it."""
@@ -106,3 +276,13 @@ class FunctionTable:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._slots)
+
+
+class _Removed(PythonFunction):
+    """What a removed function's slot holds: calling it is an error."""
+
+    def __init__(self, name: str) -> None:
+        def refuse(frame: Frame) -> None:
+            raise UnknownFunction(f"function {name!r} was removed")
+
+        super().__init__(name, refuse, None, None)

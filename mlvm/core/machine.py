@@ -1,137 +1,172 @@
-"""The stack machine: a linker that prepares a program once, and the loop that runs it.
+"""The machine's loop: it runs what the linker prepared, on a stack of frames.
 
-Linking resolves each function name to its slot in the function table and folds two
-sequences that nearly every program is made of into one step each:
-
-    push_str name; cfunc ...                    ->  CALL slot
-    load_arg 0; ...; load_arg n-1; CALL x.out   ->  CALL_ON_ARGS slot
-
-The loop's stack is a Python list; a Tensor on it is a numpy array, an Int an int, a Str a str.
+The stack is a Python list; a Tensor on it is a numpy array, an Int an int, a Str a str. A
+frame is the part of the stack from base - nparams on: its parameters, then its locals.
+Nothing is checked here but what the verifier could not know.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from mlvm.core.errors import OpError, ProgramError
-from mlvm.core.functions import FunctionTable, Slot, Value
-from mlvm.core.op import NO_ATTRIBUTES
-from mlvm.core.program import STAR, Opcode, Program
+import numpy as np
+
+from mlvm.core.assembly import format_instruction
+from mlvm.core.errors import LimitExceeded, MachineError, OpError
+from mlvm.core.functions import FunctionTable, Slot, Value, describe
+from mlvm.core.link import (
+    ALL,
+    CALL,
+    CALL_FUNCTION,
+    CALL_NAMED,
+    CALL_ON_ARGS,
+    GET,
+    HALT,
+    JUMP,
+    JUMP_IF_FALSE,
+    LOAD_ARG,
+    LOAD_GLOBAL,
+    POP,
+    PUSH,
+    RETURN,
+    SET,
+    STORE_GLOBAL,
+    CallDetails,
+    Code,
+)
+from mlvm.core.program import STAR
 from mlvm.core.store import FreeStore
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array
 
-HALT: Final = 0
-PUSH: Final = 1
-LOAD_ARG: Final = 2
-LOAD_GLOBAL: Final = 3
-POP: Final = 4
-CALL: Final = 5
-CALL_ON_ARGS: Final = 6
+MAX_DEPTH: Final = 10_000
+"""How many calls may lie within each other."""
 
-ALL: Final = -1  # a call that takes everything on the stack
+_Return = tuple[Code, int, int, int]
+"""A frame to come back to: its code, the next step, base and nparams."""
 
 
-Step: TypeAlias = tuple[int, Any, int, dict[str, Any] | None]
-"""What the loop runs: a code from above, a value or slot, a number, and attributes."""
+def run(
+    main: Code,
+    operands: tuple[Array, ...],
+    store: FreeStore,
+    functions: FunctionTable,
+    max_steps: int | None = None,
+) -> list[Value]:
+    """Run a linked program to `halt` and return what is above base, in order.
 
-
-class Linked:
-    """A program prepared for one VM, and what that VM remembers of earlier launches.
-
-    `nargs`: how many arguments it uses. `admitted`: argument types it was verified for.
-    `bound`: operands by argument handles, forgotten as soon as a handle may name another array.
-    `program`: refers to the program without keeping it; the VM forgets the link when it dies.
+    Raises what a function raises, and `LimitExceeded` after `max_steps` instructions or for
+    calls too deep. The error carries a note of the place: function, pc, instruction, the calls
+    that led there, and the stack by types; an `OpError` names the function and operand types.
     """
-
-    __slots__ = ("admitted", "bound", "nargs", "program", "steps")
-
-    program: weakref.ref[Program]
-
-    def __init__(self, steps: list[Step], nargs: int) -> None:
-        self.steps = steps
-        self.nargs = nargs
-        self.admitted: set[tuple[TensorType, ...]] = set()
-        self.bound: dict[tuple[int, ...], tuple[Array, ...]] = {}
-
-
-def link(program: Program, functions: FunctionTable) -> Linked:
-    """Prepare a verified program for the loop. Raises `UnknownFunction`."""
-    steps: list[Step] = []
-    nargs = 0
-    for opcode, immediates in program.main.code:
-        match opcode:
-            case Opcode.halt:
-                steps.append((HALT, None, 0, None))
-                break  # nothing jumps, so what follows is never run
-            case Opcode.push_int | Opcode.push_str:
-                steps.append((PUSH, immediates[0], 0, None))
-            case Opcode.push_const:
-                steps.append((PUSH, program.constants[immediates[0]], 0, None))
-            case Opcode.load_arg:
-                steps.append((LOAD_ARG, None, immediates[0], None))
-                nargs = max(nargs, immediates[0] + 1)
-            case Opcode.load_global:
-                steps.append((LOAD_GLOBAL, None, 0, None))
-            case Opcode.pop:
-                steps.append((POP, None, immediates[0], None))
-            case Opcode.cfunc:
-                _, name, _, _ = steps.pop()
-                slot = functions.slot(name)
-                given = immediates[2] if len(immediates) > 2 else NO_ATTRIBUTES
-                count = ALL if immediates[0] == STAR else immediates[0]
-                steps.append((CALL, slot, count, dict(slot.bind(given)) or None))
-            case _:
-                raise ProgramError(f"{opcode.text} is not run yet")
-    return Linked(_fold_arguments(steps, nargs), nargs)
-
-
-def _fold_arguments(steps: list[Step], nargs: int) -> list[Step]:
-    """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them."""
-    if len(steps) <= nargs or steps[:nargs] != [(LOAD_ARG, None, i, None) for i in range(nargs)]:
-        return steps
-    code, slot, count, attributes = steps[nargs]
-    if code != CALL or count not in (nargs, ALL) or slot.kernel is None:
-        return steps
-    return [(CALL_ON_ARGS, slot, 0, attributes), *steps[nargs + 1 :]]
-
-
-def run(steps: list[Step], operands: tuple[Array, ...], store: FreeStore) -> list[Value]:
-    """Run linked steps to `halt` and return the stack.
-
-    Raises what a function raises; an `OpError` names the function and its operand types.
-    """
-    stack: list[Value] = []
-    pc = 0
-    while True:
-        code, value, number, attributes = steps[pc]
-        pc += 1
-        if code == CALL_ON_ARGS:
-            try:
-                if attributes is None:
+    stack: list[Any] = []
+    frames: list[_Return] = []
+    current, steps, base, nparams, pc = main, main.steps, 0, 0, 0
+    left, since = max_steps, 0  # instructions left when step `since` began
+    try:
+        while True:
+            code, value, number, rest = steps[pc]
+            pc += 1
+            if code == CALL_ON_ARGS:
+                if rest is None:
                     value.kernel(*operands)
                 else:
-                    value.kernel(*operands, **attributes)
-            except OpError as error:
-                raise value.refused(error, operands) from None
-        elif code == HALT:
-            return stack
-        elif code == LOAD_ARG:
-            stack.append(operands[number])
-        elif code == CALL:
-            base = len(stack) - number if number != ALL else 0
-            stack[base:] = _call(value, stack[base:], attributes or {})
-        elif code == PUSH:
-            stack.append(value)
-        elif code == LOAD_GLOBAL:
-            stack.append(store.entry(stack.pop()).array)  # type: ignore[arg-type]
-        else:
-            del stack[len(stack) - number :]
+                    value.kernel(*operands, **rest)
+            elif code == HALT:
+                if left is not None:
+                    _spend(left, current, since, pc)
+                return stack[base:]
+            elif code == LOAD_ARG:
+                stack.append(operands[number])
+            elif code == CALL or code == CALL_NAMED:
+                if code == CALL_NAMED:
+                    value = functions.slot(stack.pop())
+                at = base if number == ALL else len(stack) - number
+                stack[at:] = _call(value, stack[at:], rest)
+            elif code == PUSH:
+                stack.append(value)
+            elif code == GET:
+                stack.append(stack[base + number])
+            elif code == SET:
+                stack[base + number] = stack.pop()
+            elif code == JUMP or code == JUMP_IF_FALSE:
+                if code == JUMP or not _truth(stack.pop()):
+                    if left is not None:
+                        left = _spend(left, current, since, pc)
+                    since = pc = number
+            elif code == CALL_FUNCTION:
+                if left is not None:
+                    left = _spend(left, current, since, pc)
+                if len(frames) >= MAX_DEPTH:
+                    raise LimitExceeded(f"{MAX_DEPTH} calls lie within each other")
+                frames.append((current, pc, base, nparams))
+                current, steps, base, nparams, pc = value, value.steps, len(stack), number, 0
+                since = 0
+            elif code == RETURN:
+                if left is not None:
+                    left = _spend(left, current, since, pc)
+                stack[base - nparams :] = stack[len(stack) - number :]
+                current, pc, base, nparams = frames.pop()
+                steps, since = current.steps, pc
+            elif code == POP:
+                del stack[len(stack) - number :]
+            elif code == LOAD_GLOBAL:
+                stack.append(store.entry(stack.pop()).array)
+            elif code == STORE_GLOBAL:
+                handle = stack.pop()
+                store.replace(handle, stack.pop())
+            else:
+                raise MachineError("the verifier took this instruction for unreachable")
+    except Exception as error:
+        _note(error, current, pc - 1, frames, stack, operands)
+        raise
 
 
-def _call(slot: Slot, params: list[Value], attributes: dict[str, Any]) -> Sequence[Value]:
-    try:
-        return slot.call(params, attributes)
-    except OpError as error:
-        raise slot.refused(error, params) from None
+def _call(slot: Slot, params: list[Value], details: CallDetails) -> Any:
+    if details.unproven:
+        slot.check(params, details.attributes)
+    results = slot.call(params, details.attributes)
+    if details.nresults not in (STAR, len(results)):
+        raise MachineError(
+            f"{slot.name} left {len(results)} results where {details.nresults} are announced"
+        )
+    return results
+
+
+def _truth(condition: Any) -> bool:
+    """Whether an Int or one-element Tensor is not zero. Raises `MachineError` for others."""
+    if isinstance(condition, np.ndarray) and condition.size == 1:
+        return bool(condition.item())
+    if isinstance(condition, int):
+        return condition != 0
+    raise MachineError(
+        f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
+    )
+
+
+def _spend(left: int, code: Code, since: int, pc: int) -> int:
+    """The instructions left after the steps `since` .. pc - 1."""
+    left -= code.ends[pc - 1] - code.starts[since] + 1
+    if left < 0:
+        raise LimitExceeded("the launch takes more than the steps it is allowed")
+    return left
+
+
+def _note(
+    error: Exception,
+    code: Code,
+    step: int,
+    frames: list[_Return],
+    stack: list[Any],
+    operands: tuple[Array, ...],
+) -> None:
+    """Add the place to an error, and to an `OpError` the function and its operand types."""
+    kind, value, number, _ = code.steps[step]
+    if isinstance(error, OpError) and kind in (CALL, CALL_ON_ARGS):
+        params = operands if kind == CALL_ON_ARGS else stack[-number:] if number > 0 else []
+        error.at(value.name, [describe([x]) for x in params])
+    instruction = code.function.code[code.ends[step]]
+    calls = [caller.function.name for caller, _, _, _ in frames] + [code.function.name]
+    error.add_note(
+        f"at {' > '.join(calls[-8:])}, pc {code.ends[step]}: {format_instruction(instruction)}; "
+        f"stack: {describe(stack[-8:]) or 'empty'}"
+    )

@@ -104,7 +104,7 @@ class Op:
             )
         bound = {}
         for name, attribute in self.attributes.items():
-            value = _canonical(given.get(name, attribute.default))
+            value = canonical(given.get(name, attribute.default))
             if value is REQUIRED:
                 raise AttributeRefused(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
@@ -149,9 +149,10 @@ def op(*, infer: Rule) -> Callable[[Kernel], Op]:
     return declare
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
+    """An attribute's value in its one form: lists as tuples, numpy scalars as Python's."""
     if isinstance(value, (list, tuple)):
-        return tuple(map(_canonical, value))
+        return tuple(map(canonical, value))
     if isinstance(value, DType):
         return value.name
     return value.item() if isinstance(value, np.generic) else value

@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
-from mlvm.core.types import MAX_NBYTES, Array, TensorType
+from mlvm.core.types import MAX_NBYTES, Array, TensorType, aligned_zeros
 
 Handle = int
-ALIGNMENT: Final = 64
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
 
 _handles = itertools.count(1)
 
 
-def aligned_zeros(nbytes: int) -> Array:
-    """A u8 array of zeros whose first byte lies on a 64-byte boundary."""
-    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
-    return raw[skip : skip + nbytes]
-
-
 @dataclass(slots=True)
 class Storage:
-    """A block of bytes, and the handles of the tensors that view it."""
+    """A block of bytes, counted while anything holds it: its own handle, or tensors that own
+    it. `views` are the handles of tensors in it that do not; they end with its handle."""
 
     nbytes: int
     data: Array
+    holders: int = 0
+    has_handle: bool = False
     views: set[Handle] = field(default_factory=set)
 
     def view(self, type: TensorType, offset: int) -> Array:
@@ -44,7 +39,7 @@ class Storage:
 
 @dataclass(slots=True)
 class Entry:
-    """What a handle names: a typed array in a storage; `owner` when the storage is its own."""
+    """What a handle names: a typed array in a storage; `owner` when it holds the storage."""
 
     type: TensorType
     array: Array
@@ -53,48 +48,56 @@ class Entry:
 
 
 class FreeStore:
-    """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes."""
+    """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes.
+
+    `caches` are dictionaries of arrays that were looked up by handle; all are cleared when a
+    handle may name another array, or none, so that no array that ended is kept alive.
+    """
 
     def __init__(self) -> None:
         self.consumed = 0
+        self.caches: dict[int, dict[Any, Any]] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
+        self._by_root: dict[int, Storage] = {}  # by the id of the array that has the memory
         self._ended: dict[Handle, str] = {}
 
     def new_storage(self, nbytes: int) -> Storage:
         """Bytes for one storage; the one place that allocates."""
         return Storage(nbytes, aligned_zeros(nbytes))
 
+    # --- storages ---
+
     def alloc_storage(self, nbytes: int) -> Handle:
         if not 0 <= nbytes <= MAX_NBYTES:
             raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes}")
+        storage = self.new_storage(nbytes)
+        storage.has_handle = True
         handle = next(_handles)
-        self._storages[handle] = self.new_storage(nbytes)
-        self.consumed += nbytes
+        self._storages[handle] = storage
+        self._hold(storage)
         return handle
 
     def dealloc_storage(self, handle: Handle) -> None:
         storage = self._storage(handle)
-        for view in storage.views:
+        for view in list(storage.views):
             self._end(view, f"ended with its storage {handle}")
         del self._storages[handle]
-        self.consumed -= storage.nbytes
+        storage.has_handle = False
+        self._release(storage)
         self._bury(handle, f"was a storage of {storage.nbytes} bytes, ended by dealloc_storage")
+        self._forget()
+
+    # --- tensors ---
 
     def alloc_tensor(self, type: TensorType) -> Handle:
         storage = self.new_storage(type.nbytes)
-        handle = next(_handles)
-        self._entries[handle] = Entry(type, storage.view(type, 0), storage, owner=True)
-        self.consumed += type.nbytes
-        return handle
+        return self._name(Entry(type, storage.view(type, 0), storage, owner=True))
 
     def dealloc_tensor(self, handle: Handle) -> None:
-        entry = self.entry(handle)
-        if entry.owner:
-            self.consumed -= entry.storage.nbytes
-        else:
-            entry.storage.views.discard(handle)
+        self.entry(handle)
         self._end(handle, "ended by dealloc_tensor")
+        self._forget()
 
     def tensor_from_storage(self, storage: Handle, type: TensorType, offset: int) -> Handle:
         home = self._storage(storage)
@@ -105,21 +108,32 @@ class FreeStore:
             )
         if offset % type.dtype.itemsize:
             raise ShapeError(f"{type} at offset {offset} is not aligned to its elements")
-        handle = next(_handles)
-        self._entries[handle] = Entry(type, home.view(type, offset), home, owner=False)
-        home.views.add(handle)
-        return handle
+        return self._name(Entry(type, home.view(type, offset), home, owner=False))
+
+    def adopt(self, array: Array) -> Handle:
+        """A new handle for an array as it is, without a copy."""
+        return self._name(self._entry_of(array))
+
+    def replace(self, handle: Handle, array: Array) -> None:
+        """Let a handle name another array, which may be of another type; nothing is copied."""
+        old, new = self.entry(handle), self._entry_of(array)
+        self._attach(handle, new)
+        self._detach(handle, old, keep=new.storage)
+        self._forget()
 
     def swap(self, first: Handle, second: Handle) -> None:
         """Exchange what two handles name; their types must be equal. No byte moves."""
         x, y = self.entry(first), self.entry(second)
         if x.type is not y.type:
             raise DTypeError(f"swap needs two tensors of one type, not {x.type} and {y.type}")
-        for entry, old, new in ((x, first, second), (y, second, first)):
+        for entry, old in ((x, first), (y, second)):
             if not entry.owner:
                 entry.storage.views.discard(old)
+        for entry, new in ((x, second), (y, first)):
+            if not entry.owner:
                 entry.storage.views.add(new)
         self._entries[first], self._entries[second] = y, x
+        self._forget()
 
     def entry(self, handle: Handle) -> Entry:
         """What the handle names. Raises `HandleError` saying what became of it."""
@@ -127,6 +141,57 @@ class FreeStore:
             return self._entries[handle]
         except (KeyError, TypeError):
             raise HandleError(f"tensor handle {handle!r} {self._fate(handle)}") from None
+
+    # --- who holds what ---
+
+    def _entry_of(self, array: Array) -> Entry:
+        """An entry for any array: in the storage it lies in, or in one made of its own memory."""
+        storage = self._by_root.get(id(_root(array)))
+        if storage is None:
+            storage = Storage(array.nbytes, array)
+        return Entry(TensorType.of(array), array, storage, owner=not storage.has_handle)
+
+    def _name(self, entry: Entry) -> Handle:
+        handle = next(_handles)
+        self._attach(handle, entry)
+        return handle
+
+    def _attach(self, handle: Handle, entry: Entry) -> None:
+        self._entries[handle] = entry
+        if entry.owner:
+            self._hold(entry.storage)
+        else:
+            entry.storage.views.add(handle)
+
+    def _detach(self, handle: Handle, entry: Entry, keep: Storage | None = None) -> None:
+        if entry.owner:
+            self._release(entry.storage)
+        elif entry.storage is not keep:
+            entry.storage.views.discard(handle)
+
+    def _hold(self, storage: Storage) -> None:
+        if not storage.holders:
+            self.consumed += storage.nbytes
+            self._by_root[id(_root(storage.data))] = storage
+        storage.holders += 1
+
+    def _release(self, storage: Storage) -> None:
+        storage.holders -= 1
+        if not storage.holders:
+            self.consumed -= storage.nbytes
+            del self._by_root[id(_root(storage.data))]
+
+    def _forget(self) -> None:
+        caches, self.caches = self.caches, {}
+        for cache in caches.values():
+            cache.clear()
+
+    def _end(self, handle: Handle, how: str) -> None:
+        entry = self._entries.pop(handle)
+        self._detach(handle, entry)
+        self._bury(handle, f"was a tensor {entry.type}, {how}")
+
+    # --- what errors say ---
 
     def _storage(self, handle: Handle) -> Storage:
         try:
@@ -143,11 +208,14 @@ class FreeStore:
             return f"names a tensor {self._entries[handle].type}, not a storage"
         return self._ended.get(handle, "names nothing in this VM: never issued, or ended long ago")
 
-    def _end(self, handle: Handle, how: str) -> None:
-        entry = self._entries.pop(handle)
-        self._bury(handle, f"was a tensor {entry.type}, {how}")
-
     def _bury(self, handle: Handle, fate: str) -> None:
         self._ended[handle] = fate
         if len(self._ended) > _TOMBSTONES:
             del self._ended[next(iter(self._ended))]
+
+
+def _root(array: Array) -> Array:
+    """The array that has the memory which this one views."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array

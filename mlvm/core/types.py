@@ -207,3 +207,18 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
     if shape and min(shape) < 0:
         raise ShapeError(f"a shape is a tuple of integers >= 0, not {lengths!r}")
     return shape
+
+
+ALIGNMENT: Final = 64
+
+
+def aligned_zeros(nbytes: int) -> Array:
+    """A u8 array of zeros whose first byte lies on a 64-byte boundary."""
+    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return raw[skip : skip + nbytes]
+
+
+def aligned_array(type: TensorType) -> Array:
+    """An array of zeros of that type on a 64-byte boundary."""
+    return aligned_zeros(type.nbytes).view(type.dtype.numpy).reshape(type.shape)

@@ -1,8 +1,9 @@
-"""The verifier: one walk over a program before it first runs.
+"""The verifier: what a program does to the stack, followed before it first runs.
 
-It follows the stack by kind (Tensor, Int, Str), and by type where the arguments' types are
-known, and refuses whatever would go wrong for these types: underflow, a wrong kind, an unknown
-function, constant or attribute, operands an op refuses. What it has passed runs unchecked.
+For every pc that can be reached it knows the frame's slots by kind (Tensor, Int, Str), and by
+type and text where these are known. Where paths meet, heights and kinds must agree; types that
+differ become unknown. Functions are followed from their calls, once for each combination of
+parameter kinds, and recursion to a fixed point. What has passed runs unchecked.
 """
 
 from __future__ import annotations
@@ -11,56 +12,88 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.assembly import format_instruction
-from mlvm.core.errors import MlvmError, OpError, ProgramError
-from mlvm.core.functions import FunctionTable
+from mlvm.core.errors import MlvmError, ProgramError
+from mlvm.core.functions import FunctionTable, PythonFunction
 from mlvm.core.op import NO_ATTRIBUTES
-from mlvm.core.program import STAR, Instruction, Opcode, Program
+from mlvm.core.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType
 
-EXECUTABLE: Final = frozenset(
-    {
-        Opcode.halt,
-        Opcode.push_int,
-        Opcode.push_str,
-        Opcode.push_const,
-        Opcode.load_arg,
-        Opcode.load_global,
-        Opcode.pop,
-        Opcode.cfunc,
-    }
-)
-"""The instructions the machine runs today; frames and control flow are to come."""
+ANY: Final = "Any"
 
 
 class Abstract(NamedTuple):
-    """What is known of a stack slot: its kind; a Tensor's type or a Str's text where known;
-    whether it is a constant, which nothing may write to."""
+    """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
+
+    The kind Any is a host function's result: the machine looks when it is used.
+    """
 
     kind: str
     type: TensorType | None = None
     text: str | None = None
     constant: bool = False
 
+    def meet(self, other: Abstract) -> Abstract | None:
+        """What both have in common; None when their kinds clash."""
+        if self == other:
+            return self
+        if self.kind != other.kind:
+            return Abstract(ANY) if ANY in (self.kind, other.kind) else None
+        type = self.type if self.type is other.type else None
+        text = self.text if self.text == other.text else None
+        return Abstract(self.kind, type, text, self.constant or other.constant)
+
     def __str__(self) -> str:
         return str(self.type) if self.type else self.kind
 
 
+TENSOR: Final = Abstract("Tensor")
+UNKNOWN: Final = Abstract(ANY)
+
+
+class State(NamedTuple):
+    """A frame's slots, parameters first. `open`: any number of unknown values lie above them,
+    which only a call that takes all, or halt, may follow."""
+
+    slots: tuple[Abstract, ...]
+    open: bool = False
+
+
+class Verdict(NamedTuple):
+    """What the verifier knows of a program that it passed, as places (function, pc).
+
+    `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
+    they run, because a kind or type was not known.
+    """
+
+    reached: frozenset[tuple[str, int]]
+    unproven: frozenset[tuple[str, int]]
+
+
 def verify(
     program: Program, functions: FunctionTable, arg_types: Sequence[TensorType] | None = None
-) -> None:
+) -> Verdict:
     """Pass the program, or raise.
 
     With `arg_types` (one for each launch argument) the operands of every op are checked too.
     Raises `ProgramError` for a malformed program, `UnknownFunction` for a name that the table
     lacks, and the op's own `OpError` for operands it refuses; each says where.
     """
-    for function in program.functions.values():
-        if function.name != "main":
-            raise ProgramError(f"{function.name}: functions beside main are not run yet")
-    _Walk(program, functions, arg_types).run()
+    return _Verifier(program, functions, arg_types).run()
 
 
-class _Walk:
+class _Context:
+    """A function with parameters of certain kinds: the states found so far, and what it returns."""
+
+    def __init__(self, function: Function, params: tuple[Abstract, ...]) -> None:
+        self.function = function
+        self.states: dict[int, State] = {0: State(params)}
+        self.result: State | None = (
+            None  # slots: the results; None: no return is known to be reached
+        )
+        self.callers: set[tuple[_Context, int]] = set()
+
+
+class _Verifier:
     def __init__(
         self,
         program: Program,
@@ -70,105 +103,292 @@ class _Walk:
         self.program = program
         self.functions = functions
         self.arg_types = arg_types
-        self.stack: list[Abstract] = []
+        self.unproven: set[tuple[str, int]] = set()
+        self.contexts: dict[tuple[str, tuple[str, ...]], _Context] = {}
+        self.work: list[tuple[_Context, int]] = []
+        # where the walk stands
+        self.context = _Context(program.main, ())
         self.pc = 0
         self.instruction = Instruction(Opcode.halt)
+        self.slots: list[Abstract] = []
+        self.open = False
 
-    def run(self) -> None:
-        for pc, instruction in enumerate(self.program.main.code):
-            self.pc, self.instruction = pc, instruction
-            opcode, immediates = instruction
-            if opcode not in EXECUTABLE:
-                raise self.error("this instruction is not run yet")
-            few = sum(not name.endswith("?") for name in opcode.immediates)
-            if not few <= len(immediates) <= len(opcode.immediates):
-                raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
-            if opcode is Opcode.halt:
-                return
-            getattr(self, opcode.name)(*immediates)
-        raise ProgramError("main: the end is reached without halt")
+    def run(self) -> Verdict:
+        for function in self.program.functions.values():
+            self.context = _Context(function, ())
+            for self.pc, self.instruction in enumerate(function.code):
+                self.check_immediates(function)
+        if self.program.main.nparams:
+            raise ProgramError("main has no parameters; it loads the launch's arguments")
+        self.enter(self.program.main, ())
+        while self.work:
+            self.context, self.pc = self.work.pop()
+            code = self.context.function.code
+            if self.pc >= len(code):
+                raise ProgramError(
+                    f"{self.context.function.name}: the end is reached without halt or return"
+                )
+            self.instruction = code[self.pc]
+            state = self.context.states[self.pc]
+            self.slots, self.open = list(state.slots), state.open
+            opcode, immediates = self.instruction
+            if getattr(self, opcode.name)(*immediates) is not _ENDS:
+                self.flow(self.pc + 1)
+        reached = {
+            (name, pc) for (name, _), context in self.contexts.items() for pc in context.states
+        }
+        return Verdict(frozenset(reached), frozenset(self.unproven))
 
-    def push_int(self, n: Any) -> None:
-        if not isinstance(n, int) or isinstance(n, bool):
-            raise self.error(f"an Int is wanted, not {n!r}")
-        self.stack.append(Abstract("Int"))
+    # --- the fixed point ---
 
-    def push_str(self, s: Any) -> None:
-        if not isinstance(s, str):
-            raise self.error(f"a Str is wanted, not {s!r}")
-        self.stack.append(Abstract("Str", text=s))
+    def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
+        """The context of a call with these parameters, to be followed again if they are new."""
+        key = function.name, tuple(p.kind for p in params)
+        context = self.contexts.get(key)
+        if context is None:
+            context = self.contexts[key] = _Context(function, params)
+            self.work.append((context, 0))
+        else:
+            self.merge(context, 0, State(params))
+        return context
 
-    def push_const(self, name: Any) -> None:
-        if not isinstance(name, str) or name not in self.program.constants:
-            known = ", ".join(self.program.constants) or "none"
-            raise self.error(f"no constant {name!r}; there are: {known}")
+    def flow(self, pc: int) -> None:
+        """The state in hand reaches `pc` of the same function."""
+        self.merge(self.context, pc, State(tuple(self.slots), self.open))
+
+    def merge(self, context: _Context, pc: int, state: State) -> None:
+        before = context.states.get(pc)
+        after = state if before is None else self.meet(before, state, f"pc {pc}")
+        if after != before:
+            context.states[pc] = after
+            self.work.append((context, pc))
+
+    def meet(self, x: State, y: State, where: str) -> State:
+        if x.open != y.open or len(x.slots) != len(y.slots):
+            raise self.error(
+                f"the stack has {_height(x)} or {_height(y)} values at {where}, "
+                f"depending on the path"
+            )
+        slots = []
+        for i, (a, b) in enumerate(zip(x.slots, y.slots, strict=True)):
+            both = a.meet(b)
+            if both is None:
+                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
+            slots.append(both)
+        return State(tuple(slots), x.open)
+
+    # --- what each instruction does ---
+
+    def halt(self) -> object:
+        return _ENDS
+
+    def push_int(self, n: int) -> None:
+        self.push(Abstract("Int"))
+
+    def push_str(self, s: str) -> None:
+        self.push(Abstract("Str", text=s))
+
+    def push_const(self, name: str) -> None:
         type = TensorType.of(self.program.constants[name])
-        self.stack.append(Abstract("Tensor", type, constant=True))
+        self.push(Abstract("Tensor", type, constant=True))
 
-    def load_arg(self, i: Any) -> None:
-        if not isinstance(i, int) or i < 0:
-            raise self.error(f"an argument's number is an integer >= 0, not {i!r}")
+    def load_arg(self, i: int) -> None:
         if self.arg_types is not None and i >= len(self.arg_types):
             raise self.error(f"the launch has {len(self.arg_types)} arguments")
-        known = self.arg_types[i] if self.arg_types is not None else None
-        self.stack.append(Abstract("Tensor", known))
+        self.push(Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR)
 
     def load_global(self) -> None:
         self.take("Int")
-        self.stack.append(Abstract("Tensor"))
+        self.push(TENSOR)
 
-    def pop(self, n: Any) -> None:
-        if not isinstance(n, int) or n < 0:
-            raise self.error(f"a count is an integer >= 0, not {n!r}")
-        self.reach(n)
-        del self.stack[len(self.stack) - n :]
+    def store_global(self) -> None:
+        self.take("Int")
+        self.take("Tensor")
+
+    def get(self, i: int) -> None:
+        self.push(self.slots[self.place_of(i)])
+
+    def set(self, i: int) -> None:
+        value = self.take(ANY)
+        self.slots[self.place_of(i)] = value
+
+    def pop(self, n: int) -> None:
+        self.take_many(n)
 
     def cfunc(self, nparams: Any, nresults: Any, attributes: Any = NO_ATTRIBUTES) -> None:
-        for count in (nparams, nresults):
-            if count != STAR and (not isinstance(count, int) or count < 0):
-                raise self.error(f"a count is an integer >= 0 or *, not {count!r}")
-        if not isinstance(attributes, Mapping):
-            raise self.error(f"attributes are a mapping, not {attributes!r}")
         name = self.take("Str").text
-        if name is None or self.program.main.code[self.pc - 1].opcode is not Opcode.push_str:
-            raise self.error("the instruction before must push the function's name")
-        count = len(self.stack) if nparams == STAR else nparams
-        self.reach(count)
-        operands = self.stack[len(self.stack) - count :]
+        if nparams == STAR:
+            known = not self.open
+            operands = self.slots[self.context.function.nparams :]
+            del self.slots[self.context.function.nparams :]
+            self.open = False
+        else:
+            known, operands = True, self.take_many(nparams)
+        results = None
+        if name is None or not known:
+            self.unproven.add((self.context.function.name, self.pc))
+        else:
+            results = self.results_of(name, operands, nresults, attributes)
+        if results is None and nresults != STAR:
+            results = [UNKNOWN] * nresults
+        if results is None:
+            self.open = True
+        else:
+            self.slots += results
+
+    def results_of(
+        self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
+    ) -> list[Abstract] | None:
+        """What a host function known by name leaves; None when it does not say."""
         try:
-            slot = self.functions.slot(name)
-            if nresults not in (STAR, slot.nresults):
-                raise self.error(f"{name} leaves {slot.nresults} results, not {nresults}")
-            if any(x.kind != "Tensor" for x in operands):
+            callee = self.functions.slot(name).callee
+            attributes = callee.bind(attributes)
+            if callee.nresults is not None and nresults not in (STAR, callee.nresults):
+                raise self.error(f"{name} leaves {callee.nresults} results, not {nresults}")
+            if isinstance(callee, PythonFunction):
+                callee.check_count(len(operands))
+                return None if callee.nresults is None else [UNKNOWN] * callee.nresults
+            if any(x.kind not in ("Tensor", ANY) for x in operands):
                 raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
-            if slot.kernel is not None and operands and operands[0].constant:
+            if callee.kernel is not None and operands and operands[0].constant:
                 raise self.error(f"{name} would write to a constant")
-            attributes = slot.bind(attributes)
             types = [x.type for x in operands if x.type is not None]
-            known = len(types) == count
-            results = slot.infer(types, attributes) if known else (None,) * slot.nresults
+            if len(types) == len(operands):
+                inferred = callee.infer(types, attributes) or ()
+                return [Abstract("Tensor", type) for type in inferred]
+            self.unproven.add((self.context.function.name, self.pc))
+            return [TENSOR] * (callee.nresults or 0)
         except ProgramError:
             raise
         except MlvmError as error:
-            if not isinstance(error, OpError):
-                error.args = (f"{error} ({self.place()})",)
+            error.add_note(f"at {self.place()}")
             raise
-        del self.stack[len(self.stack) - count :]
-        self.stack += [Abstract("Tensor", type) for type in results]
+
+    def call(self, name: str) -> object:
+        function = self.program.functions[name]
+        params = tuple(self.take_many(function.nparams))
+        context = self.enter(function, params)
+        context.callers.add((self.context, self.pc))
+        if context.result is None:
+            return _ENDS  # followed again when a return is found
+        self.slots += context.result.slots
+        self.open = context.result.open
+        return None
+
+    def return_(self, n: int) -> object:
+        function = self.context.function
+        if function.name == "main":
+            raise self.error("main has no caller to return to; it ends with halt")
+        if function.nresults not in (STAR, n):
+            raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
+        state = State(tuple(self.take_many(n)))
+        before = self.context.result
+        if before is None:
+            after = state
+        elif function.nresults == STAR and (before.open or len(before.slots) != n):
+            after = State((), open=True)
+        else:
+            after = self.meet(before, state, "the return")
+        if after != before:
+            self.context.result = after
+            self.work += self.context.callers
+        return _ENDS
+
+    def jump(self, target: int) -> object:
+        self.flow(target)
+        return _ENDS
+
+    def jump_if_false(self, target: int) -> None:
+        condition = self.take(ANY)
+        if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
+            raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
+        self.flow(target)
+
+    # --- the stack ---
+
+    def push(self, value: Abstract) -> None:
+        if self.open:
+            raise self.error("the stack's height is not known here")
+        self.slots.append(value)
 
     def take(self, kind: str) -> Abstract:
-        self.reach(1)
-        value = self.stack.pop()
-        if value.kind != kind:
-            raise self.error(f"{kind} is wanted on top of the stack, not {value}")
+        [value] = self.take_many(1)
+        if kind != ANY and value.kind not in (kind, ANY):
+            raise self.error(f"a {kind} is wanted on top of the stack, not {value}")
+        if kind != ANY and value.kind == ANY:
+            self.unproven.add((self.context.function.name, self.pc))
         return value
 
-    def reach(self, n: int) -> None:
-        if n > len(self.stack):
-            raise self.error(f"needs {n} values on the stack; there are {len(self.stack)}")
+    def take_many(self, n: int) -> list[Abstract]:
+        if self.open:
+            raise self.error("the stack's height is not known here")
+        height = len(self.slots) - self.context.function.nparams
+        if n > height:
+            raise self.error(f"needs {n} values above base; there are {height}")
+        at = len(self.slots) - n
+        taken = self.slots[at:]
+        del self.slots[at:]
+        return taken
+
+    def place_of(self, i: int) -> int:
+        nparams = self.context.function.nparams
+        if not -nparams <= i < len(self.slots) - nparams:
+            raise self.error(
+                f"slot {i} is not there: {nparams} parameters lie below base, "
+                f"{len(self.slots) - nparams} values above"
+            )
+        return nparams + i
+
+    # --- immediates and errors ---
+
+    def check_immediates(self, function: Function) -> None:
+        opcode, immediates = self.instruction
+        few = sum(not name.endswith("?") for name in opcode.immediates)
+        if not few <= len(immediates) <= len(opcode.immediates):
+            raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
+        for kind, value in zip(opcode.immediates, immediates, strict=False):
+            self.check_immediate(opcode, kind, value, function)
+
+    def check_immediate(self, opcode: Opcode, kind: str, value: Any, function: Function) -> None:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        match kind:
+            case "n" if opcode is not Opcode.push_int:
+                good, wanted = whole and value >= 0, "a count >= 0"
+            case "n":
+                good, wanted = whole, "an integer"
+            case "i":
+                least = 0 if opcode is Opcode.load_arg else None
+                good, wanted = whole and (least is None or value >= 0), "a slot's number"
+            case "s":
+                good, wanted = isinstance(value, str), "a string"
+            case "name":
+                names = ", ".join(self.program.constants) or "none"
+                good = isinstance(value, str) and value in self.program.constants
+                wanted = f"a constant, of {names}"
+            case "func":
+                names = ", ".join(self.program.functions)
+                good = isinstance(value, str) and value in self.program.functions
+                wanted = f"a function, of {names}"
+            case "nparams" | "nresults":
+                good, wanted = value == STAR or (whole and value >= 0), "a count >= 0 or *"
+            case "label":
+                good = whole and 0 <= value < len(function.code)
+                wanted = f"a pc below {len(function.code)}"
+            case _:
+                good, wanted = isinstance(value, Mapping), "attributes by name"
+        if not good:
+            raise self.error(f"{kind} must be {wanted}, not {value!r}")
 
     def place(self) -> str:
-        return f"main, pc {self.pc}: {format_instruction(self.instruction)}"
+        name = self.context.function.name
+        return f"{name}, pc {self.pc}: {format_instruction(self.instruction)}"
 
     def error(self, reason: str) -> ProgramError:
         return ProgramError(f"{self.place()}: {reason}")
+
+
+_ENDS: Final = object()
+
+
+def _height(state: State) -> str:
+    return f"{len(state.slots)} or more" if state.open else str(len(state.slots))

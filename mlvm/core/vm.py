@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core import machine
-from mlvm.core.errors import DTypeError, HandleError, ShapeError
-from mlvm.core.functions import FunctionTable, Value
-from mlvm.core.machine import Linked
+from mlvm.core.errors import DTypeError, HandleError, ProgramError, ShapeError
+from mlvm.core.functions import FunctionTable, HostFunction, PythonFunction, Value
+from mlvm.core.link import Code, link, nargs_of
 from mlvm.core.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
@@ -40,8 +40,7 @@ class VM:
         self.functions = FunctionTable()
         self._store = self._new_store()
         self._lock = threading.RLock()
-        self._linked: dict[int, Linked] = {}
-        self._with_bindings: dict[int, Linked] = {}
+        self._linked: dict[int, _Linked] = {}
         self._running = False
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
@@ -60,7 +59,6 @@ class VM:
         """End the handle, and its storage unless it is a view. Raises `HandleError`."""
         with self._lock:
             self._store.dealloc_tensor(handle)
-            self._forget_bindings()
 
     def type_of(self, handle: TensorHandle) -> TensorType:
         """The type of the tensor. Raises `HandleError`."""
@@ -93,7 +91,6 @@ class VM:
         """Exchange what two handles of one type name, without a copy."""
         with self._lock:
             self._store.swap(h1, h2)
-            self._forget_bindings()
 
     # --- storages ---
 
@@ -106,7 +103,6 @@ class VM:
         """End the storage and every tensor in it. Raises `HandleError`."""
         with self._lock:
             self._store.dealloc_storage(handle)
-            self._forget_bindings()
 
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
@@ -122,73 +118,128 @@ class VM:
         """The bytes of all storages, exactly, in units of 2**20."""
         return self._store.consumed / 2**20
 
+    # --- functions ---
+
+    def register(
+        self,
+        name: str,
+        fn: HostFunction,
+        *,
+        nparams: int | None = None,
+        nresults: int | None = None,
+    ) -> None:
+        """Make `fn` the host function of that name, in place of any that had it.
+
+        It is called with a `Frame`. Where `nparams` or `nresults` are given, the verifier and
+        the machine hold every call to them. Programs see the change with their next call.
+        """
+        with self._lock:
+            self.functions.register(name, PythonFunction(name, fn, nparams, nresults))
+            self._forget_links()
+
+    def remove(self, name: str) -> None:
+        """Take the function of that name out of the table. Raises `UnknownFunction`."""
+        with self._lock:
+            self.functions.remove(name)
+            self._forget_links()
+
     # --- launch ---
 
-    def launch(self, program: Program, args: Sequence[TensorHandle] = ()) -> list[Array]:
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
         """Run the program on the tensors `args`; copies of what it leaves are returned.
 
         A launch on a busy VM waits. A program is verified for each combination of argument
-        types it first comes with. Raises `HandleError`, and what `verify` and ops raise;
-        whatever it raises, the VM is as before.
+        types it first comes with. Raises `HandleError`, what `verify`, ops and host functions
+        raise, and `LimitExceeded` after `max_steps` instructions; whatever it raises, the VM is
+        usable and holds the bytes it held before.
         """
         self._lock.acquire()  # half the price of `with`
         try:
-            linked = self._linked.get(id(program)) or self._link(program)
             try:
-                args = tuple(args)
-                operands = linked.bound.get(args)
+                handles = tuple(args)
+                code, operands = self._linked[id(program)].bound[handles]
+            except KeyError:
+                code, operands = self._bind(program, handles)
             except TypeError:  # not iterable, or not hashable
                 raise HandleError(f"launch takes tensor handles, not {args!r}") from None
-            if not operands:
-                operands = self._bind(linked, program, args)
             if self._running:  # a host function launches again
-                outputs = machine.run(linked.steps, operands, self._store)
+                outputs = machine.run(code, operands, self._store, self.functions, max_steps)
             else:
                 self._running = True
                 try:
-                    outputs = self._context.run(machine.run, linked.steps, operands, self._store)
+                    outputs = self._context.run(
+                        machine.run, code, operands, self._store, self.functions, max_steps
+                    )
                 finally:
                     self._running = False
             return _copies(outputs) if outputs else []
         finally:
             self._lock.release()
 
-    def _link(self, program: Program) -> Linked:
-        if self.checked:
-            verify(program, self.functions)
-        linked = self._linked[id(program)] = machine.link(program, self.functions)
+    def _bind(
+        self, program: Program, args: tuple[TensorHandle, ...]
+    ) -> tuple[Code, tuple[Array, ...]]:
+        """The program linked for these arguments' types, and their arrays; both remembered."""
+        entries = [self._store.entry(handle) for handle in args]
+        types = tuple([entry.type for entry in entries])
+        linked = self._linked.get(id(program))
+        code = linked.codes.get(types) if linked is not None else None
+        if code is None:
+            verdict = verify(program, self.functions, types) if self.checked else None
+            code = link(program, self.functions, verdict)
+            linked = linked or self._remember(program)
+            linked.codes[types] = code
+        assert linked is not None
+        if nargs_of(program) > len(args):  # only an unchecked VM comes here
+            raise ProgramError(f"the program loads {nargs_of(program)} arguments of {len(args)}")
+        operands = tuple([entry.array for entry in entries[: linked.nargs]])
+        if len(linked.bound) >= _BOUND_LIMIT:
+            linked.bound.clear()
+        linked.bound[args] = code, operands
+        self._store.caches[id(program)] = linked.bound
+        return code, operands
+
+    def _remember(self, program: Program) -> _Linked:
+        """A new entry for the program, forgotten when the program dies."""
         key, me = id(program), weakref.ref(self)
 
         def forget(_: weakref.ref[Program]) -> None:
             vm = me()
             if vm is not None:
-                del vm._linked[key]
-                vm._with_bindings.pop(key, None)
+                vm._linked.pop(key, None)
+                vm._store.caches.pop(key, None)
 
-        linked.program = weakref.ref(program, forget)
+        linked = self._linked[key] = _Linked(nargs_of(program), weakref.ref(program, forget))
         return linked
 
-    def _bind(
-        self, linked: Linked, program: Program, args: tuple[TensorHandle, ...]
-    ) -> tuple[Array, ...]:
-        entries = [self._store.entry(handle) for handle in args]
-        if self.checked:
-            types = tuple([entry.type for entry in entries])
-            if types not in linked.admitted:
-                verify(program, self.functions, types)
-                linked.admitted.add(types)
-        operands = tuple([entry.array for entry in entries[: linked.nargs]])
-        if len(linked.bound) >= _BOUND_LIMIT:
+    def _forget_links(self) -> None:
+        """Names may mean other functions now."""
+        for linked in self._linked.values():
+            linked.codes.clear()
             linked.bound.clear()
-        linked.bound[args] = operands
-        self._with_bindings[id(program)] = linked
-        return operands
 
-    def _forget_bindings(self) -> None:
-        """Handles may name other arrays now, and arrays that ended must not be kept alive."""
-        with_bindings, self._with_bindings = self._with_bindings, {}
-        for linked in with_bindings.values():
-            linked.bound.clear()
+
+class _Linked:
+    """What a VM remembers of a program's launches.
+
+    `nargs`: how many arguments it uses. `codes`: the program linked, by argument types.
+    `bound`: code and operands by argument handles, until a handle may name another array.
+    `program` refers to the program without keeping it.
+    """
+
+    __slots__ = ("bound", "codes", "nargs", "program")
+
+    def __init__(self, nargs: int, program: weakref.ref[Program]) -> None:
+        self.nargs = nargs
+        self.program = program
+        self.codes: dict[tuple[TensorType, ...], Code] = {}
+        self.bound: dict[tuple[int, ...], tuple[Code, tuple[Array, ...]]] = {}
 
 
 def check_write(type: TensorType, array: Array) -> None:

@@ -1,0 +1,179 @@
+"""The linker: a program prepared once for the machine's loop.
+
+It resolves function names to their slots in the function table and labels to steps, and folds
+two sequences that nearly every program is made of into one step each:
+
+    push_str name; cfunc ...                    ->  CALL slot
+    load_arg 0; ...; load_arg n-1; CALL x.out   ->  CALL_ON_ARGS slot
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from mlvm.core.functions import FunctionTable
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.verify import Verdict
+
+(
+    CALL_ON_ARGS,
+    HALT,
+    LOAD_ARG,
+    CALL,
+    PUSH,
+    GET,
+    SET,
+    JUMP_IF_FALSE,
+    JUMP,
+    CALL_FUNCTION,
+    RETURN,
+    POP,
+    LOAD_GLOBAL,
+    STORE_GLOBAL,
+    CALL_NAMED,
+    UNREACHED,
+) = range(16)
+
+ALL: Final = -1
+"""The number of parameters of a call that takes everything above base."""
+
+Step: TypeAlias = tuple[int, Any, int, Any]
+"""What the loop runs: a code from above, a value or slot, a number, and the rest."""
+
+_WITH_NUMBER: Final = {
+    Opcode.load_arg: LOAD_ARG,
+    Opcode.get: GET,
+    Opcode.set: SET,
+    Opcode.pop: POP,
+    Opcode.return_: RETURN,
+    Opcode.jump: JUMP,
+    Opcode.jump_if_false: JUMP_IF_FALSE,
+}
+_ALONE: Final = {
+    Opcode.halt: HALT,
+    Opcode.load_global: LOAD_GLOBAL,
+    Opcode.store_global: STORE_GLOBAL,
+}
+
+
+class CallDetails(NamedTuple):
+    """The rest of a call's step: attributes, how many results are announced, and whether the
+    parameters have yet to be checked."""
+
+    attributes: dict[str, Any]
+    nresults: Count
+    unproven: bool
+
+
+class Code(NamedTuple):
+    """A linked function. `starts` and `ends` are the pcs that each step was made of."""
+
+    function: Function
+    steps: list[Step]
+    starts: list[int]
+    ends: list[int]
+
+
+def link(program: Program, functions: FunctionTable, verdict: Verdict | None = None) -> Code:
+    """`main`, and with it all that it calls, prepared for the loop.
+
+    Calls that the verdict leaves unproven check their parameters when they run, and what it
+    says is never reached is left out; without a verdict, as for a raw VM, nothing is checked.
+    Raises `UnknownFunction` and `AttributeRefused`.
+    """
+    codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
+    for code in codes.values():
+        _Linker(program, functions, verdict, codes, code).run()
+    return codes["main"]
+
+
+class _Linker:
+    def __init__(
+        self,
+        program: Program,
+        functions: FunctionTable,
+        verdict: Verdict | None,
+        codes: dict[str, Code],
+        code: Code,
+    ) -> None:
+        self.program = program
+        self.functions = functions
+        self.verdict = verdict
+        self.codes = codes
+        self.code = code
+
+    def run(self) -> None:
+        function, steps, starts, ends = self.code
+        targets = {i.immediates[0] for i in function.code if "label" in i.opcode.immediates}
+        step_of: dict[int, int] = {}
+        for pc, instruction in enumerate(function.code):
+            if instruction.opcode is Opcode.cfunc and pc not in targets and pc - 1 in step_of:
+                fold = steps[-1][0] == PUSH and isinstance(steps[-1][1], str)
+            else:
+                fold = False
+            if fold:
+                _, name, _, _ = steps.pop()
+                ends.pop()
+            else:
+                name = None
+                starts.append(pc)
+            step_of[pc] = len(steps)
+            steps.append(self.step(pc, instruction, name))
+            ends.append(pc)
+        for i, (code, value, number, rest) in enumerate(steps):
+            if code in (JUMP, JUMP_IF_FALSE):
+                steps[i] = code, value, step_of[number], rest
+        if function.name == "main" and not targets:
+            self.fold_arguments(nargs_of(self.program))
+
+    def step(self, pc: int, instruction: Instruction, name: str | None) -> Step:
+        opcode, immediates = instruction
+        place = self.code.function.name, pc
+        if self.verdict is not None and place not in self.verdict.reached:
+            return UNREACHED, None, 0, None
+        if opcode in _ALONE:
+            return _ALONE[opcode], None, 0, None
+        if opcode in _WITH_NUMBER:
+            return _WITH_NUMBER[opcode], None, immediates[0], None
+        if opcode is Opcode.push_const:
+            return PUSH, self.program.constants[immediates[0]], 0, None
+        if opcode is Opcode.call:
+            callee = self.codes[immediates[0]]
+            return CALL_FUNCTION, callee, callee.function.nparams, None
+        if opcode is not Opcode.cfunc:
+            return PUSH, immediates[0], 0, None
+        nparams, nresults, *rest = immediates
+        given: Attributes = rest[0] if rest else NO_ATTRIBUTES
+        number = ALL if nparams == STAR else nparams
+        if name is None:
+            return CALL_NAMED, None, number, CallDetails(dict(given), nresults, True)
+        slot = self.functions.slot(name)
+        unproven = self.verdict is not None and place in self.verdict.unproven
+        bound = dict(slot.callee.bind(given))
+        return CALL, slot, number, CallDetails(bound, nresults, unproven)
+
+    def fold_arguments(self, nargs: int) -> None:
+        """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them."""
+        _, steps, starts, ends = self.code
+        loads = [(LOAD_ARG, None, i, None) for i in range(nargs)]
+        if len(steps) <= nargs or steps[:nargs] != loads:
+            return
+        code, slot, number, details = steps[nargs]
+        if code != CALL or number not in (nargs, ALL):
+            return
+        if slot.kernel is None or details.unproven or details.nresults not in (STAR, 0):
+            return
+        steps[: nargs + 1] = [(CALL_ON_ARGS, slot, 0, details.attributes or None)]
+        del starts[1 : nargs + 1], ends[:nargs]
+
+
+def nargs_of(program: Program) -> int:
+    """How many arguments of a launch the program loads."""
+    numbers = [
+        immediates[0]
+        for function in program.functions.values()
+        for opcode, immediates in function.code
+        if opcode is Opcode.load_arg
+    ]
+    return max(numbers, default=-1) + 1
