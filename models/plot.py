@@ -163,7 +163,8 @@ def _level(y: float, color: str, label: str) -> str:
     """A dashed line across the plot, labelled above its right end."""
     right = _WIDTH - _RIGHT
     line = f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="{color}" stroke-dasharray="6 4"/>'
-    return line + _text(right, y - 5, label, 'text-anchor="end"', color)
+    halo = 'paint-order="stroke" stroke="white" stroke-width="3"'
+    return line + _text(right, y - 5, label, f'text-anchor="end" {halo}', color)
 
 
 def _legend(colors: Mapping[str, str]) -> str:

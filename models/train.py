@@ -65,13 +65,8 @@ class Result(TypedDict):
     growth_after_first_epoch_bytes: int
 
 
-def _mixer(image_shape: tuple[int, int, int], num_classes: int, *, key: Tensor) -> MlpMixer:
-    """An MLP-Mixer for small images: patches of 2 x 2 pixels of digits, 4 x 4 of larger ones."""
-    return MlpMixer(image_shape, num_classes, 2 if max(image_shape) < 16 else 4, key=key)
-
-
 MODELS: Final[dict[str, Callable[..., nn.Module]]] = {
-    "mlp_mixer": _mixer,
+    "mlp_mixer": MlpMixer,
     "mlp": Mlp,
     "convnet": ConvNet,
 }

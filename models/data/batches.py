@@ -25,10 +25,11 @@ def training_batches(
     for start in range(0, len(order) - batch_size + 1, batch_size):
         chosen = order[start : start + batch_size]
         matrices, shifts = draw(dataset.distortion, batch_size, random)
-        yield (
-            distorted(dataset.train_images[chosen], matrices, shifts),
-            dataset.train_labels[chosen],
-        )
+        images = distorted(dataset.train_images[chosen], matrices, shifts)
+        if dataset.distortion.noise:
+            noise = random.standard_normal(images.shape, np.float32)
+            images += np.float32(dataset.distortion.noise) * noise
+        yield images, dataset.train_labels[chosen]
 
 
 def evaluation_batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Images, Labels]]:

@@ -24,12 +24,13 @@ class DataError(errors.MlvmError, ValueError):
 
 
 class Distortion(NamedTuple):
-    """How far an image may be distorted, either way, and still show the same thing."""
+    """How much an image may be distorted, either way, and still show the same thing."""
 
     turn: float = 0  # radians
     shear: float = 0  # columns a row
     scale: float = 0  # logarithm of the factor, for height and width each
     shift: float = 0  # pixels, downwards and to the right each
+    noise: float = 0  # standard deviation of normal noise on each value
 
 
 @dataclass(frozen=True)

@@ -25,5 +25,5 @@ def load(seed: int = 0) -> Dataset:
         images[-HELD_OUT:],
         labels[-HELD_OUT:],
         10,
-        Distortion(turn=0.25, shear=0.2, scale=0.15, shift=0.5),
+        Distortion(turn=0.2, shear=0.2, scale=0.15, shift=0.5, noise=0.2),
     )

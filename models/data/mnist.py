@@ -40,7 +40,7 @@ def load(folder: Path) -> Dataset:
             f"{folder}: the training images are {train_images.shape[1:3]} pixels in size, the "
             f"test images {test_images.shape[1:3]}; get both from {HOMEPAGE}"
         )
-    distortion = Distortion(turn=0.25, shear=0.2, scale=0.15, shift=2)
+    distortion = Distortion(turn=0.2, shear=0.2, scale=0.15, shift=2)
     return Dataset(
         "mnist", train_images, train_labels, test_images, test_labels, NUM_CLASSES, distortion
     )

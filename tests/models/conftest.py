@@ -10,10 +10,10 @@ import pytest
 
 @pytest.fixture
 def mnist(tmp_path: Path) -> Path:
-    """A folder in MNIST's format: 5 training and 3 test images of 4 x 6 pixels."""
+    """A folder in MNIST's format: 5 training and 3 test images of 4 x 8 pixels."""
     random = np.random.default_rng(0)
     for part, n in (("train", 5), ("t10k", 3)):
-        images = bytes([0, 0, 8, 3, 0, 0, 0, n, 0, 0, 0, 4, 0, 0, 0, 6]) + random.bytes(24 * n)
+        images = bytes([0, 0, 8, 3, 0, 0, 0, n, 0, 0, 0, 4, 0, 0, 0, 8]) + random.bytes(32 * n)
         labels = bytes([0, 0, 8, 1, 0, 0, 0, n, *range(n)])
         (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(images)
         (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(labels)

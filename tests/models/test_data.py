@@ -71,10 +71,10 @@ def test_mnist(mnist: Path, compressed: bool) -> None:
             file.unlink()
     dataset = load(f"mnist:{mnist}")
     assert_well_formed(dataset)
-    assert dataset.image_shape == (4, 6, 1)
+    assert dataset.image_shape == (4, 8, 1)
     assert list(dataset.train_labels) == [0, 1, 2, 3, 4]
     assert list(dataset.test_labels) == [0, 1, 2]
-    expected = pixels.reshape(3, 4, 6, 1) / 127.5 - 1
+    expected = pixels.reshape(3, 4, 8, 1) / 127.5 - 1
     assert np.allclose(dataset.test_images, expected, atol=1e-6)
 
 
@@ -126,7 +126,7 @@ def test_mnist_with_a_damaged_compressed_file(mnist: Path, damage: str) -> None:
 def test_mnist_with_parts_of_different_sizes(mnist: Path) -> None:
     content = bytes([0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 5]) + bytes(75)
     (mnist / "t10k-images-idx3-ubyte").write_bytes(content)
-    with pytest.raises(DataError, match=r"\(4, 6\).*\(5, 5\)"):
+    with pytest.raises(DataError, match=r"\(4, 8\).*\(5, 5\)"):
         load(f"mnist:{mnist}")
 
 
@@ -213,6 +213,7 @@ def test_training_images_are_changed_as_the_generator_says() -> None:
     change = np.abs(first[0] - digits.train_images[order])
     assert 0.05 < change.mean() < 0.5
     assert first[0].dtype == np.float32
+    assert first[0].min() < -1.1  # black, and noise
     assert np.array_equal(digits.train_images, load("digits").train_images)
 
 
