@@ -1,47 +1,219 @@
-"""The command line: `python -m mlvm ops` and `python -m mlvm info`."""
+"""The command line: `python -m mlvm run | check | disasm | ops | info`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from mlvm import __version__
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import MlvmError, UnknownFunction
+from mlvm.core.assembly import (
+    assemble,
+    disassemble,
+    format_constant,
+    format_instruction,
+    parse_constant,
+)
+from mlvm.core.errors import AssemblyError, DTypeError, MlvmError, OpError, UnknownFunction
 from mlvm.core.functions import FunctionTable
+from mlvm.core.link import nargs_of
 from mlvm.core.op import OPS
-from mlvm.core.program import Opcode
-from mlvm.core.types import DType
+from mlvm.core.program import Opcode, Program
+from mlvm.core.types import Array, DType, TensorType
+from mlvm.core.verify import verify
+from mlvm.core.vm import VM
+
+INTERRUPTED: Final = 130
+"""The exit status of a process that Ctrl-C ended, as shells have it."""
+
+
+class BadInput(MlvmError):
+    """A file or an argument that a command cannot take; the text names it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 0, or 1 for an mlvm error.
+    """Run a command. Returns the exit status: 0, 1 for an error, or 130 after Ctrl-C.
 
-    Raises `SystemExit`, with status 2, for bad usage.
+    An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
-    parser = argparse.ArgumentParser(prog="python -m mlvm", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    ops = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
-    ops.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
-    commands.add_parser("info", help="versions, dtypes and the instruction set")
-    options = parser.parse_args(argv)
+    options = _parser().parse_args(argv)
     try:
-        if options.command == "ops":
+        if options.command == "run":
+            run(options.file, options.arg, options.out, options.print, options.max_steps)
+        elif options.command == "check":
+            check(options.file, options.type)
+        elif options.command == "disasm":
+            print(disassemble(read_program(options.file)), end="")
+        elif options.command == "ops":
             print_ops(options.names)
         else:
             print_info()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-    except MlvmError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (MlvmError, OSError, MemoryError) as error:
+        print(f"error: {_on_one_line(error)}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m mlvm", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    command = commands.add_parser("run", help="run a program and show what it leaves")
+    command.add_argument("file", metavar="FILE", help="assembly, such as examples/newton.mlasm")
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="X",
+        help="the next argument: a .npy file, or the tensor itself, such as 'f32[2] 1.5 2'",
+    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
+    command.add_argument("--print", action="store_true", help="print the outputs' elements too")
+    command.add_argument(
+        "--max-steps", type=_count, metavar="N", help="fail after N instructions, for endless loops"
+    )
+
+    command = commands.add_parser("check", help="verify a program without running it")
+    command.add_argument("file", metavar="FILE")
+    command.add_argument(
+        "--type",
+        action="append",
+        default=[],
+        metavar="T",
+        help="the next argument's type, such as f32[2,3]; without any, types are not checked",
+    )
+
+    command = commands.add_parser("disasm", help="print a program as assembly")
+    command.add_argument("file", metavar="FILE")
+
+    command = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
+    command.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
+
+    commands.add_parser("info", help="versions, dtypes and the instruction set")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number >= 0 is wanted, not {text!r}")
+    return int(text)
+
+
+def _on_one_line(error: Exception) -> str:
+    """What went wrong and where: the error's text, and the notes the machine added to it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{os.fspath(error.filename)}: {error.strerror}"
+    else:
+        text = str(error) or "out of memory"
+    return " ".join("; ".join([text, *getattr(error, "__notes__", ())]).splitlines())
+
+
+# --- programs and arguments ------------------------------------------------------------
+
+
+def read_program(file: str) -> Program:
+    """The program in a file of assembly.
+
+    Raises `BadInput`, with line and column, for text that is none, and `OSError`.
+    """
+    data = Path(file).read_bytes()
+    try:
+        return assemble(data.decode("utf-8"))
+    except AssemblyError as error:
+        raise BadInput(f"{file}: {error}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{file}: line {line}: not UTF-8 text") from None
+
+
+_TENSOR_TEXT: Final = re.compile(r"\s*\w+\[[^]]*\](\s|$)")
+
+
+def read_argument(number: int, text: str) -> Array:
+    """Argument `number` of a launch: the tensor that `text` spells, or the .npy file it names.
+
+    Raises `BadInput` for text or a file that is no tensor, and `OSError`.
+    """
+    try:
+        if _TENSOR_TEXT.match(text):
+            return parse_constant(text)
+        with open(text, "rb") as file:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        TensorType.of(array)
+        return array
+    except OSError:
+        raise
+    except (AssemblyError, DTypeError) as error:
+        raise BadInput(f"argument {number}, {text}: {error}") from None
+    except Exception as error:  # nothing narrower covers what numpy makes of a broken header
+        raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
+
+
+def _check_count(program: Program, given: int, what: str) -> None:
+    wanted = nargs_of(program)
+    if given != wanted:
+        raise BadInput(f"the program loads {wanted} arguments; {given} {what} given")
+
+
+# --- the commands ----------------------------------------------------------------------
+
+
+def run(
+    file: str, args: Sequence[str], out: Path | None, show: bool, max_steps: int | None
+) -> None:
+    """Launch the program on the arguments, then print and write what it leaves."""
+    program = read_program(file)
+    _check_count(program, len(args), "with --arg are")
+    arrays = [read_argument(number, text) for number, text in enumerate(args)]
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # now, so that no long run ends in a refusal
+    vm = VM()
+    handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
+    for handle, array in zip(handles, arrays, strict=True):
+        vm.write(handle, array)
+    for number, output in enumerate(vm.launch(program, handles, max_steps=max_steps)):
+        if out is not None:
+            np.save(out / f"{number}.npy", output)
+        print(f"output {number}: {format_constant(output) if show else TensorType.of(output)}")
+
+
+def check(file: str, types: Sequence[str]) -> None:
+    """Verify the program, and list the calls whose operands are only looked at when they run."""
+    program = read_program(file)
+    try:
+        arg_types = [TensorType.parse(text) for text in types]
+    except OpError as error:
+        raise BadInput(f"--type: {error}") from None
+    if types:
+        _check_count(program, len(types), "with --type are")
+    verdict = verify(program, FunctionTable(), arg_types if types else None)
+    places = [
+        (f.name, pc, instruction)
+        for f in program.functions.values()
+        for pc, instruction in enumerate(f.code)
+    ]
+    print(f"ok: {len(program.functions)} functions, {len(places)} instructions")
+    for name, pc, instruction in places:
+        if (name, pc) in verdict.unproven:
+            print(f"checked when it runs: {name}, pc {pc}: {format_instruction(instruction)}")
+        elif (name, pc) not in verdict.reached:
+            print(f"never reached: {name}, pc {pc}: {format_instruction(instruction)}")
 
 
 def print_ops(names: Sequence[str]) -> None:

@@ -254,20 +254,31 @@ def _count(word: _Token) -> Count:
     return STAR if word.text == STAR else _int(word, least=0)
 
 
+def parse_constant(text: str) -> Array:
+    """Read what `format_constant` writes. Raises `AssemblyError`."""
+    words = list(_tokens(text, 1))
+    if not words:
+        raise AssemblyError("write TYPE ELEMENTS..., such as f32[2] 1.5 nan", 1, 1)
+    return _read_value(words[0], words[1:])
+
+
 def _read_constant(head: _Token, words: list[_Token]) -> tuple[str, Array]:
     if len(words) < 2:
         raise head.error("write .const NAME TYPE ELEMENTS...")
-    name, elements = _name(words[0]), words[2:]
+    return _name(words[0]), _read_value(words[1], words[2:])
+
+
+def _read_value(head: _Token, elements: list[_Token]) -> Array:
     try:
-        type = TensorType.parse(words[1].text)
+        type = TensorType.parse(head.text)
     except OpError as error:
-        raise words[1].error(str(error)) from None
+        raise head.error(str(error)) from None
     if len(elements) != type.size:
-        raise words[1].error(f"{type} has {type.size} elements; {len(elements)} are given")
+        raise head.error(f"{type} has {type.size} elements; {len(elements)} are given")
     values = np.empty(type.size, type.dtype.numpy)
     for i, word in enumerate(elements):
         values[i] = _read_element(word, type.dtype)
-    return name, values.reshape(type.shape)
+    return values.reshape(type.shape)
 
 
 def _read_element(word: _Token, dtype: DType) -> Any:

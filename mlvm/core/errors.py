@@ -10,8 +10,10 @@
     ├── ProgramError            (ValueError)  the verifier refuses a program
     │   └── AssemblyError                     text that is not assembly: line, column
     ├── MachineError            (RuntimeError) a program goes wrong while it runs
+    │   ├── HostFunctionError                 a C function reports an error
     │   └── LimitExceeded                     it takes too many steps, or calls too deep
     ├── UnknownFunction         (LookupError) no function of that name in the table
+    ├── LibraryError            (OSError)     a shared library that lists no C functions for mlvm
     ├── HandleError             (LookupError) a handle that names nothing (any more)
     ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
     ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
@@ -25,8 +27,12 @@ in brackets. The text of an `OpError` is computed from op, operand types and rea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Self
+from pathlib import Path
+from typing import Final, Self
+
+_PACKAGE: Final = str(Path(__file__).parent.parent)
 
 
 class MlvmError(Exception):
@@ -96,12 +102,20 @@ class MachineError(MlvmError, RuntimeError):
     missing parameter, another number of results than announced."""
 
 
+class HostFunctionError(MachineError):
+    """A C function reported an error, or misused its frame. The text names the function."""
+
+
 class LimitExceeded(MachineError):
     """A launch took more steps than allowed, or its calls went too deep."""
 
 
 class UnknownFunction(MlvmError, LookupError):
     """No function of that name is registered."""
+
+
+class LibraryError(MlvmError, OSError):
+    """A shared library cannot be loaded, or does not list its functions as `mlvm.h` says."""
 
 
 class HandleError(MlvmError, LookupError):
@@ -126,3 +140,11 @@ class GradientError(MlvmError, TypeError):
 
 class MissingExtra(MlvmError, ImportError):
     """An optional package is missing; the text names the `pip install` that brings it."""
+
+
+def user_line() -> str | None:
+    """The innermost line of Python outside of mlvm that led here, as `file:line`."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None

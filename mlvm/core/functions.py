@@ -49,6 +49,9 @@ class Callee(Protocol):
         Raises an `OpError` for operands that the function refuses.
         """
 
+    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+        """Bytes of the results it makes, and floating-point operations, as far as known."""
+
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         """Run on parameters that `infer` accepts, and return the results."""
 
@@ -77,6 +80,9 @@ class OpInto:
             )
         return ()
 
+    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+        return 0, self.op.flops(operands[1:], operands[0], attributes)
+
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         self.op.kernel(*params, **attributes)
         return ()
@@ -96,6 +102,10 @@ class OpFresh:
         self, operands: Sequence[TensorType], attributes: Attributes
     ) -> Sequence[TensorType | None]:
         return (self.op.infer(operands, attributes),)
+
+    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+        out = self.op.infer(operands, attributes)
+        return (0, 0) if out is None else (out.nbytes, self.op.flops(operands, out, attributes))
 
     def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
@@ -155,16 +165,14 @@ class Frame:
 HostFunction = Callable[[Frame], None]
 
 
-class PythonFunction:
-    """A host function in Python, which works on a `Frame`."""
+class UserFunction:
+    """A host function that is no op: it takes values of any kind and has no type rule. `nparams`
+    and `nresults` are what it announces, None for any number."""
 
     kernel: Kernel | None = None
 
-    def __init__(
-        self, name: str, fn: HostFunction, nparams: int | None, nresults: int | None
-    ) -> None:
+    def __init__(self, name: str, nparams: int | None, nresults: int | None) -> None:
         self.name = name
-        self.fn = fn
         self.nparams = nparams
         self.nresults = nresults
 
@@ -177,46 +185,106 @@ class PythonFunction:
         self.check_count(len(operands))
         return None
 
+    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+        return 0, 0
+
     def check_count(self, given: int) -> None:
         """Raise `MachineError` unless the function takes so many parameters."""
         if self.nparams not in (None, given):
             raise MachineError(f"{self.name} takes {self.nparams} parameters, was given {given}")
 
+    def check_results(self, left: int) -> None:
+        """Raise `MachineError` unless the function has left as many results as it announces."""
+        if self.nresults not in (None, left):
+            raise MachineError(f"{self.name}: announced {self.nresults} results, left {left}")
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        raise NotImplementedError
+
+
+class PythonFunction(UserFunction):
+    """A host function in Python, which works on a `Frame`."""
+
+    def __init__(
+        self, name: str, fn: HostFunction, nparams: int | None, nresults: int | None
+    ) -> None:
+        super().__init__(name, nparams, nresults)
+        self.fn = fn
+
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         frame = Frame(self.name, params, attributes)
         self.fn(frame)
-        if self.nresults is not None and len(frame.results) != self.nresults:
-            raise MachineError(
-                f"{self.name}: announced {self.nresults} results, left {len(frame.results)}"
-            )
+        self.check_results(len(frame.results))
         return frame.results
 
 
-class Slot:
-    """A name's place in the table; `call` and `kernel` are its callee's, one lookup nearer."""
+class Instrument(Protocol):
+    """Something to call around each function: a trace, a debugger, a fake."""
 
-    __slots__ = ("call", "callee", "kernel", "name")
+    def before(
+        self, name: str, params: Sequence[Value], attributes: Attributes
+    ) -> Sequence[Value] | None:
+        """Called first. None goes on; anything else is taken for the results, and the function
+        is skipped."""
+
+    def after(
+        self,
+        name: str,
+        params: Sequence[Value],
+        attributes: Attributes,
+        results: Sequence[Value],
+    ) -> None:
+        """Called when the function has run without an error."""
+
+
+class Slot:
+    """A name's place in the table; `call` and `kernel` are its callee's, one lookup nearer,
+    with the instrument around them while there is one."""
+
+    __slots__ = ("call", "callee", "instrument", "kernel", "name")
 
     callee: Callee
     kernel: Kernel | None
     call: Callable[[Sequence[Any], Attributes], Sequence[Value]]
 
-    def __init__(self, name: str, callee: Callee) -> None:
+    def __init__(self, name: str, callee: Callee, instrument: Instrument | None = None) -> None:
         self.name = name
+        self.instrument = instrument
         self.fill(callee)
 
     def fill(self, callee: Callee) -> None:
         """Make this the function of that name, also for programs already linked."""
         self.callee = callee
-        self.kernel = callee.kernel
-        self.call = callee.call
+        self.kernel = self.watched(callee.kernel) if callee.kernel is not None else None
+        self.call = callee.call if self.instrument is None else self._watched_call
+
+    def watched(self, kernel: Kernel) -> Kernel:
+        """The kernel with the instrument, if any, around it."""
+        instrument = self.instrument
+        if instrument is None:
+            return kernel
+
+        def watched(*params: Value, **attributes: Any) -> None:
+            if instrument.before(self.name, params, attributes) is None:
+                kernel(*params, **attributes)
+                instrument.after(self.name, params, attributes, ())
+
+        return watched
+
+    def _watched_call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
+        assert self.instrument is not None  # else `call` is the callee's own
+        results = self.instrument.before(self.name, params, attributes)
+        if results is None:
+            results = self.callee.call(params, attributes)
+            self.instrument.after(self.name, params, attributes, results)
+        return results
 
     def check(self, params: Sequence[Value], attributes: Attributes) -> None:
         """What the verifier checks where it can: kinds and types of the parameters, now.
 
         Raises an `OpError`, or `MachineError` for an Int or Str where a Tensor is wanted.
         """
-        if isinstance(self.callee, PythonFunction):
+        if isinstance(self.callee, UserFunction):
             self.callee.check_count(len(params))
             return
         if not all(isinstance(x, np.ndarray) for x in params):
@@ -237,10 +305,10 @@ def describe(values: Sequence[Value]) -> str:
 
 
 class FunctionTable:
-    """Functions by name; it starts with all ops. `changes` counts registrations and removals."""
+    """Functions by name; it starts with all ops."""
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.instrument: Instrument | None = None
         self._slots: dict[str, Slot] = {}
         for name, op in OPS.items():
             self._slots[name] = Slot(name, OpFresh(op))
@@ -252,8 +320,7 @@ class FunctionTable:
         if name in self._slots:
             self._slots[name].fill(callee)
         else:
-            self._slots[name] = Slot(name, callee)
-        self.changes += 1
+            self._slots[name] = Slot(name, callee, self.instrument)
 
     def remove(self, name: str) -> None:
         """Take the function of that name out, also from under programs that are running.
@@ -263,7 +330,13 @@ class FunctionTable:
         slot = self.slot(name)
         del self._slots[name]
         slot.fill(_Removed(name))
-        self.changes += 1
+
+    def watch(self, instrument: Instrument | None) -> None:
+        """Put the instrument around every function, or with None take it away."""
+        self.instrument = instrument
+        for slot in self._slots.values():
+            slot.instrument = instrument
+            slot.fill(slot.callee)
 
     def slot(self, name: str) -> Slot:
         """The slot of that name. Raises `UnknownFunction`, which offers names like it."""

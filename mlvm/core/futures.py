@@ -48,8 +48,8 @@ class Task:
         "done",
         "error",
         "followers",
-        "run",
         "reads",
+        "run",
         "unmet",
         "writes",
     )
@@ -94,13 +94,13 @@ class Scheduler:
         callee = slot.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
         if isinstance(callee, OpInto):
-            self._submit(callee.op.kernel, arrays, attributes, blame)
+            self._submit(slot.watched(callee.op.kernel), arrays, attributes, blame)
             return ()
         if isinstance(callee, OpFresh) and not callee.op.dynamic:
             type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
             assert type is not None  # not dynamic
             out = aligned_array(type)
-            self._submit(callee.op.kernel, [out, *arrays], attributes, blame)
+            self._submit(slot.watched(callee.op.kernel), [out, *arrays], attributes, blame)
             return (out,)
         self.wait(arrays, writing=True)
         return slot.call(params, attributes)
@@ -111,6 +111,20 @@ class Scheduler:
         Raises the error of a task that was to write them.
         """
         spans = [Span.of(array) for array in arrays]
+        self._wait(spans, writing)
+        with self._lock:
+            for task in self._failed:
+                if any(span.meets(task.writes) for span in spans):
+                    raise _again(task.error)
+
+    def overwrite(self, array: Array) -> None:
+        """Until nobody reads or writes the array; what was poisoned in it counts as whole."""
+        span = Span.of(array)
+        self._wait([span], writing=True)
+        with self._lock:
+            self._heal([span])
+
+    def _wait(self, spans: list[Span], writing: bool) -> None:
         with self._lock:
             tasks = [
                 task
@@ -119,22 +133,18 @@ class Scheduler:
             ]
         for task in tasks:
             task.done.wait()
-        with self._lock:
-            for task in self._failed:
-                if any(span.meets(task.writes) for span in spans):
-                    raise _again(task.error)
 
-    def written(self, array: Array) -> None:
-        """The host has written the array: what was poisoned there is whole again."""
-        with self._lock:
-            self._heal([Span.of(array)])
-
-    def synchronize(self) -> None:
-        """Until all tasks are done. Raises the first error that nobody has met, and forgets it."""
+    def drain(self) -> None:
+        """Until all tasks are done."""
         with self._lock:
             tasks = list(self._open)
         for task in tasks:
             task.done.wait()
+
+    def synchronize(self) -> None:
+        """Until all tasks are done. Raises the first error whose bytes are still poisoned, and
+        forgets them all."""
+        self.drain()
         with self._lock:
             failed, self._failed = self._failed, []
         if failed:
@@ -195,7 +205,9 @@ class Scheduler:
         self._failed = [
             task
             for task in self._failed
-            if not all(any(s.start <= w.start and w.end <= s.end for s in spans) for w in task.writes)
+            if not all(
+                any(s.start <= w.start and w.end <= s.end for s in spans) for w in task.writes
+            )
         ]
 
 

@@ -32,8 +32,9 @@ from mlvm.core.verify import Verdict
     LOAD_GLOBAL,
     STORE_GLOBAL,
     CALL_NAMED,
+    CALL_DEFERRED,
     UNREACHED,
-) = range(16)
+) = range(17)
 
 ALL: Final = -1
 """The number of parameters of a call that takes everything above base."""
@@ -75,16 +76,23 @@ class Code(NamedTuple):
     ends: list[int]
 
 
-def link(program: Program, functions: FunctionTable, verdict: Verdict | None = None) -> Code:
+def link(
+    program: Program,
+    functions: FunctionTable,
+    verdict: Verdict | None = None,
+    *,
+    deferred: bool = False,
+) -> Code:
     """`main`, and with it all that it calls, prepared for the loop.
 
     Calls that the verdict leaves unproven check their parameters when they run, and what it
     says is never reached is left out; without a verdict, as for a raw VM, nothing is checked.
-    Raises `UnknownFunction` and `AttributeRefused`.
+    With `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and
+    `AttributeRefused`.
     """
     codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
     for code in codes.values():
-        _Linker(program, functions, verdict, codes, code).run()
+        _Linker(program, functions, verdict, codes, code, deferred).run()
     return codes["main"]
 
 
@@ -96,12 +104,14 @@ class _Linker:
         verdict: Verdict | None,
         codes: dict[str, Code],
         code: Code,
+        deferred: bool,
     ) -> None:
         self.program = program
         self.functions = functions
         self.verdict = verdict
         self.codes = codes
         self.code = code
+        self.deferred = deferred
 
     def run(self) -> None:
         function, steps, starts, ends = self.code
@@ -151,7 +161,8 @@ class _Linker:
         slot = self.functions.slot(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
         bound = dict(slot.callee.bind(given))
-        return CALL, slot, number, CallDetails(bound, nresults, unproven)
+        kind = CALL_DEFERRED if self.deferred else CALL
+        return kind, slot, number, CallDetails(bound, nresults, unproven)
 
     def fold_arguments(self, nargs: int) -> None:
         """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them."""

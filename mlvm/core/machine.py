@@ -7,16 +7,19 @@ Nothing is checked here but what the verifier could not know.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.assembly import format_instruction
-from mlvm.core.errors import LimitExceeded, MachineError, OpError
+from mlvm.core.errors import LimitExceeded, MachineError, OpError, user_line
 from mlvm.core.functions import FunctionTable, Slot, Value, describe
+from mlvm.core.futures import Scheduler
 from mlvm.core.link import (
     ALL,
     CALL,
+    CALL_DEFERRED,
     CALL_FUNCTION,
     CALL_NAMED,
     CALL_ON_ARGS,
@@ -51,6 +54,7 @@ def run(
     store: FreeStore,
     functions: FunctionTable,
     max_steps: int | None = None,
+    scheduler: Scheduler | None = None,
 ) -> list[Value]:
     """Run a linked program to `halt` and return what is above base, in order.
 
@@ -89,6 +93,8 @@ def run(
             elif code == SET:
                 stack[base + number] = stack.pop()
             elif code == JUMP or code == JUMP_IF_FALSE:
+                if scheduler is not None and code == JUMP_IF_FALSE:
+                    scheduler.wait(x for x in stack[-1:] if isinstance(x, np.ndarray))
                 if code == JUMP or not _truth(stack.pop()):
                     if left is not None:
                         left = _spend(left, current, since, pc)
@@ -107,6 +113,10 @@ def run(
                 stack[base - nparams :] = stack[len(stack) - number :]
                 current, pc, base, nparams = frames.pop()
                 steps, since = current.steps, pc
+            elif code == CALL_DEFERRED:
+                at = base if number == ALL else len(stack) - number
+                place = _Place(current, pc - 1, frames)
+                stack[at:] = _defer(scheduler, value, stack[at:], rest, place)
             elif code == POP:
                 del stack[len(stack) - number :]
             elif code == LOAD_GLOBAL:
@@ -117,7 +127,11 @@ def run(
             else:
                 raise MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
-        _note(error, current, pc - 1, frames, stack, operands)
+        _, _, number, _ = steps[pc - 1]
+        params = (
+            operands if code == CALL_ON_ARGS else stack[-number:] if number > 0 else stack[base:]
+        )
+        _Place(current, pc - 1, frames).note(error, stack, params)
         raise
 
 
@@ -130,6 +144,21 @@ def _call(slot: Slot, params: list[Value], details: CallDetails) -> Any:
             f"{slot.name} left {len(results)} results where {details.nresults} are announced"
         )
     return results
+
+
+def _defer(
+    scheduler: Scheduler | None,
+    slot: Slot,
+    params: list[Value],
+    details: CallDetails,
+    place: _Place,
+) -> Any:
+    assert scheduler is not None  # the linker defers for a VM that has one
+    if details.unproven:
+        slot.check(params, details.attributes)
+    return scheduler.call(
+        slot, params, details.attributes, lambda error: place.note(error, params, params)
+    )
 
 
 def _truth(condition: Any) -> bool:
@@ -151,22 +180,25 @@ def _spend(left: int, code: Code, since: int, pc: int) -> int:
     return left
 
 
-def _note(
-    error: Exception,
-    code: Code,
-    step: int,
-    frames: list[_Return],
-    stack: list[Any],
-    operands: tuple[Array, ...],
-) -> None:
-    """Add the place to an error, and to an `OpError` the function and its operand types."""
-    kind, value, number, _ = code.steps[step]
-    if isinstance(error, OpError) and kind in (CALL, CALL_ON_ARGS):
-        params = operands if kind == CALL_ON_ARGS else stack[-number:] if number > 0 else []
-        error.at(value.name, [describe([x]) for x in params])
-    instruction = code.function.code[code.ends[step]]
-    calls = [caller.function.name for caller, _, _, _ in frames] + [code.function.name]
-    error.add_note(
-        f"at {' > '.join(calls[-8:])}, pc {code.ends[step]}: {format_instruction(instruction)}; "
-        f"stack: {describe(stack[-8:]) or 'empty'}"
-    )
+class _Place:
+    """Where a program stands, kept for an error that may come later."""
+
+    def __init__(self, code: Code, step: int, frames: list[_Return]) -> None:
+        self.code = code
+        self.step = step
+        self.calls = [caller.function.name for caller, _, _, _ in frames]
+        self.line = user_line()
+
+    def note(self, error: Exception, stack: list[Any], params: Sequence[Any]) -> None:
+        """Add the place to an error, and to an `OpError` the function and its operand types."""
+        kind, value, _, _ = self.code.steps[self.step]
+        if isinstance(error, OpError) and kind in (CALL, CALL_ON_ARGS, CALL_DEFERRED):
+            error.at(value.name, [describe([x]) for x in params])
+        pc = self.code.ends[self.step]
+        calls = " > ".join([*self.calls, self.code.function.name][-8:])
+        error.add_note(
+            f"at {calls}, pc {pc}: {format_instruction(self.code.function.code[pc])}; "
+            f"stack: {describe(stack[-8:]) or 'empty'}"
+        )
+        if self.line:
+            error.add_note(f"called from {self.line}")

@@ -30,6 +30,7 @@ from mlvm.core.types import DType, TensorType
 Attributes = Mapping[str, Any]
 Rule = Callable[..., TensorType | None]
 Kernel = Callable[..., Any]
+Flops = Callable[..., int]
 
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
 REQUIRED = inspect.Parameter.empty
@@ -58,12 +59,13 @@ class Op:
     result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
     """
 
-    def __init__(self, kernel: Kernel, infer: Rule) -> None:
+    def __init__(self, kernel: Kernel, infer: Rule, flops: Flops | None = None) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
         self.doc: str = inspect.getdoc(kernel) or ""
         self.room: str = kernel.__module__.rpartition(".")[2]
         self._infer = infer
+        self._flops = flops
         hints = typing.get_type_hints(kernel)
         parameters = list(inspect.signature(kernel).parameters.values())
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -130,6 +132,15 @@ class Op:
             error.at(self.name, operands)
             raise
 
+    def flops(self, operands: Sequence[TensorType], out: TensorType, attributes: Attributes) -> int:
+        """How many floating-point operations the kernel makes, a function of an element
+        counted as one: an element of the result each, unless the op says otherwise."""
+        if self._flops is not None:
+            return self._flops(*operands, **attributes)
+        if self.room == "reduction":
+            return sum(operand.size for operand in operands)
+        return 0 if self.room in ("creation", "indexing", "layout") else out.size
+
     def __repr__(self) -> str:
         return f"<op {self.signature}>"
 
@@ -137,11 +148,14 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(*, infer: Rule) -> Callable[[Kernel], Op]:
-    """Declare the decorated kernel as an op with this type rule and list it in `OPS`."""
+def op(*, infer: Rule, flops: Flops | None = None) -> Callable[[Kernel], Op]:
+    """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
+
+    `flops` takes what `infer` takes, and counts operations where one an element is wrong.
+    """
 
     def declare(kernel: Kernel) -> Op:
-        declared = Op(kernel, infer)
+        declared = Op(kernel, infer, flops)
         if OPS.setdefault(declared.name, declared) is not declared:
             raise ValueError(f"an op named {declared.name!r} exists already")
         return declared

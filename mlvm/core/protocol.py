@@ -6,7 +6,7 @@ Every call behaves like an RPC: values are copied in and out, handles are opaque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mlvm.core.program import Program
 from mlvm.core.store import Handle
@@ -14,6 +14,13 @@ from mlvm.core.types import Array, TensorType
 
 TensorHandle = Handle
 StorageHandle = Handle
+
+
+class Estimate(NamedTuple):
+    """`bytes` of the tensors that a program makes, and its floating-point operations."""
+
+    bytes: int
+    flops: int
 
 
 class VMProtocol(Protocol):
@@ -38,3 +45,4 @@ class VMProtocol(Protocol):
     ) -> TensorHandle: ...
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None: ...
+    def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate: ...

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.core.assembly import format_instruction
 from mlvm.core.errors import MlvmError, ProgramError
-from mlvm.core.functions import FunctionTable, PythonFunction
+from mlvm.core.functions import FunctionTable, UserFunction
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType
@@ -62,11 +62,13 @@ class Verdict(NamedTuple):
     """What the verifier knows of a program that it passed, as places (function, pc).
 
     `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
-    they run, because a kind or type was not known.
+    they run, because a kind or type was not known. `costs`: bytes of the results that a call
+    makes, and its floating-point operations, for each call of an op on operands of known types.
     """
 
     reached: frozenset[tuple[str, int]]
     unproven: frozenset[tuple[str, int]]
+    costs: dict[tuple[str, int], tuple[int, int]]
 
 
 def verify(
@@ -104,6 +106,7 @@ class _Verifier:
         self.functions = functions
         self.arg_types = arg_types
         self.unproven: set[tuple[str, int]] = set()
+        self.costs: dict[tuple[str, int], tuple[int, int]] = {}
         self.contexts: dict[tuple[str, tuple[str, ...]], _Context] = {}
         self.work: list[tuple[_Context, int]] = []
         # where the walk stands
@@ -137,7 +140,7 @@ class _Verifier:
         reached = {
             (name, pc) for (name, _), context in self.contexts.items() for pc in context.states
         }
-        return Verdict(frozenset(reached), frozenset(self.unproven))
+        return Verdict(frozenset(reached), frozenset(self.unproven), self.costs)
 
     # --- the fixed point ---
 
@@ -245,7 +248,7 @@ class _Verifier:
             attributes = callee.bind(attributes)
             if callee.nresults is not None and nresults not in (STAR, callee.nresults):
                 raise self.error(f"{name} leaves {callee.nresults} results, not {nresults}")
-            if isinstance(callee, PythonFunction):
+            if isinstance(callee, UserFunction):
                 callee.check_count(len(operands))
                 return None if callee.nresults is None else [UNKNOWN] * callee.nresults
             if any(x.kind not in ("Tensor", ANY) for x in operands):
@@ -255,6 +258,8 @@ class _Verifier:
             types = [x.type for x in operands if x.type is not None]
             if len(types) == len(operands):
                 inferred = callee.infer(types, attributes) or ()
+                place = self.context.function.name, self.pc
+                self.costs[place] = callee.cost(types, attributes)
                 return [Abstract("Tensor", type) for type in inferred]
             self.unproven.add((self.context.function.name, self.pc))
             return [TENSOR] * (callee.nresults or 0)

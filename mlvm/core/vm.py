@@ -6,18 +6,28 @@ import contextvars
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core import machine
-from mlvm.core.errors import DTypeError, HandleError, ProgramError, ShapeError
-from mlvm.core.functions import FunctionTable, HostFunction, PythonFunction, Value
+from mlvm.core.errors import DTypeError, HandleError, MachineError, ProgramError, ShapeError
+from mlvm.core.functions import (
+    FunctionTable,
+    HostFunction,
+    Instrument,
+    PythonFunction,
+    Value,
+)
+from mlvm.core.futures import Scheduler
 from mlvm.core.link import Code, link, nargs_of
 from mlvm.core.program import Program
-from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
+from mlvm.core.trace import Trace
 from mlvm.core.types import Array, TensorType
 from mlvm.core.verify import verify
 
@@ -33,13 +43,16 @@ class VM:
     compared with the tensor's type, and a mistake does whatever numpy makes of it.
     """
 
-    def __init__(self, name: str | None = None, *, checked: bool = True) -> None:
+    def __init__(self, name: str | None = None, *, checked: bool = True, workers: int = 0) -> None:
+        if workers < 0:
+            raise MachineError(f"a VM has workers >= 0, not {workers}")
         self.name: str = name or f"vm{next(_numbers)}"
         self.checked = checked
         self.attachments: dict[str, Any] = {}
         self.functions = FunctionTable()
         self._store = self._new_store()
         self._lock = threading.RLock()
+        self._scheduler = Scheduler(workers, self.name) if workers else None
         self._linked: dict[int, _Linked] = {}
         self._running = False
         self._context = contextvars.Context()
@@ -67,7 +80,7 @@ class VM:
     def read(self, handle: TensorHandle) -> Array:
         """A copy of the tensor. Raises `HandleError`."""
         with self._lock:
-            return self._store.entry(handle).array.copy()
+            return self._settled(handle).copy()
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy an array of the tensor's own dtype and shape into it.
@@ -78,6 +91,8 @@ class VM:
             entry = self._store.entry(handle)
             if self.checked:
                 check_write(entry.type, array)
+            if self._scheduler is not None:
+                self._scheduler.overwrite(entry.array)
             np.copyto(entry.array, array)
 
     def borrow(self, handle: TensorHandle) -> Array:
@@ -85,7 +100,22 @@ class VM:
 
         Only a VM of this process can lend it. Raises `HandleError`.
         """
-        return self._store.entry(handle).array.view()
+        return self._settled(handle).view()
+
+    def _settled(self, handle: TensorHandle) -> Array:
+        """The tensor's array, when no worker has yet to write it."""
+        array = self._store.entry(handle).array
+        if self._scheduler is not None:
+            self._scheduler.wait([array])
+        return array
+
+    def synchronize(self) -> None:
+        """Wait until the workers have done all they were given, if there are any.
+
+        Raises the first error that no reader of a value has met.
+        """
+        if self._scheduler is not None:
+            self._scheduler.synchronize()
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         """Exchange what two handles of one type name, without a copy."""
@@ -118,6 +148,16 @@ class VM:
         """The bytes of all storages, exactly, in units of 2**20."""
         return self._store.consumed / 2**20
 
+    def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
+        """A handle on another VM of this process for the same memory, without a copy.
+
+        Both VMs count the bytes, and see each other's writes: whoever shares takes care of the
+        order. Raises `HandleError`.
+        """
+        array = self._settled(handle)
+        with other._lock:
+            return other._store.adopt(array)
+
     # --- functions ---
 
     def register(
@@ -142,6 +182,42 @@ class VM:
         with self._lock:
             self.functions.remove(name)
             self._forget_links()
+
+    @contextmanager
+    def instrumented(self, instrument: Instrument) -> Iterator[None]:
+        """Inside the block the instrument is called before and after each function, in whose
+        place it may leave results of its own. It costs nothing outside. One at a time: raises
+        `MachineError` inside another."""
+        with self._lock:
+            if self.functions.instrument is not None:
+                raise MachineError(f"{self.name} has an instrument already")
+            self.functions.watch(instrument)
+        try:
+            yield
+        finally:
+            self._quiet()
+            with self._lock:
+                self.functions.watch(None)
+
+    @contextmanager
+    def trace(self, path: str | Path) -> Iterator[None]:
+        """Write what runs inside the block to a Chrome trace, which Perfetto and
+        chrome://tracing open: a row for the VM and for each worker; names, types and bytes.
+
+        Raises `OSError` at the start if the file cannot be written.
+        """
+        trace = Trace(self.name)
+        with open(path, "w", encoding="utf-8") as file:
+            try:
+                with self.instrumented(trace):
+                    yield
+            finally:
+                trace.write(file)
+
+    def _quiet(self) -> None:
+        """Wait for the workers, whatever comes of it."""
+        if self._scheduler is not None:
+            self._scheduler.drain()
 
     # --- launch ---
 
@@ -169,18 +245,42 @@ class VM:
             except TypeError:  # not iterable, or not hashable
                 raise HandleError(f"launch takes tensor handles, not {args!r}") from None
             if self._running:  # a host function launches again
-                outputs = machine.run(code, operands, self._store, self.functions, max_steps)
+                outputs = machine.run(
+                    code, operands, self._store, self.functions, max_steps, self._scheduler
+                )
             else:
                 self._running = True
                 try:
                     outputs = self._context.run(
-                        machine.run, code, operands, self._store, self.functions, max_steps
+                        machine.run,
+                        code,
+                        operands,
+                        self._store,
+                        self.functions,
+                        max_steps,
+                        self._scheduler,
                     )
                 finally:
                     self._running = False
-            return _copies(outputs) if outputs else []
+            return self._outputs(outputs) if outputs else []
         finally:
             self._lock.release()
+
+    def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
+        """What a launch on arguments of these types costs, without running it.
+
+        Every instruction that can be reached counts once: a loop is counted as one round of it.
+        Raises what `verify` raises.
+        """
+        costs = verify(program, self.functions, tuple(arg_types)).costs.values()
+        return Estimate(sum(nbytes for nbytes, _ in costs), sum(flops for _, flops in costs))
+
+    def _outputs(self, stack: list[Value]) -> list[Array]:
+        """Copies of the Tensors on the stack."""
+        arrays = [value for value in stack if isinstance(value, np.ndarray)]
+        if self._scheduler is not None:
+            self._scheduler.wait(arrays)
+        return [np.array(array, order="C") for array in arrays]
 
     def _bind(
         self, program: Program, args: tuple[TensorHandle, ...]
@@ -192,7 +292,7 @@ class VM:
         code = linked.codes.get(types) if linked is not None else None
         if code is None:
             verdict = verify(program, self.functions, types) if self.checked else None
-            code = link(program, self.functions, verdict)
+            code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
             linked = linked or self._remember(program)
             linked.codes[types] = code
         assert linked is not None
@@ -250,7 +350,3 @@ def check_write(type: TensorType, array: Array) -> None:
         raise DTypeError(f"write to {type}: the array's dtype is {array.dtype}")
     if array.shape != type.shape:
         raise ShapeError(f"write to {type}: the array's shape is {array.shape}")
-
-
-def _copies(stack: list[Value]) -> list[Array]:
-    return [np.array(value, order="C") for value in stack if isinstance(value, np.ndarray)]

@@ -28,7 +28,7 @@ from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
 from mlvm.core.program import Program
 from mlvm.core.protocol import TensorHandle
-from mlvm.core.store import ALIGNMENT
+
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
 

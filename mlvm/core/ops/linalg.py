@@ -43,10 +43,15 @@ def _batch_contract(
     return product.with_shape(product.shape[-2:])
 
 
+def _matmul_flops(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) -> int:
+    inner = _matrix(x, transpose_x, "x")[-1]
+    return 2 * inner * _matmul(x, y, transpose_x, transpose_y).size
+
+
 # --- ops -----------------------------------------------------------------------------
 
 
-@op(infer=_matmul)
+@op(infer=_matmul, flops=_matmul_flops)
 def matmul(
     out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
 ) -> None:
@@ -64,7 +69,7 @@ def matmul(
     np.matmul(_swapped(x, transpose_x), _swapped(y, transpose_y), out)
 
 
-@op(infer=_batch_contract)
+@op(infer=_batch_contract, flops=_matmul_flops)
 def batch_contract(
     out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
 ) -> None:

@@ -433,7 +433,11 @@ def _conv2d(x: TensorType, kernel: TensorType, stride: Pair, padding: Padding) -
     return x.with_shape((x.shape[0], *grid, kernel.shape[3]))
 
 
-@op(infer=_conv2d)
+def _conv2d_flops(x: TensorType, kernel: TensorType, stride: Pair, padding: Padding) -> int:
+    return 2 * math.prod(kernel.shape[:3]) * _conv2d(x, kernel, stride, padding).size
+
+
+@op(infer=_conv2d, flops=_conv2d_flops)
 def conv2d(out: Array, x: Array, kernel: Array, *, stride: Pair = (1, 1), padding: Padding) -> None:
     """Cross-correlation of images with a kernel, as deep learning's convolution is: [N,H,W,I]
     with [KH,KW,I,O] -> [N,OH,OW,O]. The images are padded with zeros."""
