@@ -20,10 +20,10 @@ DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench example-c clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: PYTHON=$(or $(INTERPRETER),none found) VENV=$(VENV)"
 
 demo: $(TEST_READY) ## train a small MLP-Mixer on the digits
@@ -43,6 +43,12 @@ format: $(DEV_READY) ## rewrite the code in the project's format
 
 bench: $(TEST_READY) ## time one eager op against other libraries
 	$(BIN)/python -m bench dispatch
+
+example-c: build/example_c.so ## compile the example of host functions in C
+
+build/example_c.so: examples/c/functions.c mlvm/core/mlvm.h
+	@mkdir -p $(@D)
+	$(CC) -std=c99 -O2 -Wall -Wextra -Wpedantic -fPIC -shared -I mlvm/core -o $@ $< -lm
 
 clean: ## remove all that make, the tests and the tools have made
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@ from bench.harness import BenchError, Suite, ratios, run, say, table
 
 SUITES = {
     "dispatch": "bench.dispatch",
+    "machine": "bench.machine",
 }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import platform
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from mlvm.core.assembly import (
     format_instruction,
     parse_constant,
 )
+from mlvm.core.encoding import MAGIC
 from mlvm.core.errors import AssemblyError, DTypeError, MlvmError, OpError, UnknownFunction
 from mlvm.core.functions import FunctionTable
 from mlvm.core.link import nargs_of
@@ -34,6 +37,9 @@ from mlvm.core.vm import VM
 INTERRUPTED: Final = 130
 """The exit status of a process that Ctrl-C ended, as shells have it."""
 
+CALLED_FROM: Final = "called from "
+"""How the note begins that names a line of Python, which here is none of the reader's."""
+
 
 class BadInput(MlvmError):
     """A file or an argument that a command cannot take; the text names it."""
@@ -45,11 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
     options = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not have every character
     try:
         if options.command == "run":
-            run(options.file, options.arg, options.out, options.print, options.max_steps)
+            run(options)
         elif options.command == "check":
-            check(options.file, options.type)
+            check(options)
         elif options.command == "disasm":
             print(disassemble(read_program(options.file)), end="")
         elif options.command == "ops":
@@ -87,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--max-steps", type=_count, metavar="N", help="fail after N instructions, for endless loops"
     )
+    command.add_argument("--trace", metavar="JSON", help="write a trace of the run, for Perfetto")
 
     command = commands.add_parser("check", help="verify a program without running it")
     command.add_argument("file", metavar="FILE")
@@ -120,25 +129,26 @@ def _on_one_line(error: Exception) -> str:
         text = f"{os.fspath(error.filename)}: {error.strerror}"
     else:
         text = str(error) or "out of memory"
-    return " ".join("; ".join([text, *getattr(error, "__notes__", ())]).splitlines())
+    places = [note for note in getattr(error, "__notes__", ()) if not note.startswith(CALLED_FROM)]
+    return " ".join("; ".join([text, *places]).splitlines())
 
 
 # --- programs and arguments ------------------------------------------------------------
 
 
 def read_program(file: str) -> Program:
-    """The program in a file of assembly.
+    """The program in a file of assembly, or of what `Program.to_bytes` gives.
 
-    Raises `BadInput`, with line and column, for text that is none, and `OSError`.
+    Raises `BadInput` for a file that holds neither, with line and column in text; and `OSError`.
     """
     data = Path(file).read_bytes()
     try:
-        return assemble(data.decode("utf-8"))
-    except AssemblyError as error:
-        raise BadInput(f"{file}: {error}") from None
+        return Program.from_bytes(data) if data.startswith(MAGIC) else assemble(data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{file}: line {line}: not UTF-8 text") from None
+    except MlvmError as error:
+        raise BadInput(f"{file}: {error}") from None
 
 
 _TENSOR_TEXT: Final = re.compile(r"\s*\w+\[[^]]*\](\s|$)")
@@ -165,6 +175,14 @@ def read_argument(number: int, text: str) -> Array:
         raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
 
 
+def read_type(number: int, text: str) -> TensorType:
+    """The type of argument `number`. Raises `BadInput` for text that is none."""
+    try:
+        return TensorType.parse(text)
+    except OpError as error:
+        raise BadInput(f"argument {number}: {error}") from None
+
+
 def _check_count(program: Program, given: int, what: str) -> None:
     wanted = nargs_of(program)
     if given != wanted:
@@ -174,35 +192,35 @@ def _check_count(program: Program, given: int, what: str) -> None:
 # --- the commands ----------------------------------------------------------------------
 
 
-def run(
-    file: str, args: Sequence[str], out: Path | None, show: bool, max_steps: int | None
-) -> None:
+def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write what it leaves."""
-    program = read_program(file)
-    _check_count(program, len(args), "with --arg are")
-    arrays = [read_argument(number, text) for number, text in enumerate(args)]
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # now, so that no long run ends in a refusal
+    program = read_program(options.file)
+    verify(program, FunctionTable())
+    _check_count(program, len(options.arg), "with --arg are")
+    arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)  # no long run shall end in a refusal
     vm = VM()
     handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
     for handle, array in zip(handles, arrays, strict=True):
         vm.write(handle, array)
-    for number, output in enumerate(vm.launch(program, handles, max_steps=max_steps)):
-        if out is not None:
-            np.save(out / f"{number}.npy", output)
-        print(f"output {number}: {format_constant(output) if show else TensorType.of(output)}")
+    with vm.trace(options.trace) if options.trace is not None else nullcontext():
+        outputs = vm.launch(program, handles, max_steps=options.max_steps)
+    for number, output in enumerate(outputs):
+        if options.out is not None:
+            np.save(options.out / f"{number}.npy", output)
+        text = format_constant(output) if options.print else TensorType.of(output)
+        print(f"output {number}: {text}")
 
 
-def check(file: str, types: Sequence[str]) -> None:
+def check(options: argparse.Namespace) -> None:
     """Verify the program, and list the calls whose operands are only looked at when they run."""
-    program = read_program(file)
-    try:
-        arg_types = [TensorType.parse(text) for text in types]
-    except OpError as error:
-        raise BadInput(f"--type: {error}") from None
-    if types:
-        _check_count(program, len(types), "with --type are")
-    verdict = verify(program, FunctionTable(), arg_types if types else None)
+    program = read_program(options.file)
+    verdict = verify(program, FunctionTable())
+    if options.type:
+        _check_count(program, len(options.type), "with --type are")
+        types = [read_type(number, text) for number, text in enumerate(options.type)]
+        verdict = verify(program, FunctionTable(), types)
     places = [
         (f.name, pc, instruction)
         for f in program.functions.values()

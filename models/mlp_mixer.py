@@ -77,8 +77,7 @@ class MlpMixer(nn.Module):
         )
         self.MixerBlock = [MixerBlock(*dims, keys[1 + i]) for i in range(num_blocks)]
         self.pre_head_layer_norm = nn.LayerNorm(hidden_dim, eps=1e-6)
-        self.head = nn.Linear(hidden_dim, num_classes, key=key)
-        self.head.kernel = ml.zeros_like(self.head.kernel)  # as the paper's code starts it
+        self.head = nn.Linear(hidden_dim, num_classes, zeros=True)  # as the paper's code starts it
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.shape[1:] != self.image_shape:

@@ -103,7 +103,7 @@ class Trainer:
         for images, labels in evaluation_batches(dataset, batch_size):
             with self.batch:
                 guesses = ml.argmax(self.model(ml.asarray(images)), axis=-1)
-                correct += int(ml.sum(ml.astype(guesses == ml.asarray(labels), ml.int64)))
+                correct += int(ml.sum(guesses == ml.asarray(labels)))
         return correct / len(dataset.test_labels)
 
     def consumed(self) -> int:

@@ -1,21 +1,44 @@
-"""The command line."""
+"""The command line. What `run` computes is tested with the programs of `examples/`."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import mlvm
 from mlvm.__main__ import main
+from mlvm.core.assembly import assemble, disassemble
 from mlvm.core.op import OPS
-from mlvm.core.program import Opcode
+from mlvm.core.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 
 ROOT = Path(__file__).resolve().parent.parent
+
+ADD = """
+.func main 0 *
+    load_arg 0
+    load_arg 1
+    push_str "add"
+    cfunc 2 1
+    load_arg 0
+    halt
+"""
+ENDLESS = """
+.func main 0 *
+again:
+    jump again
+"""
 
 
 def test_ops_lists_every_op_once_under_its_room(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +91,20 @@ def test_info_shows_version_dtypes_and_instructions(capsys: pytest.CaptureFixtur
         assert f" {opcode.effect} " in line
 
 
-@pytest.mark.parametrize("argv", [[], ["nosuch"], ["info", "extra"], ["--nosuch"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["nosuch"],
+        ["info", "extra"],
+        ["--nosuch"],
+        ["run"],
+        ["run", "x.mlasm", "--max-steps", "-1"],
+        ["run", "x.mlasm", "--max-steps", "many"],
+        ["check"],
+        ["disasm", "a", "b"],
+    ],
+)
 def test_bad_usage_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
@@ -81,7 +117,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for command in ("ops", "info"):
+    for command in ("run", "check", "disasm", "ops", "info"):
         assert f"  {command} " in text
 
 
@@ -97,3 +133,251 @@ def test_as_a_process_whose_reader_has_seen_enough() -> None:
         assert process.stderr is not None
         assert process.stderr.read() == b""
         assert process.wait() == 0
+
+
+# --- run, check and disasm -------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a program that adds and argument files for it."""
+    monkeypatch.chdir(tmp_path)
+    Path("add.mlasm").write_text(ADD)
+    np.save("x.npy", np.array([[1, 2], [3, 4]], np.float32))
+    np.save("y.npy", np.array([10, 20], np.float32))
+    return tmp_path
+
+
+def command_line(text: str) -> int:
+    return main(text.split())
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_run_prints_a_line_and_writes_a_file_for_each_output(
+    folder: Path, capsys: Captured
+) -> None:
+    assert command_line("run add.mlasm --arg x.npy --arg y.npy --out a/b") == 0
+    assert capsys.readouterr().out == "output 0: f32[2,2]\noutput 1: f32[2,2]\n"
+    np.testing.assert_array_equal(np.load("a/b/0.npy"), [[11, 22], [13, 24]])
+    np.testing.assert_array_equal(np.load("a/b/1.npy"), [[1, 2], [3, 4]])
+    assert np.load("a/b/0.npy").dtype == np.float32
+    assert len(list(Path("a/b").iterdir())) == 2
+
+
+def test_run_prints_elements_on_request_as_arguments_are_written(
+    folder: Path, capsys: Captured
+) -> None:
+    command = ["run", "add.mlasm", "--arg", "f64[2] 0.5 -inf", "--arg", "f64[] 1", "--print"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "output 0: f64[2] 1.5 -inf\noutput 1: f64[2] 0.5 -inf\n"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=">f4").reshape(2, 3),
+        np.asfortranarray(np.arange(6, dtype=">i8").reshape(2, 3)),
+        np.arange(12, dtype=np.uint16).reshape(2, 6)[:, ::2],
+        np.float64(3.5),
+        np.zeros((0, 3), bool),
+    ],
+)
+def test_files_of_any_byte_order_and_layout_are_arguments(
+    array: Any, folder: Path, capsys: Captured
+) -> None:
+    Path("same.mlasm").write_text(".func main 0 *\n    load_arg 0\n    halt\n")
+    np.save("any.npy", array)
+    assert command_line("run same.mlasm --arg any.npy --out out") == 0
+    result = np.load("out/0.npy")
+    np.testing.assert_array_equal(result, array)
+    assert result.shape == np.shape(array)
+    assert result.dtype == np.asarray(array).dtype.newbyteorder("=")
+
+
+def write_bad_files() -> None:
+    Path("label.mlasm").write_text(".func main 0 *\n    jump nowhere\n")
+    Path("latin.mlasm").write_bytes(b".func main 0 *\n; caf\xe9\n    halt\n")
+    Path("unknown.mlasm").write_text(ADD.replace('"add"', '"ad"'))
+    Path("underflow.mlasm").write_text(".func main 0 *\n    pop 1\n    halt\n")
+    Path("endless.mlasm").write_text(ENDLESS)
+    Path("cut.mlvm").write_bytes(assemble(ADD).to_bytes()[:40])
+    Path("text.npy").write_text("1 2 3")
+    Path("empty.npy").write_bytes(b"")
+    Path("cut.npy").write_bytes(Path("x.npy").read_bytes()[:-1])
+    Path("header.npy").write_bytes(Path("x.npy").read_bytes().replace(b"descr", b"d\xe9'cr"))
+    np.savez("zip.npy", x=np.zeros(3))
+    Path("zip.npy.npz").rename("zip.npy")
+    np.save("pickle.npy", np.array([{}], object), allow_pickle=True)
+    np.save("complex.npy", np.zeros(2, np.complex64))
+    np.save("three.npy", np.zeros(3, np.float32))
+    np.save("f64.npy", np.zeros(2))
+    np.save("i64.npy", np.zeros(2, np.int64))
+    Path("long.mlasm").write_text(f".const x f32[{'9' * 5000}] 1\n")
+    Path("file").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
+        ("run .", ".: Is a directory"),
+        ("disasm nosuch", "nosuch: No such file or directory"),
+        ("check label.mlasm", "label.mlasm: line 2, column 10: no label 'nowhere' in function"),
+        ("run long.mlasm", "long.mlasm: line 1, column 10: a length of f32[...] has too many"),
+        ("run latin.mlasm", "latin.mlasm: line 2: not UTF-8 text"),
+        ("disasm cut.mlvm", "cut.mlvm: the header announces"),
+        ("check unknown.mlasm", "no function 'ad'; did you mean"),
+        ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
+        ("run underflow.mlasm", "main, pc 0: pop 1: needs 1 values above base; there are 0"),
+        ("run add.mlasm", "the program loads 2 arguments; 0 with --arg are given"),
+        ("run add.mlasm --arg x.npy", "loads 2 arguments; 1 with --arg"),
+        ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; 3 with --arg"),
+        ("check add.mlasm --type f32[2]", "loads 2 arguments; 1 with --type"),
+        ("check add.mlasm --type f32[2] --type f32", "argument 1: 'f32' is not a type"),
+        ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
+        ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
+        ("run add.mlasm --arg x.npy --arg i64.npy", "add(f32[2,2], i64[2]): f32 and i64 do not"),
+        ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
+        ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
+        ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: no .npy file"),
+        ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: no .npy file"),
+        ("run add.mlasm --arg x.npy --arg cut.npy", "argument 1, cut.npy: no .npy file"),
+        ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
+        ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
+        ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
+        ("run add.mlasm --arg complex.npy --arg x.npy", "complex.npy: no dtype for"),
+        ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
+        ("run add.mlasm --arg x.npy --arg f16[0]", "line 1, column 1: no dtype 'f16'"),
+        ("run add.mlasm --arg x.npy --arg y.npy --out file", "file: File exists"),
+        ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
+        ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
+        ("run endless.mlasm --max-steps 1000", "takes more than the steps it is allowed"),
+        ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
+    command: str, message: str, folder: Path, capsys: Captured
+) -> None:
+    write_bad_files()
+    assert command_line(command) == 1
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert errors.endswith("\n")
+    assert message in errors
+
+
+def test_an_output_that_cannot_be_written_is_an_error(folder: Path, capsys: Captured) -> None:
+    Path("out/0.npy").mkdir(parents=True)
+    assert command_line("run add.mlasm --arg x.npy --arg y.npy --out out") == 1
+    assert capsys.readouterr().err == "error: out/0.npy: Is a directory\n"
+
+
+def test_a_program_too_large_for_memory_is_an_error(folder: Path, capsys: Captured) -> None:
+    shape = [2**20, 2**20, 2**15]
+    text = f"""
+.const x f32[] 1
+.func main 0 *
+    push_const x
+    push_str "full"
+    cfunc 1 1 {{"shape": {shape}}}
+    halt
+"""
+    Path("large.mlasm").write_text(text)
+    assert main(["run", "large.mlasm"]) == 1
+    assert "at main, pc 2: cfunc 1 1" in capsys.readouterr().err
+
+
+def test_check_says_how_large_the_program_is_and_what_it_leaves_to_the_run(
+    folder: Path, capsys: Captured
+) -> None:
+    Path("add.mlasm").write_text(ADD + '    push_str "x"\n    halt\n')
+    assert main(["check", "add.mlasm"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "ok: 1 functions, 8 instructions",
+        "checked when it runs: main, pc 3: cfunc 2 1",
+        'never reached: main, pc 6: push_str "x"',
+        "never reached: main, pc 7: halt",
+    ]
+    assert main(["check", "add.mlasm", "--type", "f32[2,2]", "--type", "f32[2]"]) == 0
+    assert "checked when it runs" not in capsys.readouterr().out
+
+
+def test_disasm_reads_text_and_bytes(folder: Path, capsys: Captured) -> None:
+    program = assemble(ADD + ENDLESS.replace("main", "other"))
+    Path("add.mlvm").write_bytes(program.to_bytes())
+    Path("add.mlasm").write_text(disassemble(program))
+    for name in ("add.mlvm", "add.mlasm"):
+        assert main(["disasm", name]) == 0
+        text = capsys.readouterr().out
+        assert text == disassemble(program)
+        assert assemble(text) == program
+    assert command_line("run add.mlvm --arg x.npy --arg y.npy") == 0
+
+
+def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
+    folder: Path, capsys: Captured
+) -> None:
+    """Only bytes can say these; the verifier refuses them, and disasm shows what is there."""
+    code = (
+        Instruction(Opcode.jump),
+        Instruction(Opcode.jump, ({},)),
+        Instruction(Opcode.load_arg, ("x",)),
+        Instruction(Opcode.halt),
+    )
+    program = Program([Function("main", 0, 0, code)])
+    Path("odd.mlvm").write_bytes(program.to_bytes())
+    assert main(["disasm", "odd.mlvm"]) == 0
+    assert "    load_arg x\n" in capsys.readouterr().out
+    for command in ("run", "check"):
+        assert main([command, "odd.mlvm"]) == 1
+        assert capsys.readouterr().err == "error: main, pc 0: jump: takes label\n"
+
+
+def test_mutated_bytes_never_end_in_a_traceback(folder: Path) -> None:
+    generator = random.Random(0)
+    data = assemble((ROOT / "examples" / "newton.mlasm").read_text()).to_bytes()
+    for _ in range(200):
+        mutated = bytearray(data)
+        for _ in range(generator.randint(1, 3)):
+            mutated[generator.randrange(len(data))] = generator.randrange(256)
+        Path("mutated.mlvm").write_bytes(mutated)
+        assert main(["disasm", "mutated.mlvm"]) in (0, 1)
+        command = ["run", "mutated.mlvm", "--arg", "f64[] 2", "--max-steps", "1000"]
+        assert main(command) in (0, 1)
+
+
+def test_run_writes_a_trace(folder: Path) -> None:
+    assert command_line("run add.mlasm --arg x.npy --arg y.npy --trace trace.json") == 0
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["add"]
+
+
+def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:
+    Path("endless.mlasm").write_text(ENDLESS)
+    command = [sys.executable, "-m", "mlvm", "run", "endless.mlasm", "--trace", "begun"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 30
+        while not Path("begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == "interrupted\n"
+    assert process.returncode == 130
+
+
+def test_the_errors_of_a_process_have_no_line_of_python_in_them(folder: Path) -> None:
+    Path("endless.mlasm").write_text(ENDLESS)
+    done = subprocess.run(
+        [sys.executable, "-m", "mlvm", "run", "endless.mlasm", "--max-steps", "9"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: .*; at main, pc 0: jump L0; stack: empty\n", done.stderr)

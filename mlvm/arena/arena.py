@@ -21,7 +21,10 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
+_RESTLESS: Final = 4
 STALE: Final = 0  # no VM ever issues this handle
+
+_new: Final = object.__new__
 
 A = TypeVar("A", bound="Allocation", default="Allocation")
 
@@ -58,7 +61,10 @@ class Allocation:
     ended: str
 
     def __del__(self) -> None:
-        region = self.region
+        try:
+            region = self.region
+        except AttributeError:  # one that no arena has made
+            return
         if region is not None:
             region.holder = None
             region.bin.append(region)
@@ -105,8 +111,8 @@ class Arena:
     def __init__(
         self, vm: VMProtocol, name: str, *, capacity: int | None = None, trims: bool = False
     ) -> None:
-        if capacity is not None and capacity < 0:
-            raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity}")
+        if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
+            raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm
         self.name = name
         self.used = 0
@@ -120,6 +126,8 @@ class Arena:
         self._regions: list[Region] = []
         self._chunks: list[Chunk] = []
         self._entered: list[Token[Arena | None]] = []
+        self._carved_before = 0
+        self._restless = 0  # how many resets in a row found regions of new sizes
         if capacity is not None:
             self._add_chunk(capacity)
         # Not the VM itself: it may hold this arena in its attachments, and must be free to die.
@@ -140,7 +148,7 @@ class Arena:
         self.used = used = self.used + region.nbytes
         if used > self.high_water:
             self.high_water = used
-        tensor = kind()
+        tensor = _new(kind)
         tensor.region = region
         tensor.arena = self
         tensor.type = type
@@ -162,7 +170,7 @@ class Arena:
             raise base.stale()
         if type.nbytes != base.type.nbytes:
             raise ArenaError(f"a view of {base.type} has as many bytes; {type} has {type.nbytes}")
-        tensor = kind()
+        tensor = _new(kind)
         tensor.region = None
         tensor.arena = self
         tensor.type = type
@@ -189,6 +197,7 @@ class Arena:
     def reset(self) -> None:
         """End every tensor of the arena. Its memory and remembered views stay."""
         self._end_all("its arena was reset")
+        self._settle()
 
     def trim(self) -> None:
         """Give storages in which no tensor lives back to the VM; a fixed capacity stays."""
@@ -264,18 +273,35 @@ class Arena:
                 self._end(region, why)
         for bin in self._sizes.values():
             bin.clear()
-        for region in reversed(self._regions):
-            region.bin.append(region)
         self.used = 0
+        for region in reversed(self._regions):
+            if region.holder is None:
+                region.bin.append(region)
+            else:
+                self.used += region.nbytes
 
     def _end(self, region: Region, why: str) -> None:
+        """End the tensor in the region, and its views. One that the garbage collector is about
+        to finalize cannot be reached any more: it keeps the region until its `__del__`."""
         holder = region.holder() if region.holder is not None else None
         views = list(region.views.values()) if region.views else []
         for tensor in [holder, *views] if holder is not None else views:
             tensor.region = None
             tensor.handle = STALE
             tensor.ended = why
-        region.holder = region.views = None
+        region.views = None
+        if holder is not None:
+            region.holder = None
+
+    def _settle(self) -> None:
+        """After a reset: an arena whose steps keep asking for other sizes, and which holds more
+        than twice what it ever had in use, starts over with nothing."""
+        carved = sum(chunk.carved for chunk in self._chunks)
+        self._restless = self._restless + 1 if carved != self._carved_before else 0
+        self._carved_before = carved
+        if self.grows and self._restless >= _RESTLESS and carved > 2 * self.high_water:
+            self.trim()
+            self._restless = 0
 
     def _carve(self, type: TensorType) -> Region:
         """A region for a type whose bin is empty: a free one of that size, or a new one."""
@@ -303,8 +329,11 @@ class Arena:
         for chunk in self._chunks:
             run: list[Region] = []
             inside = [region for region in self._regions if region.storage == chunk.storage]
-            for region in sorted(inside, key=lambda region: region.offset):
-                run = [*run, region] if region.holder is None else []
+            for region in sorted(inside, key=lambda region: (region.offset, region.nbytes)):
+                if region.holder is None:
+                    run.append(region)
+                elif region.nbytes:  # an empty tensor is in nobody's way
+                    run = []
                 free = sum(region.nbytes for region in run)
                 at_end = bool(run) and region.offset + region.nbytes == chunk.carved
                 if at_end and free + chunk.nbytes - chunk.carved >= nbytes:

@@ -20,7 +20,7 @@ import numpy as np
 
 from mlvm.core.errors import AssemblyError, OpError, ProgramError
 from mlvm.core.op import canonical
-from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.program import NAME, STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 
 
@@ -41,9 +41,10 @@ def format_constant(value: Array) -> str:
 def format_function(function: Function) -> list[str]:
     """A `.func` line, then an instruction a line; jump targets get labels named by their pc."""
     targets = {
-        instruction.immediates[0]
-        for instruction in function.code
-        if "label" in instruction.opcode.immediates
+        label
+        for opcode, immediates in function.code
+        for kind, label in zip(opcode.immediates, immediates, strict=False)
+        if kind == "label" and isinstance(label, int)
     }
     lines = [f".func {function.name} {function.nparams} {function.nresults}"]
     for pc, instruction in enumerate(function.code):
@@ -62,15 +63,10 @@ def format_instruction(instruction: Instruction) -> str:
 
 def _format_immediate(opcode: Opcode, value: Any) -> str:
     if isinstance(value, Mapping):
-        return json.dumps(dict(value), default=_format_attribute)
+        return json.dumps(canonical(value), default=str)
     if opcode is Opcode.push_str:
-        return json.dumps(value)
+        return json.dumps(value, default=str)
     return f"L{value}" if "label" in opcode.immediates else str(value)
-
-
-def _format_attribute(value: Any) -> Any:
-    """What JSON has no text for: numpy scalars, and a `DType`, which goes by its name."""
-    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _format_element(x: np.generic) -> str:
@@ -99,7 +95,6 @@ class _Token(NamedTuple):
 
 
 _WORD: Final = re.compile(r'[^\s;"{]+')
-_NAME: Final = re.compile(r"[A-Za-z_][\w.]*")
 _DECODER: Final = json.JSONDecoder()
 
 
@@ -116,6 +111,8 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
                 value, end = _DECODER.raw_decode(text, at)
             except json.JSONDecodeError as error:
                 raise AssemblyError(f"not JSON: {error.msg}", line, error.colno) from None
+            except (ValueError, RecursionError) as error:  # too many digits, nested too deep
+                raise AssemblyError(f"not JSON: {error}", line, at + 1) from None
             yield _Token(text[at:end], value, line, at + 1)
             at = end
         else:
@@ -228,14 +225,14 @@ class _Body:
                     raise word.error(
                         f'attributes are a JSON object, such as {{"axis": 0}}, not {word.text}'
                     )
-                return {name: canonical(value) for name, value in word.value.items()}
+                return canonical(word.value)
 
 
 _OPCODES: Final = {opcode.text: opcode for opcode in Opcode}
 
 
 def _name(word: _Token) -> str:
-    if not _NAME.fullmatch(word.text):
+    if not NAME.fullmatch(word.text):
         raise word.error(f"a name is wanted, not {word.text}")
     return word.text
 

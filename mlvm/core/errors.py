@@ -9,17 +9,18 @@
     │   └── OperandValueError   (ValueError)  a value is out of range (a label, an index)
     ├── ProgramError            (ValueError)  the verifier refuses a program
     │   └── AssemblyError                     text that is not assembly: line, column
+    ├── EncodingError           (ValueError)  bytes that are no message, or what has no bytes
     ├── MachineError            (RuntimeError) a program goes wrong while it runs
     │   ├── HostFunctionError                 a C function reports an error
     │   └── LimitExceeded                     it takes too many steps, or calls too deep
     ├── UnknownFunction         (LookupError) no function of that name in the table
     ├── LibraryError            (OSError)     a shared library that lists no C functions for mlvm
+    ├── OutOfMemory             (MemoryError) the machine has no such bytes
     ├── HandleError             (LookupError) a handle that names nothing (any more)
     ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
     ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
     │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
-    ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
-    └── MissingExtra            (ImportError) an optional package is not installed
+    └── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
 
 Each also derives from the built-in exception a Python programmer would expect, named
 in brackets. The text of an `OpError` is computed from op, operand types and reason.
@@ -92,9 +93,17 @@ class AssemblyError(ProgramError):
     """Text that is not assembly. `line` and `column` count from 1."""
 
     def __init__(self, reason: str, line: int, column: int) -> None:
-        super().__init__(f"line {line}, column {column}: {reason}")
+        super().__init__(reason, line, column)
         self.line = line
         self.column = column
+
+    def __str__(self) -> str:
+        reason, line, column = self.args
+        return f"line {line}, column {column}: {reason}"
+
+
+class EncodingError(MlvmError, ValueError):
+    """Bytes that are not what the format says, or a value that it has no bytes for."""
 
 
 class MachineError(MlvmError, RuntimeError):
@@ -118,6 +127,10 @@ class LibraryError(MlvmError, OSError):
     """A shared library cannot be loaded, or does not list its functions as `mlvm.h` says."""
 
 
+class OutOfMemory(MlvmError, MemoryError):
+    """A storage is larger than the memory there is."""
+
+
 class HandleError(MlvmError, LookupError):
     """A handle names nothing: never issued, or its tensor or storage has ended."""
 
@@ -136,10 +149,6 @@ class ArenaOverflow(ArenaError, MemoryError):
 
 class GradientError(MlvmError, TypeError):
     """There is no such gradient, or an update in place would destroy one."""
-
-
-class MissingExtra(MlvmError, ImportError):
-    """An optional package is missing; the text names the `pip install` that brings it."""
 
 
 def user_line() -> str | None:

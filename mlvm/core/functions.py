@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     UnknownFunction,
 )
 from mlvm.core.op import OPS, Attributes, Kernel, Op
-from mlvm.core.types import ALIGNMENT, Array, TensorType, aligned_array
+from mlvm.core.types import Array, TensorType, aligned_array
 
 Value = Array | int | str
 OUT: Final = ".out"
@@ -80,12 +80,30 @@ class OpInto:
             )
         return ()
 
+    def check_apart(self, params: Sequence[Array]) -> None:
+        """Raise `MachineError` if the result would overwrite an operand that is still read.
+
+        Elementwise ops may write over an operand of the result's own layout.
+        """
+        out = params[0]
+        for x in params[1:]:
+            if not np.may_share_memory(out, x):
+                continue
+            if not self.op.in_place or not _same_place(out, x):
+                raise MachineError(
+                    f"{self.op.name}{OUT} would write over an operand while it reads it"
+                )
+
     def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
         return 0, self.op.flops(operands[1:], operands[0], attributes)
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         self.op.kernel(*params, **attributes)
         return ()
+
+
+def _same_place(x: Array, y: Array) -> bool:
+    return x.nbytes == y.nbytes and x.ctypes.data == y.ctypes.data
 
 
 class OpFresh:
@@ -122,11 +140,12 @@ class OpFresh:
 class Frame:
     """What a host function sees of the machine: its parameters, and where results go."""
 
-    __slots__ = ("_name", "_params", "attributes", "results")
+    __slots__ = ("_made", "_name", "_params", "attributes", "results")
 
     def __init__(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
         self._name = name
         self._params = params
+        self._made: list[Array] = []
         self.attributes = attributes
         self.results: list[Value] = []
 
@@ -146,14 +165,20 @@ class Frame:
 
     def new_tensor(self, type: TensorType) -> Array:
         """A tensor of zeros, which is a result once it is pushed."""
-        return aligned_array(type)
+        array = aligned_array(type)
+        self._made.append(array)
+        return array
 
     def push(self, value: Value) -> None:
-        """Leave a result. Raises `MachineError` for what is no array, int or str."""
+        """Leave a result. A parameter or new tensor is pushed as it is, any other array copied.
+
+        Raises `MachineError` for what is no array, int or str.
+        """
+        if isinstance(value, np.generic):  # what numpy makes of arithmetic on scalars
+            value = np.asarray(value)
         if isinstance(value, np.ndarray):
-            tensor_type = TensorType.of(value)
-            if not value.flags.c_contiguous or value.ctypes.data % ALIGNMENT:
-                value, given = aligned_array(tensor_type), value
+            if not any(value is known for known in (*self._made, *self._params)):
+                value, given = aligned_array(TensorType.of(value)), value
                 np.copyto(value, given)
         elif isinstance(value, bool) or not isinstance(value, (int, str)):
             raise MachineError(
@@ -279,19 +304,23 @@ class Slot:
             self.instrument.after(self.name, params, attributes, results)
         return results
 
-    def check(self, params: Sequence[Value], attributes: Attributes) -> None:
-        """What the verifier checks where it can: kinds and types of the parameters, now.
+    def check(self, params: Sequence[Any], attributes: Attributes, *, types: bool = True) -> None:
+        """What the verifier could not: that results are not written over operands, and with
+        `types` the kinds and types of the parameters.
 
         Raises an `OpError`, or `MachineError` for an Int or Str where a Tensor is wanted.
         """
         if isinstance(self.callee, UserFunction):
             self.callee.check_count(len(params))
             return
-        if not all(isinstance(x, np.ndarray) for x in params):
-            raise MachineError(f"{self.name} takes Tensors, not ({describe(params)})")
-        self.callee.infer([TensorType.of(x) for x in params], attributes)  # type: ignore[arg-type]
-        if self.kernel is not None and not params[0].flags.writeable:  # type: ignore[union-attr]
-            raise MachineError(f"{self.name} would write to a constant")
+        if types:
+            if not all(isinstance(x, np.ndarray) for x in params):
+                raise MachineError(f"{self.name} takes Tensors, not ({describe(params)})")
+            self.callee.infer([TensorType.of(x) for x in params], attributes)
+        if isinstance(self.callee, OpInto):
+            if not params[0].flags.writeable:
+                raise MachineError(f"{self.name} would write to a constant")
+            self.callee.check_apart(params)
 
 
 def describe(values: Sequence[Value]) -> str:

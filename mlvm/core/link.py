@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.functions import FunctionTable
+from mlvm.core.functions import FunctionTable, OpInto
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.verify import Verdict
@@ -59,12 +59,13 @@ _ALONE: Final = {
 
 
 class CallDetails(NamedTuple):
-    """The rest of a call's step: attributes, how many results are announced, and whether the
-    parameters have yet to be checked."""
+    """The rest of a call's step: attributes, how many results are announced, whether the
+    parameters have yet to be checked, and whether only that the result lies apart from them."""
 
     attributes: dict[str, Any]
     nresults: Count
     unproven: bool
+    apart: bool = False
 
 
 class Code(NamedTuple):
@@ -94,6 +95,22 @@ def link(
     for code in codes.values():
         _Linker(program, functions, verdict, codes, code, deferred).run()
     return codes["main"]
+
+
+def distrust(main: Code) -> None:
+    """Have every call of a linked program check its parameters: the function table has changed
+    while it runs, and what was proven of their types may hold no more."""
+    todo, seen = [main.steps], set()
+    while todo:
+        steps = todo.pop()
+        if id(steps) in seen:
+            continue
+        seen.add(id(steps))
+        for i, (code, value, number, rest) in enumerate(steps):
+            if code == CALL_FUNCTION:
+                todo.append(value.steps)
+            elif isinstance(rest, CallDetails):
+                steps[i] = code, value, number, rest._replace(unproven=True)
 
 
 class _Linker:
@@ -161,14 +178,22 @@ class _Linker:
         slot = self.functions.slot(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
         bound = dict(slot.callee.bind(given))
+        if nresults == STAR and slot.callee.nresults is not None:
+            nresults = slot.callee.nresults  # also of what may replace it while this runs
+        apart = self.verdict is not None and isinstance(slot.callee, OpInto)
         kind = CALL_DEFERRED if self.deferred else CALL
-        return kind, slot, number, CallDetails(bound, nresults, unproven)
+        return kind, slot, number, CallDetails(bound, nresults, unproven, apart)
 
     def fold_arguments(self, nargs: int) -> None:
-        """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them."""
+        """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them.
+
+        The step is for the first thing a launch does: later the name may have no kernel.
+        """
         _, steps, starts, ends = self.code
-        loads = [(LOAD_ARG, None, i, None) for i in range(nargs)]
-        if len(steps) <= nargs or steps[:nargs] != loads:
+        again = Instruction(Opcode.call, ("main",))
+        if any(again in function.code for function in self.program.functions.values()):
+            return
+        if len(steps) <= nargs or any(steps[i] != (LOAD_ARG, None, i, None) for i in range(nargs)):
             return
         code, slot, number, details = steps[nargs]
         if code != CALL or number not in (nargs, ALL):

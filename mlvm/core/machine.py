@@ -14,7 +14,7 @@ import numpy as np
 
 from mlvm.core.assembly import format_instruction
 from mlvm.core.errors import LimitExceeded, MachineError, OpError, user_line
-from mlvm.core.functions import FunctionTable, Slot, Value, describe
+from mlvm.core.functions import FunctionTable, OpInto, Slot, Value, describe
 from mlvm.core.futures import Scheduler
 from mlvm.core.link import (
     ALL,
@@ -39,7 +39,7 @@ from mlvm.core.link import (
 )
 from mlvm.core.program import STAR
 from mlvm.core.store import FreeStore
-from mlvm.core.types import Array
+from mlvm.core.types import Array, TensorType
 
 MAX_DEPTH: Final = 10_000
 """How many calls may lie within each other."""
@@ -81,9 +81,7 @@ def run(
                 return stack[base:]
             elif code == LOAD_ARG:
                 stack.append(operands[number])
-            elif code == CALL or code == CALL_NAMED:
-                if code == CALL_NAMED:
-                    value = functions.slot(stack.pop())
+            elif code == CALL:
                 at = base if number == ALL else len(stack) - number
                 stack[at:] = _call(value, stack[at:], rest)
             elif code == PUSH:
@@ -113,17 +111,24 @@ def run(
                 stack[base - nparams :] = stack[len(stack) - number :]
                 current, pc, base, nparams = frames.pop()
                 steps, since = current.steps, pc
-            elif code == CALL_DEFERRED:
+            elif code == CALL_DEFERRED or code == CALL_NAMED:
+                if code == CALL_NAMED:
+                    value, rest = _look_up(functions, stack.pop(), rest)
                 at = base if number == ALL else len(stack) - number
-                place = _Place(current, pc - 1, frames)
-                stack[at:] = _defer(scheduler, value, stack[at:], rest, place)
+                if scheduler is None:
+                    stack[at:] = _call(value, stack[at:], rest)
+                else:
+                    place = _Place(current, pc - 1, frames)
+                    stack[at:] = _defer(scheduler, value, stack[at:], rest, place)
             elif code == POP:
                 del stack[len(stack) - number :]
             elif code == LOAD_GLOBAL:
                 stack.append(store.entry(stack.pop()).array)
             elif code == STORE_GLOBAL:
-                handle = stack.pop()
-                store.replace(handle, stack.pop())
+                handle, value = stack.pop(), stack.pop()
+                if not isinstance(value, np.ndarray):
+                    raise MachineError(f"a Tensor is wanted to store, not {describe([value])}")
+                store.replace(handle, value)
             else:
                 raise MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
@@ -131,14 +136,18 @@ def run(
         params = (
             operands if code == CALL_ON_ARGS else stack[-number:] if number > 0 else stack[base:]
         )
-        _Place(current, pc - 1, frames).note(error, stack, params)
+        slot = value if isinstance(value, Slot) else None
+        _Place(current, pc - 1, frames).note(error, stack, slot, params)
         raise
 
 
-def _call(slot: Slot, params: list[Value], details: CallDetails) -> Any:
-    if details.unproven:
-        slot.check(params, details.attributes)
-    results = slot.call(params, details.attributes)
+def _call(slot: Slot, params: list[Value], details: CallDetails) -> Sequence[Value]:
+    if details.unproven or details.apart:
+        slot.check(params, details.attributes, types=details.unproven)
+    return _counted(slot, slot.call(params, details.attributes), details)
+
+
+def _counted(slot: Slot, results: Sequence[Value], details: CallDetails) -> Sequence[Value]:
     if details.nresults not in (STAR, len(results)):
         raise MachineError(
             f"{slot.name} left {len(results)} results where {details.nresults} are announced"
@@ -146,19 +155,29 @@ def _call(slot: Slot, params: list[Value], details: CallDetails) -> Any:
     return results
 
 
+def _look_up(
+    functions: FunctionTable, name: Value, details: CallDetails
+) -> tuple[Slot, CallDetails]:
+    """The function of a name that the program computed, and the call's details bound to it."""
+    if not isinstance(name, str):
+        raise MachineError(f"a function's name is a Str, not {describe([name])}")
+    slot = functions.slot(name)
+    return slot, details._replace(attributes=dict(slot.callee.bind(details.attributes)))
+
+
 def _defer(
-    scheduler: Scheduler | None,
+    scheduler: Scheduler,
     slot: Slot,
     params: list[Value],
     details: CallDetails,
     place: _Place,
-) -> Any:
-    assert scheduler is not None  # the linker defers for a VM that has one
-    if details.unproven:
-        slot.check(params, details.attributes)
-    return scheduler.call(
-        slot, params, details.attributes, lambda error: place.note(error, params, params)
+) -> Sequence[Value]:
+    if details.unproven or details.apart:
+        slot.check(params, details.attributes, types=details.unproven)
+    results = scheduler.call(
+        slot, params, details.attributes, lambda error: place.note(error, params, slot, params)
     )
+    return _counted(slot, results, details)
 
 
 def _truth(condition: Any) -> bool:
@@ -189,11 +208,16 @@ class _Place:
         self.calls = [caller.function.name for caller, _, _, _ in frames]
         self.line = user_line()
 
-    def note(self, error: Exception, stack: list[Any], params: Sequence[Any]) -> None:
+    def note(
+        self, error: Exception, stack: list[Any], slot: Slot | None, params: Sequence[Any]
+    ) -> None:
         """Add the place to an error, and to an `OpError` the function and its operand types."""
-        kind, value, _, _ = self.code.steps[self.step]
-        if isinstance(error, OpError) and kind in (CALL, CALL_ON_ARGS, CALL_DEFERRED):
-            error.at(value.name, [describe([x]) for x in params])
+        if isinstance(error, OpError) and slot is not None:
+            name = slot.name
+            if isinstance(slot.callee, OpInto):  # a user of the op knows neither ".out" nor out
+                name, params = slot.callee.op.name, params[1:]
+            types = [TensorType.of(x) if isinstance(x, np.ndarray) else x for x in params]
+            error.at(name, types)
         pc = self.code.ends[self.step]
         calls = " > ".join([*self.calls, self.code.function.name][-8:])
         error.add_note(

@@ -110,7 +110,7 @@ class Op:
             if value is REQUIRED:
                 raise AttributeRefused(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
-                raise AttributeRefused(f"attribute {attribute} was given {value!r}").at(
+                raise AttributeRefused(f"attribute {attribute} was given {_text(value)}").at(
                     self.name, ()
                 )
             bound[name] = float(value) if attribute.hint is float else value
@@ -164,12 +164,22 @@ def op(*, infer: Rule, flops: Flops | None = None) -> Callable[[Kernel], Op]:
 
 
 def canonical(value: Any) -> Any:
-    """An attribute's value in its one form: lists as tuples, numpy scalars as Python's."""
+    """An attribute's value in its one form: lists as tuples, numpy scalars as Python's, the
+    keys of a mapping as strings, a dtype by its name."""
     if isinstance(value, (list, tuple)):
         return tuple(map(canonical, value))
+    if isinstance(value, Mapping):
+        return {str(name): canonical(each) for name, each in value.items()}
     if isinstance(value, DType):
         return value.name
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python refuses to write very long ints
+        return "an int too long to write"
 
 
 def _matches(value: Any, hint: Any) -> bool:
@@ -189,6 +199,8 @@ def _matches(value: Any, hint: Any) -> bool:
         return value is None
     if isinstance(value, bool):
         return hint is bool
+    if isinstance(value, int) and not -(2**63) <= value <= 2**64:
+        return False
     if hint is float and isinstance(value, int):
         return abs(value) <= sys.float_info.max
     return isinstance(value, hint)

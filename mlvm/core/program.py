@@ -6,16 +6,23 @@ arguments are looked up when it is launched.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
 
+from mlvm.core.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.errors import ProgramError
+from mlvm.core.op import canonical
 from mlvm.core.types import Array, TensorType
 
 STAR: Final = "*"
+NAME: Final = re.compile(r"[A-Za-z_][\w.]*")
+"""What functions and constants are called."""
+
 Count = int | Literal["*"]
 """A number of parameters or results; `*` takes or accepts any number."""
 
@@ -59,6 +66,10 @@ class Opcode(Enum):
         return self.name.rstrip("_")
 
 
+OPCODES: Final = {opcode.text: opcode for opcode in Opcode}
+"""Every opcode by its text."""
+
+
 class Instruction(NamedTuple):
     """An opcode and its immediates, in the order of the table."""
 
@@ -79,8 +90,8 @@ class Function(NamedTuple):
 class Program:
     """Functions, of which `main` is the entry, and a pool of constants.
 
-    Raises `ProgramError` where a name is given twice or there is no `main`. Constants are
-    copied and read-only.
+    Raises `ProgramError` where a name is given twice or could not stand in assembly, or there
+    is no `main`. Constants are copied and read-only.
     """
 
     __slots__ = ("__weakref__", "constants", "functions")
@@ -90,13 +101,15 @@ class Program:
     ) -> None:
         self.functions: dict[str, Function] = {}
         for function in functions:
+            _check_name("function", function.name)
             if function.name in self.functions:
                 raise ProgramError(f"function {function.name!r} is defined twice")
-            self.functions[function.name] = function
+            self.functions[function.name] = _frozen(function)
         if "main" not in self.functions:
             raise ProgramError(f"no function 'main' among {', '.join(self.functions) or 'none'}")
         self.constants: dict[str, Array] = {}
         for name, value in (constants or {}).items():
+            _check_name("constant", name)
             array = np.array(value, order="C")
             TensorType.of(array)
             array.flags.writeable = False
@@ -110,7 +123,7 @@ class Program:
     @staticmethod
     def of_op(name: str, nparams: int, attributes: Mapping[str, Any], nresults: Count) -> Program:
         """The one-op program: push the arguments, call the function of that name, halt."""
-        immediates = (nparams, nresults, dict(attributes)) if attributes else (nparams, nresults)
+        immediates = (nparams, nresults, attributes) if attributes else (nparams, nresults)
         return Program.straight(
             [
                 *(Instruction(Opcode.load_arg, (i,)) for i in range(nparams)),
@@ -119,6 +132,28 @@ class Program:
                 Instruction(Opcode.halt),
             ]
         )
+
+    def to_bytes(self) -> bytes:
+        """The program as bytes, which docs/wire.md describes; `from_bytes` reads them back.
+
+        Raises `EncodingError` for an immediate that has no encoding.
+        """
+        writer = Writer()
+        writer.sequence(self.functions.values(), _write_function)
+        writer.mapping(self.constants, Writer.array)
+        return writer.message(Kind.program)
+
+    @staticmethod
+    def from_bytes(data: bytes | bytearray | memoryview) -> Program:
+        """The program that `to_bytes` wrote. Whether it makes sense is the verifier's question.
+
+        Raises `EncodingError` for bytes that are no program, `ProgramError` as the constructor.
+        """
+        _, reader = open_message(data, Kind.program)
+        functions = reader.sequence(_read_function)
+        constants = reader.mapping(Reader.array)
+        reader.end()
+        return Program(functions, constants)
 
     @property
     def main(self) -> Function:
@@ -141,5 +176,56 @@ class Program:
         return f"<Program {lengths}; {len(self.constants)} constants>"
 
 
+def _check_name(kind: str, name: str) -> None:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ProgramError(
+            f"a {kind}'s name is letters, digits, _ and ., no digit or . first, not {name!r}"
+        )
+
+
+def _frozen(function: Function) -> Function:
+    """The function with attributes that its maker cannot change any more."""
+    code = tuple(
+        Instruction(opcode, tuple(map(_frozen_immediate, immediates)))
+        for opcode, immediates in function.code
+    )
+    return function._replace(code=code)
+
+
+def _frozen_immediate(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return MappingProxyType({name: canonical(x) for name, x in value.items()})
+
+
 def _same(x: Array, y: Array) -> bool:
     return TensorType.of(x) is TensorType.of(y) and x.tobytes() == y.tobytes()
+
+
+def _write_function(writer: Writer, function: Function) -> None:
+    writer.text(function.name)
+    writer.integer(function.nparams)
+    writer.value(function.nresults)
+    writer.sequence(function.code, _write_instruction)
+
+
+def _read_function(reader: Reader) -> Function:
+    name, nparams, nresults = reader.text(), reader.integer(), reader.value()
+    if nparams < 0:
+        raise reader.error(f"a function has 0 or more parameters, not {nparams}")
+    whole = isinstance(nresults, int) and not isinstance(nresults, bool)
+    if nresults != STAR and not (whole and nresults >= 0):
+        raise reader.error(f"a function has 0 or more results, or *, not {nresults!r}")
+    return Function(name, nparams, nresults, tuple(reader.sequence(_read_instruction)))
+
+
+def _write_instruction(writer: Writer, instruction: Instruction) -> None:
+    writer.text(instruction.opcode.text)
+    writer.sequence(instruction.immediates, Writer.value)
+
+
+def _read_instruction(reader: Reader) -> Instruction:
+    text = reader.text()
+    if text not in OPCODES:
+        raise reader.error(f"no instruction {text!r}")
+    return Instruction(OPCODES[text], tuple(reader.sequence(Reader.value)))

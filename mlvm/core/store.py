@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, HandleError, ShapeError
-from mlvm.core.types import MAX_NBYTES, Array, TensorType, aligned_zeros
+from mlvm.core.errors import DTypeError, HandleError, OutOfMemory, ShapeError
+from mlvm.core.types import MAX_NBYTES, Array, TensorType, aligned_array, aligned_zeros
 
 Handle = int
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
@@ -63,14 +63,19 @@ class FreeStore:
         self._ended: dict[Handle, str] = {}
 
     def new_storage(self, nbytes: int) -> Storage:
-        """Bytes for one storage; the one place that allocates."""
-        return Storage(nbytes, aligned_zeros(nbytes))
+        """Bytes for one storage; the one place that allocates. Raises `OutOfMemory`."""
+        try:
+            return Storage(nbytes, aligned_zeros(nbytes))
+        except MemoryError:
+            raise OutOfMemory(
+                f"{nbytes:,} bytes are not to be had; the VM holds {self.consumed:,}"
+            ) from None
 
     # --- storages ---
 
     def alloc_storage(self, nbytes: int) -> Handle:
-        if not 0 <= nbytes <= MAX_NBYTES:
-            raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes}")
+        if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
+            raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes!r}")
         storage = self.new_storage(nbytes)
         storage.has_handle = True
         handle = next(_handles)
@@ -91,6 +96,8 @@ class FreeStore:
     # --- tensors ---
 
     def alloc_tensor(self, type: TensorType) -> Handle:
+        if not isinstance(type, TensorType):
+            raise ShapeError(f"a tensor is of a TensorType, not {type!r}")
         storage = self.new_storage(type.nbytes)
         return self._name(Entry(type, storage.view(type, 0), storage, owner=True))
 
@@ -115,7 +122,8 @@ class FreeStore:
         return self._name(self._entry_of(array))
 
     def replace(self, handle: Handle, array: Array) -> None:
-        """Let a handle name another array, which may be of another type; nothing is copied."""
+        """Let a handle name another array, which may be of another type. Nothing is copied but
+        an array that is read-only, as a constant is."""
         old, new = self.entry(handle), self._entry_of(array)
         self._attach(handle, new)
         self._detach(handle, old, keep=new.storage)
@@ -146,6 +154,9 @@ class FreeStore:
 
     def _entry_of(self, array: Array) -> Entry:
         """An entry for any array: in the storage it lies in, or in one made of its own memory."""
+        if not array.flags.writeable:
+            array, constant = aligned_array(TensorType.of(array)), array
+            np.copyto(array, constant)
         storage = self._by_root.get(id(_root(array)))
         if storage is None:
             storage = Storage(array.nbytes, array)

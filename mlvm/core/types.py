@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,10 @@ Kind = Literal["bool", "unsigned", "signed", "float"]
 
 @final
 class DType:
-    """One of the eleven element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`."""
+    """One of the eleven element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
+
+    Equal to whatever `of` makes it of, but, as with numpy's dtypes, not a dictionary key for it.
+    """
 
     __slots__ = ("itemsize", "kind", "name", "numpy")
     all: ClassVar[dict[str, DType]] = {}
@@ -59,6 +63,16 @@ class DType:
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
         raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DType):
+            return self is other
+        try:
+            return DType.of(other) is self
+        except DTypeError:
+            return NotImplemented
+
+    __hash__ = object.__hash__
 
     @property
     def is_float(self) -> bool:
@@ -145,8 +159,10 @@ class TensorType:
     for more than 64 dimensions, and for more than 2**62 bytes (not counting lengths of 0).
     """
 
-    __slots__ = ("dtype", "nbytes", "ndim", "shape", "size")
-    _interned: ClassVar[dict[tuple[DType, Shape], TensorType]] = {}
+    __slots__ = ("__weakref__", "dtype", "nbytes", "ndim", "shape", "size")
+    _interned: ClassVar[WeakValueDictionary[tuple[DType, Shape], TensorType]] = (
+        WeakValueDictionary()
+    )
 
     dtype: DType
     shape: Shape
@@ -184,7 +200,11 @@ class TensorType:
         if match is None:
             raise ShapeError(f"{text!r} is not a type; write one like f32[2,3] or i64[]")
         name, lengths = match.groups()
-        return TensorType(DType.named(name), [int(n) for n in lengths.split(",") if n.strip()])
+        try:
+            shape = [int(n) for n in lengths.split(",") if n.strip()]
+        except ValueError:  # Python reads no integer of thousands of digits
+            raise ShapeError(f"a length of {name}[...] has too many digits") from None
+        return TensorType(DType.named(name), shape)
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
         return TensorType(self.dtype, shape)

@@ -20,6 +20,9 @@ from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
 
+MAX_CONTEXTS: Final = 16
+"""For how many combinations of kinds a function is followed; then for parameters of any kind."""
+
 
 class Abstract(NamedTuple):
     """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
@@ -52,10 +55,11 @@ UNKNOWN: Final = Abstract(ANY)
 
 class State(NamedTuple):
     """A frame's slots, parameters first. `open`: any number of unknown values lie above them,
-    which only a call that takes all, or halt, may follow."""
+    and above these the slots `top`; so much is known where heights differ."""
 
     slots: tuple[Abstract, ...]
     open: bool = False
+    top: tuple[Abstract, ...] = ()
 
 
 class Verdict(NamedTuple):
@@ -115,9 +119,11 @@ class _Verifier:
         self.instruction = Instruction(Opcode.halt)
         self.slots: list[Abstract] = []
         self.open = False
+        self.top: list[Abstract] = []
 
     def run(self) -> Verdict:
         for function in self.program.functions.values():
+            _check_signature(function)
             self.context = _Context(function, ())
             for self.pc, self.instruction in enumerate(function.code):
                 self.check_immediates(function)
@@ -133,7 +139,7 @@ class _Verifier:
                 )
             self.instruction = code[self.pc]
             state = self.context.states[self.pc]
-            self.slots, self.open = list(state.slots), state.open
+            self.slots, self.open, self.top = list(state.slots), state.open, list(state.top)
             opcode, immediates = self.instruction
             if getattr(self, opcode.name)(*immediates) is not _ENDS:
                 self.flow(self.pc + 1)
@@ -147,6 +153,9 @@ class _Verifier:
     def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
         """The context of a call with these parameters, to be followed again if they are new."""
         key = function.name, tuple(p.kind for p in params)
+        if key not in self.contexts and self.known(function) >= MAX_CONTEXTS:
+            params = (UNKNOWN,) * len(params)
+            key = function.name, (ANY,) * len(params)
         context = self.contexts.get(key)
         if context is None:
             context = self.contexts[key] = _Context(function, params)
@@ -155,9 +164,13 @@ class _Verifier:
             self.merge(context, 0, State(params))
         return context
 
+    def known(self, function: Function) -> int:
+        """How many contexts the function has."""
+        return sum(name == function.name for name, _ in self.contexts)
+
     def flow(self, pc: int) -> None:
         """The state in hand reaches `pc` of the same function."""
-        self.merge(self.context, pc, State(tuple(self.slots), self.open))
+        self.merge(self.context, pc, State(tuple(self.slots), self.open, tuple(self.top)))
 
     def merge(self, context: _Context, pc: int, state: State) -> None:
         before = context.states.get(pc)
@@ -167,18 +180,29 @@ class _Verifier:
             self.work.append((context, pc))
 
     def meet(self, x: State, y: State, where: str) -> State:
-        if x.open != y.open or len(x.slots) != len(y.slots):
+        open = x.open or y.open
+        if not open and len(x.slots) != len(y.slots):
             raise self.error(
-                f"the stack has {_height(x)} or {_height(y)} values at {where}, "
+                f"the stack has {len(x.slots)} or {len(y.slots)} values at {where}, "
                 f"depending on the path"
             )
+        if open:
+            x, y = _opened(x, y), _opened(y, x)
+        slots = self.meet_slots(x.slots, y.slots, where)
+        top = self.meet_slots(x.top[::-1], y.top[::-1], where)[::-1]
+        return State(slots, open, top)
+
+    def meet_slots(
+        self, x: tuple[Abstract, ...], y: tuple[Abstract, ...], where: str
+    ) -> tuple[Abstract, ...]:
+        """What is known of the slots that both have."""
         slots = []
-        for i, (a, b) in enumerate(zip(x.slots, y.slots, strict=True)):
+        for i, (a, b) in enumerate(zip(x, y, strict=False)):
             both = a.meet(b)
             if both is None:
                 raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
             slots.append(both)
-        return State(tuple(slots), x.open)
+        return tuple(slots)
 
     # --- what each instruction does ---
 
@@ -224,7 +248,7 @@ class _Verifier:
             known = not self.open
             operands = self.slots[self.context.function.nparams :]
             del self.slots[self.context.function.nparams :]
-            self.open = False
+            self.open, self.top = False, []
         else:
             known, operands = True, self.take_many(nparams)
         results = None
@@ -234,10 +258,7 @@ class _Verifier:
             results = self.results_of(name, operands, nresults, attributes)
         if results is None and nresults != STAR:
             results = [UNKNOWN] * nresults
-        if results is None:
-            self.open = True
-        else:
-            self.slots += results
+        self.leave(results or (), open=results is None)
 
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
@@ -276,8 +297,7 @@ class _Verifier:
         context.callers.add((self.context, self.pc))
         if context.result is None:
             return _ENDS  # followed again when a return is found
-        self.slots += context.result.slots
-        self.open = context.result.open
+        self.leave(context.result.slots, context.result.open)
         return None
 
     def return_(self, n: int) -> object:
@@ -300,10 +320,12 @@ class _Verifier:
         return _ENDS
 
     def jump(self, target: int) -> object:
+        self.need_height()
         self.flow(target)
         return _ENDS
 
     def jump_if_false(self, target: int) -> None:
+        self.need_height()
         condition = self.take(ANY)
         if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
             raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
@@ -312,28 +334,39 @@ class _Verifier:
     # --- the stack ---
 
     def push(self, value: Abstract) -> None:
-        if self.open:
-            raise self.error("the stack's height is not known here")
-        self.slots.append(value)
+        (self.top if self.open else self.slots).append(value)
+
+    def leave(self, results: Sequence[Abstract], open: bool) -> None:
+        """Push a call's results; if open, any number of unknown ones follow them."""
+        for result in results:
+            self.push(result)
+        if open:
+            self.open, self.top = True, []
 
     def take(self, kind: str) -> Abstract:
         [value] = self.take_many(1)
         if kind != ANY and value.kind not in (kind, ANY):
-            raise self.error(f"a {kind} is wanted on top of the stack, not {value}")
+            wanted = "an Int" if kind == "Int" else f"a {kind}"
+            raise self.error(f"{wanted} is wanted on top of the stack, not {value}")
         if kind != ANY and value.kind == ANY:
             self.unproven.add((self.context.function.name, self.pc))
         return value
 
     def take_many(self, n: int) -> list[Abstract]:
+        slots = self.top if self.open else self.slots
+        height = len(slots) if self.open else len(slots) - self.context.function.nparams
+        if n > height:
+            known = " known" if self.open else ""
+            raise self.error(f"needs {n} values above base; there are {height}{known}")
+        at = len(slots) - n
+        taken = slots[at:]
+        del slots[at:]
+        return taken
+
+    def need_height(self) -> None:
+        """Refuse a jump where the height is not known: a loop could grow the stack."""
         if self.open:
             raise self.error("the stack's height is not known here")
-        height = len(self.slots) - self.context.function.nparams
-        if n > height:
-            raise self.error(f"needs {n} values above base; there are {height}")
-        at = len(self.slots) - n
-        taken = self.slots[at:]
-        del self.slots[at:]
-        return taken
 
     def place_of(self, i: int) -> int:
         nparams = self.context.function.nparams
@@ -361,9 +394,10 @@ class _Verifier:
                 good, wanted = whole and value >= 0, "a count >= 0"
             case "n":
                 good, wanted = whole, "an integer"
+            case "i" if opcode is Opcode.load_arg:
+                good, wanted = whole and value >= 0, "an argument's number >= 0"
             case "i":
-                least = 0 if opcode is Opcode.load_arg else None
-                good, wanted = whole and (least is None or value >= 0), "a slot's number"
+                good, wanted = whole, "a slot's number"
             case "s":
                 good, wanted = isinstance(value, str), "a string"
             case "name":
@@ -375,14 +409,15 @@ class _Verifier:
                 good = isinstance(value, str) and value in self.program.functions
                 wanted = f"a function, of {names}"
             case "nparams" | "nresults":
-                good, wanted = value == STAR or (whole and value >= 0), "a count >= 0 or *"
+                good, wanted = _is_count(value), "a count >= 0 or *"
             case "label":
                 good = whole and 0 <= value < len(function.code)
                 wanted = f"a pc below {len(function.code)}"
             case _:
-                good, wanted = isinstance(value, Mapping), "attributes by name"
+                good = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+                wanted = "attributes by name"
         if not good:
-            raise self.error(f"{kind} must be {wanted}, not {value!r}")
+            raise self.error(f"{kind.rstrip('?')} must be {wanted}, not {value!r}")
 
     def place(self) -> str:
         name = self.context.function.name
@@ -395,5 +430,26 @@ class _Verifier:
 _ENDS: Final = object()
 
 
-def _height(state: State) -> str:
-    return f"{len(state.slots)} or more" if state.open else str(len(state.slots))
+def _opened(state: State, other: State) -> State:
+    """A state as an open one, its slots divided like those of another that is open."""
+    if state.open:
+        return state
+    slots, above = state.slots[: len(other.slots)], state.slots[len(other.slots) :]
+    return State(slots, True, above[max(len(above) - len(other.top), 0) :])
+
+
+def _check_signature(function: Function) -> None:
+    if not _is_whole(function.nparams):
+        raise ProgramError(f"{function.name}: nparams must be >= 0, not {function.nparams!r}")
+    if not _is_count(function.nresults):
+        raise ProgramError(
+            f"{function.name}: nresults must be >= 0 or *, not {function.nresults!r}"
+        )
+
+
+def _is_count(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, str) and value == STAR)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

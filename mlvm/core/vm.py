@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -14,16 +15,18 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core import machine
+from mlvm.core.clib import load_library
 from mlvm.core.errors import DTypeError, HandleError, MachineError, ProgramError, ShapeError
 from mlvm.core.functions import (
     FunctionTable,
     HostFunction,
     Instrument,
+    OpInto,
     PythonFunction,
     Value,
 )
 from mlvm.core.futures import Scheduler
-from mlvm.core.link import Code, link, nargs_of
+from mlvm.core.link import CALL_ON_ARGS, Code, distrust, link, nargs_of
 from mlvm.core.program import Program
 from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
@@ -173,9 +176,23 @@ class VM:
         It is called with a `Frame`. Where `nparams` or `nresults` are given, the verifier and
         the machine hold every call to them. Programs see the change with their next call.
         """
+        if not callable(fn):
+            raise MachineError(f"{name}: a function is wanted, not {fn!r}")
         with self._lock:
             self.functions.register(name, PythonFunction(name, fn, nparams, nresults))
             self._forget_links()
+
+    def register_library(self, path: str | os.PathLike[str]) -> list[str]:
+        """Register the C functions that a shared library lists, and return their names.
+
+        `mlvm.h` says how it lists them. Raises `LibraryError`, and registers none then.
+        """
+        functions = load_library(path)
+        with self._lock:
+            for function in functions:
+                self.functions.register(function.name, function)
+            self._forget_links()
+        return [function.name for function in functions]
 
     def remove(self, name: str) -> None:
         """Take the function of that name out of the table. Raises `UnknownFunction`."""
@@ -214,6 +231,12 @@ class VM:
             finally:
                 trace.write(file)
 
+    def close(self) -> None:
+        """End the workers, if there are any, when they have done what they were given; the VM
+        takes no launch after that. Idempotent."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+
     def _quiet(self) -> None:
         """Wait for the workers, whatever comes of it."""
         if self._scheduler is not None:
@@ -232,8 +255,8 @@ class VM:
 
         A launch on a busy VM waits. A program is verified for each combination of argument
         types it first comes with. Raises `HandleError`, what `verify`, ops and host functions
-        raise, and `LimitExceeded` after `max_steps` instructions; whatever it raises, the VM is
-        usable and holds the bytes it held before.
+        raise, and `LimitExceeded` after `max_steps` instructions. Whatever it raises, the VM is
+        usable and holds as many bytes as before; what was written till then stays written.
         """
         self._lock.acquire()  # half the price of `with`
         try:
@@ -291,14 +314,21 @@ class VM:
         linked = self._linked.get(id(program))
         code = linked.codes.get(types) if linked is not None else None
         if code is None:
+            if not isinstance(program, Program):
+                raise ProgramError(f"a Program is wanted to launch, not {program!r}")
             verdict = verify(program, self.functions, types) if self.checked else None
             code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
             linked = linked or self._remember(program)
+            if len(linked.codes) >= _BOUND_LIMIT:
+                linked.codes.clear()
             linked.codes[types] = code
         assert linked is not None
-        if nargs_of(program) > len(args):  # only an unchecked VM comes here
-            raise ProgramError(f"the program loads {nargs_of(program)} arguments of {len(args)}")
+        if not self.checked and linked.nargs > len(args):
+            raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
+        kind, value, _, _ = code.steps[0]
+        if self.checked and kind == CALL_ON_ARGS and isinstance(value.callee, OpInto):
+            value.callee.check_apart(operands)
         if len(linked.bound) >= _BOUND_LIMIT:
             linked.bound.clear()
         linked.bound[args] = code, operands
@@ -321,6 +351,9 @@ class VM:
     def _forget_links(self) -> None:
         """Names may mean other functions now."""
         for linked in self._linked.values():
+            if self._running and self.checked:
+                for code in linked.codes.values():
+                    distrust(code)
             linked.codes.clear()
             linked.bound.clear()
 

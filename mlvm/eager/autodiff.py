@@ -58,10 +58,12 @@ _Node: TypeAlias = tuple[tuple[Pull, ...], tuple[int, ...], tuple[Tensor, ...]]
 
 class Tape:
     """What ran, in order. A tracked tensor's `slot` is the number of the node that made it;
-    a watched tensor's node is None."""
+    a watched tensor's node is None. `kept` are the ids of the roots that some node has saved,
+    or once had."""
 
     def __init__(self) -> None:
         self.nodes: list[_Node | None] = []
+        self.kept: set[int] = set()
         live_tapes.add(self)
 
     def watch(self, x: Tensor) -> Tensor:
@@ -87,12 +89,22 @@ class Tape:
         tracked, pulls, saves = recipe
         if not tracked:
             return
-        out.tape = self
-        out.slot = len(self.nodes)
         slots = tuple([operands[i].slot for i in tracked])
         saved = tuple([out if i == _RESULT else operands[i] for i in saves]) if saves else ()
+        self.leave(out, pulls, slots, saved)
+
+    def leave(
+        self,
+        out: Tensor,
+        pulls: tuple[Pull, ...],
+        slots: tuple[int, ...],
+        saved: tuple[Tensor, ...],
+    ) -> None:
+        """Make a node for the result `out`: a pull for each slot, and what these need."""
+        out.tape = self
+        out.slot = len(self.nodes)
         for y in saved:
-            (y if y.base is None else y.base).keeper = self  # type: ignore[attr-defined]
+            self.kept.add(id(y if y.base is None else y.base))
         self.nodes.append((pulls, slots, saved))
 
     def refuse_write(self, call: OneOp, x: Tensor, operands: Sequence[Tensor] = ()) -> None:
@@ -102,8 +114,12 @@ class Tape:
         if not self.nodes:
             return
         root = x.root
-        tracked = x.tape is self or (isinstance(root, Tensor) and root.tape is self)
-        if tracked or (getattr(root, "keeper", None) is self and self._saves(root)):
+        if x.tape is self or (isinstance(root, Tensor) and root.tape is self):
+            raise GradientError(
+                f"{call.op.name}: {x.type} cannot be updated in place, as it is tracked: a "
+                f"gradient is taken through it; write y = y + b, not y += b"
+            )
+        if id(root) in self.kept and self._saves(root):
             raise GradientError(
                 f"{call.op.name}: {x.type} cannot be updated in place while a tape needs its "
                 f"old value; update it after the gradient is taken"
@@ -224,7 +240,7 @@ class _Session:
                     where = f" at {path}" if path else ""
                     raise DTypeError(f"a gradient is with respect to floats, not {x.type}{where}")
         self.arguments = [substitute(self.tape.watch, argument) for argument in arguments]
-        self.slots = [x.slot for argument in self.arguments for _, x in leaves(argument)]
+        self.variables = [x for argument in self.arguments for _, x in leaves(argument)]
         self.start = len(self.tape.nodes)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -237,29 +253,35 @@ class _Session:
     def pull(self, out: Tensor, seed: Tensor, *, keep: bool) -> list[Tree]:
         """The cotangents as trees like the arguments; zeros where nothing depends.
 
-        Each has memory of its own, as an update in place of one must not change another.
+        That of each variable has memory of its own, as an update in place of one must not
+        change another; a variable that occurs twice has the same one in both places.
         """
         keep = keep or self.outer is not None
-        cotangents = self.tape.cotangents(out, seed, self.slots, self.start, keep=keep)
-        rest = iter(cotangents)
-        taken = {id(seed.root)}
-
-        def leaf(x: Tensor) -> Tensor:
-            g = next(rest)
+        slots = [x.slot for x in self.variables]
+        cotangents = self.tape.cotangents(out, seed, slots, self.start, keep=keep)
+        taken = {id(seed)}
+        made: dict[int, Tensor] = {}
+        for x, g in zip(self.variables, cotangents, strict=True):
+            if x.slot in made:
+                continue
             if g is None:
-                return full(x.shape, 0.0, dtype=x.dtype)
-            root = id(g.root)
-            if root in taken:
-                return op.copy(g)
-            taken.add(root)
-            return g
+                g = full(x.shape, 0.0, dtype=x.dtype)
+            elif g.base is not None or id(g) in taken:
+                g = op.copy(g)
+            taken.add(id(g))
+            made[x.slot] = g
+        return [map_tree(lambda x: made[x.slot], argument) for argument in self.arguments]
 
-        return [map_tree(leaf, argument) for argument in self.arguments]
+    def apart(self, value: Tensor) -> Tensor:
+        """The value; a copy if its bytes are an argument's, which an update would change."""
+        root = value.root
+        return op.copy(value) if any(x.root is root for x in self.variables) else value
 
     def close(self) -> None:
         """Drop what the tape keeps alive, unless it belongs to a differentiation around."""
         if self.outer is None:
             self.tape.nodes.clear()
+            self.tape.kept.clear()
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
@@ -274,7 +296,14 @@ def value_and_grad(
     `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
     which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
     float tensors; a gradient has its argument's structure, with dicts for Modules, and zeros
-    where the value does not depend on a tensor.
+    where the value does not depend on a tensor. A tensor that occurs twice in one argument is
+    one variable, with one gradient in both places.
+
+    All else is a constant, through which no gradient flows and no error is raised: a tensor that
+    `fn` reaches without these arguments, such as a parameter it closes over, and every result
+    that is no float: of a comparison, `argmax`, or a cast to integers or bools, also where it is
+    cast back. Ops with float results that are constant in pieces (`floor`, `round`, `sign`, ...)
+    have no gradient; `stop_gradient` makes constants of them.
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
     that has no gradient; `DTypeError` when an argument holds other than float tensors.
@@ -299,7 +328,9 @@ def value_and_grad(
             gradients = session.pull(value, full((), 1.0, dtype=value.dtype), keep=False)
         finally:
             session.close()
-        return result, tuple(gradients) if several else gradients[0]
+        value = session.apart(value)
+        primal = (value, result[1]) if has_aux else value
+        return primal, tuple(gradients) if several else gradients[0]
 
     return differentiated
 
@@ -307,7 +338,8 @@ def value_and_grad(
 def grad(
     fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """A function that returns the gradient of `fn`; see `value_and_grad`.
+    """A function that returns the gradient of `fn`; see `value_and_grad`, also for what is a
+    constant to it.
 
     With `has_aux` it returns `(gradient, aux)`.
     """
@@ -342,7 +374,7 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
             raise GradientError(f"the cotangent of {value.type} cannot be {_kind(cotangent)}")
         return tuple(session.pull(value, cotangent, keep=True))
 
-    return value, pullback
+    return session.apart(value), pullback
 
 
 def _scalar(result: object, has_aux: bool) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, OpError, ShapeError
-from mlvm.core.types import Array, DType, TensorType, bool_, f32, i64
+from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.tensor import Scalar, Tensor, constant, from_array
 
@@ -29,14 +29,15 @@ def type_of(x: Tensor) -> TensorType:
     return x.type
 
 
-def integers(value: int | Sequence[int], name: str) -> tuple[int, ...]:
+def integers(value: int | Sequence[int], name: str, function: str | None = None) -> tuple[int, ...]:
     """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else,
-    calling it by that name."""
+    calling it by that name, and the function by its own."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
         return tuple(map(operator.index, several))
     except TypeError:
-        raise AttributeRefused(f"{name} is an int or a tuple of ints, not {value!r}") from None
+        error = AttributeRefused(f"{name} is an int or a tuple of ints, not {value!r}")
+        raise (error.at(function, ()) if function else error) from None
 
 
 # --- values copied in ----------------------------------------------------------------
@@ -50,7 +51,7 @@ def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
     and tensors are cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
-    is out of range, `ShapeError` for rows of different lengths.
+    is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep.
     """
     wanted = None if dtype is None else DType.of(dtype)
     if isinstance(obj, Tensor):
@@ -92,10 +93,12 @@ def _of_numbers(obj: object) -> Array:
     return array
 
 
-def _leaves(obj: object) -> Iterator[object]:
+def _leaves(obj: object, depth: int = 0) -> Iterator[object]:
     if isinstance(obj, (list, tuple)):
+        if depth == MAX_NDIM:
+            raise ShapeError(f"lists nested more than {MAX_NDIM} deep are no tensor")
         for each in obj:
-            yield from _leaves(each)
+            yield from _leaves(each, depth + 1)
     else:
         yield obj
 
@@ -128,38 +131,50 @@ def full(
     shape: int | Sequence[int], fill_value: Scalar | Tensor, *, dtype: object = None
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor."""
+    return _filled("full", shape, fill_value, dtype)
+
+
+def _filled(
+    name: str, shape: int | Sequence[int], fill_value: Scalar | Tensor, dtype: object
+) -> Tensor:
+    """`full` for the function of that name, which errors say."""
+    lengths = integers(shape, "shape", name)
     wanted = None if dtype is None else DType.of(dtype)
     if isinstance(fill_value, Tensor):
-        return op.full(asarray(fill_value, dtype=wanted), shape=integers(shape, "shape"))
+        return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
     if type(value) not in _DEFAULTS:
-        raise DTypeError(f"fill_value must be a number or scalar tensor, not {_kind(value)}")
+        raise DTypeError(f"fill_value must be a number or scalar tensor, not {_kind(value)}").at(
+            name, ()
+        )
+    target = wanted or _DEFAULTS[type(value)]
     try:
-        filling = constant(value, wanted or _DEFAULTS[type(value)])
+        filling, type_ = constant(value, target), TensorType(target, lengths)
     except OpError as error:
-        raise error.at("full", ()) from None
-    return op.full(filling, shape=integers(shape, "shape"))
+        raise error.at(name, ()) from None
+    return op.full(filling, shape=type_.shape)
 
 
 def zeros(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
     """A tensor of zeros, or of False."""
-    return full(shape, _number(0, dtype), dtype=dtype)
+    return _filled("zeros", shape, _number(0, dtype), dtype)
 
 
 def ones(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
     """A tensor of ones, or of True."""
-    return full(shape, _number(1, dtype), dtype=dtype)
+    return _filled("ones", shape, _number(1, dtype), dtype)
 
 
 def empty(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run."""
-    return zeros(shape, dtype=dtype)
+    return _filled("empty", shape, _number(0, dtype), dtype)
 
 
 def full_like(x: Tensor, /, fill_value: Scalar | Tensor, *, dtype: object = None) -> Tensor:
     """`full` with the shape of x, and its dtype unless another is named."""
     type = type_of(x)
-    return full(type.shape, fill_value, dtype=type.dtype if dtype is None else dtype)
+    wanted = type.dtype if dtype is None else dtype
+    return _filled("full_like", type.shape, fill_value, wanted)
 
 
 def zeros_like(x: Tensor, /, *, dtype: object = None) -> Tensor:

@@ -53,11 +53,14 @@ def isdtype(dtype: object, kind: object) -> bool:
     given = DType.of(dtype)
     if isinstance(kind, tuple):
         return any(isdtype(given, each) for each in kind)
-    if isinstance(kind, DType):
-        return given is kind
-    if kind not in _KINDS:
-        raise AttributeRefused(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}")
-    return given.kind in _KINDS[kind]
+    if isinstance(kind, str) and kind in _KINDS:
+        return given.kind in _KINDS[kind]
+    try:
+        return given is DType.of(kind)
+    except DTypeError:
+        raise AttributeRefused(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}").at(
+            "isdtype", ()
+        ) from None
 
 
 def result_type(*tensors_and_dtypes: object) -> DType:

@@ -35,7 +35,7 @@ def _axes(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
     """The axes, counted from the front, of a tensor like x with `new` more dimensions."""
     type = type_of(x)
     try:
-        given = axis if axis is None else integers(axis, "axis")
+        given = axis if axis is None else integers(axis, "axis", name)
         return normalize_axes(given, type.ndim + new)
     except OpError as error:
         raise error.at(name, (type,)) from None
@@ -47,7 +47,7 @@ def _axes(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
 def reshape(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
     """The elements of x, in row-major order, in another shape of the same size; one length may
     be -1. Nothing is copied. Raises `ShapeError`."""
-    type, lengths = type_of(x), integers(shape, "shape")
+    type, lengths = type_of(x), integers(shape, "shape", "reshape")
     if -1 in lengths:
         rest = -math.prod(lengths)
         if rest <= 0 or type.size % rest or lengths.count(-1) > 1:
@@ -63,7 +63,7 @@ def reshape(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
 
 def expand_dims(x: Tensor, /, *, axis: int | tuple[int, ...] = 0) -> Tensor:
     """x with new axes of length 1 at these positions of the result."""
-    new = _axes("expand_dims", axis, x, new=len(integers(axis, "axis")))
+    new = _axes("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
     lengths = iter(x.shape)
     return reshape(x, [1 if i in new else next(lengths) for i in range(x.ndim + len(new))])
 
@@ -87,7 +87,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 
     Nothing is copied where the axes longer than 1 keep their order.
     """
-    order = integers(axes, "axes")
+    order = integers(axes, "axes", "permute_dims")
     result = _inferred(one_op("permute_dims", axes=order), x)
     long = [i % x.ndim for i in order if x.shape[i] != 1]
     if long == sorted(long):
@@ -123,7 +123,7 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
 
     Nothing is copied where nothing is repeated.
     """
-    lengths = integers(shape, "shape")
+    lengths = integers(shape, "shape", "broadcast_to")
     result = _inferred(one_op("broadcast_to", shape=lengths), x)
     if result.size == x.size:
         return reshape(x, lengths)
@@ -189,7 +189,7 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
             )
         cuts = tuple(length // sections * i for i in range(1, sections))
     else:
-        cuts = integers(indices_or_sections, "indices_or_sections")
+        cuts = integers(indices_or_sections, "indices_or_sections", "split")
     bounds = zip((None, *cuts), (*cuts, None), strict=True)
     return [_part(x, along, range(length)[first:end]) for first, end in bounds]
 
@@ -213,7 +213,7 @@ def _part(x: Tensor, axis: int, positions: range) -> Tensor:
 def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
     """x as a whole, repetitions[i] times along axis i; the shorter one of shape and repetitions
     is filled up with ones in front."""
-    times, lengths = integers(repetitions, "repetitions"), type_of(x).shape
+    times, lengths = _counts("tile", repetitions, "repetitions", x), x.shape
     ndim = max(len(times), len(lengths))
     times, lengths = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(lengths)) + lengths
     apart = reshape(x, [m for n in lengths for m in (1, n)])
@@ -224,11 +224,20 @@ def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
 def repeat(x: Tensor, repeats: int, /, *, axis: int | None = None) -> Tensor:
     """x with each element `repeats` times in a row along `axis` (None: flattened first)."""
     if axis is None:
-        return repeat(reshape(x, -1), repeats, axis=0)
+        return repeat(reshape(x, type_of(x).size), repeats, axis=0)
     [along] = _axes("repeat", axis, x)
+    [repeats] = _counts("repeat", (repeats,), "repeats", x)
     before, behind = x.shape[: along + 1], x.shape[along + 1 :]
     repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, repeats, *behind))
     return reshape(repeated, (*before[:-1], before[-1] * repeats, *behind))
+
+
+def _counts(function: str, value: int | Sequence[int], name: str, x: Tensor) -> tuple[int, ...]:
+    """One or several ints >= 0. Raises `AttributeRefused` for others."""
+    type, counts = type_of(x), integers(value, name, function)
+    if min(counts, default=0) < 0:
+        raise AttributeRefused(f"{name} must be >= 0, not {value}").at(function, (type,))
+    return counts
 
 
 def roll(x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
@@ -245,7 +254,7 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor
         widths = (widths, widths)
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
-    pairs = tuple(_pair(pair, "widths") for pair in widths)
+    pairs = tuple(pair(width, "widths", "pad") for width in widths)
     return op.pad(x, widths=pairs, value=value)
 
 
@@ -321,7 +330,12 @@ def std(
     x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
     """The standard deviation along `axis`: the square root of `var`."""
-    return op.sqrt(op.var(x, axis=axis, correction=correction, keepdims=keepdims))
+    try:
+        variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
+    except OpError as error:
+        error.op = "std"
+        raise
+    return op.sqrt(variance)
 
 
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
@@ -369,7 +383,8 @@ def conv2d(
     `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros.
     """
     _require_images("conv2d", x)
-    window, steps = _pair(type_of(kernel).shape[:2], "kernel"), _pair(stride, "stride")
+    window = pair(type_of(kernel).shape[:2], "kernel", "conv2d")
+    steps = pair(stride, "stride", "conv2d")
     sides = _padding("conv2d", x, window, steps, padding)
     return op.conv2d(x, kernel, stride=steps, padding=sides)
 
@@ -384,8 +399,8 @@ def max_pool2d(
     """The largest element of each window of NHWC images. The stride is the window unless given;
     padding, as in `conv2d`, counts as -inf."""
     _require_images("max_pool2d", x)
-    shape = _pair(window, "window")
-    steps = shape if stride is None else _pair(stride, "stride")
+    shape = pair(window, "window", "max_pool2d")
+    steps = shape if stride is None else pair(stride, "stride", "max_pool2d")
     sides = _padding("max_pool2d", x, shape, steps, padding)
     return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
 
@@ -400,8 +415,8 @@ def avg_pool2d(
     """The mean of each window of NHWC images. The stride is the window unless given; padding,
     as in `conv2d`, counts as zeros."""
     _require_images("avg_pool2d", x)
-    shape = _pair(window, "window")
-    steps = shape if stride is None else _pair(stride, "stride")
+    shape = pair(window, "window", "avg_pool2d")
+    steps = shape if stride is None else pair(stride, "stride", "avg_pool2d")
     sides = _padding("avg_pool2d", x, shape, steps, padding)
     return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
 
@@ -413,12 +428,15 @@ def _require_images(name: str, x: Tensor) -> None:
         )
 
 
-def _pair(value: int | Shape, name: str) -> Pair:
-    """A pair of ints, as (vertical, horizontal) is; one int is for both."""
-    pair = integers(value, name)
-    if len(pair) not in (1, 2):
-        raise AttributeRefused(f"{name} is an int or a pair of ints, not {value}")
-    return pair[0], pair[-1]
+def pair(value: int | Shape, name: str, function: str) -> Pair:
+    """A pair of ints, as (vertical, horizontal) is; one int is for both.
+
+    Raises `AttributeRefused`, which calls the value and the function by their names.
+    """
+    ints = integers(value, name, function)
+    if len(ints) not in (1, 2):
+        raise AttributeRefused(f"{name} is an int or a pair of ints, not {value}").at(function, ())
+    return ints[0], ints[-1]
 
 
 def _padding(name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:

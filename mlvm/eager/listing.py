@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mlvm.arena.arena import Arena
 from mlvm.core.errors import ProgramError
 from mlvm.core.program import STAR, Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
@@ -54,6 +56,8 @@ def concatenate(found: Sequence[Launch]) -> Program:
                 break
             elif instruction.opcode is Opcode.cfunc and instruction.immediates[0] == STAR:
                 raise ProgramError("a program with cfunc * is not concatenated")
+            elif instruction.opcode is Opcode.cfunc and instruction.immediates[1] != 0:
+                raise ProgramError("a program that returns values is not concatenated")
             else:
                 code.append(instruction)
     return Program.straight([*code, Instruction(Opcode.halt)])
@@ -62,9 +66,14 @@ def concatenate(found: Sequence[Launch]) -> Program:
 def program_of(fn: Callable[..., Any], *args: Any) -> Program:
     """Call `fn(*args)` on the current VM, and return what it launched as one program.
 
-    The program names tensors by the handles they have now; while these live, launching it
-    computes the same again.
+    The program names tensors by their handles. What `fn` makes lies in an arena of the
+    program's own, and lives as long as the program; so launching it again, while the arguments
+    live, computes the same again. Values that Python copied in meanwhile stay what they were.
+    Raises `ProgramError` for a call whose result's shape depends on values.
     """
-    with launches(current_arena().vm) as found:
+    arena = Arena(current_arena().vm, "program_of")
+    with launches(arena.vm) as found, arena.allocating():
         fn(*args)
-    return concatenate(found)
+    program = concatenate(found)
+    weakref.finalize(program, arena.close).atexit = False
+    return program

@@ -11,9 +11,11 @@ Parameters are allocated in the current arena. They are drawn with `key`, a u64[
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn, Self
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType, f32
@@ -61,19 +63,37 @@ class Module(Node):
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the parameters, in place, by the paths of `named_parameters`.
 
-        Nothing is written unless all fit: raises `DTypeError` for paths that are missing or
-        unknown and for a wrong dtype, `ShapeError` for a wrong shape.
+        Nothing is written unless all fit: raises `DTypeError` for what is no mapping, for paths
+        that are missing or unknown and for a wrong dtype, `ShapeError` for a wrong shape.
         """
         load(self.named_parameters(), arrays, "parameter")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Another Module, with copies of the parameters in the current arena."""
+        for x in self.named_parameters().values():
+            if id(x) not in memo:
+                memo[id(x)] = op.copy(x)
+        twin = memo[id(self)] = copy.copy(self)
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a Module cannot be pickled; keep its named_parameters() as numpy arrays, "
+            "and load_parameters(arrays) into a new one"
+        )
+
     def __repr__(self) -> str:
-        return "\n".join(_describe(self))
+        return "\n".join(_describe(self, ()))
 
 
-def _describe(part: Tree) -> Iterator[str]:
+def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
     """A line for a part of a Module, and an indented one for each part of it."""
     if isinstance(part, Tensor):
         yield repr(part.type)
+        return
+    if any(part is each for each in above):
+        yield f"{type(part).__name__}(...)"
         return
     named = dict(fields(part)) if isinstance(part, Node) else children(part)
     plain = [
@@ -84,7 +104,7 @@ def _describe(part: Tree) -> Iterator[str]:
     yield type(part).__name__ + (f"({', '.join(plain)})" if plain else "")
     for name, value in named.items():
         if holds_tensors(value):
-            head, *rest = _describe(value)
+            head, *rest = _describe(value, (*above, part))
             yield f"  {name}: {head}"
             yield from (f"  {line}" for line in rest)
 
@@ -94,7 +114,7 @@ class Linear(Module):
 
     With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
     [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory for it.
-    The kernel is LeCun normal, the bias zero.
+    The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
     """
 
     kernel: Tensor  # [in_features, out_features]
@@ -107,15 +127,20 @@ class Linear(Module):
         *,
         bias: bool = True,
         axis: int = -1,
+        zeros: bool = False,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
-        _require_sizes("Linear", in_features=in_features, out_features=out_features)
+        shape = _sizes("Linear", in_features=in_features, out_features=out_features)
         if axis not in (-1, -2):
             raise AttributeRefused(f"Linear: axis must be -1 or -2, given {axis!r}")
         self.axis = axis
-        self.kernel = _lecun_normal("Linear", (in_features, out_features), in_features, key, dtype)
-        self.bias = creation.zeros((out_features,), dtype=dtype) if bias else None
+        self.kernel = (
+            creation.zeros(shape, dtype=_require_float("Linear", dtype))
+            if zeros
+            else _lecun_normal("Linear", shape, shape[0], key, dtype)
+        )
+        self.bias = creation.zeros(shape[1:], dtype=dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.axis == -1:
@@ -133,13 +158,13 @@ class LayerNorm(Module):
     bias: Tensor  # [features]
 
     def __init__(self, features: int, *, eps: float = 1e-6, dtype: object = f32) -> None:
-        _require_sizes("LayerNorm", features=features)
+        shape = _sizes("LayerNorm", features=features)
         if not eps > 0:
             raise AttributeRefused(f"LayerNorm: eps must be positive, given {eps}")
         dtype = _require_float("LayerNorm", dtype)
         self.eps = eps
-        self.scale = creation.ones((features,), dtype=dtype)
-        self.bias = creation.zeros((features,), dtype=dtype)
+        self.scale = creation.ones(shape, dtype=dtype)
+        self.bias = creation.zeros(shape, dtype=dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         return op.layer_norm(x, self.scale, self.bias, eps=self.eps)
@@ -167,7 +192,7 @@ class Conv2d(Module):
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
-        _require_sizes("Conv2d", in_channels=in_channels, out_channels=out_channels)
+        channels = _sizes("Conv2d", in_channels=in_channels, out_channels=out_channels)
         height, width = _pair("window", window)
         self.stride = _pair("stride", stride)
         if isinstance(padding, str) and padding not in ("SAME", "VALID"):
@@ -176,9 +201,9 @@ class Conv2d(Module):
                 f"given {padding!r}"
             )
         self.padding = padding
-        shape = (height, width, in_channels, out_channels)
-        self.kernel = _lecun_normal("Conv2d", shape, height * width * in_channels, key, dtype)
-        self.bias = creation.zeros((out_channels,), dtype=dtype) if bias else None
+        shape = (height, width, *channels)
+        self.kernel = _lecun_normal("Conv2d", shape, math.prod(shape[:3]), key, dtype)
+        self.bias = creation.zeros(channels[1:], dtype=dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         y = fn.conv2d(x, self.kernel, stride=self.stride, padding=self.padding)
@@ -201,7 +226,8 @@ class Dropout(Module):
 
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features. Raises `OperandValueError` for an integer that has no row."""
+    variance 1 / features. As in an index, -1 is the last row; raises `OperandValueError` for an
+    integer that has no row either way."""
 
     embedding: Tensor  # [num_embeddings, features]
 
@@ -213,20 +239,23 @@ class Embedding(Module):
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
-        _require_sizes("Embedding", num_embeddings=num_embeddings, features=features)
-        shape = (num_embeddings, features)
-        self.embedding = _lecun_normal("Embedding", shape, features, key, dtype)
+        shape = _sizes("Embedding", num_embeddings=num_embeddings, features=features)
+        self.embedding = _lecun_normal("Embedding", shape, shape[1], key, dtype)
 
     def __call__(self, indices: Tensor) -> Tensor:
         return op.take(self.embedding, indices, axis=0)
 
 
 class Sequential(Module):
-    """The layers one after the other; each is a Module or a function of one tensor."""
+    """The layers one after the other; each is a Module or a function of one tensor.
 
-    layers: tuple[Callable[[Tensor], Tensor], ...]
+    `train` is for the layers that are a Dropout or Sequential. These also get a key of their own
+    each, made of `key` and their place; without a `key` they take the next global ones.
+    """
 
-    def __init__(self, *layers: Callable[[Tensor], Tensor]) -> None:
+    layers: tuple[Callable[..., Tensor], ...]
+
+    def __init__(self, *layers: Callable[..., Tensor]) -> None:
         for i, layer in enumerate(layers):
             if not callable(layer):
                 raise AttributeRefused(
@@ -234,9 +263,14 @@ class Sequential(Module):
                 )
         self.layers = layers
 
-    def __call__(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
+    def __call__(self, x: Tensor, *, train: bool = False, key: Tensor | None = None) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            if train and isinstance(layer, (Dropout, Sequential)):
+                x = layer(x, train=True, key=None if key is None else random.fold_in(key, i))
+            elif isinstance(layer, Dropout):
+                x = layer(x, train=False)
+            else:
+                x = layer(x)
         return x
 
 
@@ -256,19 +290,25 @@ def _require_float(layer: str, dtype: object) -> DType:
     return dtype
 
 
-def _require_sizes(layer: str, **sizes: object) -> None:
+def _sizes(layer: str, **sizes: object) -> tuple[int, ...]:
+    """The sizes as ints. Raises `AttributeRefused` for the first that is no integer >= 1."""
     for name, size in sizes.items():
-        if not _is_size(size):
+        if not _size(size):
             raise AttributeRefused(f"{layer}: {name} must be an integer >= 1, given {size!r}")
+    return tuple(map(_size, sizes.values()))
 
 
 def _pair(name: str, value: Pair) -> tuple[int, int]:
     """(vertical, horizontal) of Conv2d, where one number stands for both."""
-    pair = value if isinstance(value, tuple) else (value, value)
-    if len(pair) != 2 or not all(map(_is_size, pair)):
+    pair = tuple(map(_size, value if isinstance(value, tuple) else (value, value)))
+    if len(pair) != 2 or not all(pair):
         raise AttributeRefused(f"Conv2d: {name} must be one or two integers >= 1, given {value!r}")
     return pair
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _size(value: Any) -> int:
+    """The value as an int, also one of numpy's; 0 if it is no integer >= 1."""
+    try:
+        return 0 if isinstance(value, bool) else max(operator.index(value), 0)
+    except TypeError:
+        return 0

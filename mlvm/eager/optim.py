@@ -46,7 +46,8 @@ class Optimizer:
     belongs to; an update leaves nothing behind in the current arena.
 
     Raises `AttributeRefused` for a hyperparameter out of range, `DTypeError` for parameters
-    that are not floats, or none at all, `HandleError` for parameters on several VMs.
+    that are not floats, are views, or none at all, `HandleError` for parameters on
+    several VMs.
     """
 
     count: Tensor
@@ -58,11 +59,18 @@ class Optimizer:
             if callable(learning_rate)
             else _require(self._name, "learning_rate", learning_rate, 0)
         )
+        self._tree = params
+        self._leaves = dict(leaves(params))
         self._params = named_tensors(params)
-        self._types = {path: x.type for path, x in leaves(params)}
+        self._types = {path: x.type for path, x in self._leaves.items()}
         for path, x in self._params.items():
             if not x.dtype.is_float:
                 raise DTypeError(f"{self._name}: parameter {path!r} must be a float, not {x.type}")
+            if x.base is not None:
+                raise DTypeError(
+                    f"{self._name}: parameter {path!r} is a view, whose update would be one of the "
+                    f"tensor it was made from too; make it a copy(x)"
+                )
         if not self._params:
             raise DTypeError(f"{self._name}: there are no parameters to update")
         arenas = [x.arena for x in self._params.values()]
@@ -77,9 +85,10 @@ class Optimizer:
         """Update every parameter from its gradient, in a tree of the parameters' structure.
 
         Everything is checked before the first write. Raises `DTypeError` for gradients of another
-        structure or dtype, `ShapeError`, `StaleTensor`, `HandleError` when the current arena is on
-        another VM, `GradientError` inside a differentiated function or while a tape needs a
-        parameter's value. `ArenaOverflow` in the middle leaves the later parameters as they were.
+        structure or dtype, or when a parameter was replaced in the tree, `ShapeError`,
+        `StaleTensor`, `HandleError` when the current arena is on another VM, `GradientError` inside
+        a differentiated function or while a tape needs a parameter's value. `ArenaOverflow` in the
+        middle leaves the later parameters as they were.
         """
         gradients = self._checked(grads)
         rate = self._rate()
@@ -124,6 +133,7 @@ class Optimizer:
 
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
         """The gradients by path, once nothing can refuse the update any more."""
+        self._require_same_tensors()
         gradients = dict(leaves(grads))
         require_types(self._types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
@@ -144,6 +154,16 @@ class Optimizer:
                     f"are on {vm.name}; update inside `with` an arena of theirs"
                 )
         return gradients
+
+    def _require_same_tensors(self) -> None:
+        """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
+        now, then = dict(leaves(self._tree)), self._leaves
+        for path in then | now:
+            if now.get(path) is not then.get(path):
+                raise DTypeError(
+                    f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
+                    f"was made; change it in place, as p *= 2 does, or make another optimizer"
+                )
 
     @property
     def _name(self) -> str:
@@ -304,9 +324,12 @@ def _require(where: str, name: str, value: float, low: float, below: float = mat
 
 
 def global_norm(tree: Tree) -> Tensor:
-    """The square root of the sum of all squares in a tree of float tensors: f[]."""
+    """The square root of the sum of all squares in a tree of float tensors: f[].
+
+    A tensor that occurs twice counts once, as does the gradient of a parameter that is shared.
+    """
     total: Tensor | None = None
-    for _, x in leaves(tree):
+    for x in named_tensors(tree).values():
         part = op.sum(op.square(x))
         total = part if total is None else total + part
     return creation.zeros((), dtype=f32) if total is None else op.sqrt(total)
@@ -361,7 +384,8 @@ def one_cycle(
 ) -> Schedule:
     """From initial = peak / initial_divisor up to `peak`, and down to initial / final_divisor,
     in half a cosine wave each; `warmup_fraction` of `total_steps` go up (Smith and Topin, arXiv
-    1708.07120; the defaults are those of PyTorch and optax).
+    1708.07120). As optax's `cosine_onecycle_schedule` it gets there after `total_steps` updates,
+    where PyTorch's `OneCycleLR` does so with the last of them; the defaults are those of both.
 
     Raises `AttributeRefused` for a negative peak, total_steps < 1, a divisor below 1, or unless
     0 <= warmup_fraction < 1.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.op import OPS, Attribute, Op
@@ -17,10 +17,52 @@ from mlvm.core.types import DType
 from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, one_op, operand
 
 
+_WITHOUT_FUNCTION: Final = {
+    "batch_contract",
+    "boolean_index",
+    "embed",
+    "layer_norm_normalize",
+    "mask_scatter",
+    "nonzero_indices",
+    "patches",
+    "scatter_add",
+    "scatter_add_along_axis",
+    "unpatches",
+}
+"""Ops that only the eager layer itself calls."""
+
+_WITH_ANOTHER: Final = {
+    "arange",
+    "astype",
+    "avg_pool2d",
+    "broadcast_to",
+    "clip",
+    "concat",
+    "conv2d",
+    "dropout",
+    "eye",
+    "full",
+    "linspace",
+    "max_pool2d",
+    "one_hot",
+    "pad",
+    "permute_dims",
+    "reshape",
+    "roll",
+    "take",
+    "take_along_axis",
+    "where",
+}
+"""Ops whose public function, in `creation` or `functions`, has a signature of its own."""
+
+
 def _derive(op: Op) -> Callable[..., Tensor]:
     bare = None if op.attributes else one_op(op.name)
+    takes_dtype = "dtype" in op.attributes
 
     def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
+        if takes_dtype and attributes.get("dtype") is not None:
+            attributes["dtype"] = _dtype(op, attributes["dtype"])
         call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
         for x in operands:
             if x.__class__ is not Tensor:
@@ -35,6 +77,13 @@ def _derive(op: Op) -> Callable[..., Tensor]:
     function.__doc__ = op.doc
     function.__signature__ = _signature(op)  # type: ignore[attr-defined]
     return function
+
+
+def _dtype(op: Op, given: object) -> str:
+    try:
+        return DType.of(given).name
+    except DTypeError as error:
+        raise error.at(op.name, ()) from None
 
 
 def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -73,13 +122,21 @@ def _signature(op: Op) -> Signature:
 
 
 def _keyword(attribute: Attribute) -> Parameter:
-    hint = attribute.hint
-    if attribute.name == "dtype":
-        hint = DType | hint
+    hint = object if attribute.name == "dtype" else attribute.hint
     return Parameter(
         attribute.name, Parameter.KEYWORD_ONLY, default=attribute.default, annotation=hint
     )
 
 
-__all__ = sorted(OPS)
+def public_names() -> list[str]:
+    """The ops whose function here is the one of `mlvm.eager`; `random` has its own."""
+    hidden = _WITHOUT_FUNCTION | _WITH_ANOTHER
+    return sorted(
+        name
+        for name, op in OPS.items()
+        if name not in hidden and op.room != "random" and not name.endswith("_vjp")
+    )
+
+
+__all__ = public_names()
 globals().update({name: _derive(op) for name, op in OPS.items()})

@@ -1,7 +1,85 @@
 """The public function of every op; written by `python -m mlvm.eager.stub`."""
 
-from mlvm.core.types import DType
 from mlvm.eager.tensor import Tensor
+
+__all__ = [
+    "abs",
+    "add",
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "ceil",
+    "copy",
+    "cos",
+    "cumulative_sum",
+    "divide",
+    "equal",
+    "erf",
+    "exp",
+    "expm1",
+    "flip",
+    "floor",
+    "floor_divide",
+    "gelu",
+    "greater",
+    "greater_equal",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "layer_norm",
+    "less",
+    "less_equal",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_softmax",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logsumexp",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "multiply",
+    "negative",
+    "not_equal",
+    "pow",
+    "prod",
+    "relu",
+    "remainder",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "slice",
+    "softmax",
+    "softmax_cross_entropy",
+    "sort",
+    "sqrt",
+    "square",
+    "subtract",
+    "sum",
+    "tan",
+    "tanh",
+    "tril",
+    "triu",
+    "trunc",
+    "var",
+]
 
 def abs(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """|x|."""
@@ -36,7 +114,7 @@ def arange(
     start: int | float,
     stop: int | float,
     step: int | float,
-    dtype: DType | str,
+    dtype: object,
     out: Tensor | None = None,
 ) -> Tensor:
     """start, start + step, start + 2 step, ... as far as it is short of `stop`."""
@@ -56,7 +134,7 @@ def argsort(
 ) -> Tensor:
     """Where the elements of `sort` are in x along `axis`, i64."""
 
-def astype(x: Tensor, /, *, dtype: DType | str, out: Tensor | None = None) -> Tensor:
+def astype(x: Tensor, /, *, dtype: object, out: Tensor | None = None) -> Tensor:
     """x in another dtype."""
 
 def avg_pool2d(
@@ -155,12 +233,7 @@ def cos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The cosine of x radians."""
 
 def cumulative_sum(
-    x: Tensor,
-    /,
-    *,
-    axis: int | None = None,
-    dtype: DType | str | None = None,
-    out: Tensor | None = None,
+    x: Tensor, /, *, axis: int | None = None, dtype: object = None, out: Tensor | None = None
 ) -> Tensor:
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
 
@@ -199,9 +272,7 @@ def exp(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def expm1(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """e^x - 1, accurate near 0."""
 
-def eye(
-    *, rows: int, columns: int, k: int = 0, dtype: DType | str, out: Tensor | None = None
-) -> Tensor:
+def eye(*, rows: int, columns: int, k: int = 0, dtype: object, out: Tensor | None = None) -> Tensor:
     """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
 
 def flip(
@@ -280,7 +351,7 @@ def linspace(
     stop: float,
     num: int,
     endpoint: bool = True,
-    dtype: DType | str,
+    dtype: object,
     out: Tensor | None = None,
 ) -> Tensor:
     """`num` evenly spaced floats from `start` up to `stop`, which is left out without
@@ -408,7 +479,7 @@ def nonzero_indices(x: Tensor, /) -> Tensor:
     """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
 
 def normal(
-    key: Tensor, /, *, shape: tuple[int, ...], dtype: DType | str = "f32", out: Tensor | None = None
+    key: Tensor, /, *, shape: tuple[int, ...], dtype: object = "f32", out: Tensor | None = None
 ) -> Tensor:
     """Standard normal values, of mean 0 and variance 1."""
 
@@ -418,7 +489,7 @@ def not_equal(
     """x != y, elementwise, with broadcasting."""
 
 def one_hot(
-    indices: Tensor, /, *, num_classes: int, dtype: DType | str = "f32", out: Tensor | None = None
+    indices: Tensor, /, *, num_classes: int, dtype: object = "f32", out: Tensor | None = None
 ) -> Tensor:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere."""
 
@@ -461,7 +532,7 @@ def prod(
     *,
     axis: int | tuple[int, ...] | None = None,
     keepdims: bool = False,
-    dtype: DType | str | None = None,
+    dtype: object = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The product along `axis`, in the dtype that `sum` uses; 1 of nothing."""
@@ -473,7 +544,7 @@ def randint(
     low: int,
     high: int,
     shape: tuple[int, ...],
-    dtype: DType | str = "i64",
+    dtype: object = "i64",
     out: Tensor | None = None,
 ) -> Tensor:
     """Integers low <= i < high, each exactly as likely as any other."""
@@ -574,7 +645,7 @@ def sum(
     *,
     axis: int | tuple[int, ...] | None = None,
     keepdims: bool = False,
-    dtype: DType | str | None = None,
+    dtype: object = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The sum along `axis`; 0 of nothing."""
@@ -603,7 +674,7 @@ def trunc(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction."""
 
 def uniform(
-    key: Tensor, /, *, shape: tuple[int, ...], dtype: DType | str = "f32", out: Tensor | None = None
+    key: Tensor, /, *, shape: tuple[int, ...], dtype: object = "f32", out: Tensor | None = None
 ) -> Tensor:
     """Values evenly distributed over 0 <= u < 1."""
 

@@ -3,11 +3,13 @@
 A key is a `u64[2]`. The same key gives the same numbers, so whoever wants others takes another:
 `split` and `fold_in` make keys from a key, and without `key=` each draw takes `next_key()`.
 The global keys are split off a state that `seed` sets (0 at first) and each `next_key` advances
-in place, by ops: a launched program that contains them draws anew at each launch.
+in place, by ops: a launched program that contains them draws anew at each launch. No key that
+`key(seed)` or its splits and folds give is among them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -34,7 +36,7 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 
 def key(seed: int) -> Tensor:
     """The key of that seed. Raises `OperandValueError` unless 0 <= seed < 2**64."""
-    return from_array(_words(seed))
+    return from_array(_words(seed, 0))
 
 
 def split(key: Tensor, n: int = 2) -> Tensor:
@@ -51,12 +53,13 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 class _Global:
-    """The state that one VM's global keys are split off: (seed, how many were taken)."""
+    """The state that one VM's global keys are split off: (seed, n) for the n-th of them, which
+    count from 1, as (seed, 0) is `key(seed)`."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.lock = threading.Lock()
         with Arena(vm, "random").allocating():
-            self.state = from_array(_words(0))
+            self.state = from_array(_words(0, 1))
             self.one = from_array(np.array((0, 1), np.uint64))
 
 
@@ -82,7 +85,7 @@ def seed(seed: int) -> None:
 
     Raises `OperandValueError` unless 0 <= seed < 2**64.
     """
-    set_state(_words(seed))
+    set_state(_words(seed, 1))
 
 
 def state() -> Array:
@@ -101,10 +104,10 @@ def set_state(state: Array) -> None:
     held.state.arena.vm.write(held.state.handle, state)
 
 
-def _words(seed: int) -> Array:
+def _words(seed: int, n: int) -> Array:
     if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
         raise OperandValueError(f"a seed is an int from 0 to 2**64 - 1, not {seed!r}")
-    return np.array((seed, 0), np.uint64)
+    return np.array((seed, n), np.uint64)
 
 
 # --- draws ---------------------------------------------------------------------------
@@ -127,10 +130,12 @@ def uniform(
 ) -> Tensor:
     """Values evenly distributed over low <= u < high; rounding may make one equal to high.
 
-    Raises `AttributeRefused` unless low < high.
+    Raises `AttributeRefused` unless low < high, and both and their distance are finite.
     """
-    if not low < high:
-        raise AttributeRefused(f"low = {low} must be less than high = {high}").at("uniform", ())
+    if not (low < high and math.isfinite(high - low)):
+        raise AttributeRefused(
+            f"low = {low} must be less than high = {high}, and high - low finite"
+        ).at("uniform", ())
     u = op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
     if (low, high) == (0, 1):
         return u

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from mlvm.core.op import OPS, Op
-from mlvm.core.types import DType
 from mlvm.eager import primitives
 from mlvm.eager.tensor import Tensor
 
@@ -22,22 +21,23 @@ INDENT: Final = "    "
 _HEAD: Final = '''\
 """The public function of every op; written by `python -m mlvm.eager.stub`."""
 
-from mlvm.core.types import DType
 from mlvm.eager.tensor import Tensor
+
+__all__ = [
 '''
 _SENTENCE: Final = re.compile(r".*?[^.]\.(?= |$)|.*")
 
 
 def stub() -> str:
     """The text of `primitives.pyi`: every function with its signature and first sentence."""
+    names = "".join(f'{INDENT}"{name}",\n' for name in primitives.__all__)
     functions = ("\n".join(["", *_lines(OPS[name]), ""]) for name in sorted(OPS))
-    return _HEAD + "".join(functions)
+    return _HEAD + names + "]\n" + "".join(functions)
 
 
 def _lines(op: Op) -> Iterator[str]:
     signature = str(inspect.signature(vars(primitives)[op.name])).replace("'", '"')
-    for type in (Tensor, DType):
-        signature = signature.replace(f"{type.__module__}.{type.__qualname__}", type.__name__)
+    signature = signature.replace(f"{Tensor.__module__}.{Tensor.__qualname__}", Tensor.__name__)
     line = f"def {op.name}{signature}:"
     if len(line) <= WIDTH:
         yield line

@@ -65,8 +65,11 @@ _ONE_OPS_LIMIT: Final = 4096  # x[i] for many i is as many
 
 
 def _key(value: Any) -> Any:
-    """Equal for equal attributes only: 1, True, 1.0 differ, and so do 0.0 and -0.0."""
-    return value.__class__, repr(value) if value.__class__ is float else value
+    """Equal for equal values only: 1, True, 1.0 differ, also in tuples, and so do 0.0 and -0.0."""
+    kind = value.__class__
+    if isinstance(value, tuple):
+        return kind, tuple([_key(each) for each in value])
+    return kind, repr(value) if isinstance(value, (float, np.floating)) else value
 
 
 def one_op(name: str, **attributes: Any) -> OneOp:
@@ -126,7 +129,8 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
 def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     """Run one op and write its result over the tensor `out`, whose type must fit exactly.
 
-    Raises `GradientError` while a tape needs the old value of `out`, and what `apply` raises.
+    Raises `GradientError` while a tape needs the old value of `out`, `AttributeRefused` if `out`
+    is a view, whose update would be one of its base too, and what `apply` raises.
     """
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
@@ -141,6 +145,11 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         )
     for tape in live_tapes.copy():
         tape.refuse_write(call, out, operands)
+    if out.base is not None:
+        raise AttributeRefused(
+            f"{out.type} shares its bytes with the tensor it was made from, which would change "
+            f"too; update copy(x) instead"
+        ).at(call.op.name, types)
     handles = (out.handle, *[x.handle for x in operands])
     try:
         out.arena.vm.launch(call.into[len(handles)], handles)
@@ -170,15 +179,22 @@ def _apply_dynamic(
     call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> Tensor:
     """An op whose result's shape only running tells: it comes back by value."""
-    try:
-        [array] = arena.vm.launch(call.fresh[len(operands)], [x.handle for x in operands])
-    except HandleError as error:
-        raise _explain(error, arena.vm, operands) from None
+    [array] = launch_for_values(call.fresh[len(operands)], arena.vm, operands)
     out = from_array(array)
     tape = recording.get()
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
+
+
+def launch_for_values(
+    program: Program, vm: VMProtocol, operands: tuple[Tensor, ...]
+) -> list[Array]:
+    """What the program leaves for these operands. Raises `StaleTensor` for one that has ended."""
+    try:
+        return vm.launch(program, [x.handle for x in operands])
+    except HandleError as error:
+        raise _explain(error, vm, operands) from None
 
 
 def from_array(array: Array) -> Tensor:
@@ -198,7 +214,8 @@ def _explain(error: HandleError, vm: VMProtocol, operands: tuple[Tensor, ...]) -
         if x.arena.vm is not vm:
             return HandleError(
                 f"an operand {x.type} lives on {x.arena.vm.name}, the call runs on {vm.name}; "
-                f"move it with asarray(numpy.asarray(x))"
+                f"call it inside `with arena:` of an arena on {x.arena.vm.name}, or move the "
+                f"operand with asarray(numpy.asarray(x))"
             )
     return error
 
@@ -207,7 +224,7 @@ live_tapes: set[Tape] = set()
 """Tapes that may still be walked: an update in place asks each whether it may."""
 
 _CONSTANTS_LIMIT: Final = 4096
-
+_LONG_BITS: Final = 128
 
 _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
     bool: ("bool",),
@@ -221,7 +238,7 @@ class _Constants:
 
     def __init__(self, vm: VMProtocol) -> None:
         self.arena = Arena(vm, "constants")
-        self.tensors: dict[tuple[DType, str], Tensor] = {}
+        self.tensors: dict[Any, Tensor] = {}
 
 
 def constant(value: Scalar, dtype: DType) -> Tensor:
@@ -234,24 +251,31 @@ def constant(value: Scalar, dtype: DType) -> Tensor:
     pool: _Constants | None = vm.attachments.get("constants")
     if pool is None:
         pool = vm.attachments.setdefault("constants", _Constants(vm))
-    key = dtype, repr(value)
+    key = dtype, value.__class__, repr(value) if isinstance(value, float) else value
     known = pool.tensors.get(key)
     if known is not None:
         return known
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {value} does not become a {dtype}")
+        raise DTypeError(f"the {kind.__name__} {_brief(value)} does not become a {dtype}")
     try:
         with np.errstate(over="ignore"):  # a float too large is inf
             array = np.array(value, dtype.numpy)
     except OverflowError:
-        raise OperandValueError(f"the int {value} does not fit into {dtype}") from None
+        raise OperandValueError(f"the int {_brief(value)} does not fit into {dtype}") from None
     with pool.arena.allocating():
         tensor = from_array(array)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
     pool.tensors[key] = tensor
     return tensor
+
+
+def _brief(value: Scalar) -> str:
+    """The number as text: of a very long int, which str may refuse, the length alone."""
+    if isinstance(value, int) and value.bit_length() > _LONG_BITS:
+        return f"of {value.bit_length()} bits"
+    return str(value)
 
 
 def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
@@ -270,7 +294,7 @@ def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
     try:
         return constant(value, beside.dtype)
     except (DTypeError, OperandValueError) as error:
-        raise error.at(call.op.name, (beside.type, value)) from None
+        raise error.at(call.op.name, (beside.type, _brief(value))) from None
 
 
 Forward: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
@@ -289,6 +313,20 @@ def _binary(name: str) -> tuple[Forward, Forward]:
         return apply(call, operand(other, self, call), self)
 
     return forward, reflected
+
+
+def _comparison(name: str) -> Forward:
+    """`==` or `!=`: beside what is neither number nor array, Python compares identities."""
+    call = one_op(name)
+
+    def compare(self: Tensor, other: Operand) -> Any:
+        if other.__class__ is not Tensor:
+            if not isinstance(other, (bool, int, float)) and not hasattr(other, "__array__"):
+                return NotImplemented
+            other = operand(other, self, call)
+        return apply(call, self, other)
+
+    return compare
 
 
 def _in_place(name: str) -> Forward:
@@ -313,16 +351,23 @@ class Tensor(Allocation):
 
     Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena:
     they return when Python drops the last reference, or when the arena is reset, after which
-    using the tensor raises `StaleTensor`. `x += y` and its like update in place, explicitly.
+    using the tensor raises `StaleTensor`.
+
+    `x += y` and its like, and `out=`, update in place, explicitly. What changes nothing returns
+    its operand itself (`+x`, a reshape to the same shape, `x[...]`, astype to the same dtype).
+    What changes only the shape is a view: it shares the bytes of x, sees its updates, and is not
+    updated itself; `copy(x)` has bytes of its own.
     """
 
-    __slots__ = ("keeper", "slot", "tape")
+    __slots__ = ("slot", "tape")
 
     tape: Tape | None
     slot: int
-    keeper: Tape  # set by a tape that has saved it, or a view of it
 
     __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which asks for asarray
+
+    def __init__(self) -> None:  # an arena makes tensors with object.__new__
+        raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
 
     @property
     def shape(self) -> Shape:
@@ -339,6 +384,14 @@ class Tensor(Allocation):
     @property
     def size(self) -> int:
         return self.type.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
 
     @property
     def device(self) -> str:
@@ -359,6 +412,10 @@ class Tensor(Allocation):
         if self.type.size != 1:
             raise ShapeError("only a tensor of one element is a scalar").at("item", (self.type,))
         return self.numpy().item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone."""
+        return self.numpy().tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -381,6 +438,13 @@ class Tensor(Allocation):
     def __float__(self) -> float:
         return float(self.item())
 
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self.item(), ndigits)
+
+    def __format__(self, spec: str) -> str:
+        """As `str`, or with a format such as `.4f` as the one element."""
+        return format(self.item(), spec) if spec else str(self)
+
     def __index__(self) -> int:
         if not self.dtype.is_integer:
             raise DTypeError("only an integer tensor is an index").at("index", (self.type,))
@@ -398,7 +462,11 @@ class Tensor(Allocation):
         if self.handle == STALE:
             return f"<{self.stale()}>"
         where = "" if self.arena.name == "default" else f", arena={self.arena.name!r}"
-        body = np.array2string(self.numpy(), prefix="Tensor(", separator=", ", threshold=200)
+        try:
+            values = self.numpy()
+        except HandleError:  # alive, but on a VM without bytes
+            return f"<dry {self.type}{where}>"
+        body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"
 
     # --- operators ---
@@ -420,8 +488,8 @@ class Tensor(Allocation):
     __le__, _ = _binary("less_equal")
     __gt__, _ = _binary("greater")
     __ge__, _ = _binary("greater_equal")
-    __eq__, _ = _binary("equal")  # type: ignore[assignment]
-    __ne__, _ = _binary("not_equal")  # type: ignore[assignment]
+    __eq__ = _comparison("equal")  # type: ignore[assignment]
+    __ne__ = _comparison("not_equal")  # type: ignore[assignment]
     __hash__ = Allocation.__hash__
     __neg__ = _unary("negative")
     __abs__ = _unary("abs")

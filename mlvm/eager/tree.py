@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -25,14 +25,20 @@ Tree: TypeAlias = Any
 class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one."""
 
+    def __copy__(self) -> Self:
+        """Another one with the same fields."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
 
 def holds_tensors(value: object) -> bool:
     """Whether a Module's field is part of the tree: a tensor, a Module, or a container of one."""
+    if isinstance(value, (Tensor, Node)):
+        return True
     if isinstance(value, dict):
         return any(map(holds_tensors, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(holds_tensors, value))
-    return isinstance(value, (Tensor, Node))
+    return isinstance(value, (list, tuple)) and any(map(holds_tensors, value))
 
 
 def fields(node: Node) -> Iterator[tuple[str, Any]]:
@@ -66,12 +72,33 @@ def children(tree: Tree, path: str = "") -> dict[str, Tree]:
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the tree with its path, in order. Raises `DTypeError` for other leaves."""
+    """Each tensor of the tree with its path, in order.
+
+    Raises `DTypeError` for other leaves, and for a node that contains itself.
+    """
+    found: list[tuple[str, Tensor]] = []
+    _collect(found, path, tree, ())
+    return iter(found)
+
+
+def _collect(
+    found: list[tuple[str, Tensor]], path: str, tree: Tree, above: tuple[Tree, ...]
+) -> None:
     if isinstance(tree, Tensor):
-        yield path, tree
+        found.append((path, tree))
     elif tree is not None:
+        above = _below(above, tree, path)
         for name, child in children(tree, path).items():
-            yield from leaves(child, _join(path, name))
+            _collect(found, _join(path, name), child, above)
+
+
+def _below(above: tuple[Tree, ...], node: Tree, path: str) -> tuple[Tree, ...]:
+    """The nodes above this one's children. Raises `DTypeError` if it is among those above it."""
+    for each in above:
+        if each is node:
+            given = type(node).__name__
+            raise DTypeError(f"a tree ends in tensors; this {given} contains itself{_at(path)}")
+    return (*above, node)
 
 
 def named_tensors(tree: Tree) -> dict[str, Tensor]:
@@ -93,12 +120,19 @@ def named_tensors(tree: Tree) -> dict[str, Tensor]:
 def map_tree(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """A tree of `fn(leaf, *leaves of the others at the same place)`; Modules become dicts.
 
-    Raises `DTypeError` where the others do not have the tree's structure.
+    Raises `DTypeError` where the others do not have the tree's structure, for leaves that are
+    no tensors, and for a node that contains itself.
     """
-    return _map(fn, "", tree, others)
+    return _map(fn, "", tree, others, ())
 
 
-def _map(fn: Callable[..., Any], path: str, tree: Tree, others: tuple[Tree, ...]) -> Tree:
+def _map(
+    fn: Callable[..., Any],
+    path: str,
+    tree: Tree,
+    others: tuple[Tree, ...],
+    above: tuple[Tree, ...],
+) -> Tree:
     for other in others:
         if isinstance(tree, Tensor) != isinstance(other, Tensor) or (tree is None) != (
             other is None
@@ -109,13 +143,14 @@ def _map(fn: Callable[..., Any], path: str, tree: Tree, others: tuple[Tree, ...]
         return fn(tree, *others)
     if tree is None:
         return None
+    above = _below(above, tree, path)
     below = children(tree, path)
     beside = [children(other, path) for other in others]
     for other in beside:
         if other.keys() != below.keys():
             raise DTypeError(f"two trees differ{_at(path)}: {list(below)} beside {list(other)}")
     mapped = [
-        _map(fn, _join(path, name), child, tuple(other[name] for other in beside))
+        _map(fn, _join(path, name), child, tuple(other[name] for other in beside), above)
         for name, child in below.items()
     ]
     if isinstance(tree, (list, tuple)):
@@ -173,9 +208,12 @@ def require_types(
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
     """Write arrays (numpy's, tensors, or others with `__array__`) over the tensors of their paths.
 
-    Everything is checked before the first write. Raises what `require_types` raises,
-    `StaleTensor`, and `GradientError` while a tape needs the old values.
+    Everything is checked before the first write. Raises `DTypeError` for what is no mapping to
+    arrays, what `require_types` raises, `StaleTensor`, and `GradientError` while a tape needs
+    the old values.
     """
+    if not isinstance(arrays, Mapping):
+        raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
     copied: dict[str, Array] = {}
     for path, array in arrays.items():
         if not hasattr(array, "__array__"):

@@ -1,4 +1,4 @@
-"""Short ways to write programs and to fill tensors, for the tests of the machine."""
+"""Short ways to write programs, to run them and to fill tensors, for the tests of the machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from mlvm.core import machine
+from mlvm.core.assembly import assemble
+from mlvm.core.functions import FunctionTable, Value
+from mlvm.core.link import link
 from mlvm.core.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle
+from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 
+TABLE = FunctionTable()
+
 ADD_INTO = Program.of_op("add.out", 3, {}, 0)
 """Arguments z, x, y: z = x + y."""
+
+NEGATIVE = Program.of_op("negative", 1, {}, 1)
 
 
 def instruction(opcode: str, *immediates: Any) -> Instruction:
@@ -25,8 +34,34 @@ def straight(*code: tuple[Any, ...] | str) -> Program:
     return Program.straight([instruction(*([x] if isinstance(x, str) else x)) for x in code])
 
 
+def main_of(body: str, functions: str = "") -> Program:
+    """`main` of that assembly and a halt, and functions after it, with constants to use.
+
+    In both `|` stands for the end of a line.
+    """
+    text = f"""
+        .const c f32[2] 10 20
+        .const zero f32[] 0
+        .const one bool[1,1] true
+        .const nan f64[1] nan
+        .func main 0 *
+        {body} | halt
+        {functions}
+    """
+    return assemble(text.replace("|", "\n"))
+
+
 def f32s(*values: float) -> Array:
     return np.array(values, np.float32)
+
+
+C = f32s(10, 20)
+"""The constant c of `main_of`."""
+
+
+def run(program: Program, *operands: Array, store: FreeStore | None = None) -> list[Value]:
+    """What the program leaves on the stack of a machine without a VM, which checks nothing."""
+    return machine.run(link(program, TABLE), operands, store or FreeStore(), TABLE)
 
 
 def put(vm: VM, array: Array) -> TensorHandle:

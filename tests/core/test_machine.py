@@ -1,4 +1,4 @@
-"""The linker and the loop, without a VM around them."""
+"""The loop: what each instruction does, frames, and the limits."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core import machine
-from mlvm.core.errors import HandleError, OperandValueError, ProgramError, UnknownFunction
-from mlvm.core.functions import FunctionTable, Value
-from mlvm.core.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.assembly import assemble
+from mlvm.core.errors import (
+    HandleError,
+    MachineError,
+    OperandValueError,
+)
+from mlvm.core.link import nargs_of
+from mlvm.core.program import STAR, Function, Instruction, Program
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, f32
-from mlvm.core.verify import EXECUTABLE, verify
-from tests.core.programs import ADD_INTO, f32s, instruction, straight
+from mlvm.core.verify import verify
+from mlvm.core.vm import VM
+from tests.core.programs import (
+    ADD_INTO,
+    TABLE,
+    C,
+    f32s,
+    instruction,
+    main_of,
+    put,
+    run,
+    straight,
+)
 
-TABLE = FunctionTable()
 CONSTANT = f32s(10, 20)
 KERNELS: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "negative": np.negative}
-
-
-def run(program: Program, *operands: Array, store: FreeStore | None = None) -> list[Value]:
-    linked = machine.link(program, TABLE)
-    return machine.run(linked.steps, operands[: linked.nargs], store or FreeStore())
 
 
 @st.composite
@@ -101,7 +110,7 @@ def test_arguments_reach_a_kernel_in_the_order_they_are_loaded(
     expected = [x.copy() for x in operands]
     z, x, y = (expected[i] for i in order)
     np.subtract(x, y, z)
-    assert run(program, *operands) == []
+    assert run(program, *operands[: nargs_of(program)]) == []
     np.testing.assert_array_equal(operands, expected)
 
 
@@ -139,11 +148,6 @@ def test_a_call_on_fewer_than_the_arguments_takes_the_last() -> None:
     np.testing.assert_array_equal(operands, [[1], [-3], [3]])
 
 
-def test_nargs_counts_up_to_the_last_argument_used() -> None:
-    assert machine.link(straight("halt"), TABLE).nargs == 0
-    assert machine.link(straight(("load_arg", 2), "halt"), TABLE).nargs == 3
-
-
 def test_attributes_reach_the_kernel() -> None:
     x = f32s(1, 2, 3).reshape(1, 3)
     for attributes, expected in (({"axis": [1]}, [6]), ({"axis": 0, "keepdims": True}, x)):
@@ -158,7 +162,7 @@ def test_values_of_every_kind_are_left_in_order() -> None:
 
 
 def test_nothing_after_halt_runs_or_is_looked_at() -> None:
-    assert run(straight("halt", "push_int", ("load_arg", 5))) == []
+    assert run(straight("halt", ("push_int", 1), ("load_arg", 5))) == []
 
 
 def test_load_global_names_a_tensor_of_the_store() -> None:
@@ -186,14 +190,66 @@ def test_a_kernels_own_error_names_the_function_and_its_operands(program: Progra
     assert caught.value.operands == (TensorType("i64", (2,)),) * nparams
 
 
-def test_linking_refuses_what_the_loop_does_not_run() -> None:
-    with pytest.raises(UnknownFunction, match="no function 'no such'"):
-        machine.link(straight(("push_str", "no such"), ("cfunc", 0, 0), "halt"), TABLE)
-    for opcode in set(Opcode) - EXECUTABLE:
-        code = (Instruction(opcode, (0,) * len(opcode.immediates)),)
-        with pytest.raises(ProgramError, match=f"{opcode.text} is not run yet"):
-            machine.link(Program([Function("main", 0, STAR, code)]), TABLE)
+# --- each instruction -----------------------------------------------------------------
 
 
-def test_a_far_argument_costs_nothing_to_link() -> None:
-    assert machine.link(straight(("load_arg", 2**70), "halt"), TABLE).nargs == 2**70 + 1
+@pytest.mark.parametrize(
+    ("body", "stack"),
+    [
+        ("", []),
+        ("push_int -5 | push_int 0", [-5, 0]),
+        ('push_str "" | push_str "a \\"b\\"; é"', ["", 'a "b"; é']),
+        ("push_const c | push_const c", [C, C]),
+        ("push_int 1 | push_int 2 | get 0 | get 1 | get 2", [1, 2, 1, 2, 1]),
+        ("push_int 1 | push_int 2 | set 0", [2]),
+        ("push_int 1 | push_int 2 | push_int 3 | set 1", [1, 3]),
+        ('push_int 1 | push_str "s" | set 0', ["s"]),
+        ("push_int 1 | push_int 2 | push_int 3 | pop 2", [1]),
+        ("push_int 1 | pop 0", [1]),
+        ("jump end | push_int 1 | end: | push_int 2", [2]),
+        ("push_int 0 | jump_if_false end | halt | end: | push_int 2", [2]),
+        ('push_int -1 | jump_if_false end | push_str "s" | pop 1 | end:', []),
+        ('push_const c | push_const c | push_str "add" | cfunc 2 1', [2 * C]),
+        ('push_const c | push_const c | push_str "add" | cfunc * *', [2 * C]),
+        ('push_int 1 | push_const c | push_str "negative" | cfunc 1 *', [1, -C]),
+    ],
+)
+def test_what_is_left_on_the_stack(body: str, stack: list[Any]) -> None:
+    program = main_of(body)
+    verify(program, TABLE, [])
+    np.testing.assert_equal(run(program), stack)
+
+
+@pytest.mark.parametrize(
+    ("condition", "jumps"),
+    [
+        ("push_int 0", True),
+        ("push_int 1", False),
+        ("push_int -7", False),
+        ("push_const zero", True),
+        ("push_const one", False),
+        ("push_const nan", False),
+    ],
+)
+def test_a_condition_is_false_if_it_is_zero(condition: str, jumps: bool) -> None:
+    program = main_of(f"push_int 0 | {condition} | jump_if_false end | push_int 1 | set 0 | end:")
+    verify(program, TABLE, [])
+    assert run(program) == [0 if jumps else 1]
+
+
+@pytest.mark.parametrize("array", [f32s(1, 2), f32s(), np.zeros((2, 0), np.int32)])
+def test_a_condition_has_one_element(array: Array) -> None:
+    vm = VM()
+    program = assemble("""
+        .func main 0 *
+            load_arg 0
+            push_str "nonzero_indices"   ; a type that only running tells
+            cfunc 1 1
+            jump_if_false end
+        end:
+            halt
+    """)
+    size = np.argwhere(array).size
+    with pytest.raises(MachineError, match="a condition is an Int or a Tensor of one element"):
+        vm.launch(program, [put(vm, array)])
+    assert size != 1

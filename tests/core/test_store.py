@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mlvm.core import store as store_module
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
-from mlvm.core.store import ALIGNMENT, FreeStore, Handle
-from mlvm.core.types import MAX_NBYTES, TensorType, f32
+from mlvm.core.store import FreeStore, Handle
+from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_array, f32
 
 dtypes = st.sampled_from(["u8", "i16", "f32", "f64"])
 types = st.builds(TensorType, dtypes, st.lists(st.integers(0, 3), max_size=2))
@@ -23,7 +24,8 @@ types = st.builds(TensorType, dtypes, st.lists(st.integers(0, 3), max_size=2))
 
 @dataclass
 class Place:
-    """Where the model keeps a tensor: in its storage's bytes, or in bytes of its own."""
+    """Where the model keeps a tensor: in its storage's bytes, or in bytes that are held for as
+    long as a tensor names them."""
 
     type: TensorType
     home: bytearray
@@ -87,6 +89,31 @@ class StoreAgainstModel(RuleBasedStateMachine):
         array = self.store.entry(handle).array
         array[...] = np.frombuffer(content, array.dtype).reshape(array.shape)
 
+    def array(self, data: st.DataObject) -> tuple[Array, Place]:
+        """An array as a launch may have it: new, or a tensor's, or the first part of one's."""
+        if not self.tensors or data.draw(st.booleans(), label="new"):
+            type = data.draw(types)
+            return aligned_array(type), Place(type, bytearray(type.nbytes))
+        handle = self.tensor(data)
+        array, place = self.store.entry(handle).array, self.tensors[handle]
+        if data.draw(st.booleans(), label="whole"):
+            return array, place
+        part = array.reshape(-1)[: array.size // 2]
+        return part, replace(place, type=TensorType.of(part))
+
+    @rule(data=st.data())
+    def adopt(self, data: st.DataObject) -> None:
+        array, place = self.array(data)
+        self.tensors[self.issue(self.store.adopt(array))] = replace(place)
+
+    @precondition(lambda self: self.tensors)
+    @rule(data=st.data())
+    def replace(self, data: st.DataObject) -> None:
+        handle = self.tensor(data)
+        array, place = self.array(data)
+        self.store.replace(handle, array)
+        self.tensors[handle] = replace(place)
+
     @precondition(lambda self: self.tensors)
     @rule(data=st.data())
     def dealloc_tensor(self, data: st.DataObject) -> None:
@@ -126,6 +153,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             lambda: self.store.entry(handle),
             lambda: self.store.dealloc_tensor(handle),
             lambda: self.store.dealloc_storage(handle),
+            lambda: self.store.replace(handle, aligned_array(TensorType(f32))),
             lambda: self.store.tensor_from_storage(handle, TensorType(f32), 0),
             lambda: self.store.swap(handle, live),
             lambda: self.store.swap(live, handle),
@@ -145,8 +173,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def consumed_is_exact(self) -> None:
-        own = [place.type.nbytes for place in self.tensors.values() if place.storage is None]
-        assert self.store.consumed == sum(own) + sum(map(len, self.storages.values()))
+        """Each storage counts once, however many tensors name it."""
+        own = {id(p.home): len(p.home) for p in self.tensors.values() if p.storage is None}
+        assert self.store.consumed == sum(own.values()) + sum(map(len, self.storages.values()))
 
     @invariant()
     def tensors_are_what_the_model_says(self) -> None:
@@ -213,3 +242,62 @@ def test_the_bytes_of_what_has_ended_are_free() -> None:
     store.dealloc_tensor(tensor)
     store.dealloc_storage(storage)
     assert all(reference() is None for reference in memory)
+
+
+def test_caches_are_cleared_when_a_handle_may_name_another_array() -> None:
+    store = FreeStore()
+    type = TensorType(f32, (2,))
+    storage, x, y, z = store.alloc_storage(8), *(store.alloc_tensor(type) for _ in range(3))
+    cache: dict[Any, Any] = {}
+
+    def kept(change: Callable[[], object]) -> bool:
+        cache[x] = store.entry(x).array
+        store.caches[0] = cache
+        change()
+        return bool(cache)
+
+    assert kept(lambda: store.alloc_tensor(type))
+    assert kept(lambda: store.adopt(aligned_array(type)))
+    assert kept(lambda: store.tensor_from_storage(storage, type, 0))
+    assert not kept(lambda: store.swap(x, y))
+    assert not kept(lambda: store.replace(y, aligned_array(type)))
+    assert not kept(lambda: store.dealloc_tensor(z))
+    assert not kept(lambda: store.dealloc_storage(storage))
+
+
+def test_what_was_replaced_is_free() -> None:
+    store = FreeStore()
+    x = store.alloc_tensor(TensorType(f32, (100,)))
+    memory = weakref.ref(store.entry(x).array.base)
+    store.replace(x, aligned_array(TensorType("u8")))
+    assert memory() is None
+    assert store.consumed == 1
+
+
+def test_a_tensor_in_a_storage_may_leave_it_and_outlive_it() -> None:
+    store = FreeStore()
+    storage = store.alloc_storage(64)
+    x, y = (store.tensor_from_storage(storage, TensorType(f32), 4 * i) for i in range(2))
+    store.replace(x, aligned_array(TensorType(f32, (2,))))
+    assert store.consumed == 64 + 8
+    store.replace(x, store.entry(y).array)
+    assert store.consumed == 64
+    store.replace(y, aligned_array(TensorType(f32)))
+    store.dealloc_storage(storage)
+    assert store.consumed == 4
+    assert store.entry(y).type is TensorType(f32)
+    with pytest.raises(HandleError, match="ended with its storage"):
+        store.entry(x)
+
+
+def test_a_read_only_array_is_copied() -> None:
+    store = FreeStore()
+    constant = np.arange(3)
+    constant.flags.writeable = False
+    for handle in (store.adopt(constant), store.alloc_tensor(TensorType("i64", (3,)))):
+        store.replace(handle, constant)
+        array = store.entry(handle).array
+        assert array.flags.writeable
+        assert array.ctypes.data % ALIGNMENT == 0
+        np.testing.assert_array_equal(array, constant)
+    assert store.consumed == 48

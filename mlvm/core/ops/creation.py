@@ -101,5 +101,6 @@ def linspace(
 def eye(out: Array, *, rows: int, columns: int, k: int = 0, dtype: str) -> None:
     """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
     out.fill(0)
+    k = max(-out.shape[0], min(k, out.shape[1]))
     i = np.arange(max(0, -k), min(out.shape[0], out.shape[1] - k))
     out[i, i + k] = 1

@@ -32,6 +32,12 @@ def _accumulate(x: TensorType, axis: Axis, keepdims: bool, dtype: str | None) ->
     return TensorType(_accumulator(x, dtype), reduced_shape(x.shape, axis, keepdims))
 
 
+def _count_or_accumulate(
+    x: TensorType, axis: Axis, keepdims: bool, dtype: str | None
+) -> TensorType:
+    return _accumulate(x.with_dtype(i64) if x.dtype is bool_ else x, axis, keepdims, dtype)
+
+
 def _statistic(x: TensorType, axis: Axis, keepdims: bool, correction: float = 0.0) -> TensorType:
     require("float", x)
     return x.with_shape(reduced_shape(x.shape, axis, keepdims))
@@ -65,14 +71,14 @@ def _cumulate(x: TensorType, axis: int | None, dtype: str | None) -> TensorType:
 # --- sums ----------------------------------------------------------------------------
 
 
-@op(infer=_accumulate)
+@op(infer=_count_or_accumulate)
 def sum(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
     """The sum along `axis`; 0 of nothing.
 
     Without a `dtype`, signed integers are summed in i64, unsigned ones in u64, and floats keep
-    theirs; with one, the elements are cast to it first.
+    theirs; of bools, the True ones are counted, in i64. With one, the elements are cast to it first.
     """
     _sum(out, x, axis, keepdims)
 

@@ -107,7 +107,7 @@ def _cumulative_sum(x: Array, axis: int | None = None, dtype: str | None = None)
 
 
 CASES: dict[str, list[Case]] = {
-    "sum": _sums(math.fsum),
+    "sum": [*_sums(math.fsum), Case((_BOOLS,), _lists(sum, np.int64), {"axis": 0})],
     "prod": _sums(math.prod),
     "mean": _axes(_mean),
     "var": [

@@ -1,0 +1,140 @@
+/* mlvm.h: host functions in C. C99, nothing but the standard headers; also for C++.
+ *
+ * A function gets a frame: its parameters, its attributes, and callbacks to make and push
+ * results. It returns 0, or anything else for an error. A shared library lists its functions
+ * with MLVM_FUNCTIONS, and `vm.register_library(path)` puts them into a VM's function table:
+ *
+ *     static int twice(mlvm_frame *frame)
+ *     {
+ *         const mlvm_tensor *x = &frame->params[0].tensor;
+ *         mlvm_tensor *y;
+ *         int64_t i;
+ *         if (frame->params[0].kind != MLVM_TENSOR || x->dtype != MLVM_I64)
+ *             return frame->error(frame, "takes an i64 tensor");
+ *         y = frame->new_tensor(frame, x->dtype, x->ndim, x->shape);
+ *         if (y == NULL)
+ *             return 1;
+ *         for (i = 0; i < x->size; i++)
+ *             ((int64_t *)y->data)[i] = 2 * ((const int64_t *)x->data)[i];
+ *         return frame->push(frame, y);
+ *     }
+ *
+ *     MLVM_FUNCTIONS({"twice", twice, 1, 1});
+ *
+ * Parameters are read, never written. Whatever a frame or tensor points to is the VM's, and
+ * valid until the function returns. The GIL is released while a function runs; callbacks take
+ * it for as long as they last, and any thread of the call may use them. A function called from
+ * several VMs runs in several threads at once.
+ */
+#ifndef MLVM_H
+#define MLVM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes with every change of a struct, a code or a meaning below. */
+#define MLVM_ABI_VERSION 1
+
+/* What `dtype` holds. A bool is one byte, 0 or 1. */
+enum mlvm_dtype {
+    MLVM_BOOL = 0,
+    MLVM_U8 = 1,
+    MLVM_I8 = 2,
+    MLVM_I16 = 3,
+    MLVM_I32 = 4,
+    MLVM_I64 = 5,
+    MLVM_U16 = 6,
+    MLVM_U32 = 7,
+    MLVM_U64 = 8,
+    MLVM_F32 = 9,
+    MLVM_F64 = 10
+};
+
+/* Packed elements in row-major order. `size` counts elements, `nbytes` bytes. */
+typedef struct mlvm_tensor {
+    void *data;
+    int64_t nbytes;
+    int64_t size;
+    const int64_t *shape; /* ndim lengths */
+    int32_t dtype;        /* an mlvm_dtype */
+    int32_t ndim;         /* 0 to 64 */
+} mlvm_tensor;
+
+/* What `kind` holds: which of a value's other members is set. */
+enum mlvm_kind { MLVM_TENSOR = 0, MLVM_INT = 1, MLVM_STR = 2 };
+
+/* A value of the machine's stack. */
+typedef struct mlvm_value {
+    mlvm_tensor tensor;
+    int64_t integer;
+    const char *string; /* UTF-8 */
+    int32_t kind;       /* an mlvm_kind */
+} mlvm_value;
+
+/* What a function sees of the machine. A callback that fails makes the call fail, with the
+ * first failure's message, whatever the function returns after. */
+typedef struct mlvm_frame mlvm_frame;
+struct mlvm_frame {
+    int64_t nparams;
+    const mlvm_value *params;
+
+    /* The call's attributes as a JSON object, "{}" if there are none. */
+    const char *attributes;
+
+    /* Set *value to the attribute of that name, a number or bool; leave it as it is when there
+     * is none. Returns 0, or 1 when the attribute is something else. */
+    int (*number)(mlvm_frame *frame, const char *name, double *value);
+
+    /* A tensor of zeros, on a 64-byte boundary; a result once it is pushed, else freed when the
+     * function returns. NULL when there is no such type, or no memory. */
+    mlvm_tensor *(*new_tensor)(mlvm_frame *frame, int32_t dtype, int32_t ndim,
+                               const int64_t *shape);
+
+    /* Leave a result: a new tensor, or the tensor of a parameter. Returns 0, or 1 for any other
+     * pointer. Do not write to a tensor after it is pushed. */
+    int (*push)(mlvm_frame *frame, const mlvm_tensor *tensor);
+    int (*push_int)(mlvm_frame *frame, int64_t value);
+    int (*push_str)(mlvm_frame *frame, const char *value); /* UTF-8, copied */
+
+    /* Make the call fail with this message, which is copied. Returns 1. */
+    int (*error)(mlvm_frame *frame, const char *message);
+};
+
+typedef int (*mlvm_function)(mlvm_frame *frame);
+
+/* A function of a library: its name in the function table, and how many parameters and results
+ * it has, MLVM_ANY for any number. The VM holds every call to them. */
+#define MLVM_ANY (-1)
+typedef struct mlvm_entry {
+    const char *name;
+    mlvm_function function;
+    int32_t nparams;
+    int32_t nresults;
+} mlvm_entry;
+
+#if defined(_WIN32)
+#define MLVM_EXPORT __declspec(dllexport)
+#elif defined(__GNUC__)
+#define MLVM_EXPORT __attribute__((visibility("default")))
+#else
+#define MLVM_EXPORT
+#endif
+
+/* The two symbols that the VM looks for. The table ends with an entry without a name. */
+extern MLVM_EXPORT const int32_t mlvm_abi_version;
+extern MLVM_EXPORT const mlvm_entry mlvm_functions[];
+
+/* Define both, once in a library: MLVM_FUNCTIONS({"f", f, 1, 1}, {"g", g, 2, MLVM_ANY}); */
+#define MLVM_FUNCTIONS(...)                                \
+    const int32_t mlvm_abi_version = MLVM_ABI_VERSION;     \
+    const mlvm_entry mlvm_functions[] = {__VA_ARGS__, {NULL, NULL, 0, 0}}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

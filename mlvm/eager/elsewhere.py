@@ -1,0 +1,47 @@
+"""What a tensor has no method for, and where it is instead: `x.sum()` says "use ml.sum(x)".
+
+A descriptor for each name, not `__getattr__`, which would slow every other attribute down.
+"""
+
+from __future__ import annotations
+
+from inspect import isfunction
+from types import ModuleType
+from typing import Final, NoReturn
+
+_OTHER_LIBRARIES: Final = {
+    "backward": "see ml.grad",
+    "grad": "see ml.grad",
+    "requires_grad": "see ml.grad",
+    "detach": "use ml.stop_gradient(x)",
+    "clone": "use ml.copy(x)",
+    "cpu": "use x.numpy()",
+    "to": "use ml.astype(x, dtype)",
+    "numel": "use x.size",
+    "view": "use ml.reshape(x, shape)",
+    "flatten": "use ml.reshape(x, -1)",
+    "ravel": "use ml.reshape(x, -1)",
+    "permute": "use ml.permute_dims(x, axes)",
+    "transpose": "use ml.permute_dims(x, axes)",
+    "unsqueeze": "use ml.expand_dims(x, axis=...)",
+}
+
+
+class Elsewhere:
+    """A name that a class does not have. Raises `AttributeError` with the hint."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self.name = name
+        self.hint = hint
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"a {owner.__name__} has no {self.name}; {self.hint}")
+
+
+def hint_at(owner: type, *modules: ModuleType) -> None:
+    """Have the class say of these modules' functions, and of other libraries' methods, where
+    to look instead."""
+    functions = {name for each in modules for name in each.__all__ if isfunction(vars(each)[name])}
+    hints = {name: f"use ml.{name}(x)" for name in functions} | _OTHER_LIBRARIES
+    for name in hints.keys() - set(dir(owner)):
+        setattr(owner, name, Elsewhere(name, hints[name]))

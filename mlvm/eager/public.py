@@ -1,0 +1,164 @@
+"""The names of `mlvm.eager`, but for those of the ops, which are in `primitives`."""
+
+from mlvm.arena.arena import Arena
+from mlvm.arena.report import Recording, record
+from mlvm.core import errors
+from mlvm.core.assembly import disassemble
+from mlvm.core.dry import DryVM
+from mlvm.core.types import bool_ as bool
+from mlvm.core.types import f32 as float32
+from mlvm.core.types import f64 as float64
+from mlvm.core.types import i8 as int8
+from mlvm.core.types import i16 as int16
+from mlvm.core.types import i32 as int32
+from mlvm.core.types import i64 as int64
+from mlvm.core.types import u8 as uint8
+from mlvm.core.types import u16 as uint16
+from mlvm.core.types import u32 as uint32
+from mlvm.core.types import u64 as uint64
+from mlvm.core.vm import VM
+from mlvm.eager import nn, optim, random
+from mlvm.eager.autodiff import grad, value_and_grad, vjp
+from mlvm.eager.calls import call
+from mlvm.eager.context import default_arena, default_vm
+from mlvm.eager.creation import (
+    arange,
+    asarray,
+    e,
+    empty,
+    empty_like,
+    eye,
+    full,
+    full_like,
+    inf,
+    linspace,
+    nan,
+    newaxis,
+    ones,
+    ones_like,
+    pi,
+    zeros,
+    zeros_like,
+)
+from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
+from mlvm.eager.functions import (
+    astype,
+    avg_pool2d,
+    broadcast_arrays,
+    broadcast_to,
+    clip,
+    concat,
+    conv2d,
+    dropout,
+    expand_dims,
+    matrix_transpose,
+    max_pool2d,
+    meshgrid,
+    moveaxis,
+    nonzero,
+    one_hot,
+    outer,
+    pad,
+    permute_dims,
+    repeat,
+    reshape,
+    roll,
+    silu,
+    split,
+    squeeze,
+    stack,
+    std,
+    take,
+    take_along_axis,
+    tile,
+    unstack,
+    where,
+)
+from mlvm.eager.listing import program_of
+from mlvm.eager.tensor import Tensor, stop_gradient
+
+__all__ = [
+    "VM",
+    "Arena",
+    "DryVM",
+    "Recording",
+    "Tensor",
+    "arange",
+    "asarray",
+    "astype",
+    "avg_pool2d",
+    "bool",
+    "broadcast_arrays",
+    "broadcast_to",
+    "call",
+    "can_cast",
+    "clip",
+    "concat",
+    "conv2d",
+    "default_arena",
+    "default_vm",
+    "disassemble",
+    "dropout",
+    "e",
+    "empty",
+    "empty_like",
+    "errors",
+    "expand_dims",
+    "eye",
+    "finfo",
+    "float32",
+    "float64",
+    "full",
+    "full_like",
+    "grad",
+    "iinfo",
+    "inf",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "isdtype",
+    "linspace",
+    "matrix_transpose",
+    "max_pool2d",
+    "meshgrid",
+    "moveaxis",
+    "nan",
+    "newaxis",
+    "nn",
+    "nonzero",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "optim",
+    "outer",
+    "pad",
+    "permute_dims",
+    "pi",
+    "program_of",
+    "random",
+    "record",
+    "repeat",
+    "reshape",
+    "result_type",
+    "roll",
+    "silu",
+    "split",
+    "squeeze",
+    "stack",
+    "std",
+    "stop_gradient",
+    "take",
+    "take_along_axis",
+    "tile",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "unstack",
+    "value_and_grad",
+    "vjp",
+    "where",
+    "zeros",
+    "zeros_like",
+]

@@ -1,0 +1,51 @@
+"""`--wire`: run the tests on VMs behind the protocol's byte encoding.
+
+    python -m pytest --wire tests/eager tests/arena
+
+Every `VM(...)` and `DryVM(...)` that a test or the eager layer makes is then a `WireVM` in
+front of one. tests/core/test_wire.py runs these two folders so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlvm.core import dry, vm
+from mlvm.core.dry import DryVM
+from mlvm.core.vm import VM
+from mlvm.core.wire import WireVM
+
+
+class WiredVM(WireVM):
+    """A `WireVM` made like the VM behind it. A test may look at its tensors in place and
+    register functions, which no call of the protocol does."""
+
+    behind: type[VM] = VM
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        local = self.behind(*args, **options)
+        super().__init__(local)
+        self.borrow = local.borrow
+        self.register = local.register
+        self.register_library = local.register_library
+
+
+class WiredDryVM(WiredVM):
+    """The same in front of a `DryVM`."""
+
+    behind = DryVM
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--wire", action="store_true", help="run on VMs behind the protocol's byte encoding"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Replace the classes, before a test or the eager layer imports them."""
+    if config.getoption("--wire"):
+        vm.VM = WiredVM  # type: ignore[assignment,misc]
+        dry.DryVM = WiredDryVM  # type: ignore[assignment,misc]

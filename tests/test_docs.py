@@ -1,0 +1,113 @@
+"""The pages of docs/ and the examples' README tell the truth: what they show runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from docs import instructions
+from mlvm.core.op import Op
+from mlvm.core.program import Opcode
+
+ROOT = Path(__file__).resolve().parent.parent
+MACHINE = ROOT / "docs" / "machine.md"
+BLOCK = re.compile(r"```(python|sh|text)\n(.*?)```", re.DOTALL)
+
+
+def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
+    """Each block in that language, with the text block that follows it, or nothing."""
+    blocks = [*BLOCK.findall(page.read_text("utf-8")), ("", "")]
+    for (kind, body), (next_kind, output) in itertools.pairwise(blocks):
+        if kind == language:
+            yield body, output if next_kind == "text" else ""
+
+
+def test_the_python_prints_what_the_page_says() -> None:
+    namespace: dict[str, Any] = {}
+    found = list(shown(MACHINE, "python"))
+    assert len(found) >= 5
+    for body, expected in found:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(body, "docs/machine.md", "exec"), namespace)
+        assert printed.getvalue().strip() == expected.strip()
+
+
+@pytest.mark.parametrize("page", ["README.md", "examples/README.md", "docs/machine.md"])
+def test_the_commands_print_what_the_page_says(page: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    found = list(shown(ROOT / page, "sh"))
+    assert found
+    for body, expected in found:
+        done = subprocess.run(
+            ["sh", "-c", f'python() {{ "{sys.executable}" "$@"; }}\n{body}'],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.stdout == expected
+
+
+def test_the_instruction_table_is_that_of_the_code() -> None:
+    page = MACHINE.read_text("utf-8")
+    assert instructions.written(page) == page, "run python -m docs.instructions"
+    for opcode in Opcode:
+        assert f"\n| `{opcode.text}` |" in page
+
+
+def test_an_eager_addition_takes_the_path_that_the_page_walks() -> None:
+    section = MACHINE.read_text("utf-8").partition("\n## From `a + b` to the kernel\n")[2]
+    rows = re.findall(r"^\| \d \| `(.*?)` \| `(.*?)` \|", section, re.MULTILINE)
+    assert 2 <= len(rows) <= 6
+    a = ml.asarray([1.0, 2.0])
+    b = ml.asarray([3.0, 4.0])
+    assert calls_that_lead_to(code_of(*rows[-1]), lambda: a + b) == [code_of(*row) for row in rows]
+    np.testing.assert_array_equal(np.asarray(a + b), [4, 6])
+
+
+def code_of(name: str, file: str) -> CodeType:
+    """The code of a function as the page names it: `VM.launch` in `mlvm/core/vm.py`."""
+    found: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    for part in name.split("."):
+        found = getattr(found, part)
+    code: CodeType = (found.kernel if isinstance(found, Op) else found).__code__
+    assert code.co_filename == str(ROOT / file)
+    return code
+
+
+def calls_that_lead_to(target: CodeType, call: Any) -> list[CodeType]:
+    """The codes on Python's stack, from `call` on, when `target` runs; the second time round."""
+    chains: list[list[CodeType]] = []
+
+    def profile(frame: FrameType | None, event: str, _: Any) -> None:
+        if event == "call" and frame is not None and frame.f_code is target:
+            chain = []
+            while frame is not None and frame.f_code is not call.__code__:
+                chain.append(frame.f_code)
+                frame = frame.f_back
+            chains.append(chain[::-1])
+
+    call()
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    [chain] = chains
+    return chain
