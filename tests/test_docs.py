@@ -35,13 +35,14 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
             yield body, output if next_kind == "text" else ""
 
 
-def test_the_python_prints_what_the_page_says() -> None:
+@pytest.mark.parametrize(("page", "least"), [("docs/machine.md", 5), ("docs/futures.md", 2)])
+def test_the_python_prints_what_the_page_says(page: str, least: int) -> None:
     namespace: dict[str, Any] = {}
-    found = list(shown(MACHINE, "python"))
-    assert len(found) >= 5
+    found = list(shown(ROOT / page, "python"))
+    assert len(found) >= least
     for body, expected in found:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(body, "docs/machine.md", "exec"), namespace)
+            exec(compile(body, page, "exec"), namespace)
         assert printed.getvalue().strip() == expected.strip()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from mlvm.core.errors import AssemblyError, OpError, ProgramError
 from mlvm.core.op import canonical
-from mlvm.core.program import NAME, STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.program import NAME, OPCODES, STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 
 
@@ -180,9 +180,9 @@ class _Body:
         self.labels[name] = len(self.code)
 
     def instruction(self, token: _Token, words: list[_Token]) -> None:
-        opcode = _OPCODES.get(token.text)
+        opcode = OPCODES.get(token.text)
         if opcode is None:
-            close = difflib.get_close_matches(token.text, _OPCODES, n=1)
+            close = difflib.get_close_matches(token.text, OPCODES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise token.error(f"no instruction {token.text!r}{hint}")
         few = sum(not name.endswith("?") for name in opcode.immediates)
@@ -226,9 +226,6 @@ class _Body:
                         f'attributes are a JSON object, such as {{"axis": 0}}, not {word.text}'
                     )
                 return canonical(word.value)
-
-
-_OPCODES: Final = {opcode.text: opcode for opcode in Opcode}
 
 
 def _name(word: _Token) -> str:

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
+_BRIEF: Final = 100
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 
 
@@ -149,6 +150,15 @@ class ArenaOverflow(ArenaError, MemoryError):
 
 class GradientError(MlvmError, TypeError):
     """There is no such gradient, or an update in place would destroy one."""
+
+
+def brief(value: object) -> str:
+    """The value as text for a message: its `repr`, cut short."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no ints of thousands of digits
+        text = f"<{type(value).__name__} too long to write>"
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
 def user_line() -> str | None:

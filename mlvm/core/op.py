@@ -24,7 +24,7 @@ from typing import Any, Literal, Union, final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+from mlvm.core.errors import AttributeRefused, OpError, ShapeError, brief
 from mlvm.core.types import DType, TensorType
 
 Attributes = Mapping[str, Any]
@@ -110,7 +110,7 @@ class Op:
             if value is REQUIRED:
                 raise AttributeRefused(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
-                raise AttributeRefused(f"attribute {attribute} was given {_text(value)}").at(
+                raise AttributeRefused(f"attribute {attribute} was given {brief(value)}").at(
                     self.name, ()
                 )
             bound[name] = float(value) if attribute.hint is float else value
@@ -175,13 +175,6 @@ def canonical(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _text(value: Any) -> str:
-    try:
-        return repr(value)
-    except ValueError:  # Python refuses to write very long ints
-        return "an int too long to write"
-
-
 def _matches(value: Any, hint: Any) -> bool:
     """Whether an attribute's value is of the annotated kind (bool is no int here)."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -199,8 +192,8 @@ def _matches(value: Any, hint: Any) -> bool:
         return value is None
     if isinstance(value, bool):
         return hint is bool
-    if isinstance(value, int) and not -(2**63) <= value <= 2**64:
-        return False
+    if hint is int and isinstance(value, int):
+        return abs(value) <= 2**64  # which a u64 is less than
     if hint is float and isinstance(value, int):
         return abs(value) <= sys.float_info.max
     return isinstance(value, hint)

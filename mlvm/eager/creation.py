@@ -13,7 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, OpError, ShapeError
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    OperandValueError,
+    OpError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.tensor import Scalar, Tensor, constant, from_array
@@ -30,14 +37,17 @@ def type_of(x: Tensor) -> TensorType:
 
 
 def integers(value: int | Sequence[int], name: str, function: str | None = None) -> tuple[int, ...]:
-    """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else,
-    calling it by that name, and the function by its own."""
+    """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else, also
+    for more than 64 bits, calling it by that name, and the function by its own."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
-        return tuple(map(operator.index, several))
+        ints = tuple(map(operator.index, several))
+        if all(-(2**63) <= n < 2**63 for n in ints):
+            return ints
     except TypeError:
-        error = AttributeRefused(f"{name} is an int or a tuple of ints, not {value!r}")
-        raise (error.at(function, ()) if function else error) from None
+        pass
+    error = AttributeRefused(f"{name} is an int or a tuple of ints, not {brief(value)}")
+    raise error.at(function, ()) if function else error
 
 
 # --- values copied in ----------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, cast
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
-from mlvm.core.types import DType, Shape, TensorType, f32
+from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integers, type_of
 from mlvm.eager.creation import full as full
@@ -181,15 +181,16 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
     """
     [along] = _axes("split", axis, x)
     length = x.shape[along]
+    given = integers(indices_or_sections, "indices_or_sections", "split")
     if isinstance(indices_or_sections, int):
-        sections = indices_or_sections
+        [sections] = given
         if sections < 1 or length % sections:
             raise ShapeError(f"length {length} is not {sections} equal sections").at(
                 "split", (x.type,)
             )
         cuts = tuple(length // sections * i for i in range(1, sections))
     else:
-        cuts = integers(indices_or_sections, "indices_or_sections", "split")
+        cuts = given
     bounds = zip((None, *cuts), (*cuts, None), strict=True)
     return [_part(x, along, range(length)[first:end]) for first, end in bounds]
 
@@ -236,7 +237,7 @@ def _counts(function: str, value: int | Sequence[int], name: str, x: Tensor) -> 
     """One or several ints >= 0. Raises `AttributeRefused` for others."""
     type, counts = type_of(x), integers(value, name, function)
     if min(counts, default=0) < 0:
-        raise AttributeRefused(f"{name} must be >= 0, not {value}").at(function, (type,))
+        raise AttributeRefused(f"{name} must be >= 0, not {min(counts)}").at(function, (type,))
     return counts
 
 
@@ -254,7 +255,7 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor
         widths = (widths, widths)
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
-    pairs = tuple(pair(width, "widths", "pad") for width in widths)
+    pairs = tuple(pair(width, "widths", "pad", least=0) for width in widths)
     return op.pad(x, widths=pairs, value=value)
 
 
@@ -428,14 +429,16 @@ def _require_images(name: str, x: Tensor) -> None:
         )
 
 
-def pair(value: int | Shape, name: str, function: str) -> Pair:
-    """A pair of ints, as (vertical, horizontal) is; one int is for both.
+def pair(value: int | Sequence[int], name: str, function: str, *, least: int = 1) -> Pair:
+    """A pair of ints >= `least`, as (vertical, horizontal) is; one int is for both.
 
     Raises `AttributeRefused`, which calls the value and the function by their names.
     """
     ints = integers(value, name, function)
-    if len(ints) not in (1, 2):
-        raise AttributeRefused(f"{name} is an int or a pair of ints, not {value}").at(function, ())
+    if len(ints) not in (1, 2) or min(ints) < least:
+        raise AttributeRefused(f"{name} must be one or two integers >= {least}, given {value}").at(
+            function, ()
+        )
     return ints[0], ints[-1]
 
 

@@ -11,7 +11,7 @@ import operator
 from types import EllipsisType
 from typing import Any, TypeAlias
 
-from mlvm.core.errors import IndexRefused
+from mlvm.core.errors import IndexRefused, brief
 from mlvm.core.types import i64
 from mlvm.eager import primitives as op
 from mlvm.eager.functions import moveaxis, reshape
@@ -120,12 +120,12 @@ def _places(item: int | slice | Tensor, length: int) -> range:
         return range(length)
     if isinstance(item, int):
         if not -length <= item < length:
-            raise IndexRefused(f"index {item} is out of range for length {length}")
+            raise IndexRefused(f"index {brief(item)} is out of range for length {length}")
         return range(item % length, item % length + 1)
     try:
         places = range(length)[item]
     except (TypeError, ValueError) as error:
-        raise IndexRefused(f"{item} does not work: {error}") from None
+        raise IndexRefused(f"{brief(item)} does not work: {error}") from None
     return places if len(places) > 1 else range(places.start, places.start + len(places))
 
 
@@ -160,5 +160,5 @@ def _text(key: object) -> str:
     if isinstance(key, Tensor):
         return str(key.type)
     if key is None or isinstance(key, (int, slice, EllipsisType)):
-        return str(key)
+        return brief(key)
     return type(key).__name__

@@ -23,9 +23,11 @@ def launches(vm: VMProtocol) -> Iterator[list[Launch]]:
     found: list[Launch] = []
     launch, outer = vm.launch, vars(vm).get("launch")
 
-    def listed(program: Program, args: Sequence[TensorHandle] = ()) -> list[Array]:
+    def listed(
+        program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
+    ) -> list[Array]:
         found.append((program, tuple(args)))
-        return launch(program, args)
+        return launch(program, args, max_steps=max_steps)
 
     vm.launch = listed  # type: ignore[method-assign]
     try:

@@ -193,8 +193,8 @@ class Conv2d(Module):
         dtype: object = f32,
     ) -> None:
         channels = _sizes("Conv2d", in_channels=in_channels, out_channels=out_channels)
-        height, width = _pair("window", window)
-        self.stride = _pair("stride", stride)
+        height, width = fn.pair(window, "window", "Conv2d")
+        self.stride = fn.pair(stride, "stride", "Conv2d")
         if isinstance(padding, str) and padding not in ("SAME", "VALID"):
             raise AttributeRefused(
                 f'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), '
@@ -296,14 +296,6 @@ def _sizes(layer: str, **sizes: object) -> tuple[int, ...]:
         if not _size(size):
             raise AttributeRefused(f"{layer}: {name} must be an integer >= 1, given {size!r}")
     return tuple(map(_size, sizes.values()))
-
-
-def _pair(name: str, value: Pair) -> tuple[int, int]:
-    """(vertical, horizontal) of Conv2d, where one number stands for both."""
-    pair = tuple(map(_size, value if isinstance(value, tuple) else (value, value)))
-    if len(pair) != 2 or not all(pair):
-        raise AttributeRefused(f"Conv2d: {name} must be one or two integers >= 1, given {value!r}")
-    return pair
 
 
 def _size(value: Any) -> int:

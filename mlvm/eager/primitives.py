@@ -16,8 +16,7 @@ from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
 from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, one_op, operand
 
-
-_WITHOUT_FUNCTION: Final = {
+WITHOUT_FUNCTION: Final = {
     "batch_contract",
     "boolean_index",
     "embed",
@@ -31,7 +30,7 @@ _WITHOUT_FUNCTION: Final = {
 }
 """Ops that only the eager layer itself calls."""
 
-_WITH_ANOTHER: Final = {
+WITH_ANOTHER: Final = {
     "arange",
     "astype",
     "avg_pool2d",
@@ -130,7 +129,7 @@ def _keyword(attribute: Attribute) -> Parameter:
 
 def public_names() -> list[str]:
     """The ops whose function here is the one of `mlvm.eager`; `random` has its own."""
-    hidden = _WITHOUT_FUNCTION | _WITH_ANOTHER
+    hidden = WITHOUT_FUNCTION | WITH_ANOTHER
     return sorted(
         name
         for name, op in OPS.items()

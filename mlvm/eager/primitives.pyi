@@ -2,7 +2,7 @@
 
 from mlvm.eager.tensor import Tensor
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - in the order of the functions
     "abs",
     "add",
     "all",

@@ -23,7 +23,7 @@ _HEAD: Final = '''\
 
 from mlvm.eager.tensor import Tensor
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - in the order of the functions
 '''
 _SENTENCE: Final = re.compile(r".*?[^.]\.(?= |$)|.*")
 

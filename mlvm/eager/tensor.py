@@ -18,6 +18,7 @@ from mlvm.core.errors import (
     MlvmError,
     OperandValueError,
     ShapeError,
+    brief,
 )
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program import Program
@@ -224,7 +225,6 @@ live_tapes: set[Tape] = set()
 """Tapes that may still be walked: an update in place asks each whether it may."""
 
 _CONSTANTS_LIMIT: Final = 4096
-_LONG_BITS: Final = 128
 
 _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
     bool: ("bool",),
@@ -257,25 +257,18 @@ def constant(value: Scalar, dtype: DType) -> Tensor:
         return known
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {_brief(value)} does not become a {dtype}")
+        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
     try:
         with np.errstate(over="ignore"):  # a float too large is inf
             array = np.array(value, dtype.numpy)
     except OverflowError:
-        raise OperandValueError(f"the int {_brief(value)} does not fit into {dtype}") from None
+        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
     with pool.arena.allocating():
         tensor = from_array(array)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
     pool.tensors[key] = tensor
     return tensor
-
-
-def _brief(value: Scalar) -> str:
-    """The number as text: of a very long int, which str may refuse, the length alone."""
-    if isinstance(value, int) and value.bit_length() > _LONG_BITS:
-        return f"of {value.bit_length()} bits"
-    return str(value)
 
 
 def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
@@ -294,7 +287,7 @@ def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
     try:
         return constant(value, beside.dtype)
     except (DTypeError, OperandValueError) as error:
-        raise error.at(call.op.name, (beside.type, _brief(value))) from None
+        raise error.at(call.op.name, (beside.type, brief(value))) from None
 
 
 Forward: TypeAlias = "Callable[[Tensor, Operand], Tensor]"

@@ -57,8 +57,9 @@ def _one_at(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _pow_x(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """y x^(y-1), and 0 for y = 0 whatever x is."""
-    return g * y * x ** _masked(y - 1.0, op.not_equal(y, 0.0))
+    """y x^(y-1), and 0 for x = y = 0."""
+    corner = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
+    return g * y * _one_at(corner, x) ** (y - 1.0)
 
 
 def _pow_y(g: Tensor, x: Tensor, out: Tensor) -> Tensor:

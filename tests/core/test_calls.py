@@ -17,7 +17,20 @@ from mlvm.core.program import Function
 from mlvm.core.types import Array
 from mlvm.core.verify import verify
 from mlvm.core.vm import VM
-from tests.core.programs import ADD_INTO, TABLE, C, f32s, main_of, put, run, straight
+from tests.core.programs import (
+    ADD_INTO,
+    FACTORIAL,
+    HALVE,
+    PARITY,
+    SUM_TO,
+    TABLE,
+    C,
+    f32s,
+    main_of,
+    put,
+    run,
+    straight,
+)
 
 # --- frames ---------------------------------------------------------------------------
 
@@ -76,113 +89,6 @@ def test_halt_in_a_function_leaves_what_is_above_its_base(callee: str, stack: li
     program = main_of("push_int 1 | push_int 2 | call f", functions)
     verify(program, TABLE, [])
     assert run(program) == (stack if "call g" not in callee else [7, 8])
-
-
-FACTORIAL = """
-    .const one i64[] 1
-    .func factorial 1 1
-        get -1
-        jump_if_false last
-        get -1
-        get -1
-        push_const one
-        push_str "subtract"
-        cfunc 2 1
-        call factorial
-        push_str "multiply"
-        cfunc 2 1
-        return 1
-    last:
-        push_const one
-        return 1
-    .func main 0 *
-        load_arg 0
-        call factorial
-        halt
-"""
-
-PARITY = """
-    .const one i64[] 1
-    .const yes bool[] true
-    .const no bool[] false
-    .func less 1 1
-        get -1
-        push_const one
-        push_str "subtract"
-        cfunc 2 1
-        return 1
-    .func even 1 1
-        get -1
-        jump_if_false zero
-        get -1
-        call less
-        call odd
-        return 1
-    zero:
-        push_const yes
-        return 1
-    .func odd 1 1
-        get -1
-        jump_if_false zero
-        get -1
-        call less
-        call even
-        return 1
-    zero:
-        push_const no
-        return 1
-    .func main 0 *
-        load_arg 0
-        call even
-        halt
-"""
-
-SUM_TO = """
-    .const zero i64[] 0
-    .const one i64[] 1
-    .func main 0 *
-        load_arg 0
-        push_const zero
-    again:
-        get 0
-        jump_if_false done
-        get 0
-        get 1
-        push_str "add"
-        cfunc 2 1
-        set 1
-        get 0
-        push_const one
-        push_str "subtract"
-        cfunc 2 1
-        set 0
-        jump again
-    done:
-        get 1
-        set 0
-        pop 1
-        halt
-"""
-
-HALVE = """
-    .const half f32[] 0.5
-    .const one f32[] 1
-    .func main 0 *              ; the argument itself is halved until it is below 1
-    again:
-        load_arg 0
-        push_const one
-        push_str "greater_equal"
-        cfunc 2 1
-        jump_if_false done
-        load_arg 0
-        load_arg 0
-        push_const half
-        push_str "multiply.out"
-        cfunc 3 0
-        jump again
-    done:
-        halt
-"""
 
 
 def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:

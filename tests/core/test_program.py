@@ -59,11 +59,20 @@ def test_there_is_one_main() -> None:
         Program([other, other])
 
 
+@pytest.mark.parametrize("name", ["", "a b", "1st", ".x", "f;", 'f"', "main\n", 5, None])
+def test_a_name_is_one_that_assembly_can_write(name: Any) -> None:
+    body = straight("halt").main
+    with pytest.raises(ProgramError, match="a function's name is letters, digits, _ and"):
+        Program([body, body._replace(name=name)])
+    with pytest.raises(ProgramError, match="a constant's name is letters, digits, _ and"):
+        with_constants({name: f32s(1)})
+
+
 def test_functions_come_from_any_iterable_and_keep_their_order() -> None:
     functions = [Function(name, 0, 0, (HALT,)) for name in ("b", "main", "a")]
     program = Program(iter(functions))
     assert list(program.functions) == ["b", "main", "a"]
-    assert program.main is functions[1]
+    assert program.main == functions[1]
 
 
 def test_constants_are_copied_read_only_and_packed() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import DTypeError, ShapeError
-from mlvm.core.types import MAX_NBYTES, MAX_NDIM, DType, TensorType, f32, i32, promote
+from mlvm.core.types import MAX_NBYTES, MAX_NDIM, DType, TensorType, f32, f64, i32, promote
 
 DTYPES = list(DType.all.values())
 shapes = st.lists(st.integers(0, 1000), max_size=5).map(tuple)
@@ -171,3 +171,13 @@ def test_promotion_is_associative_where_it_exists(dtypes: list[DType]) -> None:
     except DTypeError:
         return
     assert left is right
+
+
+def test_a_dtype_equals_what_it_can_be_made_of() -> None:
+    for same in (f32, "f32", "float32", np.float32, np.dtype("f4")):
+        assert f32 == same
+        assert same == f32
+        assert not f32 != same  # noqa: SIM202
+    for other in (f64, "f64", np.float64, float, None, 4, "word"):
+        assert f32 != other
+    assert {f32: 1}[DType.named("f32")] == 1

@@ -195,7 +195,7 @@ ONE, TWO = (f32s(1, 2),), (f32s(1, 2), f32s(3, 4))
         (ADD_INTO, (f32s(0), *TWO), ShapeError, "add.out(f32[1], f32[2], f32[2]): the result is"),
         (Program.of_op("nosuch", 1, {}, 1), ONE, UnknownFunction, "no function 'nosuch'"),
         (Program.of_op("negative", 1, {}, 2), ONE, ProgramError, "leaves 1 results, not 2"),
-        (straight(("push_const", "c"), "halt"), NOTHING, ProgramError, "no constant 'c'"),
+        (straight(("push_const", "c"), "halt"), NOTHING, ProgramError, "not 'c'"),
         (straight(("pop", 1), "halt"), NOTHING, ProgramError, "main, pc 0: pop 1: needs 1 values"),
         (
             straight(("push_int", 1), ("push_str", "negative"), ("cfunc", 1, 1), "halt"),
@@ -239,6 +239,24 @@ def test_what_is_no_handle_is_refused(args: Any) -> None:
     for _ in range(2):
         with pytest.raises(HandleError):
             vm.launch(NEGATE, args)
+    assert_usable(vm)
+
+
+@pytest.mark.parametrize("program", [None, "halt", 5, NEGATE.main])
+def test_what_is_no_program_is_refused(program: Any) -> None:
+    vm = VM()
+    for _ in range(2):
+        with pytest.raises(ProgramError, match="a Program is wanted to launch, not"):
+            vm.launch(program)
+    assert_usable(vm)
+
+
+def test_the_raw_machine_refuses_a_launch_with_too_few_arguments() -> None:
+    vm = VM(checked=False)
+    x = put(vm, f32s(1))
+    for _ in range(2):
+        with pytest.raises(ProgramError, match="the program loads 3 arguments of 1"):
+            vm.launch(ADD_INTO, [x])
     assert_usable(vm)
 
 

@@ -124,6 +124,24 @@ def test_gradients_share_no_memory() -> None:
     [reshaped] = vjp(lambda x: reshape(x, (2,)), tensor([[1.0, 1.0]]))[1](cotangent)
     reshaped *= 2.0
     assert lists(cotangent) == [1.0, 2.0]
+    [own] = vjp(lambda x: reshape(x * 1.0, (2,)), tensor([[1.0, 1.0]]))[1](cotangent)
+    own *= 2.0
+    assert lists(own) == [[2.0, 4.0]]
+
+
+def test_a_variable_that_occurs_twice_has_one_gradient() -> None:
+    x, y = tensor(3.0), tensor(5.0)
+    gradient = grad(lambda tree: tree["a"] * tree["b"][0])({"a": x, "b": [x], "c": [y, y]})
+    assert gradient["a"] is gradient["b"][0]
+    assert gradient["c"][0] is gradient["c"][1]
+    assert lists(gradient) == {"a": 6.0, "b": [6.0], "c": [0.0, 0.0]}
+
+
+def test_a_result_that_is_no_float_is_a_constant() -> None:
+    def through_integers(x: Tensor) -> Tensor:
+        return op.sum(x * op.astype(op.astype(x, dtype="i64"), dtype="f64"))
+
+    assert lists(grad(through_integers)(tensor([2.5]))) == [2.0]
 
 
 # --- vjp and stop_gradient -------------------------------------------------------------
@@ -334,6 +352,47 @@ def test_until_a_pullback_is_dropped_its_values_cannot_be_updated() -> None:
     del pullback
     w += 1.0
     assert lists(w) == [2.0, 3.0]
+
+
+def test_what_one_tape_keeps_another_does_not_release() -> None:
+    w, x = tensor([1.0, 2.0]), tensor([3.0, 4.0])
+    _, pullback = vjp(lambda x: op.sum(x * w), x)
+    grad(lambda x: op.sum(x * w))(x)
+    with pytest.raises(GradientError, match="while a tape needs its old value"):
+        w *= 10.0
+    assert lists(pullback(tensor(1.0))) == [[1.0, 2.0]]
+
+
+def test_the_refusal_says_whether_a_tensor_is_tracked_or_saved() -> None:
+    b = tensor(2.0)
+
+    def loss(x: Tensor) -> Tensor:
+        nonlocal b
+        y = x * b
+        with pytest.raises(GradientError, match=r"it is tracked.*; write y = y \+ b, not y \+= b"):
+            y += b
+        with pytest.raises(GradientError, match="a tape needs its old value"):
+            b += 1.0
+        return y
+
+    assert lists(grad(loss)(tensor(1.0))) == 2.0
+
+
+def test_a_value_that_is_an_argument_has_memory_of_its_own() -> None:
+    x = tensor([1.0])
+    value, pullback = vjp(lambda x: x, x)
+    value += 1.0
+    assert lists(pullback(tensor([3.0]))) == [[3.0]]
+    y = tensor(1.0)
+    value, gradient = value_and_grad(lambda y: y)(y)
+    value += 1.0
+    (value, aux), _ = value_and_grad(lambda y: (y, "aux"), has_aux=True)(y)
+    value += 1.0
+    closed, _ = value_and_grad(lambda _: y)(y)
+    closed += 1.0
+    assert (lists([x, y, gradient]), aux) == ([[1.0], 1.0, 1.0], "aux")
+    second = grad(lambda y: value_and_grad(lambda y: y)(y)[0] ** 2)
+    assert lists(second(tensor(3.0))) == 6.0, "the copy is differentiable"
 
 
 # --- memory ----------------------------------------------------------------------------

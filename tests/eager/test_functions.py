@@ -426,7 +426,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "split": (lambda x: ml.split(x, 5, axis=2), ml.errors.ShapeError, "length 4"),
     "pad": (lambda x: ml.pad(x, [(1, 1)]), ml.errors.AttributeRefused, "pairs"),
     "pad negative": (lambda x: ml.pad(x, -1), ml.errors.AttributeRefused, ">= 0"),
-    "pad triple": (lambda x: ml.pad(x, [(1, 1, 1)] * 3), ml.errors.AttributeRefused, "pair"),
+    "pad triple": (lambda x: ml.pad(x, [(1, 1, 1)] * 3), ml.errors.AttributeRefused, "two"),
     "take axis": (lambda x: ml.take(x, t([0])), ml.errors.AttributeRefused, "axis"),
     "take": (lambda x: ml.take(x, t([9]), axis=0), ml.errors.OperandValueError, "index 9"),
     "nonzero": (lambda _: ml.nonzero(t(1.0)), ml.errors.ShapeError, "scalar"),
@@ -445,7 +445,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "pool window": (
         lambda x: untyped.avg_pool2d(x[None], (1, 2, 3)),
         ml.errors.AttributeRefused,
-        "pair",
+        "avg_pool2d.*two",
     ),
     "zeros": (lambda _: ml.zeros((2, -1)), ml.errors.ShapeError, "-1"),
     "zeros word": (lambda _: untyped.zeros("word"), ml.errors.AttributeRefused, "word"),
@@ -475,12 +475,96 @@ def test_what_is_refused_leaves_nothing_allocated(name: str) -> None:
         assert arena.used == 0
 
 
+def names_of(call: Callable[[], object]) -> str | None:
+    with pytest.raises(ml.errors.OpError) as refused:
+        call()
+    return refused.value.op
+
+
+@pytest.mark.parametrize("name", ["zeros", "ones", "empty"])
+def test_errors_name_the_function_that_was_called(name: str) -> None:
+    make = getattr(ml, name)
+    for shape in ((-1,), 1.5, (1 << 40, 1 << 40), 10**5000):
+        assert names_of(lambda shape=shape: make(shape)) == name  # type: ignore[misc]
+
+
+def test_errors_of_composed_functions_name_them() -> None:
+    x, n = t(X), ml.arange(3)
+    assert names_of(lambda: ml.repeat(x, -1)) == "repeat"
+    assert names_of(lambda: ml.tile(x, (1, -1))) == "tile"
+    assert names_of(lambda: ml.std(n)) == "std"
+    assert names_of(lambda: untyped.reshape(x, "2")) == "reshape"
+    assert names_of(lambda: untyped.squeeze(x, 0.5)) == "squeeze"
+    assert names_of(lambda: ml.split(x, 10**5000)) == "split"
+    assert names_of(lambda: ml.full_like(n, 0.5)) == "full_like"
+
+
+HUGE = 10**5000  # Python refuses to print it
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ml.eye(3, k=10**30),
+        lambda x: ml.eye(HUGE),
+        lambda x: ml.sum(x, axis=HUGE),
+        lambda x: ml.reshape(x, HUGE),
+        lambda x: ml.expand_dims(x, axis=HUGE),
+        lambda x: ml.arange(HUGE),
+        lambda x: ml.full(2, HUGE),
+        lambda x: x + HUGE,
+        lambda x: x[HUGE],
+        lambda x: ml.roll(x, HUGE),
+    ],
+)
+def test_huge_ints_are_refused_in_few_words(call: Callable[[ml.Tensor], object]) -> None:
+    with pytest.raises(ml.errors.OpError) as refused:
+        call(t(X))
+    assert len(str(refused.value)) < 300
+
+
+def test_a_diagonal_far_outside_is_none() -> None:
+    for k in (1 << 63, -(1 << 63)):
+        same(ml.eye(2, 3, k=k), np.zeros((2, 3), np.float32))
+        same(ml.tril(t(X), k=k), X if k > 0 else X * 0)
+        same(ml.triu(t(X), k=k), X if k < 0 else X * 0)
+
+
+def test_lists_nested_too_deep_are_no_tensor() -> None:
+    inside: list[Any] = []
+    inside.append(inside)
+    deep: list[Any] = [1]
+    for _ in range(5000):
+        deep = [deep]
+    for lists in (inside, deep):
+        with pytest.raises(ml.errors.ShapeError, match="64 deep"):
+            ml.asarray(lists)
+
+
+def test_a_dtype_is_whatever_names_one() -> None:
+    n = ml.arange(3)
+    for dtype in ("float64", np.float64, float, "f64", np.dtype("f8"), ml.float64):
+        assert ml.sum(n, dtype=dtype).dtype is ml.float64
+        assert ml.prod(n, dtype=dtype).dtype is ml.float64
+        assert ml.isdtype(dtype, "float64")
+    with pytest.raises(ml.errors.DTypeError, match=r"sum\(\): no dtype for 'float12'"):
+        ml.sum(n, dtype="float12")
+
+
+def test_bools_are_counted_and_else_converted() -> None:
+    flags = t(X) > 0
+    same(ml.sum(flags, axis=1), (X > 0).sum(axis=1))
+    with pytest.raises(ml.errors.DTypeError, match=r"convert with astype\(x, \.\.\.\)"):
+        ml.mean(flags)
+
+
 # --- the namespace -------------------------------------------------------------------
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    assert len(set(ml.__all__)) == len(ml.__all__)
-    for name in ml.__all__:
+    names = vars(ml)["__all__"]
+    assert len(set(names)) == len(names)
+    for name in names:
         value = getattr(ml, name)
         if callable(value) or isinstance(value, type(math)):
             assert (value.__doc__ or "").strip(), f"ml.{name} has no docstring"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 from collections.abc import Callable
 from functools import partial
@@ -172,6 +174,34 @@ def test_sequential_takes_layers_and_functions() -> None:
     assert list(layer.named_parameters()) == ["layers_0/kernel", "layers_0/bias"]
 
 
+def test_sequential_hands_train_and_keys_to_its_dropouts() -> None:
+    inner = nn.Sequential(nn.Dropout(0.5))
+    layer = nn.Sequential(op.relu, nn.Dropout(0.5), inner)
+    x, key = from_array(np.ones(64, np.float32)), random.key(3)
+    np.testing.assert_array_equal(layer(x).numpy(), x.numpy())
+    first = layer.layers[1](x, train=True, key=random.fold_in(key, 1))
+    expected = inner(first, train=True, key=random.fold_in(key, 2)).numpy()
+    assert len(np.unique(expected)) == 2
+    np.testing.assert_array_equal(layer(x, train=True, key=key).numpy(), expected)
+    assert (layer(x, train=True).numpy() != layer(x, train=True).numpy()).any()
+
+
+def test_an_index_of_an_embedding_counts_from_the_end_below_zero() -> None:
+    layer = nn.Embedding(5, 3)
+    last = layer(from_array(np.array([-1]))).numpy()
+    np.testing.assert_array_equal(last, layer.embedding.numpy()[-1:])
+    with pytest.raises(OperandValueError):
+        layer(from_array(np.array([-6])))
+
+
+def test_sizes_may_be_integers_of_numpy() -> None:
+    two, three = np.int64(2), np.uint8(3)
+    assert nn.Linear(two, three).kernel.shape == (2, 3)  # type: ignore[arg-type]
+    conv = nn.Conv2d(two, three, (two, three), stride=two)  # type: ignore[arg-type]
+    assert conv.kernel.shape == (2, 3, 2, 3)
+    assert conv(from_array(np.ones((1, 4, 4, 2), np.float32))).shape == (1, 2, 2, 3)
+
+
 # --- parameters at the start ---------------------------------------------------------
 
 
@@ -201,6 +231,12 @@ def test_without_a_key_the_global_one_is_used() -> None:
     first, second = drawn()
     assert (first != second).any()
     np.testing.assert_array_equal(drawn(), [first, second])
+
+
+def test_a_kernel_of_zeros_draws_nothing() -> None:
+    before = random.state()
+    assert not nn.Linear(2, 3, zeros=True).kernel.numpy().any()
+    np.testing.assert_array_equal(random.state(), before)
 
 
 def test_biases_and_scales() -> None:
@@ -318,6 +354,36 @@ def test_repr_is_the_tree_with_types() -> None:
     ]
 
 
+def test_a_module_that_contains_itself() -> None:
+    model = nn.Sequential()
+    vars(model).update(again=model)
+    assert repr(model).splitlines() == ["Sequential(layers=())", "  again: Sequential(...)"]
+    for use in (model.parameters, model.num_parameters, lambda: model.load_parameters({})):
+        with pytest.raises(DTypeError, match="this Sequential contains itself at again"):
+            use()
+
+
+def test_a_deep_copy_has_parameters_of_its_own() -> None:
+    model = Model()
+    vars(model).update(tied=model.stem)
+    twin = copy.deepcopy(model)
+    assert isinstance(twin, Model)
+    assert twin.stem is vars(twin)["tied"]
+    assert twin.Block[0].activation is op.relu
+    for x, y in zip(
+        model.named_parameters().values(), twin.named_parameters().values(), strict=True
+    ):
+        assert x is not y
+        np.testing.assert_array_equal(x.numpy(), y.numpy())
+    twin.stem.kernel *= 0
+    assert model.stem.kernel.numpy().any()
+
+
+def test_pickling_names_what_to_do_instead() -> None:
+    with pytest.raises(TypeError, match=r"a Module cannot be pickled; .* load_parameters"):
+        pickle.dumps(nn.Linear(1, 1))
+
+
 def test_a_module_without_call() -> None:
     class Empty(nn.Module):
         pass
@@ -343,11 +409,11 @@ def test_a_module_without_call() -> None:
         (lambda: nn.Conv2d(0, 1, 3), "Conv2d: in_channels must be an integer >= 1, given 0"),
         (
             lambda: nn.Conv2d(1, 1, (3, 0)),
-            "Conv2d: window must be one or two integers >= 1, given (3, 0)",
+            "Conv2d(): window must be one or two integers >= 1, given (3, 0)",
         ),
         (
             lambda: nn.Conv2d(1, 1, 3, stride=0),
-            "Conv2d: stride must be one or two integers >= 1, given 0",
+            "Conv2d(): stride must be one or two integers >= 1, given 0",
         ),
         (
             lambda: nn.Conv2d(1, 1, 3, padding="FULL"),

@@ -21,6 +21,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
+from mlvm.eager import functions as fn
 from mlvm.eager import nn, optim, random
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
@@ -338,6 +339,15 @@ def test_global_norm() -> None:
     assert float(optim.global_norm({})) == 0
 
 
+def test_a_shared_parameter_counts_once_in_the_norm() -> None:
+    x = asarray(np.float64(3.0))
+    gradient = grad(lambda params: params["a"] + params["b"][0])({"a": x, "b": [x]})
+    assert float(optim.global_norm(gradient)) == 2
+    clipped = optim.clip_by_global_norm(gradient, 1.0)
+    assert clipped["a"] is clipped["b"][0]
+    assert float(clipped["a"]) == 1
+
+
 @pytest.mark.parametrize(("max_norm", "factor"), [(6.5, 0.5), (13, 1), (100, 1)])
 def test_clip_by_global_norm(max_norm: float, factor: float) -> None:
     tree = {"a": [asarray([3.0, 4.0])], "b": asarray(np.float64(12))}
@@ -457,6 +467,12 @@ def test_parameters_are_floats() -> None:
         optim.SGD({"a": [from_array(np.arange(2))]}, 0.1)
 
 
+def test_parameters_share_no_bytes() -> None:
+    x = from_array(np.ones(4))
+    with pytest.raises(DTypeError, match="SGD: parameter 'b' is a view, whose update"):
+        optim.SGD({"a": x, "b": fn.reshape(x, (2, 2))}, 0.1)
+
+
 def test_parameters_on_several_vms() -> None:
     with Arena(VM("elsewhere"), "weights").allocating():
         far = from_array(np.ones(3))
@@ -517,6 +533,22 @@ def test_schedules_that_are_refused_change_nothing(schedule: Any, message: str) 
     with pytest.raises(DTypeError, match=re.escape(message)):
         optimizer.update(tensors(GRADIENTS[0]))
     assert_untouched(params, optimizer)
+
+
+@pytest.mark.parametrize("path", ["hidden/bias", "extra"])
+def test_a_parameter_that_was_replaced_is_not_left_behind(path: str) -> None:
+    model = Mlp()
+    optimizer = optim.SGD(model, 0.1)
+    grads = model.parameters()
+    before = model.head.bias.numpy()  # type: ignore[union-attr]
+    if path == "extra":
+        vars(model).update(extra=asarray(1.0))
+    else:
+        model.hidden.bias = asarray(np.zeros(8, np.float32))
+    with pytest.raises(DTypeError, match=f"SGD: parameter '{path}' is not the tensor it was"):
+        optimizer.update(grads)
+    np.testing.assert_array_equal(model.head.bias.numpy(), before)  # type: ignore[union-attr]
+    assert float(optimizer.count) == 0
 
 
 def test_an_update_in_a_differentiated_function_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,15 @@ def test_global_keys_are_not_the_keys_of_the_same_seed() -> None:
     assert (0, 0) not in keys
 
 
+def test_global_draws_are_independent_of_the_key_of_the_same_seed() -> None:
+    R.seed(7)
+    globals_ = {tuple(R.next_key().tolist()) for _ in range(20)}
+    key = R.key(7)
+    splits = {tuple(row) for row in R.split(key, 20).tolist()}
+    folds = {tuple(R.fold_in(key, i).tolist()) for i in range(20)}
+    assert not globals_ & (splits | folds)
+
+
 def test_state_continues() -> None:
     R.seed(5)
     R.next_key()
@@ -97,17 +107,17 @@ def test_state_continues() -> None:
     expected = [R.next_key().numpy().tolist() for _ in range(3)]
     R.set_state(state)
     assert [R.next_key().numpy().tolist() for _ in range(3)] == expected
-    assert state.tolist() == [5, 1]
+    assert state.tolist() == [5, 2]
 
 
 def test_each_vm_has_a_state_of_its_own_from_seed_0() -> None:
     R.seed(9)
     with ml.Arena(ml.VM("other"), "there"):
-        assert R.state().tolist() == [0, 0]
+        assert R.state().tolist() == [0, 1]
         first = R.normal(4).numpy()
         R.seed(0)
         np.testing.assert_array_equal(R.normal(4).numpy(), first)
-    assert R.state().tolist() == [9, 0]
+    assert R.state().tolist() == [9, 1]
 
 
 def test_the_state_outlives_the_arena_it_is_first_used_in() -> None:
@@ -116,7 +126,7 @@ def test_the_state_outlives_the_arena_it_is_first_used_in() -> None:
         with ml.Arena(vm, "step"):
             R.normal(3)
     with ml.Arena(vm, "step"):
-        assert R.state().tolist() == [0, 3]
+        assert R.state().tolist() == [0, 4]
 
 
 def test_steady_state_allocates_nothing() -> None:
@@ -143,6 +153,8 @@ def test_steady_state_allocates_nothing() -> None:
         (lambda: R.normal(3, key=7), ml.errors.DTypeError, "random.key"),  # type: ignore[arg-type]
         (lambda: R.normal(3, key=ml.zeros(2)), ml.errors.ShapeError, r"u64\[2\]"),
         (lambda: R.uniform(3, low=1, high=1), ml.errors.AttributeRefused, "less than"),
+        (lambda: R.uniform(3, high=math.inf), ml.errors.AttributeRefused, "finite"),
+        (lambda: R.uniform(3, low=-1e308, high=1e308), ml.errors.AttributeRefused, "finite"),
         (lambda: R.bernoulli(3, 1.5), ml.errors.OperandValueError, "probability"),
         (lambda: R.randint(3, 2, 2), ml.errors.AttributeRefused, "less than"),
         (lambda: R.randint(3, 0, 300, dtype=ml.uint8), ml.errors.AttributeRefused, "299"),

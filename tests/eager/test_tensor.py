@@ -18,6 +18,7 @@ from mlvm.eager.tensor import one_op
 
 X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
 Y = np.array([2.0, 0.5, -3.0], np.float32)
+HUGE = 10**5000  # Python refuses to print it
 N = np.array([7, -8, 3], np.int32)
 M = np.array([2, 3, 1], np.int32)
 
@@ -102,7 +103,10 @@ def test_numbers_adopt_the_tensors_dtype() -> None:
         (lambda x, n: x + 1j, ml.errors.DTypeError, "complex is no operand"),
         (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),
         (lambda x, n: operator.add(x, [1.0]), ml.errors.DTypeError, "list is no operand"),
-        (lambda x, n: operator.eq(x, None), ml.errors.DTypeError, "NoneType"),
+        (lambda x, n: operator.eq(x, X), ml.errors.DTypeError, "ndarray is no operand"),
+        (lambda x, n: operator.ne(X, x), ml.errors.DTypeError, "ndarray is no operand"),
+        (lambda x, n: x + HUGE, ml.errors.OperandValueError, "does not fit into f32"),
+        (lambda x, n: n == HUGE, ml.errors.OperandValueError, "does not fit into i32"),
         (lambda x, n: x / n, ml.errors.DTypeError, "float"),
         (lambda x, n: n / n, ml.errors.DTypeError, "float"),
         (lambda x, n: x & x, ml.errors.DTypeError, "integer or bool"),
@@ -151,9 +155,30 @@ def test_attributes_seen_earlier_are_still_checked() -> None:
             ml.sum(n, axis=axis)
 
 
+def test_attributes_in_tuples_seen_earlier_are_still_checked() -> None:
+    x = ml.asarray(X)
+    axes: Any
+    for axes in ((0, 1), (False, True), (0.0, 1.0)):
+        if axes != (0, 1) or type(axes[0]) is not int:
+            with pytest.raises(ml.errors.AttributeRefused, match="axis"):
+                ml.sum(x, axis=axes)
+        else:
+            ml.sum(x, axis=axes)
+
+
 def test_many_different_calls_are_not_all_remembered() -> None:
     x = ml.arange(5000)
     assert [int(x[i]) for i in range(5000)] == list(range(5000))
+
+
+def test_what_is_no_operand_is_compared_by_identity() -> None:
+    x: Any = ml.asarray(X)
+    assert (x == None) is False  # noqa: E711
+    assert (x != None) is True  # noqa: E711
+    assert (x == "a") is False
+    assert (x != "a") is True
+    assert x in [None, "a", x]
+    assert x not in [None, "a"]
 
 
 # --- values --------------------------------------------------------------------------
@@ -164,6 +189,7 @@ def test_properties() -> None:
     assert (x.shape, x.ndim, x.size, x.dtype) == ((2, 3), 2, 6, ml.float32)
     assert x.device == ml.default_vm().name
     assert len(x) == 2
+    assert (x.nbytes, x.itemsize) == (24, 4)
 
 
 def test_scalars_become_python_numbers() -> None:
@@ -173,6 +199,38 @@ def test_scalars_become_python_numbers() -> None:
     assert bool(ml.asarray(0.0)) is False
     assert [10, 11, 12][ml.asarray(1)] == 11
     assert type(ml.asarray(True).item()) is bool
+
+
+def test_one_element_is_formatted_and_rounded_as_a_number() -> None:
+    loss = ml.asarray([0.125])
+    assert f"{loss:.2f} {ml.asarray(7):03d}" == "0.12 007"
+    assert f"{loss}" == str(loss)
+    assert (round(loss, 2), round(loss)) == (0.12, 0)
+    for refused in (lambda: f"{ml.asarray(Y):.2f}", lambda: round(ml.asarray(Y))):
+        with pytest.raises(ml.errors.ShapeError, match="one element"):
+            refused()
+
+
+def test_values_as_lists() -> None:
+    assert ml.asarray(X).tolist() == X.tolist()
+    assert ml.asarray(2.5).tolist() == 2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("sum", "ml.sum"), ("reshape", "ml.reshape"), ("backward", "ml.grad"), ("numel", "x.size")],
+)
+def test_names_that_are_no_methods_say_where_to_look(name: str, hint: str) -> None:
+    x = ml.asarray(X)
+    with pytest.raises(AttributeError, match=f"Tensor has no {name}.*{hint}"):
+        getattr(x, name)
+    assert not hasattr(x, name)
+    assert not hasattr(x, "pi")
+
+
+def test_a_tensor_is_not_made_by_its_class() -> None:
+    with pytest.raises(TypeError, match="asarray"):
+        ml.Tensor()
 
 
 @pytest.mark.parametrize("convert", [bool, int, float, operator.index, ml.Tensor.item])
@@ -264,6 +322,35 @@ def test_an_update_keeps_the_type() -> None:
         n += ml.asarray(N)
 
 
+VIEWS: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
+    "reshape": lambda x: ml.reshape(x, -1),
+    "expand_dims": lambda x: x[None],
+    "permute_dims": lambda x: ml.permute_dims(ml.reshape(x, (1, 6)), (1, 0)),
+    "broadcast_to": lambda x: ml.broadcast_to(x, (1, 2, 3)),
+    "stop_gradient": ml.stop_gradient,
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_is_not_updated_in_place(name: str) -> None:
+    x = ml.asarray(X)
+    y = VIEWS[name](x)
+    before = y
+    with pytest.raises(ml.errors.AttributeRefused, match=r"shares its bytes.*copy\(x\)"):
+        y += 1.0
+    with pytest.raises(ml.errors.AttributeRefused, match=r"shares its bytes.*copy\(x\)"):
+        ml.add(before, before, out=before)
+    own = ml.copy(before)
+    own += 1.0
+    same(x, X)
+
+
+def test_what_changes_nothing_is_the_same_tensor() -> None:
+    x = ml.asarray(X)
+    for y in (+x, x[...], ml.astype(x, "f32"), ml.reshape(x, (2, 3)), ml.asarray(x)):
+        assert y is x
+
+
 # --- arenas --------------------------------------------------------------------------
 
 
@@ -303,7 +390,8 @@ def test_a_tensor_of_another_vm_is_named() -> None:
         with (
             ml.Arena(ml.default_vm(), "here"),
             pytest.raises(
-                ml.errors.HandleError, match=r"f32\[2,3\] lives on elsewhere, .* on default"
+                ml.errors.HandleError,
+                match=r"f32\[2,3\] lives on elsewhere, .* on default; call it inside `with arena:`",
             ),
         ):
             here(X) + x
@@ -314,5 +402,7 @@ def test_a_dry_vm_knows_types_only() -> None:
         x = ml.zeros((1000, 1000)) @ ml.random.normal((1000, 10))
         assert x.shape == (1000, 10)
         assert arena.high_water > 4_000_000
-        with pytest.raises(ml.errors.HandleError, match="dry"):
-            x.numpy()
+        for read in (x.numpy, lambda: x[x > 0], lambda: ml.nonzero(x)):
+            with pytest.raises(ml.errors.HandleError, match="dry"):
+                read()
+        assert repr(x) == f"{x}" == "<dry f32[1000,10], arena='dry'>"

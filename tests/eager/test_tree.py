@@ -90,6 +90,23 @@ def test_what_is_no_tree(tree: Any, message: str) -> None:
         list(leaves(tree))
 
 
+def test_a_tree_does_not_contain_itself() -> None:
+    items: list[Any] = [tensor()]
+    items.append(items)
+    node = Leaf()
+    vars(node).update(child=[Parent()])
+    vars(node)["child"][0].up = node
+    for tree, message in [
+        (items, "this list contains itself at 1"),
+        (node, "this Leaf contains itself at child_0/up"),
+    ]:
+        for walk in (leaves, named_tensors, lambda tree: map_tree(abs, tree)):
+            with pytest.raises(DTypeError, match=message):
+                walk(tree)
+    twice = Leaf()
+    assert len(list(leaves([twice, {"again": twice}]))) == 2
+
+
 def test_two_fields_of_one_name() -> None:
     node = Leaf()
     vars(node).update(x=[tensor()], x_0=tensor())
@@ -165,6 +182,7 @@ class TestLoad:
                 "value 'y' must be an array, not a li",
             ),
             ({"x": ONE, "y": np.array(["a"])}, DTypeError, "no dtype"),
+            ([1], DTypeError, "arrays come by path, in a mapping, not in a list"),
         ],
     )
     def test_writes_nothing_unless_all_fits(

@@ -6,12 +6,14 @@ The examples are those that the kernels are checked with.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import GradientError
 from mlvm.core.op import OPS
@@ -252,6 +254,12 @@ def test_pow_at_zero() -> None:
     assert _gradients(op.pow, [0.0, 0.0], [2.0, 0.0]) == [[0.0, 0.0], [0.0, 0.0]]
 
 
+def test_pow_of_zero_at_infinity_and_again() -> None:
+    infinite = [math.inf, -math.inf]
+    assert _gradients(lambda x: x**0, infinite) == [[0.0, 0.0]]
+    assert _gradients(grad(lambda x: op.sum(x**0)), [0.0, 2.0, *infinite]) == [[0.0] * 4]
+
+
 @pytest.mark.parametrize(
     ("x", "first", "second"),
     [
@@ -288,3 +296,11 @@ def test_a_matrix_that_a_batch_is_multiplied_with_needs_no_gradient_an_example()
             before = arena.high_water = arena.used
             pullback(from_array(np.ones(value.shape)))
             assert arena.high_water - before < value.type.nbytes + 4 * w.type.nbytes
+
+
+def test_the_mixed_derivative_of_pow_where_the_exponent_is_zero() -> None:
+    x, y = ml.asarray(3.0, dtype=ml.float64), ml.asarray(0.0, dtype=ml.float64)
+    mixed = ml.grad(lambda y: ml.grad(lambda x: x**y)(x))(y)
+    np.testing.assert_allclose(mixed.numpy(), 1 / 3)
+    for at in (0.0, np.inf, 2.0):
+        assert float(ml.grad(lambda x: x**y)(ml.asarray(at, dtype=ml.float64))) == 0.0

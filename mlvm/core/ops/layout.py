@@ -230,6 +230,7 @@ def triu(out: Array, x: Array, *, k: int = 0) -> None:
 
 
 def _not_above(k: int, shape: Shape) -> Array:
+    k = max(-shape[-2], min(k, shape[-1]))
     return np.tri(shape[-2], shape[-1], k, dtype=np.bool_)
 
 

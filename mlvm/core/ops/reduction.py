@@ -78,7 +78,8 @@ def sum(
     """The sum along `axis`; 0 of nothing.
 
     Without a `dtype`, signed integers are summed in i64, unsigned ones in u64, and floats keep
-    theirs; of bools, the True ones are counted, in i64. With one, the elements are cast to it first.
+    theirs; the True ones of bools are counted, in i64. With one, the elements are cast to it
+    first.
     """
     _sum(out, x, axis, keepdims)
 

@@ -49,7 +49,7 @@ def test_linspace_reaches_both_ends(start: float, stop: float, num: int) -> None
         ("arange", {"step": 0}, AttributeRefused, "step must not be 0"),
         ("arange", {"stop": math.inf}, AttributeRefused, "stop must be finite, not inf"),
         ("arange", {"start": math.nan}, AttributeRefused, "start must be finite, not nan"),
-        ("arange", {"start": 10**400}, AttributeRefused, "start must be finite"),
+        ("arange", {"start": 10**400}, AttributeRefused, "start: int | float was given 1000"),
         ("arange", {"step": 5e-324, "dtype": "f64"}, AttributeRefused, "too many steps"),
         ("arange", {"step": 0.5}, AttributeRefused, "i8 must be integers, not 0, 5, 0.5"),
         ("arange", {"stop": 300}, AttributeRefused, "299 is not a value of i8 (-128 .. 127)"),
