@@ -35,7 +35,7 @@ def windows(draw: st.DrawFn) -> tuple[tuple[int, ...], list[slice], dict[str, An
     attributes = {
         "start": tuple(r.start for r in ranges),
         "length": tuple(map(len, ranges)),
-        "step": tuple(r.step for r in ranges),
+        "step": tuple(r.step if len(r) > 1 else 1 for r in ranges),  # else of any length
     }
     return shape, slices, attributes
 
