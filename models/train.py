@@ -1,7 +1,8 @@
 """Train a model on images: `python -m models.train --help`, or `train(...)` from Python.
 
 Everything is derived from the seed: which digits are held out, the parameters at the start, the
-order of the images and how each is distorted. The same call gives the same numbers to the last bit.
+order of the images and how each is distorted. The same call gives the same numbers to the last
+bit, on one kind of processor with one number of BLAS threads.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.assembly import format_instruction
-from mlvm.core.errors import LimitExceeded, MachineError, OpError, user_line
+from mlvm.core.errors import LimitExceeded, MachineError, MlvmError, OpError, OutOfMemory, user_line
 from mlvm.core.functions import FunctionTable, OpInto, Slot, Value, describe
 from mlvm.core.futures import Scheduler
 from mlvm.core.link import (
@@ -58,9 +58,10 @@ def run(
 ) -> list[Value]:
     """Run a linked program to `halt` and return what is above base, in order.
 
-    Raises what a function raises, and `LimitExceeded` after `max_steps` instructions or for
-    calls too deep. The error carries a note of the place: function, pc, instruction, the calls
-    that led there, and the stack by types; an `OpError` names the function and operand types.
+    Raises what a function raises, `OutOfMemory`, and `LimitExceeded` after `max_steps`
+    instructions or for calls too deep. The error carries a note of the place: function, pc,
+    instruction, the calls that led there, and the stack by types; an `OpError` names the
+    function and operand types.
     """
     stack: list[Any] = []
     frames: list[_Return] = []
@@ -131,14 +132,19 @@ def run(
                 store.replace(handle, value)
             else:
                 raise MachineError("the verifier took this instruction for unreachable")
-    except Exception as error:
+    except Exception as raised:
+        error = raised
+        if isinstance(raised, MemoryError) and not isinstance(raised, MlvmError):
+            error = OutOfMemory(str(raised))
         _, _, number, _ = steps[pc - 1]
         params = (
             operands if code == CALL_ON_ARGS else stack[-number:] if number > 0 else stack[base:]
         )
         slot = value if isinstance(value, Slot) else None
         _Place(current, pc - 1, frames).note(error, stack, slot, params)
-        raise
+        if error is raised:
+            raise
+        raise error from None
 
 
 def _call(slot: Slot, params: list[Value], details: CallDetails) -> Sequence[Value]:

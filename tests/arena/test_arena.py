@@ -97,7 +97,9 @@ class ArenaAgainstModel(RuleBasedStateMachine):
 
     def gaps(self) -> list[int]:
         """How many bytes lie free before, between and after the live tensors of a fixed arena."""
-        spans = sorted(address(tensor)[1:2] + (rounded(tensor.type),) for tensor in self.arena.live())
+        spans = sorted(
+            (*address(tensor)[1:2], rounded(tensor.type)) for tensor in self.arena.live()
+        )
         edges = [(0, 0), *spans, (CAPACITY, 0)]
         return [start - (at + n) for (at, n), (start, _) in itertools.pairwise(edges)]
 

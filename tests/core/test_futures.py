@@ -256,12 +256,14 @@ def test_a_vm_has_no_negative_workers() -> None:
 
 
 def test_workers_end_with_their_vm() -> None:
-    before = threading.active_count()
-    vm = VM(workers=2)
+    def workers() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("ending_")]
+
+    vm = VM("ending", workers=2)
     x, y = vectors(vm, 1.0, 2.0)
     vm.launch(ADD, (x, x, y))
     vm.synchronize()
-    assert threading.active_count() > before
+    assert workers()
     vm.close()
-    assert threading.active_count() == before
+    assert not workers()
     vm.close()

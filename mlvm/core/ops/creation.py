@@ -82,7 +82,7 @@ def arange(
     """
     if out.dtype.kind == "f":
         np.add(np.multiply(np.arange(out.size), float(step)), float(start), out)
-    else:
+    elif out.size:  # numpy reads the numbers also when they give no element
         out[...] = np.arange(start, stop, step, dtype=out.dtype)
 
 

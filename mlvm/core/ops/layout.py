@@ -151,7 +151,7 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
 
     Several axes take a shift each or share one. With `axis` None, x is rolled in row-major order.
     """
-    np.copyto(out, np.roll(x, shift, axis))
+    np.copyto(out, np.roll(x, shift, axis) if x.ndim else x)
 
 
 @op(infer=_pad)

@@ -31,6 +31,10 @@ def test_arange_of_floats_stops_short(start: float, stop: float, step: float, do
     assert result.tolist() == [start + i * step for i in range(len(result))]
 
 
+def test_arange_of_no_integers_takes_any() -> None:
+    assert evaluate("arange", start=-(2**70), stop=-1, step=-3, dtype="i8").shape == (0,)
+
+
 def test_arange_in_f32_is_rounded_once() -> None:
     result = evaluate("arange", start=0, stop=1000, step=0.1, dtype="f32")
     assert result.tolist() == [float(np.float32(i * 0.1)) for i in range(10_000)]

@@ -121,6 +121,10 @@ def test_roll_there_and_back(shape: tuple[int, ...], shift: int) -> None:
     np.testing.assert_array_equal(evaluate("roll", there, shift=-shift), x)
 
 
+def test_roll_of_a_scalar_along_no_axis() -> None:
+    assert evaluate("roll", np.array(5), shift=1, axis=()) == 5
+
+
 @given(st.lists(st.sampled_from([-INF, -1.0, -0.0, 0.0, 1.0, INF, NAN]), max_size=8), st.booleans())
 def test_argsort_sorts_and_keeps_the_order_of_equals(values: list[float], down: bool) -> None:
     x = np.array(values)

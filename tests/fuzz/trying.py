@@ -1,0 +1,244 @@
+"""How it is tried, and what the machine may do with it."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.assembly import disassemble
+from mlvm.core.errors import (
+    AttributeRefused,
+    MachineError,
+    MlvmError,
+    ProgramError,
+    UnknownFunction,
+)
+from mlvm.core.functions import Frame, Value
+from mlvm.core.program import Instruction, Opcode, Program
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.types import Array
+from mlvm.core.vm import VM
+from tests.core.programs import ADD_INTO, f32s, put
+from tests.fuzz.making import GLOBALS, Case, make_case
+
+MAX_STEPS: Final = 100
+SECONDS: Final = 20  # for one program; more counts as a hang
+
+
+class Found(Exception):
+    """The machine did what it may not."""
+
+
+class TimeIsUp(Exception):
+    """A program that ran for too long."""
+
+
+# --- host functions -------------------------------------------------------------------
+
+
+def leave_all(frame: Frame) -> None:
+    """As many results as parameters, in the other order."""
+    for i in reversed(range(frame.nparams)):
+        frame.push(frame.param(i))
+
+
+def leave_one_of_any_kind(frame: Frame) -> None:
+    values: list[Value] = [3, 0, "add", "host.all", "", f32s(1, 2), np.array(0)]
+    frame.push(values[frame.nparams % len(values)])
+
+
+def leave_names(frame: Frame) -> None:
+    for name in ("negative", "sum", "add.out", "no such"):
+        frame.push(name)
+
+
+def fail(frame: Frame) -> None:
+    raise MachineError("host.fail fails")
+
+
+def new_vm(**options: Any) -> VM:
+    vm = VM(**options)
+    vm.register("host.all", leave_all)
+    vm.register("host.any", leave_one_of_any_kind, nresults=1)
+    vm.register("host.names", leave_names)
+    vm.register("host.fail", fail, nparams=1, nresults=1)
+
+    def change(frame: Frame) -> None:
+        vm.register("negative", leave_all)
+        vm.register("add", leave_one_of_any_kind, nresults=1)
+        vm.attachments["changed"] = True
+
+    vm.register("host.change", change, nresults=0)
+    return vm
+
+
+# --- trying them ----------------------------------------------------------------------
+
+
+def with_handles(program: Program, handles: list[TensorHandle]) -> Program:
+    """The program with a VM's handles in place of `GLOBALS`."""
+    names = dict(zip(GLOBALS, handles, strict=True))
+
+    def replaced(instruction: Instruction) -> Instruction:
+        if instruction.opcode is Opcode.push_int and instruction.immediates:
+            n = instruction.immediates[0]
+            if isinstance(n, int):
+                return Instruction(Opcode.push_int, (names.get(n, n), *instruction.immediates[1:]))
+        return instruction
+
+    return Program(
+        [
+            f._replace(code=tuple(map(replaced, f.code))) if isinstance(f.code, tuple) else f
+            for f in program.functions.values()
+        ],
+        program.constants,
+    )
+
+
+def launch(
+    vm: VM, program: Program, arrays: tuple[Array, ...]
+) -> tuple[list[Array], MlvmError | None]:
+    """Outputs, arguments and globals afterwards; and the error, if it raised one.
+
+    Raises `Found` for bytes lost, or a tensor that cannot be read.
+    """
+    if vm.consumed_size_in_mib():
+        raise Found("there are bytes before the launch")
+    args = [put(vm, array) for array in arrays]
+    others = [put(vm, array) for array in (f32s(7, 8), np.array(2))]
+    before, outputs, failed = vm.consumed_size_in_mib(), [], None
+    program = with_handles(program, others)
+    try:
+        outputs = vm.launch(program, args, max_steps=MAX_STEPS)
+    except MlvmError as error:
+        failed = error
+        str(error)
+    stores = any(
+        i.opcode is Opcode.store_global for f in program.functions.values() for i in f.code
+    )
+    if vm.consumed_size_in_mib() != before and not stores:
+        raise Found(f"{before} MiB before and {vm.consumed_size_in_mib()} after")
+    after = [vm.read(handle) for handle in [*args, *others]]
+    for handle in [*args, *others]:
+        vm.dealloc_tensor(handle)
+    if vm.consumed_size_in_mib():
+        raise Found(f"{vm.consumed_size_in_mib()} MiB are held by nobody")
+    return outputs + after, failed
+
+
+def computes(vm: VM) -> bool:
+    handles = [put(vm, f32s(i, 2 * i)) for i in range(3)]
+    vm.launch(ADD_INTO, handles)
+    left: list[float] = vm.read(handles[0]).tolist()
+    for handle in handles:
+        vm.dealloc_tensor(handle)
+    return left == [3, 6]
+
+
+class Fuzz:
+    """Tries cases and counts what comes out, by the case's kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.vm = new_vm()
+        self.others = {
+            "raw machine": new_vm(checked=False),
+            "machine with workers": new_vm(workers=2),
+        }
+
+    def run(self, case: Case) -> None:
+        """Raises whatever the machine may not raise, and `Found`."""
+        try:
+            program = case.make()
+        except MlvmError as error:
+            self.counts[case.kind, f"not made: {type(error).__name__}"] += 1
+            return
+        left, failed = launch(self.vm, program, case.args)
+        if not computes(self.vm):
+            raise Found("the VM computes wrong results")
+        outcome = "ran" if failed is None else type(failed).__name__
+        self.counts[case.kind, outcome] += 1
+        if "changed" in self.vm.attachments:  # the table is not what it was
+            self.vm = new_vm()
+        elif failed is None:
+            for name in self.others:
+                self.compare(name, program, case.args, left)
+
+    def compare(
+        self, name: str, program: Program, args: tuple[Array, ...], left: list[Array]
+    ) -> None:
+        """Raise `Found` unless another VM leaves the same bits."""
+        again, failed = launch(self.others[name], program, args)
+        if isinstance(failed, ProgramError | UnknownFunction | AttributeRefused):
+            return  # in a part that is never reached, which the raw machine does not know
+        if failed is not None:
+            raise Found(f"the {name} refuses it: {failed!r}")
+        for ours, theirs in zip(left, again, strict=True):
+            if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+                raise Found(f"the {name} leaves tensors of other types")
+            if ours.tobytes() != theirs.tobytes():
+                raise Found(f"the {name} computes {theirs}, not {ours}")
+
+    def report(self) -> str:
+        """What was tried and what came out, a line each."""
+        totals: Counter[str] = Counter()
+        for (kind, _), n in self.counts.items():
+            totals[kind] += n
+        lines = []
+        for kind, total in sorted(totals.items()):
+            lines.append(f"{kind}: {total}")
+            outcomes = Counter({out: n for (k, out), n in self.counts.items() if k == kind})
+            lines += [f"  {n:8d}  {outcome}" for outcome, n in outcomes.most_common()]
+        return "\n".join(lines)
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise `TimeIsUp` in the block after so long, where the system can."""
+
+    def stop(*_: object) -> None:
+        raise TimeIsUp(f"it ran for more than {seconds} s")
+
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def listing(case: Case) -> str:
+    """The case's program as text, or as a value when assembly cannot write it."""
+    try:
+        program = case.make()
+    except Exception:
+        return "(it could not even be made)"
+    try:
+        return disassemble(program)
+    except Exception:
+        return repr([*program.functions.values()])
+
+
+def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Fuzz, str | None]:
+    """Try so many cases; with what came out, how the machine failed, if it did."""
+    runs = Fuzz()
+    for number in range(first, first + programs):
+        try:
+            with time_limit(SECONDS):
+                runs.run(make_case(seed, number))
+        except Exception as error:
+            place = f"python -m tests.fuzz --seed {seed} --first {number} --programs 1"
+            text = listing(make_case(seed, number))
+            trace = "".join(traceback.format_exception(error))
+            return runs, f"{text}\n{trace}\nThe program above did this. Again: {place}"
+    return runs, None

@@ -1,0 +1,82 @@
+"""A small run of the fuzz command, and that it notices what it looks for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlvm.core.functions import Slot
+from mlvm.core.program import Program
+from mlvm.core.store import FreeStore
+from tests.fuzz.making import VALID, Case, make_case
+from tests.fuzz.trying import Fuzz, fuzz
+
+KINDS = ("attributes", "program", "text", "bytes")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_two_thousand_programs() -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "--programs", "2000", "--seed", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)
+    assert sum(int(n) for n, _ in outcomes) == 2000
+    for kind in ("random program", *(f"changed {x}" for x in KINDS)):
+        assert re.search(rf"^{kind}: [1-9]", done.stdout, re.MULTILINE)
+    expected = {"ran", "ProgramError", "ShapeError", "DTypeError", "MachineError", "LimitExceeded"}
+    assert expected <= {outcome for _, outcome in outcomes}
+
+
+def test_the_programs_to_change_run() -> None:
+    runs = Fuzz()
+    for program, args in VALID:
+        runs.run(
+            Case("valid", partial(Program, program.functions.values(), program.constants), args)
+        )
+    assert runs.counts["valid", "ran"] > 0.95 * len(VALID)  # some examples want other arguments
+
+
+def test_a_case_is_made_again_from_its_numbers() -> None:
+    for number in range(50):
+        first, again = make_case(7, number), make_case(7, number)
+        assert first.kind == again.kind
+        if first.kind == "random program":
+            assert repr(first.make().functions) == repr(again.make().functions)
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError
+
+
+def forgets(store: FreeStore, storage: Any) -> None:
+    storage.holders -= 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "reason"),
+    [
+        (Slot, "check", fails, "ZeroDivisionError"),
+        (FreeStore, "_release", forgets, "MiB"),
+        (FreeStore, "replace", fails, "ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_is_found_and_printed(
+    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    _, failure = fuzz(2000, seed=0)
+    assert failure is not None
+    assert reason in failure
+    program, _, again = failure.partition("Again: python -m tests.fuzz --seed 0 --first ")
+    assert ".func main" in program
+    number = int(again.split()[0])
+    assert fuzz(1, seed=0, first=number)[1] is not None
+    monkeypatch.undo()
+    assert fuzz(1, seed=0, first=number)[1] is None
