@@ -59,7 +59,7 @@ class Task:
         run: Callable[[], None],
         reads: list[Span],
         writes: list[Span],
-        blame: Callable[[Exception], None],
+        blame: Callable[[Exception], object],
     ) -> None:
         self.run = run
         self.reads = reads
@@ -87,7 +87,7 @@ class Scheduler:
         slot: Slot,
         params: list[Value],
         attributes: Attributes,
-        blame: Callable[[Exception], None],
+        blame: Callable[[Exception], object],
     ) -> Sequence[Value]:
         """Call a function of the table: an op without waiting for it, others at once, when all
         that touches their parameters is done. `blame` is told of an error when it happens."""
@@ -159,7 +159,7 @@ class Scheduler:
         kernel: Kernel,
         arrays: list[Array],
         attributes: Attributes,
-        blame: Callable[[Exception], None],
+        blame: Callable[[Exception], object],
     ) -> None:
         spans = [Span.of(array) for array in arrays]
         reads, writes = spans[1:], spans[:1]

@@ -132,19 +132,17 @@ def run(
                 store.replace(handle, value)
             else:
                 raise MachineError("the verifier took this instruction for unreachable")
-    except Exception as raised:
-        error = raised
-        if isinstance(raised, MemoryError) and not isinstance(raised, MlvmError):
-            error = OutOfMemory(str(raised))
+    except Exception as error:
         _, _, number, _ = steps[pc - 1]
         params = (
             operands if code == CALL_ON_ARGS else stack[-number:] if number > 0 else stack[base:]
         )
         slot = value if isinstance(value, Slot) else None
-        _Place(current, pc - 1, frames).note(error, stack, slot, params)
-        if error is raised:
-            raise
-        raise error from None
+        place = _Place(current, pc - 1, frames)
+        if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
+            raise place.note(OutOfMemory(str(error)), stack, slot, params) from None
+        place.note(error, stack, slot, params)
+        raise
 
 
 def _call(slot: Slot, params: list[Value], details: CallDetails) -> Sequence[Value]:
@@ -216,8 +214,8 @@ class _Place:
 
     def note(
         self, error: Exception, stack: list[Any], slot: Slot | None, params: Sequence[Any]
-    ) -> None:
-        """Add the place to an error, and to an `OpError` the function and its operand types."""
+    ) -> Exception:
+        """The error with a note of the place, and for an `OpError` function and operand types."""
         if isinstance(error, OpError) and slot is not None:
             name = slot.name
             if isinstance(slot.callee, OpInto):  # a user of the op knows neither ".out" nor out
@@ -232,3 +230,4 @@ class _Place:
         )
         if self.line:
             error.add_note(f"called from {self.line}")
+        return error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from mlvm.core.errors import (
     MachineError,
     OperandValueError,
 )
+from mlvm.core.functions import Frame
 from mlvm.core.link import nargs_of
 from mlvm.core.program import STAR, Function, Instruction, Program
 from mlvm.core.store import FreeStore
@@ -252,3 +255,23 @@ def test_a_condition_has_one_element(array: Array) -> None:
     with pytest.raises(MachineError, match="a condition is an Int or a Tensor of one element"):
         vm.launch(program, [put(vm, array)])
     assert size != 1
+
+
+def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten() -> None:
+    vm = VM()
+    gone: list[weakref.ref[Any]] = []
+
+    def fail(frame: Frame) -> None:
+        array = frame.new_tensor(TensorType("f32", (4,)))
+        gone.append(weakref.ref(array))
+        raise ValueError("on purpose")
+
+    vm.register("fail", fail)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="on purpose"):
+            vm.launch(Program.of_op("fail", 0, {}, 0))
+        assert gone[0]() is None
+    finally:
+        gc.enable()

@@ -179,7 +179,7 @@ def test_layer_norm_over_several_blocks_of_rows() -> None:
     x, scale, bias = f32(5, BLOCK // 3), f32(BLOCK // 3), f32(BLOCK // 3)
     expected = np.stack([evaluate("layer_norm", row, scale, bias, eps=1e-6) for row in x])
     result = evaluate("layer_norm", x, scale, bias, eps=1e-6)
-    np.testing.assert_allclose(result, expected, 1e-5, 1e-6)
+    np.testing.assert_allclose(result, expected, 1e-5, 1e-5)  # sums in another order
 
 
 def test_relu_lets_nan_through() -> None:
