@@ -18,14 +18,25 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AssemblyError, OpError, ProgramError
+from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief
 from mlvm.core.op import canonical
-from mlvm.core.program import NAME, OPCODES, STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.program import (
+    NAME,
+    OPCODES,
+    STAR,
+    Count,
+    Function,
+    Instruction,
+    Opcode,
+    Program,
+    is_int,
+)
 from mlvm.core.types import Array, DType, TensorType
 
 
 def disassemble(program: Program) -> str:
-    """The program as assembly text, ending in a newline. Reading it back gives an equal one."""
+    """The program as assembly text, ending in a newline. Reading it back gives an equal one,
+    unless an integer in it has more than 64 bits, which is cut short and never verified."""
     lines = [f".const {name} {format_constant(value)}" for name, value in program.constants.items()]
     for function in program.functions.values():
         lines += format_function(function)
@@ -46,7 +57,8 @@ def format_function(function: Function) -> list[str]:
         for kind, label in zip(opcode.immediates, immediates, strict=False)
         if kind == "label" and isinstance(label, int)
     }
-    lines = [f".func {function.name} {function.nparams} {function.nresults}"]
+    counts = f"{_format_plain(function.nparams)} {_format_plain(function.nresults)}"
+    lines = [f".func {function.name} {counts}"]
     for pc, instruction in enumerate(function.code):
         if pc in targets:
             lines.append(f"L{pc}:")
@@ -63,10 +75,21 @@ def format_instruction(instruction: Instruction) -> str:
 
 def _format_immediate(opcode: Opcode, value: Any) -> str:
     if isinstance(value, Mapping):
-        return json.dumps(canonical(value), default=str)
+        return _format_json(canonical(value))
     if opcode is Opcode.push_str:
+        return _format_json(value)
+    return ("L" if "label" in opcode.immediates else "") + _format_plain(value)
+
+
+def _format_json(value: Any) -> str:
+    try:
         return json.dumps(value, default=str)
-    return f"L{value}" if "label" in opcode.immediates else str(value)
+    except ValueError:  # Python writes no ints of thousands of digits
+        return brief(value)
+
+
+def _format_plain(value: Any) -> str:
+    return brief(value) if isinstance(value, int) and not is_int(int(value)) else str(value)
 
 
 def _format_element(x: np.generic) -> str:
@@ -238,10 +261,16 @@ def _int(word: _Token, least: int | None = None) -> int:
     try:
         value = int(word.text)
     except ValueError:
-        raise word.error(f"an integer is wanted, not {word.text}") from None
+        raise word.error(f"an integer is wanted, not {_cut(word.text)}") from None
+    if not is_int(value):
+        raise word.error(f"an integer of 64 bits is wanted, not {_cut(word.text)}")
     if least is not None and value < least:
         raise word.error(f"an integer >= {least} is wanted, not {value}")
     return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _count(word: _Token) -> Count:

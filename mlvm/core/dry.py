@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlvm.core.errors import HandleError
-from mlvm.core.link import CALL
 from mlvm.core.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import FreeStore, Storage
 from mlvm.core.types import Array, TensorType
+from mlvm.core.verify import verify
 from mlvm.core.vm import VM, check_write
 
 
@@ -35,8 +35,10 @@ class DryVM(VM):
         """Verify the program for the arguments' types. Raises `HandleError` for one that leaves
         outputs, as their values are not known."""
         with self._lock:
-            code, _ = self._bind(program, tuple(args))
-            if any(step[0] == CALL and step[1].callee.nresults != 0 for step in code.steps):
+            handles = tuple(args)
+            self._bind(program, handles)
+            types = [self.type_of(handle) for handle in handles]
+            if verify(program, self.functions, types).outputs:
                 raise HandleError(f"{self.name} is a dry VM: it has no values to return")
             return []
 

@@ -158,6 +158,8 @@ def brief(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python writes no ints of thousands of digits
         text = f"<{type(value).__name__} too long to write>"
+    except Exception:  # a __repr__ of somebody else's
+        text = f"<{type(value).__name__} that has no text>"
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 

@@ -140,12 +140,12 @@ class OpFresh:
 class Frame:
     """What a host function sees of the machine: its parameters, and where results go."""
 
-    __slots__ = ("_made", "_name", "_params", "attributes", "results")
+    __slots__ = ("_lent", "_name", "_params", "attributes", "results")
 
     def __init__(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
         self._name = name
         self._params = params
-        self._made: list[Array] = []
+        self._lent: list[Array] = []
         self.attributes = attributes
         self.results: list[Value] = []
 
@@ -155,18 +155,24 @@ class Frame:
         return len(self._params)
 
     def param(self, i: int) -> Value:
-        """Parameter i, from 0: an array (the tensor itself, no copy), an int or a str.
+        """Parameter i, from 0: an array (the tensor's own memory), an int or a str.
 
         Raises `MachineError` when there is none of that number.
         """
-        if not 0 <= i < len(self._params):
-            raise MachineError(f"{self._name}: no parameter {i}; the call has {self.nparams}")
-        return self._params[i]
+        if not isinstance(i, int) or not 0 <= i < len(self._params):
+            raise MachineError(f"{self._name}: no parameter {i!r}; the call has {self.nparams}")
+        value = self._params[i]
+        if isinstance(value, np.ndarray):
+            value = value.view()  # the shape of this one is the caller's to change
+            self._lent.append(value)
+        return value
 
     def new_tensor(self, type: TensorType) -> Array:
         """A tensor of zeros, which is a result once it is pushed."""
+        if not isinstance(type, TensorType):
+            raise MachineError(f"{self._name}: a tensor is of a TensorType, not {type!r}")
         array = aligned_array(type)
-        self._made.append(array)
+        self._lent.append(array)
         return array
 
     def push(self, value: Value) -> None:
@@ -177,7 +183,9 @@ class Frame:
         if isinstance(value, np.generic):  # what numpy makes of arithmetic on scalars
             value = np.asarray(value)
         if isinstance(value, np.ndarray):
-            if not any(value is known for known in (*self._made, *self._params)):
+            if any(value is lent for lent in self._lent) and value.flags.c_contiguous:
+                value = value.view()
+            else:
                 value, given = aligned_array(TensorType.of(value)), value
                 np.copyto(value, given)
         elif isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -297,12 +305,30 @@ class Slot:
         return watched
 
     def _watched_call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
-        assert self.instrument is not None  # else `call` is the callee's own
-        results = self.instrument.before(self.name, params, attributes)
-        if results is None:
-            results = self.callee.call(params, attributes)
-            self.instrument.after(self.name, params, attributes, results)
+        instrument = self.instrument
+        assert instrument is not None  # else `call` is the callee's own
+        given = instrument.before(self.name, params, attributes)
+        if given is not None:
+            return self._replacements(given, params, attributes)
+        results = self.callee.call(params, attributes)
+        instrument.after(self.name, params, attributes, results)
         return results
+
+    def _replacements(
+        self, given: Sequence[Value], params: Sequence[Any], attributes: Attributes
+    ) -> Sequence[Value]:
+        """What an instrument gave in place of results, if they are of the types these have."""
+        frame = Frame(self.name, params, attributes)
+        for value in given:
+            frame.push(value)
+        if isinstance(self.callee, OpFresh):
+            [wanted] = self.callee.infer([TensorType.of(x) for x in params], attributes)
+            types = [TensorType.of(x) for x in frame.results if isinstance(x, np.ndarray)]
+            if len(frame.results) != 1 or (wanted is not None and types != [wanted]):
+                raise MachineError(
+                    f"{self.name}: the instrument gave ({describe(frame.results)}) for a {wanted}"
+                )
+        return frame.results
 
     def check(self, params: Sequence[Any], attributes: Attributes, *, types: bool = True) -> None:
         """What the verifier could not: that results are not written over operands, and with

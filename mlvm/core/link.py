@@ -9,9 +9,10 @@ two sequences that nearly every program is made of into one step each:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.functions import FunctionTable, OpInto
+from mlvm.core.functions import FunctionTable, OpInto, UserFunction
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.verify import Verdict
@@ -62,7 +63,7 @@ class CallDetails(NamedTuple):
     """The rest of a call's step: attributes, how many results are announced, whether the
     parameters have yet to be checked, and whether only that the result lies apart from them."""
 
-    attributes: dict[str, Any]
+    attributes: Attributes
     nresults: Count
     unproven: bool
     apart: bool = False
@@ -174,10 +175,17 @@ class _Linker:
         given: Attributes = rest[0] if rest else NO_ATTRIBUTES
         number = ALL if nparams == STAR else nparams
         if name is None:
-            return CALL_NAMED, None, number, CallDetails(dict(given), nresults, True)
+            return (
+                CALL_NAMED,
+                None,
+                number,
+                CallDetails(dict(given), nresults, self.verdict is not None),
+            )
         slot = self.functions.slot(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
-        bound = dict(slot.callee.bind(given))
+        bound = slot.callee.bind(given)
+        if isinstance(slot.callee, UserFunction):
+            bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
         if nresults == STAR and slot.callee.nresults is not None:
             nresults = slot.callee.nresults  # also of what may replace it while this runs
         apart = self.verdict is not None and isinstance(slot.callee, OpInto)

@@ -67,6 +67,7 @@ def run(
     frames: list[_Return] = []
     current, steps, base, nparams, pc = main, main.steps, 0, 0, 0
     left, since = max_steps, 0  # instructions left when step `since` began
+    line: str | None = None  # of the user's Python, where a worker may need it later
     try:
         while True:
             code, value, number, rest = steps[pc]
@@ -119,7 +120,8 @@ def run(
                 if scheduler is None:
                     stack[at:] = _call(value, stack[at:], rest)
                 else:
-                    place = _Place(current, pc - 1, frames)
+                    line = line or user_line()
+                    place = _Place(current, pc - 1, frames, line)
                     stack[at:] = _defer(scheduler, value, stack[at:], rest, place)
             elif code == POP:
                 del stack[len(stack) - number :]
@@ -134,9 +136,8 @@ def run(
                 raise MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
         _, _, number, _ = steps[pc - 1]
-        params = (
-            operands if code == CALL_ON_ARGS else stack[-number:] if number > 0 else stack[base:]
-        )
+        at = base if number == ALL else len(stack) - number
+        params = operands if code == CALL_ON_ARGS else stack[at:]
         slot = value if isinstance(value, Slot) else None
         place = _Place(current, pc - 1, frames)
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
@@ -148,15 +149,16 @@ def run(
 def _call(slot: Slot, params: list[Value], details: CallDetails) -> Sequence[Value]:
     if details.unproven or details.apart:
         slot.check(params, details.attributes, types=details.unproven)
-    return _counted(slot, slot.call(params, details.attributes), details)
-
-
-def _counted(slot: Slot, results: Sequence[Value], details: CallDetails) -> Sequence[Value]:
+    results = slot.call(params, details.attributes)
     if details.nresults not in (STAR, len(results)):
-        raise MachineError(
-            f"{slot.name} left {len(results)} results where {details.nresults} are announced"
-        )
+        raise _miscounted(slot, results, details)
     return results
+
+
+def _miscounted(slot: Slot, results: Sequence[Value], details: CallDetails) -> MachineError:
+    return MachineError(
+        f"{slot.name} left {len(results)} results where {details.nresults} are announced"
+    )
 
 
 def _look_up(
@@ -181,7 +183,9 @@ def _defer(
     results = scheduler.call(
         slot, params, details.attributes, lambda error: place.note(error, params, slot, params)
     )
-    return _counted(slot, results, details)
+    if details.nresults not in (STAR, len(results)):
+        raise _miscounted(slot, results, details)
+    return results
 
 
 def _truth(condition: Any) -> bool:
@@ -206,11 +210,13 @@ def _spend(left: int, code: Code, since: int, pc: int) -> int:
 class _Place:
     """Where a program stands, kept for an error that may come later."""
 
-    def __init__(self, code: Code, step: int, frames: list[_Return]) -> None:
+    def __init__(
+        self, code: Code, step: int, frames: list[_Return], line: str | None = None
+    ) -> None:
         self.code = code
         self.step = step
         self.calls = [caller.function.name for caller, _, _, _ in frames]
-        self.line = user_line()
+        self.line = line or user_line()
 
     def note(
         self, error: Exception, stack: list[Any], slot: Slot | None, params: Sequence[Any]

@@ -176,6 +176,12 @@ class Program:
         return f"<Program {lengths}; {len(self.constants)} constants>"
 
 
+def is_int(value: object) -> bool:
+    """Whether it is an Int of the machine: an integer of 64 bits, signed, and no bool."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
+
+
 def _check_name(kind: str, name: str) -> None:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ProgramError(

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, HandleError, OutOfMemory, ShapeError
-from mlvm.core.types import MAX_NBYTES, Array, TensorType, aligned_array, aligned_zeros
+from mlvm.core.errors import DTypeError, HandleError, OutOfMemory, ShapeError, brief
+from mlvm.core.types import MAX_NBYTES, Array, TensorType, aligned_array, aligned_zeros, root
 
 Handle = int
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
@@ -117,9 +117,13 @@ class FreeStore:
             raise ShapeError(f"{type} at offset {offset} is not aligned to its elements")
         return self._name(Entry(type, home.view(type, offset), home, owner=False))
 
-    def adopt(self, array: Array) -> Handle:
-        """A new handle for an array as it is, without a copy."""
-        return self._name(self._entry_of(array))
+    def adopt(self, entry: Entry) -> Handle:
+        """A new handle for what another store's entry names, without a copy. The bytes that
+        count here are those of its whole storage, once for all tensors adopted from it."""
+        storage = self._by_root.get(id(root(entry.storage.data)))
+        if storage is None:
+            storage = Storage(entry.storage.nbytes, entry.storage.data)
+        return self._name(Entry(entry.type, entry.array, storage, owner=not storage.has_handle))
 
     def replace(self, handle: Handle, array: Array) -> None:
         """Let a handle name another array, which may be of another type. Nothing is copied but
@@ -148,7 +152,7 @@ class FreeStore:
         try:
             return self._entries[handle]
         except (KeyError, TypeError):
-            raise HandleError(f"tensor handle {handle!r} {self._fate(handle)}") from None
+            raise HandleError(f"tensor handle {brief(handle)} {self._fate(handle)}") from None
 
     # --- who holds what ---
 
@@ -157,7 +161,7 @@ class FreeStore:
         if not array.flags.writeable:
             array, constant = aligned_array(TensorType.of(array)), array
             np.copyto(array, constant)
-        storage = self._by_root.get(id(_root(array)))
+        storage = self._by_root.get(id(root(array)))
         if storage is None:
             storage = Storage(array.nbytes, array)
         return Entry(TensorType.of(array), array, storage, owner=not storage.has_handle)
@@ -183,14 +187,14 @@ class FreeStore:
     def _hold(self, storage: Storage) -> None:
         if not storage.holders:
             self.consumed += storage.nbytes
-            self._by_root[id(_root(storage.data))] = storage
+            self._by_root[id(root(storage.data))] = storage
         storage.holders += 1
 
     def _release(self, storage: Storage) -> None:
         storage.holders -= 1
         if not storage.holders:
             self.consumed -= storage.nbytes
-            del self._by_root[id(_root(storage.data))]
+            del self._by_root[id(root(storage.data))]
 
     def _forget(self) -> None:
         caches, self.caches = self.caches, {}
@@ -208,7 +212,7 @@ class FreeStore:
         try:
             return self._storages[handle]
         except (KeyError, TypeError):
-            raise HandleError(f"storage handle {handle!r} {self._fate(handle)}") from None
+            raise HandleError(f"storage handle {brief(handle)} {self._fate(handle)}") from None
 
     def _fate(self, handle: Handle) -> str:
         if not isinstance(handle, (int, np.integer)):  # asked for what no type checker saw
@@ -223,10 +227,3 @@ class FreeStore:
         self._ended[handle] = fate
         if len(self._ended) > _TOMBSTONES:
             del self._ended[next(iter(self._ended))]
-
-
-def _root(array: Array) -> Array:
-    """The array that has the memory which this one views."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array

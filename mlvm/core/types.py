@@ -242,3 +242,10 @@ def aligned_zeros(nbytes: int) -> Array:
 def aligned_array(type: TensorType) -> Array:
     """An array of zeros of that type on a 64-byte boundary."""
     return aligned_zeros(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
+
+
+def root(array: Array) -> Array:
+    """The array that has the memory which this one views."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array

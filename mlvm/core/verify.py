@@ -12,16 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.assembly import format_instruction
-from mlvm.core.errors import MlvmError, ProgramError
+from mlvm.core.errors import MlvmError, ProgramError, brief
 from mlvm.core.functions import FunctionTable, UserFunction
 from mlvm.core.op import NO_ATTRIBUTES
-from mlvm.core.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program import STAR, Function, Instruction, Opcode, Program, is_int
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
 
 MAX_CONTEXTS: Final = 16
-"""For how many combinations of kinds a function is followed; then for parameters of any kind."""
+MAX_TYPED_CONTEXTS: Final = 1000
+"""For how many combinations of kinds, or with `by_type` of types, a function is followed; then
+for parameters of any kind."""
 
 
 class Abstract(NamedTuple):
@@ -66,25 +68,33 @@ class Verdict(NamedTuple):
     """What the verifier knows of a program that it passed, as places (function, pc).
 
     `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
-    they run, because a kind or type was not known. `costs`: bytes of the results that a call
-    makes, and its floating-point operations, for each call of an op on operands of known types.
+    they run, because a kind or type was not known. `outputs`: whether a launch may leave any.
+    `cost`: bytes of the results that its ops make, and their floating-point operations, as far
+    as types are known (see `VM.estimate`).
     """
 
     reached: frozenset[tuple[str, int]]
     unproven: frozenset[tuple[str, int]]
-    costs: dict[tuple[str, int], tuple[int, int]]
+    outputs: bool
+    cost: tuple[int, int]
 
 
 def verify(
-    program: Program, functions: FunctionTable, arg_types: Sequence[TensorType] | None = None
+    program: Program,
+    functions: FunctionTable,
+    arg_types: Sequence[TensorType] | None = None,
+    *,
+    by_type: bool = False,
 ) -> Verdict:
     """Pass the program, or raise.
 
     With `arg_types` (one for each launch argument) the operands of every op are checked too.
+    With `by_type` functions are followed for each combination of parameter types, not only of
+    kinds, so that their cost is known.
     Raises `ProgramError` for a malformed program, `UnknownFunction` for a name that the table
     lacks, and the op's own `OpError` for operands it refuses; each says where.
     """
-    return _Verifier(program, functions, arg_types).run()
+    return _Verifier(program, functions, arg_types, by_type).run()
 
 
 class _Context:
@@ -97,6 +107,22 @@ class _Context:
             None  # slots: the results; None: no return is known to be reached
         )
         self.callers: set[tuple[_Context, int]] = set()
+        self.calls: dict[int, _Context] = {}
+        self.costs: dict[int, tuple[int, int]] = {}
+
+    def cost(self, inside: tuple[_Context, ...], known: dict[_Context, tuple[int, int]]) -> Any:
+        """Bytes and operations of one call; calls of those it lies `inside` of count nothing."""
+        if self not in known:
+            parts = [
+                *self.costs.values(),
+                *(
+                    context.cost((*inside, self), known)
+                    for context in self.calls.values()
+                    if context is not self and context not in inside
+                ),
+            ]
+            known[self] = sum(n for n, _ in parts), sum(n for _, n in parts)
+        return known[self]
 
 
 class _Verifier:
@@ -105,12 +131,14 @@ class _Verifier:
         program: Program,
         functions: FunctionTable,
         arg_types: Sequence[TensorType] | None,
+        by_type: bool,
     ) -> None:
+        self.by_type = by_type
+        self.outputs = False
         self.program = program
         self.functions = functions
         self.arg_types = arg_types
         self.unproven: set[tuple[str, int]] = set()
-        self.costs: dict[tuple[str, int], tuple[int, int]] = {}
         self.contexts: dict[tuple[str, tuple[str, ...]], _Context] = {}
         self.work: list[tuple[_Context, int]] = []
         # where the walk stands
@@ -146,14 +174,16 @@ class _Verifier:
         reached = {
             (name, pc) for (name, _), context in self.contexts.items() for pc in context.states
         }
-        return Verdict(frozenset(reached), frozenset(self.unproven), self.costs)
+        cost = self.contexts["main", ()].cost((), {})
+        return Verdict(frozenset(reached), frozenset(self.unproven), self.outputs, cost)
 
     # --- the fixed point ---
 
     def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
         """The context of a call with these parameters, to be followed again if they are new."""
-        key = function.name, tuple(p.kind for p in params)
-        if key not in self.contexts and self.known(function) >= MAX_CONTEXTS:
+        key = function.name, tuple(str(p) if self.by_type else p.kind for p in params)
+        most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
+        if key not in self.contexts and self.known(function) >= most:
             params = (UNKNOWN,) * len(params)
             key = function.name, (ANY,) * len(params)
         context = self.contexts.get(key)
@@ -207,6 +237,9 @@ class _Verifier:
     # --- what each instruction does ---
 
     def halt(self) -> object:
+        above = self.slots[self.context.function.nparams :]
+        if self.open or any(x.kind in ("Tensor", ANY) for x in above):
+            self.outputs = True
         return _ENDS
 
     def push_int(self, n: int) -> None:
@@ -279,8 +312,7 @@ class _Verifier:
             types = [x.type for x in operands if x.type is not None]
             if len(types) == len(operands):
                 inferred = callee.infer(types, attributes) or ()
-                place = self.context.function.name, self.pc
-                self.costs[place] = callee.cost(types, attributes)
+                self.context.costs[self.pc] = callee.cost(types, attributes)
                 return [Abstract("Tensor", type) for type in inferred]
             self.unproven.add((self.context.function.name, self.pc))
             return [TENSOR] * (callee.nresults or 0)
@@ -295,6 +327,7 @@ class _Verifier:
         params = tuple(self.take_many(function.nparams))
         context = self.enter(function, params)
         context.callers.add((self.context, self.pc))
+        self.context.calls[self.pc] = context
         if context.result is None:
             return _ENDS  # followed again when a return is found
         self.leave(context.result.slots, context.result.open)
@@ -388,12 +421,12 @@ class _Verifier:
             self.check_immediate(opcode, kind, value, function)
 
     def check_immediate(self, opcode: Opcode, kind: str, value: Any, function: Function) -> None:
-        whole = isinstance(value, int) and not isinstance(value, bool)
+        whole = is_int(value)
         match kind:
             case "n" if opcode is not Opcode.push_int:
                 good, wanted = whole and value >= 0, "a count >= 0"
             case "n":
-                good, wanted = whole, "an integer"
+                good, wanted = whole, "an integer of 64 bits"
             case "i" if opcode is Opcode.load_arg:
                 good, wanted = whole and value >= 0, "an argument's number >= 0"
             case "i":
@@ -417,7 +450,7 @@ class _Verifier:
                 good = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
                 wanted = "attributes by name"
         if not good:
-            raise self.error(f"{kind.rstrip('?')} must be {wanted}, not {value!r}")
+            raise self.error(f"{kind.rstrip('?')} must be {wanted}, not {brief(value)}")
 
     def place(self) -> str:
         name = self.context.function.name
@@ -440,10 +473,10 @@ def _opened(state: State, other: State) -> State:
 
 def _check_signature(function: Function) -> None:
     if not _is_whole(function.nparams):
-        raise ProgramError(f"{function.name}: nparams must be >= 0, not {function.nparams!r}")
+        raise ProgramError(f"{function.name}: nparams must be >= 0, not {brief(function.nparams)}")
     if not _is_count(function.nresults):
         raise ProgramError(
-            f"{function.name}: nresults must be >= 0 or *, not {function.nresults!r}"
+            f"{function.name}: nresults must be >= 0 or *, not {brief(function.nresults)}"
         )
 
 
@@ -452,4 +485,4 @@ def _is_count(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_int(value) and value >= 0  # type: ignore[operator]

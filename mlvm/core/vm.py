@@ -16,7 +16,15 @@ import numpy as np
 
 from mlvm.core import machine
 from mlvm.core.clib import load_library
-from mlvm.core.errors import DTypeError, HandleError, MachineError, ProgramError, ShapeError
+from mlvm.core.errors import (
+    DTypeError,
+    HandleError,
+    LimitExceeded,
+    MachineError,
+    ProgramError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.functions import (
     FunctionTable,
     HostFunction,
@@ -34,6 +42,7 @@ from mlvm.core.trace import Trace
 from mlvm.core.types import Array, TensorType
 from mlvm.core.verify import verify
 
+_MOST_LAUNCHES: Final = 50
 _BOUND_LIMIT: Final = 4096  # operand tuples remembered for each program
 _numbers = itertools.count()
 
@@ -47,8 +56,8 @@ class VM:
     """
 
     def __init__(self, name: str | None = None, *, checked: bool = True, workers: int = 0) -> None:
-        if workers < 0:
-            raise MachineError(f"a VM has workers >= 0, not {workers}")
+        if not isinstance(workers, int) or workers < 0:
+            raise MachineError(f"a VM has workers >= 0, not {workers!r}")
         self.name: str = name or f"vm{next(_numbers)}"
         self.checked = checked
         self.attachments: dict[str, Any] = {}
@@ -57,7 +66,7 @@ class VM:
         self._lock = threading.RLock()
         self._scheduler = Scheduler(workers, self.name) if workers else None
         self._linked: dict[int, _Linked] = {}
-        self._running = False
+        self._depth = 0  # of launches within launches, by host functions
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
 
@@ -144,6 +153,8 @@ class VM:
 
         Raises `HandleError`, or `ShapeError` when it would leave the storage or lie askew.
         """
+        if not isinstance(type, TensorType) or not isinstance(offset, int):
+            raise ShapeError(f"a view is of a TensorType at an int, not of {type!r} at {offset!r}")
         with self._lock:
             return self._store.tensor_from_storage(storage, type, offset)
 
@@ -154,12 +165,14 @@ class VM:
     def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
         """A handle on another VM of this process for the same memory, without a copy.
 
-        Both VMs count the bytes, and see each other's writes: whoever shares takes care of the
-        order. Raises `HandleError`.
+        Both VMs count the whole storage it lies in, and see each other's writes: whoever shares
+        takes care of the order. Raises `HandleError`.
         """
-        array = self._settled(handle)
+        if not isinstance(other, VM):
+            raise HandleError(f"a tensor is shared with a VM of this process, not with {other!r}")
+        self._settled(handle)
         with other._lock:
-            return other._store.adopt(array)
+            return other._store.adopt(self._store.entry(handle))
 
     # --- functions ---
 
@@ -266,25 +279,20 @@ class VM:
             except KeyError:
                 code, operands = self._bind(program, handles)
             except TypeError:  # not iterable, or not hashable
-                raise HandleError(f"launch takes tensor handles, not {args!r}") from None
-            if self._running:  # a host function launches again
-                outputs = machine.run(
-                    code, operands, self._store, self.functions, max_steps, self._scheduler
-                )
-            else:
-                self._running = True
-                try:
-                    outputs = self._context.run(
-                        machine.run,
-                        code,
-                        operands,
-                        self._store,
-                        self.functions,
-                        max_steps,
-                        self._scheduler,
-                    )
-                finally:
-                    self._running = False
+                raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
+            if max_steps is not None and not isinstance(max_steps, int):
+                raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
+            rest = operands, self._store, self.functions, max_steps, self._scheduler
+            self._depth += 1
+            try:
+                if self._depth == 1:
+                    outputs = self._context.run(machine.run, code, *rest)
+                elif self._depth <= _MOST_LAUNCHES:  # a host function launches again
+                    outputs = machine.run(code, *rest)
+                else:
+                    raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
+            finally:
+                self._depth -= 1
             return self._outputs(outputs) if outputs else []
         finally:
             self._lock.release()
@@ -292,11 +300,14 @@ class VM:
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         """What a launch on arguments of these types costs, without running it.
 
-        Every instruction that can be reached counts once: a loop is counted as one round of it.
+        A loop counts as one round of it, both sides of a jump count, and a function counts for
+        each call, but within itself not again. What depends on values counts nothing.
         Raises what `verify` raises.
         """
-        costs = verify(program, self.functions, tuple(arg_types)).costs.values()
-        return Estimate(sum(nbytes for nbytes, _ in costs), sum(flops for _, flops in costs))
+        types = tuple(arg_types) if isinstance(arg_types, Sequence) else (arg_types,)
+        if not isinstance(program, Program) or not all(isinstance(t, TensorType) for t in types):
+            raise ProgramError(f"an estimate is of a Program and types, not {program!r}, {types!r}")
+        return Estimate(*verify(program, self.functions, types, by_type=True).cost)
 
     def _outputs(self, stack: list[Value]) -> list[Array]:
         """Copies of the Tensors on the stack."""
@@ -350,8 +361,8 @@ class VM:
 
     def _forget_links(self) -> None:
         """Names may mean other functions now."""
-        for linked in self._linked.values():
-            if self._running and self.checked:
+        for linked in list(self._linked.values()):  # programs may die meanwhile
+            if self._depth and self.checked:
                 for code in linked.codes.values():
                     distrust(code)
             linked.codes.clear()

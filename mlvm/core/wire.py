@@ -18,10 +18,18 @@ import numpy as np
 
 from mlvm.core import errors
 from mlvm.core.encoding import Kind, Reader, Writer, open_message
-from mlvm.core.errors import DTypeError, EncodingError, HandleError
+from mlvm.core.errors import (
+    DTypeError,
+    EncodingError,
+    HandleError,
+    MachineError,
+    ProgramError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.program import Program
 from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import MAX_NBYTES, Array, TensorType
 from mlvm.core.vm import VM
 
 
@@ -35,8 +43,23 @@ class Field(NamedTuple):
 
 def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
     if not isinstance(handle, (int, np.integer)):  # asked for what no type checker saw
-        raise HandleError(f"handle {handle!r} is no handle, which is an integer")
-    writer.integer(handle)
+        raise HandleError(f"handle {brief(handle)} is no handle, which is an integer")
+    try:
+        writer.integer(handle)
+    except EncodingError:  # of more bytes than an integer may have
+        raise HandleError(f"handle {brief(handle)} names nothing: never issued") from None
+
+
+def _write_type(writer: Writer, type: TensorType) -> None:
+    if not isinstance(type, TensorType):
+        raise ShapeError(f"a tensor is of a TensorType, not {brief(type)}")
+    writer.type(type)
+
+
+def _write_nbytes(writer: Writer, nbytes: int) -> None:
+    if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
+        raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {brief(nbytes)}")
+    writer.integer(nbytes)
 
 
 def _write_array(writer: Writer, array: Array) -> None:
@@ -66,13 +89,14 @@ HANDLES: Final = Field(
     lambda reader: reader.sequence(Reader.integer),
 )
 INTEGER: Final = Field("integer", Writer.integer, Reader.integer)
+NBYTES: Final = Field("integer", _write_nbytes, Reader.integer)
 LIMIT: Final = Field("limit", Writer.value, _read_limit)
 F64: Final = Field("f64", Writer.f64, Reader.f64)
 TEXT: Final = Field("text", Writer.text, Reader.text)
-TYPE: Final = Field("type", Writer.type, Reader.type)
+TYPE: Final = Field("type", _write_type, Reader.type)
 TYPES: Final = Field(
     "types",
-    lambda writer, types: writer.sequence(types, Writer.type),
+    lambda writer, types: writer.sequence(types, _write_type),
     lambda reader: reader.sequence(Reader.type),
 )
 ARRAY: Final = Field("array", _write_array, Reader.array)
@@ -112,7 +136,7 @@ CALLS: Final[dict[str, Call]] = {
     "launch": Call({"number": INTEGER, "args": HANDLES, "max_steps": LIMIT}, ARRAYS),
     "estimate": Call({"number": INTEGER, "arg_types": TYPES}, ESTIMATE),
     "consumed_size_in_mib": Call({}, F64),
-    "alloc_storage": Call({"nbytes": INTEGER}, HANDLE),
+    "alloc_storage": Call({"nbytes": NBYTES}, HANDLE),
     "dealloc_storage": Call({"handle": HANDLE}, NOTHING),
     "tensor_from_storage": Call({"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE),
     "swap": Call({"h1": HANDLE, "h2": HANDLE}, NOTHING),
@@ -125,8 +149,8 @@ estimated by that number, and dropped when the client has no more use for it."""
 
 
 def encode_call(name: str, args: Sequence[Any]) -> bytes:
-    """A call as a message. Raises `EncodingError`, `HandleError` or `DTypeError` for an argument
-    that has no encoding."""
+    """A call as a message. Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for
+    an argument that has no encoding."""
     writer = Writer()
     writer.text(name)
     for field, value in zip(CALLS[name].parameters.values(), args, strict=True):
@@ -180,10 +204,23 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 def encode_error(error: Exception) -> bytes:
     """The error as a message: the name of its class, its arguments, its parts and its notes.
 
-    One of a class unknown to the wire goes as the nearest base that is known, with its text.
+    One of a class unknown to the wire goes as the nearest base that is known, with its text. It
+    never raises: what an error is made of may be anything.
     """
+    try:
+        return _encode_error(error)
+    except Exception:
+        writer = Writer()
+        writer.text(MachineError.__name__)
+        writer.sequence([f"an error that has no encoding: {brief(error)}"], Writer.value)
+        writer.mapping({}, Writer.value)
+        writer.sequence((), Writer.text)
+        return writer.message(Kind.error)
+
+
+def _encode_error(error: Exception) -> bytes:
     known = next(each for each in type(error).__mro__ if _ERRORS.get(each.__name__) is each)
-    args = error.args if known is type(error) else (str(error),)
+    args = error.args if known is type(error) else (_text(error),)
     parts = {name: part for name, part in vars(error).items() if name != "__notes__"}
     writer = Writer()
     writer.text(known.__name__)
@@ -197,9 +234,17 @@ def _write_part(writer: Writer, part: Any) -> None:
     """The part, or the text of one that has no encoding."""
     try:
         Writer().value(part)
-    except EncodingError:
-        part = str(part)
+    except Exception:
+        part = _text(part)
     writer.value(part)
+
+
+def _text(value: object) -> str:
+    """The value's text, or what stands for one that Python does not write."""
+    try:
+        return str(value)
+    except Exception:
+        return brief(value)
 
 
 def _read_error(reader: Reader) -> Exception:
@@ -316,7 +361,7 @@ class WireVM:
         try:
             handles = tuple(args)
         except TypeError:
-            raise HandleError(f"launch takes tensor handles, not {args!r}") from None
+            raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
         number = self._number_of(program)
         outputs: list[Array] = self._call("launch", number, handles, max_steps)
         return outputs
@@ -355,6 +400,8 @@ class WireVM:
 
     def _load(self, program: Program) -> _Loaded:
         """Send the program, unless another thread just has."""
+        if not isinstance(program, Program):
+            raise ProgramError(f"a Program is wanted to launch, not {brief(program)}")
         with self._lock:
             key, me = id(program), weakref.ref(self)
             if key in self._loaded:

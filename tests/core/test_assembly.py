@@ -150,6 +150,21 @@ def test_a_program() -> None:
     )
 
 
+@pytest.mark.parametrize("digits", [19, 200, 5000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_int_of_any_size_has_a_short_text(digits: int, sign: int) -> None:
+    n = sign * 10**digits
+    for opcode in Opcode:
+        if opcode.immediates:
+            immediates = (*[n] * (len(opcode.immediates) - 1), {"x": n})
+            text = format_instruction(Instruction(opcode, immediates))
+            assert text.startswith(opcode.text)
+            assert len(text) < 400
+            assert len(format_instruction(Instruction(opcode, (n,)))) < 400
+    code = (instruction("push_int", n), instruction("halt"))
+    assert len(disassemble(Program([Function("main", n, n, code)]))) < 500
+
+
 def test_programs_that_differ_have_different_text() -> None:
     programs = [
         straight("halt"),
@@ -199,7 +214,7 @@ def functions(draw: st.DrawFn, name: str, names: list[str], constants: list[str]
     def immediate(kind: str) -> Any:
         match kind:
             case "n" | "i":
-                return draw(ints)
+                return draw(st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1)))
             case "s":
                 return draw(st.text(max_size=6))
             case "name":
@@ -348,6 +363,14 @@ MAIN = ".func main 0 *\n"
         (MAIN + "push_int x", 2, 10, "an integer is wanted, not x"),
         (MAIN + 'push_int "1"', 2, 10, 'an integer is wanted, not "1"'),
         (MAIN + "get 1.0", 2, 5, "an integer is wanted, not 1.0"),
+        (MAIN + f"push_int {2**63}", 2, 10, "an integer of 64 bits is wanted, not 92233720368"),
+        (MAIN + f"push_int {-(2**63) - 1}", 2, 10, "an integer of 64 bits is wanted, not -92"),
+        (
+            MAIN + "halt\n push_int " + "9" * 5000,
+            3,
+            11,
+            "an integer of 64 bits is wanted, not 9999",
+        ),
         (MAIN + "push_str add", 2, 10, 'a string is wanted, such as "add", not add'),
         (MAIN + "push_str {}", 2, 10, 'a string is wanted, such as "add", not {}'),
         (MAIN + "push_const 5", 2, 12, "a name is wanted, not 5"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -267,3 +269,100 @@ def test_workers_end_with_their_vm() -> None:
     vm.close()
     assert not workers()
     vm.close()
+
+
+XENT = Program.of_op("softmax_cross_entropy", 2, {}, 1)
+
+
+def failing(vm: VM) -> tuple[int, int]:
+    logits = vm.alloc_tensor(TensorType("f64", (1, 3)))
+    labels = vm.alloc_tensor(TensorType("i64", (1,)))
+    vm.write(labels, np.array([9]))
+    return logits, labels
+
+
+def test_a_failure_in_an_arena_does_not_outlast_what_is_written_there_next() -> None:
+    vm = VM(workers=2)
+    batch = Arena(vm, "batch")
+    with batch:
+        loss = ml.softmax_cross_entropy(ml.zeros((2, 3)), ml.asarray([0, 7]))
+        with pytest.raises(OperandValueError):
+            loss.numpy()
+    for n in range(1, 20):
+        with batch:
+            x, y = ml.ones((n,)), ml.full((3, n), 2.0)
+            assert float(ml.sum(x * y)) == 6.0 * n
+
+
+def test_part_of_what_was_bad_is_whole_when_it_is_written(vm: VM) -> None:
+    storage = vm.alloc_storage(16)
+    logits, labels = failing(vm)
+    out = vm.tensor_from_storage(storage, TensorType("f64", (1,)), 0)
+    vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (out, logits, labels))
+    half = vm.tensor_from_storage(storage, TensorType("f32", (1,)), 0)
+    vm.write(half, np.ones(1, np.float32))
+    assert vm.read(half)[0] == 1.0
+    with pytest.raises(OperandValueError):
+        vm.read(vm.tensor_from_storage(storage, TensorType("f32", (1,)), 4))
+    with pytest.raises(OperandValueError):
+        vm.synchronize()
+
+
+def test_a_failed_op_keeps_nothing_alive() -> None:
+    vm = VM(workers=1)
+    _, labels = failing(vm)
+    big = vm.alloc_tensor(TensorType("f64", (1, 3)))
+    for _ in range(5):
+        with pytest.raises(OperandValueError):
+            vm.launch(XENT, (big, labels))
+    array = weakref.ref(vm.borrow(big).base)
+    vm.dealloc_tensor(big)
+    gc.collect()
+    assert array() is None
+
+
+def test_closing_finishes_what_was_given_and_ends_with_a_typed_error() -> None:
+    vm = VM(workers=1)
+    x, y = vectors(vm, 1.0, 1.0)
+    for _ in range(50):
+        vm.launch(ADD, (x, x, y))
+    vm.close()
+    np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
+    with pytest.raises(MachineError, match="is closed"):
+        vm.launch(ADD, (x, x, y))
+    np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
+
+
+def test_even_an_exit_in_a_worker_is_an_error_of_its_result() -> None:
+    class Leaves:
+        def before(self, name: str, params: Any, attributes: Any) -> None:
+            raise SystemExit
+
+        def after(self, name: str, params: Any, attributes: Any, results: Any) -> None:
+            """Nothing to do."""
+
+    vm = VM(workers=1)
+    x, y = vectors(vm, 1.0, 1.0)
+    with vm.instrumented(Leaves()):
+        vm.launch(ADD, (x, x, y))
+        with pytest.raises(SystemExit):
+            vm.read(x)
+
+
+def test_the_machine_waits_when_too_much_is_under_way(vm: VM) -> None:
+    gate = slow_copies(vm)
+    source, *into = vectors(vm, *map(float, range(100)))
+    started = threading.Event()
+
+    def launch_all() -> None:
+        for handle in into:
+            vm.launch(COPY, (handle, source))
+        started.set()
+
+    thread = threading.Thread(target=launch_all)
+    thread.start()
+    assert not started.wait(0.1)
+    gate.event.set()
+    thread.join(10)
+    assert started.is_set()
+    assert all(vm.read(handle)[0] == 0.0 for handle in into)

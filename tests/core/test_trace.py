@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlvm.core.assembly import assemble
 from mlvm.core.errors import MachineError, ShapeError
 from mlvm.core.functions import Value
 from mlvm.core.program import Program
@@ -56,13 +57,23 @@ def test_it_is_called_before_and_after_each_function(workers: int) -> None:
     assert len(log.lines) == 4
 
 
-def test_it_may_skip_a_function() -> None:
-    vm = VM()
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_may_skip_a_function(workers: int) -> None:
+    vm = VM(workers=workers)
     x = ones(vm)
     with vm.instrumented(Log(add=[np.full(4, 7, np.float32)], add_out=())):
         assert vm.launch(ADD, (x, x))[0][0] == 7.0
         vm.launch(ADD_OUT, (x, x, x))
     assert vm.read(x)[0] == 1.0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("wrong", [[], [np.zeros(3, np.float32)], [1], [None]])
+def test_what_it_gives_must_be_of_the_results_type(workers: int, wrong: Any) -> None:
+    vm = VM(workers=workers)
+    x = ones(vm)
+    with vm.instrumented(Log(add=wrong)), pytest.raises(MachineError):
+        vm.launch(ADD, (x, x))
 
 
 def test_there_is_one_at_a_time_and_none_after() -> None:
@@ -127,6 +138,43 @@ def test_an_estimate_counts_bytes_and_operations_without_running() -> None:
     with pytest.raises(ShapeError):
         vm.estimate(Program.of_op("matmul", 2, {}, 1), (x, x))
     assert vm.consumed_size_in_mib() == before
+
+
+def test_an_estimate_counts_a_function_for_each_call() -> None:
+    vm = VM()
+    program = assemble("""
+        .func double 1 1
+            get -1
+            get -1
+            push_str "add"
+            cfunc 2 1
+            return 1
+        .func main 0 *
+            load_arg 0
+            call double
+            load_arg 1
+            call double
+            halt
+    """)
+    large, small = TensorType("f32", (1000,)), TensorType("f32", (2,))
+    for types in ((large, small), (small, large)):
+        assert vm.estimate(program, types) == (4008, 1002)
+    assert vm.estimate(program, (large, large)) == (8000, 2000)
+
+
+def test_shared_bytes_count_as_their_whole_storage() -> None:
+    first, second = VM(), VM()
+    storage = first.alloc_storage(1024)
+    parts = [
+        first.tensor_from_storage(storage, TensorType("u8", (4,)), 0),
+        first.tensor_from_storage(storage, TensorType("u8", (1020,)), 4),
+    ]
+    shared = [first.share(part, second) for part in parts]
+    assert second.consumed_size_in_mib() * 2**20 == 1024
+    second.dealloc_tensor(shared[0])
+    assert second.consumed_size_in_mib() * 2**20 == 1024
+    second.dealloc_tensor(shared[1])
+    assert second.consumed_size_in_mib() == 0
 
 
 def test_two_vms_share_a_tensor_without_a_copy() -> None:

@@ -43,6 +43,13 @@ NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
     ("code", "error"),
     [
         ((), "main: the end is reached without halt"),
+        ((("push_int", 2**63),), "n must be an integer of 64 bits, not 9223372036854775808"),
+        ((("push_int", -(2**63) - 1),), "n must be an integer of 64 bits, not -92"),
+        ((("push_int", 10**5000), "load_global"), "n must be an integer of 64 bits, not <int too"),
+        ((("pop", 10**5000),), "n must be a count >= 0, not <int too"),
+        ((("get", 10**5000),), "i must be a slot's number, not <int too"),
+        ((("jump", 10**5000),), "label must be a pc below 1, not <int too"),
+        ((("push_str", "add"), ("cfunc", 10**5000, 1)), "nparams must be a count >= 0 or *, not <"),
         (X, "main: the end is reached without halt"),
         ((("halt", 1),), "main, pc 0: halt 1: takes no immediates"),
         ((("push_int",), "halt"), "main, pc 0: push_int: takes n"),
@@ -432,6 +439,13 @@ def test_recursion_ends_where_no_more_is_learnt() -> None:
 def test_a_function_has_counts(function: Function, error: str) -> None:
     with pytest.raises(ProgramError, match=re.escape(error)):
         verify(Program([straight("halt").main, function]), TABLE)
+
+
+def test_an_int_has_64_bits() -> None:
+    for n in (2**63 - 1, -(2**63)):
+        verify(straight(("push_int", n), "halt"), TABLE)
+    with pytest.raises(ProgramError, match="f: nparams must be >= 0, not <int too"):
+        verify(Program([straight("halt").main, Function("f", 10**5000, 0, ())]), TABLE)
 
 
 def test_main_has_no_parameters() -> None:

@@ -22,6 +22,7 @@ from mlvm.core.errors import (
     HandleError,
     MlvmError,
     OperandValueError,
+    OutOfMemory,
     ProgramError,
     ShapeError,
     UnknownFunction,
@@ -230,6 +231,16 @@ def test_a_wrong_launch_is_a_typed_error_and_changes_nothing(
     assert vm.consumed_size_in_mib() == before
     for handle, array in zip(args, arrays, strict=True):
         np.testing.assert_array_equal(vm.read(handle), array)
+    assert_usable(vm)
+
+
+def test_a_result_that_no_machine_could_hold() -> None:
+    vm = VM()
+    zero = put(vm, np.array(0, np.float32))
+    program = Program.of_op("full", 1, {"shape": (2**58,)}, 1)
+    with pytest.raises(OutOfMemory, match="Unable to allocate") as caught:
+        vm.launch(program, [zero])
+    assert caught.value.__notes__[0].startswith("at main, pc 2: cfunc 1 1")
     assert_usable(vm)
 
 

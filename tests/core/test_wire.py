@@ -32,6 +32,7 @@ from mlvm.core.errors import (
     LimitExceeded,
     MlvmError,
     OpError,
+    ProgramError,
     ShapeError,
 )
 from mlvm.core.functions import Frame
@@ -396,6 +397,60 @@ def test_what_is_no_array_is_refused_before_it_is_sent(array: Any) -> None:
     vm, wire_vm = wired()
     with pytest.raises(DTypeError):
         wire_vm.write(put(vm, f32s(1, 2)), array)
+
+
+class Unwritable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_any_error_becomes_an_answer() -> None:
+    error = MyMachineError("mine")
+    error.part = 10**5000  # type: ignore[attr-defined]
+    error.inner = [Unwritable()]  # type: ignore[attr-defined]
+    again = there_and_back(error)
+    assert str(again) == "mine"
+    assert vars(again)["part"] == "<int too long to write>"
+    assert vars(again)["inner"] == "<list that has no text>"
+    assert str(there_and_back(Unwritable("x"))) == "<Unwritable that has no text>"
+    assert there_and_back(ValueError(10**5000)).args == ("<int too long to write>",)
+    error.__notes__ = [5]  # type: ignore[list-item]
+    again = there_and_back(error)
+    assert type(again) is errors.MachineError
+    assert "has no encoding: MyMachineError('mine')" in str(again)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda vm: vm.launch(None), ProgramError),
+        (lambda vm: vm.launch("x"), ProgramError),
+        (lambda vm: vm.alloc_tensor("f32[2]"), ShapeError),
+        (lambda vm: vm.alloc_tensor(None), ShapeError),
+        (lambda vm: vm.alloc_storage(np.int64(64)), ShapeError),
+        (lambda vm: vm.alloc_storage(-1), ShapeError),
+        (lambda vm: vm.alloc_storage(2**4000), ShapeError),
+        (lambda vm: vm.alloc_storage("x"), ShapeError),
+        (lambda vm: vm.read(10**5000), HandleError),
+        (lambda vm: vm.launch(LOAD, [10**5000]), HandleError),
+        (lambda vm: vm.launch(LOAD, 10**5000), HandleError),
+        (lambda vm: vm.dealloc_storage(10**5000), HandleError),
+    ],
+)
+def test_what_is_refused_here_is_refused_there(
+    call: Callable[[Any], object], kind: type[MlvmError]
+) -> None:
+    vm, wire_vm = wired()
+    texts = []
+    for each in (vm, wire_vm):
+        with pytest.raises(kind) as caught:
+            call(each)
+        assert type(caught.value) is kind
+        texts.append(str(caught.value))
+    if kind is not HandleError:
+        assert texts[0][:100] == texts[1][:100]
 
 
 def test_an_error_leaves_no_cycle() -> None:
