@@ -261,7 +261,8 @@ def _int(word: _Token, least: int | None = None) -> int:
     try:
         value = int(word.text)
     except ValueError:
-        raise word.error(f"an integer is wanted, not {_cut(word.text)}") from None
+        bits = " of 64 bits" if word.text.lstrip("+-").isdigit() else ""  # too many digits
+        raise word.error(f"an integer{bits} is wanted, not {_cut(word.text)}") from None
     if not is_int(value):
         raise word.error(f"an integer of 64 bits is wanted, not {_cut(word.text)}")
     if least is not None and value < least:

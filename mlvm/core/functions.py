@@ -20,6 +20,7 @@ from mlvm.core.errors import (
     MachineError,
     ShapeError,
     UnknownFunction,
+    brief,
 )
 from mlvm.core.op import OPS, Attributes, Kernel, Op
 from mlvm.core.types import Array, TensorType, aligned_array
@@ -354,7 +355,7 @@ def describe(values: Sequence[Value]) -> str:
     return ", ".join(
         str(TensorType.of(x))
         if isinstance(x, np.ndarray)
-        else f"{'Str' if isinstance(x, str) else 'Int'} {x!r}"
+        else f"{'Str' if isinstance(x, str) else 'Int'} {brief(x)}"
         for x in values
     )
 

@@ -55,8 +55,8 @@ NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
         ((("push_int",), "halt"), "main, pc 0: push_int: takes n"),
         ((("cfunc", 1),), "main, pc 0: cfunc 1: takes nparams nresults attrs?"),
         ((("cfunc", 1, 1, {}, 0),), "takes nparams nresults attrs?"),
-        ((("push_int", "5"),), "main, pc 0: push_int 5: n must be an integer, not '5'"),
-        ((("push_int", True),), "push_int True: n must be an integer, not True"),
+        ((("push_int", "5"),), "main, pc 0: push_int 5: n must be an integer of 64 bits, not '5'"),
+        ((("push_int", True),), "push_int True: n must be an integer of 64 bits, not True"),
         ((("push_str", 5),), "push_str 5: s must be a string, not 5"),
         (
             (("push_const", "c"),),
