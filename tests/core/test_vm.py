@@ -205,7 +205,7 @@ ONE, TWO = (f32s(1, 2),), (f32s(1, 2), f32s(3, 4))
             "main, pc 2: cfunc 1 1: negative takes Tensors, not (Int)",
         ),
         (
-            straight(("push_int", 2**70), "load_global", "halt"),
+            straight(("push_int", 2**62), "load_global", "halt"),
             NOTHING,
             HandleError,
             "names nothing in this VM",
