@@ -272,6 +272,7 @@ class VM:
         usable and holds as many bytes as before; what was written till then stays written.
         """
         self._lock.acquire()  # half the price of `with`
+        self._depth = depth = self._depth + 1
         try:
             try:
                 handles = tuple(args)
@@ -282,19 +283,21 @@ class VM:
                 raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
             if max_steps is not None and not isinstance(max_steps, int):
                 raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
-            rest = operands, self._store, self.functions, max_steps, self._scheduler
-            self._depth += 1
-            try:
-                if self._depth == 1:
-                    outputs = self._context.run(machine.run, code, *rest)
-                elif self._depth <= _MOST_LAUNCHES:  # a host function launches again
-                    outputs = machine.run(code, *rest)
-                else:
-                    raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
-            finally:
-                self._depth -= 1
+            if depth > _MOST_LAUNCHES:
+                raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
+            context = self._context if depth == 1 else self._context.copy()
+            outputs = context.run(
+                machine.run,
+                code,
+                operands,
+                self._store,
+                self.functions,
+                max_steps,
+                self._scheduler,
+            )
             return self._outputs(outputs) if outputs else []
         finally:
+            self._depth = depth - 1
             self._lock.release()
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:

@@ -11,6 +11,7 @@ from mlvm.core.assembly import assemble
 from mlvm.core.errors import (
     DTypeError,
     HandleError,
+    LimitExceeded,
     MachineError,
     ProgramError,
     UnknownFunction,
@@ -439,3 +440,13 @@ def test_a_tensor_that_ends_during_a_launch_stays_for_the_launch() -> None:
     assert vm.consumed_size_in_mib() == 0
     with pytest.raises(HandleError, match="ended by dealloc_tensor"):
         vm.launch(program, [x])
+
+
+def test_launches_within_each_other_end_in_a_typed_error() -> None:
+    vm = VM()
+    program = Program.of_op("again", 0, {}, 0)
+    vm.register("again", lambda frame: vm.launch(program) and None)
+    with pytest.raises(LimitExceeded, match="launches lie within each other"):
+        vm.launch(program)
+    [two] = vm.launch(assemble(".const two i64[] 2\n.func main 0 *\npush_const two\nhalt\n"))
+    assert two == 2
