@@ -140,7 +140,7 @@ def promote(x: DType, y: DType) -> DType:
         return PROMOTION[x, y]
     except KeyError:
         raise DTypeError(
-            f"{x} and {y} do not promote; convert one with astype(x, {y.name!r}) or ({x.name!r})"
+            f"{x} and {y} do not promote; convert one to {y} or {x} with astype"
         ) from None
 
 
