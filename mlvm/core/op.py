@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, final
+from typing import Any, Final, Literal, Union, final
 
 import numpy as np
 
@@ -33,6 +33,7 @@ Kernel = Callable[..., Any]
 Flops = Callable[..., int]
 
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
+_MOST_NESTED: Final = 64
 REQUIRED = inspect.Parameter.empty
 
 
@@ -163,13 +164,18 @@ def op(*, infer: Rule, flops: Flops | None = None) -> Callable[[Kernel], Op]:
     return declare
 
 
-def canonical(value: Any) -> Any:
+def canonical(value: Any, depth: int = 0) -> Any:
     """An attribute's value in its one form: lists as tuples, numpy scalars as Python's, the
-    keys of a mapping as strings, a dtype by its name."""
+    keys of a mapping as strings, a dtype by its name.
+
+    Raises `AttributeRefused` for one that nests too deep, or contains itself.
+    """
+    if depth > _MOST_NESTED:
+        raise AttributeRefused(f"an attribute nests deeper than {_MOST_NESTED} levels")
     if isinstance(value, (list, tuple)):
-        return tuple(map(canonical, value))
+        return tuple([canonical(each, depth + 1) for each in value])
     if isinstance(value, Mapping):
-        return {str(name): canonical(each) for name, each in value.items()}
+        return {str(name): canonical(each, depth + 1) for name, each in value.items()}
     if isinstance(value, DType):
         return value.name
     return value.item() if isinstance(value, np.generic) else value

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
@@ -132,9 +132,9 @@ def uniform(
 
     Raises `AttributeRefused` unless low < high, and both and their distance are finite.
     """
-    if not (low < high and math.isfinite(high - low)):
+    if not (_is_number(low) and _is_number(high) and low < high and math.isfinite(high - low)):
         raise AttributeRefused(
-            f"low = {low} must be less than high = {high}, and high - low finite"
+            f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         ).at("uniform", ())
     u = op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
     if (low, high) == (0, 1):
@@ -147,10 +147,13 @@ def bernoulli(
 ) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
-    Raises `OperandValueError` where p is no probability.
+    Raises `OperandValueError` where p is no probability, `DTypeError` where it is no number.
     """
-    probability = p if isinstance(p, Tensor) else full((), float(p), dtype=f64)
-    return op.bernoulli(_or_next(key), probability, shape=integers(shape, "shape"))
+    if not isinstance(p, Tensor):
+        if not _is_number(p):
+            raise DTypeError(f"p is a number or a tensor, not {brief(p)}").at("bernoulli", ())
+        p = full((), float(p), dtype=f64)
+    return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
 
 
 def randint(
@@ -180,3 +183,7 @@ def _or_next(key: Tensor | None) -> Tensor:
     if key is not None and not isinstance(key, Tensor):
         raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
     return next_key() if key is None else key
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, (int, float))

@@ -221,3 +221,10 @@ def test_infer_names_the_op_and_the_operands_of_the_innermost_rule() -> None:
     assert (caught.value.op, caught.value.operands) == ("plain", (y, x))
     assert str(caught.value) == "plain(i32[3], f32[]): never"
     assert caught.value.reason == "never"
+
+
+def test_an_attribute_that_contains_itself_is_refused() -> None:
+    widths: list[object] = []
+    widths.append(widths)
+    with pytest.raises(AttributeRefused, match="nests deeper than 64"):
+        OPS["pad"].bind({"widths": widths})

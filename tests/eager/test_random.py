@@ -169,3 +169,11 @@ def test_steady_state_allocates_nothing() -> None:
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+def test_bounds_and_probabilities_are_numbers() -> None:
+    for low in ("a", None, [0.0]):
+        with pytest.raises(ml.errors.AttributeRefused, match="must be less than"):
+            ml.random.uniform((2,), low=low)  # type: ignore[arg-type]
+        with pytest.raises(ml.errors.DTypeError, match="p is a number or a tensor"):
+            ml.random.bernoulli((2,), low)  # type: ignore[arg-type]
