@@ -33,6 +33,9 @@ Scalar: TypeAlias = bool | int | float
 Operand: TypeAlias = "Tensor | Scalar"
 
 
+_REMEMBERED: Final = 4096  # calls, and types of one call: x[i] and x[:i] for many i are as many
+
+
 class OneOp:
     """An op with its attributes: the programs to launch, and the result types seen so far."""
 
@@ -48,11 +51,16 @@ class OneOp:
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
         """The result's type; None if only running tells. Raises an `OpError`."""
-        result = self.types[types] = self.op.infer(types, self.attributes)
+        result = self.op.infer(types, self.attributes)
+        if len(self.types) >= _REMEMBERED:
+            self.types.clear()
+            self.recipes.clear()
+        self.types[types] = result
         n = len(types)
         if self.op.dynamic:
-            self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
-        else:
+            if n not in self.fresh:
+                self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
+        elif n + 1 not in self.into:
             self.into[n + 1] = Program.of_op(f"{self.op.name}.out", n + 1, self.attributes, 0)
         return result
 
@@ -62,7 +70,6 @@ class OneOp:
 
 _BY_SPELLING: dict[Any, OneOp] = {}
 _BY_MEANING: dict[Any, OneOp] = {}
-_ONE_OPS_LIMIT: Final = 4096  # x[i] for many i is as many
 
 
 def _key(value: Any) -> Any:
@@ -84,7 +91,7 @@ def one_op(name: str, **attributes: Any) -> OneOp:
         spelling = None
     bound = OPS[name].bind(attributes)
     meaning = (name, *map(_key, bound.values()))
-    if len(_BY_MEANING) >= _ONE_OPS_LIMIT:
+    if len(_BY_MEANING) >= _REMEMBERED:
         _BY_MEANING.clear()
         _BY_SPELLING.clear()
     call = _BY_MEANING.setdefault(meaning, OneOp(OPS[name], bound))
@@ -200,7 +207,7 @@ def launch_for_values(
 
 def from_array(array: Array) -> Tensor:
     """A new tensor in the current arena with a copy of the array."""
-    arena = scope.get() or current_arena()
+    arena = current_arena()
     out = arena.alloc(TensorType.of(array), Tensor)
     out.tape = None
     arena.vm.write(out.handle, array)

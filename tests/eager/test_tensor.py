@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.tensor import one_op
+from mlvm.core.types import TensorType
+from mlvm.eager.tensor import apply, one_op
 
 X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
 Y = np.array([2.0, 0.5, -3.0], np.float32)
@@ -406,3 +407,19 @@ def test_a_dry_vm_knows_types_only() -> None:
             with pytest.raises(ml.errors.HandleError, match="dry"):
                 read()
         assert repr(x) == f"{x}" == "<dry f32[1000,10], arena='dry'>"
+
+
+def test_a_one_op_program_is_made_once_whatever_the_types() -> None:
+    call = one_op("cos")
+    apply(call, ml.zeros((2,)))
+    program = call.into[2]
+    apply(call, ml.zeros((3, 3)))
+    assert call.into[2] is program
+
+
+def test_the_types_a_call_was_made_with_are_not_all_remembered() -> None:
+    call = one_op("add")
+    x = TensorType("f32", ())
+    for n in range(10_000):
+        call.infer((x, TensorType("f32", (n,))))
+    assert len(call.types) <= 4096
