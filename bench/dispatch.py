@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import Contender, Round, Suite
+from bench.harness import Contender, Round, Suite, microseconds
 
 CHAIN = 100
 
@@ -129,13 +129,6 @@ def chain(x: Any, b: Any) -> Any:
     for _ in range(CHAIN):
         x = x + b
     return x
-
-
-def microseconds(work: Callable[[], object]) -> float:
-    """How long the call takes."""
-    start = time.perf_counter()
-    work()
-    return (time.perf_counter() - start) * 1e6
 
 
 def add_round(a: Any, b: Any, quick: bool, wait: Callable[[Any], object] | None = None) -> Round:

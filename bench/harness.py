@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -95,6 +96,13 @@ class Ratio:
     ours: str
     theirs: str
     ratio: float
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """How long the call takes."""
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e6
 
 
 def installed_version(package: str) -> str | None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.harness import ROOT, Contender, Round, Suite
+from bench.harness import ROOT, Contender, Round, Suite, microseconds
 
 LENGTH = 4  # products in a chain
 
@@ -31,13 +30,7 @@ def times(quick: bool) -> int:
 
 def per_op(work: Callable[[], object], n: int) -> Round:
     """Time work that does a thing n times."""
-
-    def timed() -> dict[str, float]:
-        start = time.perf_counter()
-        work()
-        return {"us_per_op": (time.perf_counter() - start) * 1e6 / n}
-
-    return timed
+    return lambda: {"us_per_op": microseconds(work) / n}
 
 
 def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
@@ -46,7 +39,7 @@ def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
 
     n = times(quick)
     vm = VM()
-    vm.register("nothing", lambda frame: None, nparams=0, nresults=0)
+    vm.register("nothing_in_python", lambda frame: None, nparams=0, nresults=0)
 
     def launched(body: str, repeat: int, head: str = "") -> Round:
         program = assemble(f"{head}\n.func main 0 *\n{body * repeat}halt\n")
@@ -55,13 +48,14 @@ def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
     cases = {
         "instruction": launched("push_int 1\npop 1\n", n // 2),
         "call": launched("call empty\n", n, ".func empty 0 0\nreturn 0\n"),
-        "cfunc_python": launched('push_str "nothing"\ncfunc 0 0\n', n),
+        "cfunc_python": launched('push_str "nothing_in_python"\ncfunc 0 0\n', n),
         "futures": futures_round(VM(workers=2)),
     }
-    library = compiled(quick)
-    if library is not None:
-        vm.register_library(library)
-        cases["cfunc_c"] = launched('push_str "mlvm_bench_nothing"\ncfunc 0 0\n', n)
+    with tempfile.TemporaryDirectory() as folder:
+        library = compiled(Path(folder))
+        if library is not None:
+            vm.register_library(library)
+            cases["cfunc_c"] = launched('push_str "nothing"\ncfunc 0 0\n', n)
     return cases
 
 
@@ -93,34 +87,20 @@ def futures_round(vm: Any) -> Round:
                 vm.launch(matmul, [x.handle for x in into])
         vm.synchronize()
 
-    def timed() -> dict[str, float]:
-        start = time.perf_counter()
-        work()
-        return {"ms": (time.perf_counter() - start) * 1e3}
-
-    return timed
+    return lambda: {"ms": microseconds(work) / 1e3}
 
 
-def compiled(quick: bool) -> Path | None:
-    """A library with an empty C function; None without a compiler."""
+def compiled(folder: Path) -> Path | None:
+    """The library of the C example, which has an empty function; None without a compiler."""
+    from mlvm.core.clib import include_dir
+
     compiler = shutil.which("cc")
     if compiler is None:
         return None
-    folder = Path(tempfile.mkdtemp())
-    source, library = folder / "nothing.c", folder / "nothing.so"
-    source.write_text(NOTHING)
-    include = f"-I{ROOT / 'mlvm' / 'core'}"
-    subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", include, str(source), "-o", str(library)], check=True
-    )
+    source, library = ROOT / "examples" / "c" / "functions.c", folder / "example.so"
+    flags = ["-O2", "-shared", "-fPIC", f"-I{include_dir()}"]
+    subprocess.run([compiler, *flags, str(source), "-o", str(library), "-lm"], check=True)
     return library
-
-
-NOTHING = """
-#include "mlvm.h"
-static int nothing(mlvm_frame *frame) { (void)frame; return 0; }
-MLVM_FUNCTIONS({"mlvm_bench_nothing", nothing, 0, 0});
-"""
 
 
 def prepare_lua(quick: bool) -> Mapping[str, Round]:

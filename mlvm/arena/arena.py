@@ -163,8 +163,7 @@ class Arena:
         Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
         """
         self._require_own(base)
-        while base.base is not None:
-            base = base.base
+        base = base.root
         region = base.region
         if region is None:
             raise base.stale()

@@ -208,8 +208,7 @@ class _Body:
             close = difflib.get_close_matches(token.text, OPCODES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise token.error(f"no instruction {token.text!r}{hint}")
-        few = sum(not name.endswith("?") for name in opcode.immediates)
-        if not few <= len(words) <= len(opcode.immediates):
+        if not opcode.takes(len(words)):
             wanted = " ".join([token.text, *opcode.immediates])
             raise token.error(f"write {wanted}; {len(words)} immediates are given")
         self.code.append((opcode, words))

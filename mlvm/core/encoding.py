@@ -17,12 +17,11 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from mlvm.core.errors import EncodingError, OpError
+from mlvm.core.op import MAX_NESTING
 from mlvm.core.types import Array, DType, TensorType
 
 MAGIC: Final = b"MLVM"
 VERSION: Final = 1
-MAX_NESTING: Final = 64
-"""How deep a value may lie in others."""
 
 _HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
 _F64: Final = struct.Struct("<d")

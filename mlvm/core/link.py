@@ -136,15 +136,17 @@ class _Linker:
         targets = {i.immediates[0] for i in function.code if "label" in i.opcode.immediates}
         step_of: dict[int, int] = {}
         for pc, instruction in enumerate(function.code):
-            if instruction.opcode is Opcode.cfunc and pc not in targets and pc - 1 in step_of:
-                fold = steps[-1][0] == PUSH and isinstance(steps[-1][1], str)
-            else:
-                fold = False
-            if fold:
+            name: str | None = None
+            if (
+                instruction.opcode is Opcode.cfunc
+                and pc not in targets
+                and steps
+                and steps[-1][0] == PUSH
+                and isinstance(steps[-1][1], str)
+            ):
                 _, name, _, _ = steps.pop()
                 ends.pop()
             else:
-                name = None
                 starts.append(pc)
             step_of[pc] = len(steps)
             steps.append(self.step(pc, instruction, name))

@@ -33,7 +33,8 @@ Kernel = Callable[..., Any]
 Flops = Callable[..., int]
 
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
-_MOST_NESTED: Final = 64
+MAX_NESTING: Final = 64
+"""How deep a value may lie in others, in an attribute and in its bytes."""
 REQUIRED = inspect.Parameter.empty
 
 
@@ -170,8 +171,8 @@ def canonical(value: Any, depth: int = 0) -> Any:
 
     Raises `AttributeRefused` for one that nests too deep, or contains itself.
     """
-    if depth > _MOST_NESTED:
-        raise AttributeRefused(f"an attribute nests deeper than {_MOST_NESTED} levels")
+    if depth > MAX_NESTING:
+        raise AttributeRefused(f"an attribute nests deeper than {MAX_NESTING} levels")
     if isinstance(value, (list, tuple)):
         return tuple([canonical(each, depth + 1) for each in value])
     if isinstance(value, Mapping):

@@ -60,6 +60,11 @@ class Opcode(Enum):
         self.effect = effect
         self.meaning = meaning
 
+    def takes(self, given: int) -> bool:
+        """Whether so many immediates are enough and not too many; those with a ? may be missing."""
+        few = sum(not name.endswith("?") for name in self.immediates)
+        return few <= given <= len(self.immediates)
+
     @property
     def text(self) -> str:
         """The opcode as assembly spells it."""

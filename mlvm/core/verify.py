@@ -414,8 +414,7 @@ class _Verifier:
 
     def check_immediates(self, function: Function) -> None:
         opcode, immediates = self.instruction
-        few = sum(not name.endswith("?") for name in opcode.immediates)
-        if not few <= len(immediates) <= len(opcode.immediates):
+        if not opcode.takes(len(immediates)):
             raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
         for kind, value in zip(opcode.immediates, immediates, strict=False):
             self.check_immediate(opcode, kind, value, function)

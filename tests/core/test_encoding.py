@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mlvm.core.encoding import MAX_NESTING, Kind, Reader, Writer, open_message
+from mlvm.core.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.errors import DTypeError, EncodingError, MlvmError, ProgramError
+from mlvm.core.op import MAX_NESTING
 from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
