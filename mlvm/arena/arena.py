@@ -32,7 +32,7 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Region:
     """A piece of a storage, and the tensors ever viewed there. Its size never changes."""
 
-    __slots__ = ("bin", "handles", "holder", "nbytes", "offset", "storage", "views")
+    __slots__ = ("__weakref__", "bin", "handles", "holder", "nbytes", "offset", "storage", "views")
 
     def __init__(self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region]) -> None:
         self.storage = storage
@@ -89,6 +89,14 @@ class Chunk:
         self.storage = storage
         self.nbytes = nbytes
         self.carved = 0
+
+
+def regions(vm: VMProtocol) -> weakref.WeakValueDictionary[TensorHandle, Region]:
+    """The region that each handle views which an arena on the VM has made."""
+    found: weakref.WeakValueDictionary[TensorHandle, Region] = vm.attachments.setdefault(
+        "regions", weakref.WeakValueDictionary()
+    )
+    return found
 
 
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
@@ -263,6 +271,7 @@ class Arena:
     def _view(self, region: Region, type: TensorType) -> TensorHandle:
         handle = self.vm.tensor_from_storage(region.storage, type, region.offset)
         region.handles[type] = handle
+        regions(self.vm)[handle] = region
         self.views_created += 1
         return handle
 
