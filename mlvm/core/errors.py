@@ -20,7 +20,9 @@
     ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
     ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
     │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
-    └── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
+    ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
+    ├── CaptureError            (RuntimeError) a function does what a replay could not do again
+    └── MissingExtra            (ImportError) an optional package is not installed
 
 Each also derives from the built-in exception a Python programmer would expect, named
 in brackets. The text of an `OpError` is computed from op, operand types and reason.
@@ -150,6 +152,14 @@ class ArenaOverflow(ArenaError, MemoryError):
 
 class GradientError(MlvmError, TypeError):
     """There is no such gradient, or an update in place would destroy one."""
+
+
+class CaptureError(MlvmError, RuntimeError):
+    """A captured function does what a replay could not do again; the text names the line."""
+
+
+class MissingExtra(MlvmError, ImportError):
+    """An optional package is not installed; the text says what to install."""
 
 
 def brief(value: object) -> str:

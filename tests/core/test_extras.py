@@ -1,0 +1,32 @@
+"""Optional packages: the module itself, or an error that names what to install."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlvm.core.errors import MissingExtra
+from mlvm.core.extras import extra
+
+
+def test_an_installed_module_is_returned() -> None:
+    assert extra("json", "any") is json
+
+
+def test_a_missing_package_names_the_command() -> None:
+    with pytest.raises(MissingExtra, match=r'pip install "mlvm\[images\]"'):
+        extra("mlvm_no_such_package", "images")
+
+
+def test_what_a_package_itself_misses_is_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlvm_needy.py").write_text("import mlvm_no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="mlvm_no_such_package") as caught:
+        extra("mlvm_needy", "images")
+    assert not isinstance(caught.value, MissingExtra)
+    assert "mlvm_needy" not in sys.modules
