@@ -273,12 +273,13 @@ class Instrument(Protocol):
 
 class Slot:
     """A name's place in the table; `call` and `kernel` are its callee's, one lookup nearer,
-    with the instrument around them while there is one."""
+    with the instrument around them while there is one. Where the callee has no kernel, `kernel`
+    calls it: a program that was linked to a kernel may find another function in its place."""
 
     __slots__ = ("call", "callee", "instrument", "kernel", "name")
 
     callee: Callee
-    kernel: Kernel | None
+    kernel: Kernel
     call: Callable[[Sequence[Any], Attributes], Sequence[Value]]
 
     def __init__(self, name: str, callee: Callee, instrument: Instrument | None = None) -> None:
@@ -289,7 +290,7 @@ class Slot:
     def fill(self, callee: Callee) -> None:
         """Make this the function of that name, also for programs already linked."""
         self.callee = callee
-        self.kernel = self.watched(callee.kernel) if callee.kernel is not None else None
+        self.kernel = self._call_for_none if callee.kernel is None else self.watched(callee.kernel)
         self.call = callee.call if self.instrument is None else self._watched_call
 
     def watched(self, kernel: Kernel) -> Kernel:
@@ -304,6 +305,14 @@ class Slot:
                 instrument.after(self.name, params, attributes, ())
 
         return watched
+
+    def _call_for_none(self, *params: Value, **attributes: Any) -> None:
+        """Call the function where no results are announced. Raises `MachineError` if it leaves
+        some."""
+        self.check(params, attributes)
+        results = self.call(params, attributes)
+        if results:
+            raise MachineError(f"{self.name} left {len(results)} results where 0 are announced")
 
     def _watched_call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         instrument = self.instrument

@@ -4,7 +4,10 @@ It resolves function names to their slots in the function table and labels to st
 two sequences that nearly every program is made of into one step each:
 
     push_str name; cfunc ...                    ->  CALL slot
-    load_arg 0; ...; load_arg n-1; CALL x.out   ->  CALL_ON_ARGS slot
+    load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS slot, (i, ..., j)
+
+What remains of a straight program is a list of kernels and the arguments each is for; `bind` puts
+the arrays of one launch in the arguments' place, so that running it is calling them in turn.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.functions import FunctionTable, OpInto, UserFunction
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.types import Array
 from mlvm.core.verify import Verdict
 
 (
@@ -40,8 +44,9 @@ from mlvm.core.verify import Verdict
 ALL: Final = -1
 """The number of parameters of a call that takes everything above base."""
 
-Step: TypeAlias = tuple[int, Any, int, Any]
-"""What the loop runs: a code from above, a value or slot, a number, and the rest."""
+Step: TypeAlias = tuple[int, Any, Any, Any]
+"""What the loop runs: a code from above, a value or slot, a number (of a CALL_ON_ARGS the numbers
+of the arguments, then their arrays), and the rest."""
 
 _WITH_NUMBER: Final = {
     Opcode.load_arg: LOAD_ARG,
@@ -134,6 +139,10 @@ class _Linker:
     def run(self) -> None:
         function, steps, starts, ends = self.code
         targets = {i.immediates[0] for i in function.code if "label" in i.opcode.immediates}
+        again = Instruction(Opcode.call, ("main",))
+        folds = function.name == "main" and not any(
+            again in each.code for each in self.program.functions.values()
+        )
         step_of: dict[int, int] = {}
         for pc, instruction in enumerate(function.code):
             name: str | None = None
@@ -151,11 +160,11 @@ class _Linker:
             step_of[pc] = len(steps)
             steps.append(self.step(pc, instruction, name))
             ends.append(pc)
+            if folds:
+                self.fold_arguments(targets)
         for i, (code, value, number, rest) in enumerate(steps):
             if code in (JUMP, JUMP_IF_FALSE):
                 steps[i] = code, value, step_of[number], rest
-        if function.name == "main" and not targets:
-            self.fold_arguments(nargs_of(self.program))
 
     def step(self, pc: int, instruction: Instruction, name: str | None) -> Step:
         opcode, immediates = instruction
@@ -194,24 +203,44 @@ class _Linker:
         kind = CALL_DEFERRED if self.deferred else CALL
         return kind, slot, number, CallDetails(bound, nresults, unproven, apart)
 
-    def fold_arguments(self, nargs: int) -> None:
-        """Fold load_arg 0, 1, ... of all arguments and the call of a kernel on them.
-
-        The step is for the first thing a launch does: later the name may have no kernel.
-        """
+    def fold_arguments(self, targets: set[int]) -> None:
+        """Fold the last step, if it calls a kernel, with the load_args before it that push all of
+        its parameters, unless a jump goes between them."""
         _, steps, starts, ends = self.code
-        again = Instruction(Opcode.call, ("main",))
-        if any(again in function.code for function in self.program.functions.values()):
+        code, slot, number, details = steps[-1]
+        if code != CALL or slot.callee.kernel is None:
             return
-        if len(steps) <= nargs or any(steps[i] != (LOAD_ARG, None, i, None) for i in range(nargs)):
+        if details.unproven or details.nresults not in (STAR, 0):
             return
-        code, slot, number, details = steps[nargs]
-        if code != CALL or number not in (nargs, ALL):
+        if number == ALL:  # what lies above base is known at the start only
+            number = len(steps) - 1
+        loads = steps[len(steps) - 1 - number : -1]
+        if len(loads) != number or any(load[0] != LOAD_ARG for load in loads):
             return
-        if slot.kernel is None or details.unproven or details.nresults not in (STAR, 0):
+        first = len(steps) - 1 - number
+        if not targets.isdisjoint(range(starts[first] + 1, ends[-1] + 1)):
             return
-        steps[: nargs + 1] = [(CALL_ON_ARGS, slot, 0, details.attributes or None)]
-        del starts[1 : nargs + 1], ends[:nargs]
+        arguments = tuple([load[2] for load in loads])
+        steps[first:] = [(CALL_ON_ARGS, slot, arguments, details.attributes or None)]
+        del starts[first + 1 :], ends[first:-1]
+
+
+def bind(code: Code, operands: tuple[Array, ...], *, checked: bool) -> Code:
+    """The linked `main` for one launch's arguments, whose arrays are in their calls.
+
+    Raises `MachineError` if `checked` and a call would write over an operand it still reads.
+    """
+    if not any(step[0] == CALL_ON_ARGS for step in code.steps):
+        return code
+    steps: list[Step] = []
+    for kind, slot, number, rest in code.steps:
+        if kind == CALL_ON_ARGS:
+            arrays = tuple([operands[i] for i in number])
+            if checked and isinstance(slot.callee, OpInto):
+                slot.callee.check_apart(arrays)
+            number = arrays
+        steps.append((kind, slot, number, rest))
+    return code._replace(steps=steps)
 
 
 def nargs_of(program: Program) -> int:

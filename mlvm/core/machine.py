@@ -74,9 +74,9 @@ def run(
             pc += 1
             if code == CALL_ON_ARGS:
                 if rest is None:
-                    value.kernel(*operands)
+                    value.kernel(*number)
                 else:
-                    value.kernel(*operands, **rest)
+                    value.kernel(*number, **rest)
             elif code == HALT:
                 if left is not None:
                     _spend(left, current, since, pc)
@@ -136,8 +136,10 @@ def run(
                 raise MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
         _, _, number, _ = steps[pc - 1]
-        at = base if number == ALL else len(stack) - number
-        params = operands if code == CALL_ON_ARGS else stack[at:]
+        if code == CALL_ON_ARGS:
+            params = list(number)
+        else:
+            params = stack[base if number == ALL else len(stack) - number :]
         slot = value if isinstance(value, Slot) else None
         place = _Place(current, pc - 1, frames)
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):

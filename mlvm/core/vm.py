@@ -29,12 +29,11 @@ from mlvm.core.functions import (
     FunctionTable,
     HostFunction,
     Instrument,
-    OpInto,
     PythonFunction,
     Value,
 )
 from mlvm.core.futures import Scheduler
-from mlvm.core.link import CALL_ON_ARGS, Code, distrust, link, nargs_of
+from mlvm.core.link import Code, bind, distrust, link, nargs_of
 from mlvm.core.program import Program
 from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
@@ -43,7 +42,7 @@ from mlvm.core.types import Array, TensorType
 from mlvm.core.verify import verify
 
 _MOST_LAUNCHES: Final = 50
-_BOUND_LIMIT: Final = 4096  # operand tuples remembered for each program
+_BOUND_LIMIT: Final = 8192  # steps remembered for each program, over all operand tuples
 _numbers = itertools.count()
 
 
@@ -340,10 +339,8 @@ class VM:
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
-        kind, value, _, _ = code.steps[0]
-        if self.checked and kind == CALL_ON_ARGS and isinstance(value.callee, OpInto):
-            value.callee.check_apart(operands)
-        if len(linked.bound) >= _BOUND_LIMIT:
+        code = bind(code, operands, checked=self.checked)
+        if len(linked.bound) * len(code.steps) >= _BOUND_LIMIT:
             linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound
@@ -366,7 +363,7 @@ class VM:
         """Names may mean other functions now."""
         for linked in list(self._linked.values()):  # programs may die meanwhile
             if self._depth and self.checked:
-                for code in linked.codes.values():
+                for code in [*linked.codes.values(), *(code for code, _ in linked.bound.values())]:
                     distrust(code)
             linked.codes.clear()
             linked.bound.clear()

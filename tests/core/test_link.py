@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlvm.core import link as codes
 from mlvm.core.assembly import assemble
-from mlvm.core.errors import AttributeRefused, UnknownFunction
+from mlvm.core.errors import AttributeRefused, MachineError, UnknownFunction
 from mlvm.core.functions import FunctionTable
-from mlvm.core.link import Code, link, nargs_of
+from mlvm.core.link import Code, bind, link, nargs_of
 from mlvm.core.program import STAR, Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.verify import verify
@@ -45,19 +46,52 @@ def test_a_kernel_on_all_arguments_in_order_becomes_one_step() -> None:
     assert kinds(link(Program.of_op("add.out", 3, {}, STAR), TABLE)) == ["CALL_ON_ARGS", "HALT"]
 
 
+CALL_01 = 'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('load_arg 1\n load_arg 0\n push_str "negative.out"\n cfunc 2 0\n halt', (1, 0)),
+        (f"{CALL_01} load_arg 2\n halt", (0, 1)),
+        (f"load_arg 2\n {CALL_01} halt", (0, 1)),
+        (f"again:\n {CALL_01} jump again", (0, 1)),
+        (f"load_arg 2\n jump_if_false on\n halt\n on:\n {CALL_01} halt", (0, 1)),
+    ],
+    ids=["order", "before another", "after another", "a loop", "a jump to the first"],
+)
+def test_a_kernel_on_arguments_is_one_step_wherever_it_stands(
+    text: str, arguments: tuple[int, ...]
+) -> None:
+    steps = link(assemble(f".func main 0 *\n{text}"), TABLE).steps
+    assert [step[2] for step in steps if NAMES[step[0]] == "CALL_ON_ARGS"] == [arguments]
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        'load_arg 1\n load_arg 0\n push_str "negative.out"\n cfunc 2 0\n halt',
-        'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n load_arg 2\n halt',
         'load_arg 0\n push_str "negative.out"\n load_arg 1\n pop 1\n halt',
-        'again:\n load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n jump again',
-        'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n call main\n halt',
+        f"{CALL_01} call main\n halt",
+        "load_arg 2\n jump_if_false on\n load_arg 0\n jump go\n on:\n load_arg 0\n go:\n "
+        'load_arg 1\n push_str "negative.out"\n cfunc 2 0\n halt',
+        'load_arg 0\n load_arg 1\n push_str "abs"\n cfunc 1 1\n push_str "negative.out"\n '
+        "cfunc * 0\n halt",
     ],
-    ids=["order", "more arguments", "no call", "jumps", "called again"],
+    ids=["no call", "called again", "a jump between", "all above base"],
 )
-def test_what_is_not_called_on_all_arguments_at_once(text: str) -> None:
+def test_what_is_not_called_on_arguments_alone(text: str) -> None:
     assert "CALL_ON_ARGS" not in kinds(link(assemble(f".func main 0 *\n{text}"), TABLE))
+
+
+def test_bound_calls_hold_the_arrays_of_one_launch() -> None:
+    code, arrays = link(ADD_INTO, TABLE), (f32s(0), f32s(1), f32s(2))
+    assert all(
+        x is y for x, y in zip(bind(code, arrays, checked=True).steps[0][2], arrays, strict=True)
+    )
+    assert code.steps[0][2] == (0, 1, 2)
+    overlapping = np.arange(3, dtype=np.float32)
+    with pytest.raises(MachineError, match="write over an operand"):
+        bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), checked=True)
 
 
 def test_a_jump_between_name_and_call_keeps_them_apart() -> None:
