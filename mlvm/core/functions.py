@@ -14,10 +14,13 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from mlvm.core import fused
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
+    AttributeRefused,
     DTypeError,
     MachineError,
+    OpError,
     ShapeError,
     UnknownFunction,
     brief,
@@ -57,10 +60,22 @@ class Callee(Protocol):
         """Run on parameters that `infer` accepts, and return the results."""
 
 
-class OpInto:
-    """The form of an op that writes into its first parameter."""
+class WritesInto:
+    """What functions have in common that leave no results, but write to their first parameters."""
 
     nresults: int | None = 0
+
+    def writes(self, attributes: Attributes) -> int:
+        """How many parameters are written."""
+        raise NotImplementedError
+
+    def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
+        """Raise `MachineError` if a result would overwrite what is still read, or another."""
+        raise NotImplementedError
+
+
+class OpInto(WritesInto):
+    """The form of an op that writes into its first parameter."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
@@ -81,7 +96,10 @@ class OpInto:
             )
         return ()
 
-    def check_apart(self, params: Sequence[Array]) -> None:
+    def writes(self, attributes: Attributes) -> int:
+        return 1
+
+    def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
         """Raise `MachineError` if the result would overwrite an operand that is still read.
 
         Elementwise ops may write over an operand of the result's own layout.
@@ -90,7 +108,7 @@ class OpInto:
         for x in params[1:]:
             if not np.may_share_memory(out, x):
                 continue
-            if not self.op.in_place or not _same_place(out, x):
+            if not self.op.in_place or not same_place(out, x):
                 raise MachineError(
                     f"{self.op.name}{OUT} would write over an operand while it reads it"
                 )
@@ -103,8 +121,61 @@ class OpInto:
         return ()
 
 
-def _same_place(x: Array, y: Array) -> bool:
+def same_place(x: Array, y: Array) -> bool:
+    """Whether two arrays lie over the same bytes."""
     return x.nbytes == y.nbytes and x.ctypes.data == y.ctypes.data
+
+
+class Fused(WritesInto):
+    """The host function `fused`: a chain of ops, run block by block (`mlvm.core.fused`)."""
+
+    name: Final = "fused"
+    kernel: Kernel | None = staticmethod(fused.run)
+
+    def bind(self, attributes: Attributes) -> Attributes:
+        """`{"chain": Chain}`. Raises `AttributeRefused` for a chain that makes no sense."""
+        if isinstance(attributes.get("chain"), fused.Chain):
+            return attributes
+        try:
+            return {"chain": fused.parse(attributes)}
+        except AttributeRefused as error:
+            raise error.at(self.name, ()) from error.__cause__
+
+    def infer(
+        self, operands: Sequence[TensorType], attributes: Attributes
+    ) -> Sequence[TensorType | None]:
+        try:
+            attributes["chain"].infer(operands)
+        except OpError as error:
+            raise error.at(self.name, operands) from None
+        return ()
+
+    def writes(self, attributes: Attributes) -> int:
+        outputs: int = attributes["chain"].outputs
+        return outputs
+
+    def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
+        chain: fused.Chain = attributes["chain"]
+        for i, out in enumerate(params[: chain.outputs]):
+            for j, x in enumerate(params):
+                if j == i or not np.may_share_memory(out, x):
+                    continue
+                if j < chain.outputs or not same_place(out, x) or not chain.may_replace(i, j):
+                    raise MachineError(
+                        f"{self.name} would write parameter {i} over {j} while it is in use"
+                    )
+
+    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+        chain: fused.Chain = attributes["chain"]
+        known = chain.infer(operands)
+        return 0, sum(
+            op.flops([known[source] for source in sources], known[target], given)
+            for op, target, sources, given in chain.links
+        )
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        fused.run(*params, **attributes)  # type: ignore[arg-type]
+        return ()
 
 
 class OpFresh:
@@ -194,6 +265,16 @@ class Frame:
                 f"{self._name}: a result is an array, an int or a str, not a {type(value).__name__}"
             )
         self.results.append(value)
+
+    def lend(self, array: Array) -> None:
+        """Leave a result that is not copied: its memory must last as long as the array does.
+
+        Raises `MachineError` for an array that the machine cannot use as it is.
+        """
+        if not isinstance(array, np.ndarray) or not array.flags.carray:
+            raise MachineError(f"{self._name}: only a writable, contiguous array is lent")
+        TensorType.of(array)
+        self.results.append(array)
 
 
 HostFunction = Callable[[Frame], None]
@@ -353,10 +434,10 @@ class Slot:
             if not all(isinstance(x, np.ndarray) for x in params):
                 raise MachineError(f"{self.name} takes Tensors, not ({describe(params)})")
             self.callee.infer([TensorType.of(x) for x in params], attributes)
-        if isinstance(self.callee, OpInto):
-            if not params[0].flags.writeable:
+        if isinstance(self.callee, WritesInto):
+            if not all(x.flags.writeable for x in params[: self.callee.writes(attributes)]):
                 raise MachineError(f"{self.name} would write to a constant")
-            self.callee.check_apart(params)
+            self.callee.check_apart(params, attributes)
 
 
 def describe(values: Sequence[Value]) -> str:
@@ -370,7 +451,7 @@ def describe(values: Sequence[Value]) -> str:
 
 
 class FunctionTable:
-    """Functions by name; it starts with all ops."""
+    """Functions by name; it starts with all ops, and `fused`."""
 
     def __init__(self) -> None:
         self.instrument: Instrument | None = None
@@ -379,6 +460,7 @@ class FunctionTable:
             self._slots[name] = Slot(name, OpFresh(op))
             if not op.dynamic:
                 self._slots[name + OUT] = Slot(name + OUT, OpInto(op))
+        self._slots[Fused.name] = Slot(Fused.name, Fused())
 
     def register(self, name: str, callee: Callee) -> None:
         """Make `callee` the function of that name, which may be new."""

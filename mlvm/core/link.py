@@ -15,7 +15,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.functions import FunctionTable, OpInto, UserFunction
+from mlvm.core.functions import FunctionTable, UserFunction, WritesInto
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
@@ -199,7 +199,7 @@ class _Linker:
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
         if nresults == STAR and slot.callee.nresults is not None:
             nresults = slot.callee.nresults  # also of what may replace it while this runs
-        apart = self.verdict is not None and isinstance(slot.callee, OpInto)
+        apart = self.verdict is not None and isinstance(slot.callee, WritesInto)
         kind = CALL_DEFERRED if self.deferred else CALL
         return kind, slot, number, CallDetails(bound, nresults, unproven, apart)
 
@@ -236,8 +236,8 @@ def bind(code: Code, operands: tuple[Array, ...], *, checked: bool) -> Code:
     for kind, slot, number, rest in code.steps:
         if kind == CALL_ON_ARGS:
             arrays = tuple([operands[i] for i in number])
-            if checked and isinstance(slot.callee, OpInto):
-                slot.callee.check_apart(arrays)
+            if checked and isinstance(slot.callee, WritesInto):
+                slot.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
             number = arrays
         steps.append((kind, slot, number, rest))
     return code._replace(steps=steps)

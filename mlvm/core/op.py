@@ -31,6 +31,7 @@ Attributes = Mapping[str, Any]
 Rule = Callable[..., TensorType | None]
 Kernel = Callable[..., Any]
 Flops = Callable[..., int]
+Per = Literal["element", "row"] | None
 
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
 MAX_NESTING: Final = 64
@@ -58,14 +59,19 @@ class Op:
     """A tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
 
     `variadic`: the last input stands for any number of tensors. `dynamic`: the shape of the
-    result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
+    result is known only after running. `room`: the file of `mlvm.core.ops` it lives in. `per`:
+    whether an element of the result depends on one "element" of each operand of the result's
+    shape, or on one "row" (along the last axis), and so may be computed by itself.
     """
 
-    def __init__(self, kernel: Kernel, infer: Rule, flops: Flops | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel, infer: Rule, flops: Flops | None = None, per: Per = None
+    ) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
         self.doc: str = inspect.getdoc(kernel) or ""
         self.room: str = kernel.__module__.rpartition(".")[2]
+        self.per: Per = "element" if self.room == "elementwise" else per
         self._infer = infer
         self._flops = flops
         hints = typing.get_type_hints(kernel)
@@ -150,14 +156,15 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(*, infer: Rule, flops: Flops | None = None) -> Callable[[Kernel], Op]:
+def op(*, infer: Rule, flops: Flops | None = None, per: Per = None) -> Callable[[Kernel], Op]:
     """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
 
-    `flops` takes what `infer` takes, and counts operations where one an element is wrong.
+    `flops` takes what `infer` takes, and counts operations where one an element is wrong. `per`
+    is "element" for all ops in the room elementwise; others say it (see `Op`).
     """
 
     def declare(kernel: Kernel) -> Op:
-        declared = Op(kernel, infer, flops)
+        declared = Op(kernel, infer, flops, per)
         if OPS.setdefault(declared.name, declared) is not declared:
             raise ValueError(f"an op named {declared.name!r} exists already")
         return declared

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.core.assembly import format_instruction
 from mlvm.core.errors import MlvmError, ProgramError, brief
-from mlvm.core.functions import FunctionTable, UserFunction
+from mlvm.core.functions import FunctionTable, UserFunction, WritesInto
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program import STAR, Function, Instruction, Opcode, Program, is_int
 from mlvm.core.types import TensorType
@@ -307,7 +307,9 @@ class _Verifier:
                 return None if callee.nresults is None else [UNKNOWN] * callee.nresults
             if any(x.kind not in ("Tensor", ANY) for x in operands):
                 raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
-            if callee.kernel is not None and operands and operands[0].constant:
+            if isinstance(callee, WritesInto) and any(
+                x.constant for x in operands[: callee.writes(attributes)]
+            ):
                 raise self.error(f"{name} would write to a constant")
             types = [x.type for x in operands if x.type is not None]
             if len(types) == len(operands):

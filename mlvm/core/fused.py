@@ -1,0 +1,227 @@
+"""`fused`: a chain of ops on one shape, run block by block, so that what passes between them
+never leaves the cache.
+
+    push_str "fused"
+    cfunc 4 0 {"chain": [["add", -1, 2, 3], ["gelu", 0, -1, {"approximate": true}],
+                         ["negative", 1, -1]], "outputs": 2}
+
+The first `outputs` parameters are written. A link of the chain is an op, where its result goes,
+its operands, and its attributes if it has any; a number from 0 on is a parameter, one below 0 a
+block of scratch. An op takes part if it works element by element or row by row (`Op.per`) on the
+chain's shape; a reduction may end in a parameter. Every kernel sees whole rows, or the same
+elements, as it would alone: the results have the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlvm.core.blocks import BLOCK
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
+from mlvm.core.rules import normalize_axes
+from mlvm.core.types import Array, Shape, TensorType, aligned_array
+
+
+class Link(NamedTuple):
+    """`target = op(*sources)`. A number from 0 on is a parameter, one below 0 scratch."""
+
+    op: Op
+    target: int
+    sources: tuple[int, ...]
+    attributes: Attributes = NO_ATTRIBUTES
+
+
+Index = tuple[slice, ...]
+
+
+class _Layout(NamedTuple):
+    """How a chain runs on operands of certain types: in these blocks, with scratch of these
+    types; `sliced` are the parameters that differ from block to block."""
+
+    blocks: tuple[Index, ...]
+    scratch: dict[int, TensorType]
+    sliced: tuple[int, ...]
+    ndim: int
+
+
+class Chain:
+    """The links of a `fused` call, and the layouts they have had."""
+
+    def __init__(self, links: Sequence[Link], outputs: int) -> None:
+        self.links = tuple(links)
+        self.outputs = outputs
+        self._layouts: dict[Any, _Layout] = {}
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the `cfunc` that runs the chain; `parse` reads them."""
+        chain = tuple(
+            (op.name, target, *sources, *([dict(attributes)] if attributes else []))
+            for op, target, sources, attributes in self.links
+        )
+        return {"chain": chain, "outputs": self.outputs}
+
+    def infer(self, types: Sequence[TensorType]) -> dict[int, TensorType]:
+        """The types of all parameters and scratch. Raises an `OpError` where one does not fit."""
+        known = dict(enumerate(types))
+        shape: Shape | None = None
+        written: set[int] = set()
+        for op, target, sources, attributes in self.links:
+            for source in sources:
+                if source not in known or (0 <= source < self.outputs and source not in written):
+                    raise AttributeRefused(f"{op.name} reads {source}, which has no value yet")
+            found = op.infer([known[source] for source in sources], attributes)
+            if found is None:
+                raise AttributeRefused(f"{op.name} has a shape that only running tells")
+            if shape is None:
+                shape = found.shape
+            if op.per is not None and found.shape != shape:
+                raise ShapeError(f"{op.name} gives {found}, in a chain on shape {shape}")
+            if op.per is None and (op.room != "reduction" or target < 0):
+                raise AttributeRefused(f"{op.name} cannot be part of a chain")
+            if target >= self.outputs:
+                raise AttributeRefused(f"{op.name} would write parameter {target}, an operand")
+            if target >= 0 and target >= len(types):
+                raise ShapeError(f"takes {self.outputs} tensors to write, was given {len(types)}")
+            if target >= 0 and known[target] is not found:
+                raise ShapeError(f"{op.name} gives {found}, which does not fit {known[target]}")
+            known[target] = found
+            written.add(target)
+        missing = set(range(self.outputs)) - written
+        if missing:
+            raise AttributeRefused(f"the chain never writes parameter {min(missing)}")
+        return known
+
+    def may_replace(self, out: int, operand: int) -> bool:
+        """Whether parameter `out` may lie over `operand`: nothing reads that after it is written,
+        and the op that writes it may work in place."""
+        written = False
+        for op, target, sources, _ in self.links:
+            if written and operand in sources:
+                return False
+            if target == out:
+                if operand in sources and not op.in_place:
+                    return False
+                written = True
+        return True
+
+    def layout(self, params: Sequence[Array]) -> _Layout:
+        key = tuple([(x.dtype, x.shape) for x in params])
+        found = self._layouts.get(key)
+        if found is None:
+            found = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params])
+        return found
+
+    def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
+        known = self.infer(types)
+        op, target, _, _ = self.links[0]
+        shape = known[target].shape
+        depth = len(shape)  # how many leading axes may be cut
+        for op, _, sources, attributes in self.links:
+            if op.per == "row":
+                depth = min(depth, len(shape) - 1)
+            elif op.per is None:
+                axes = normalize_axes(attributes["axis"], known[sources[0]].ndim)
+                depth = min([depth, *axes])
+        blocks = tuple(_blocks(shape, depth))
+        cut = len(blocks[0]) if len(blocks) > 1 else 0
+        scratch = {
+            number: TensorType(type.dtype, _shape_of(blocks[0], shape))
+            for number, type in known.items()
+            if number < 0
+        }
+        sliced = tuple(
+            i for i, type in enumerate(types) if any(_aligned(type.shape, len(shape))[:cut])
+        )
+        return _Layout(blocks, scratch, sliced, len(shape))
+
+
+def _aligned(shape: Shape, ndim: int) -> list[bool]:
+    """Which of `ndim` axes the shape has, with a length other than 1."""
+    return [False] * (ndim - len(shape)) + [n != 1 for n in shape]
+
+
+def _blocks(shape: Shape, depth: int) -> list[Index]:
+    """The shape cut along its first `depth` axes into blocks of about `BLOCK` elements, in order.
+
+    All but the last of the cut axes are taken one by one.
+    """
+    axis = next((k for k in range(depth) if math.prod(shape[k + 1 :]) <= BLOCK), depth - 1)
+    if math.prod(shape) <= BLOCK or axis < 0:
+        return [()]
+    step = max(1, BLOCK // math.prod(shape[axis + 1 :]))
+    last = [slice(i, min(i + step, shape[axis])) for i in range(0, shape[axis], step)]
+    return [
+        (*[slice(i, i + 1) for i in outer], part)
+        for outer in np.ndindex(*shape[:axis])
+        for part in last
+    ]
+
+
+def _shape_of(block: Index, shape: Shape) -> Shape:
+    return (*[part.stop - part.start for part in block], *shape[len(block) :])
+
+
+def run(*params: Array, chain: Chain) -> None:
+    """The kernel: every link on one block, then on the next."""
+    blocks, scratch, sliced, ndim = chain.layout(params)
+    values: dict[int, Array] = dict(enumerate(params))
+    buffers = {number: aligned_array(type) for number, type in scratch.items()}
+    values.update(buffers)
+    steps = [
+        (op.kernel, target, sources, attributes) for op, target, sources, attributes in chain.links
+    ]
+    if len(blocks) == 1:
+        _run_block(steps, values)
+        return
+    wide = {i: params[i].reshape((1,) * (ndim - params[i].ndim) + params[i].shape) for i in sliced}
+    size = blocks[0][-1].stop
+    for block in blocks:
+        for i, x in wide.items():
+            index = [
+                part if n != 1 else slice(None) for part, n in zip(block, x.shape, strict=False)
+            ]
+            values[i] = x[tuple(index)]
+        rows = block[-1].stop - block[-1].start
+        if rows != size:
+            ahead = (slice(None),) * (len(block) - 1)
+            for number, buffer in buffers.items():
+                values[number] = buffer[(*ahead, slice(rows))]
+        _run_block(steps, values)
+
+
+def _run_block(
+    steps: list[tuple[Kernel, int, tuple[int, ...], Attributes]], values: Mapping[int, Array]
+) -> None:
+    for kernel, target, sources, attributes in steps:
+        kernel(values[target], *[values[source] for source in sources], **attributes)
+
+
+def parse(attributes: Attributes) -> Chain:
+    """The chain that the attributes of a `cfunc` describe. Raises `AttributeRefused`."""
+    try:
+        return _parse(attributes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise AttributeRefused(
+            'takes {"chain": [[op, target, source, ..., {attributes}], ...], "outputs": n}'
+        ) from error
+
+
+def _parse(attributes: Attributes) -> Chain:
+    links = []
+    for name, target, *rest in attributes["chain"]:
+        given = rest.pop() if rest and isinstance(rest[-1], Mapping) else NO_ATTRIBUTES
+        if name not in OPS:
+            raise AttributeRefused(f"no op {name!r}")
+        numbers = [target, *rest]
+        if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+            raise AttributeRefused(f"{name}: parameters are numbered, not {numbers}")
+        links.append(Link(OPS[name], target, tuple(rest), OPS[name].bind(given)))
+    outputs = attributes["outputs"]
+    if not links or not isinstance(outputs, int) or outputs < 1 or len(attributes) > 2:
+        raise AttributeRefused("a chain has links, and 1 or more outputs")
+    return Chain(links, outputs)
