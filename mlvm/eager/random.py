@@ -63,12 +63,14 @@ class _Global:
             self.one = from_array(np.array((0, 1), np.uint64))
 
 
+def prepare(vm: VMProtocol) -> _Global:
+    """The state of a VM's global keys, made if there is none yet."""
+    held: _Global | None = vm.attachments.get("random")
+    return vm.attachments.setdefault("random", _Global(vm)) if held is None else held
+
+
 def _global() -> _Global:
-    attachments = current_arena().vm.attachments
-    held: _Global | None = attachments.get("random")
-    if held is None:
-        held = attachments.setdefault("random", _Global(current_arena().vm))
-    return held
+    return prepare(current_arena().vm)
 
 
 def next_key() -> Tensor:

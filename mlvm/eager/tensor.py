@@ -5,7 +5,7 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -55,13 +55,13 @@ class OneOp:
         if len(self.types) >= _REMEMBERED:
             self.types.clear()
             self.recipes.clear()
-        self.types[types] = result
         n = len(types)
         if self.op.dynamic:
             if n not in self.fresh:
                 self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
         elif n + 1 not in self.into:
             self.into[n + 1] = Program.of_op(f"{self.op.name}.out", n + 1, self.attributes, 0)
+        self.types[types] = result  # last: another thread that finds it takes the rest as given
         return result
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
     try:
         arena.vm.launch(call.into[len(handles)], handles)
     except HandleError as error:
-        raise _explain(error, arena.vm, operands) from None
+        raise explain(error, arena.vm, operands) from None
     tape = recording.get()
     if tape is not None:
         tape.record(call, operands, types, out)
@@ -162,7 +162,7 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     try:
         out.arena.vm.launch(call.into[len(handles)], handles)
     except HandleError as error:
-        raise _explain(error, out.arena.vm, (out, *operands)) from None
+        raise explain(error, out.arena.vm, (out, *operands)) from None
     return out
 
 
@@ -202,7 +202,7 @@ def launch_for_values(
     try:
         return vm.launch(program, [x.handle for x in operands])
     except HandleError as error:
-        raise _explain(error, vm, operands) from None
+        raise explain(error, vm, operands) from None
 
 
 def from_array(array: Array) -> Tensor:
@@ -214,7 +214,7 @@ def from_array(array: Array) -> Tensor:
     return out
 
 
-def _explain(error: HandleError, vm: VMProtocol, operands: tuple[Tensor, ...]) -> MlvmError:
+def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) -> MlvmError:
     """Say of a handle the VM does not know which operand it is, and why."""
     for x in operands:
         if x.handle == STALE:
@@ -248,16 +248,19 @@ class _Constants:
         self.tensors: dict[Any, Tensor] = {}
 
 
+def prepare_constants(vm: VMProtocol) -> _Constants:
+    """Where the VM's constants are kept."""
+    pool: _Constants | None = vm.attachments.get("constants")
+    return vm.attachments.setdefault("constants", _Constants(vm)) if pool is None else pool
+
+
 def constant(value: Scalar, dtype: DType) -> Tensor:
     """A Python scalar as a 0-d tensor of that dtype on the current VM.
 
     As in the Array API a scalar adopts the tensor's dtype, if it is of its kind: raises
     `DTypeError` for a float beside integers, `OperandValueError` for an integer out of range.
     """
-    vm = (scope.get() or current_arena()).vm
-    pool: _Constants | None = vm.attachments.get("constants")
-    if pool is None:
-        pool = vm.attachments.setdefault("constants", _Constants(vm))
+    pool = prepare_constants((scope.get() or current_arena()).vm)
     key = dtype, value.__class__, repr(value) if isinstance(value, float) else value
     known = pool.tensors.get(key)
     if known is not None:
@@ -369,6 +372,9 @@ class Tensor(Allocation):
     def __init__(self) -> None:  # an arena makes tensors with object.__new__
         raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
 
+    def prepare(self) -> None:
+        self.tape = None
+
     @property
     def shape(self) -> Shape:
         return self.type.shape
@@ -405,7 +411,7 @@ class Tensor(Allocation):
         try:
             return self.arena.vm.read(self.handle)
         except HandleError as error:
-            raise _explain(error, self.arena.vm, (self,)) from None
+            raise explain(error, self.arena.vm, (self,)) from None
 
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""

@@ -1,0 +1,217 @@
+"""A step as one program, with a plan of the memory it works in.
+
+`compile_flow` takes a recorded step apart into what needs to run, puts chains together, decides in
+which order, and where everything lies: it makes a `Planned`, whose program takes all tensors as
+arguments, and says of each of them what it has to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from mlvm.arena.dataflow import (
+    Flow,
+    Group,
+    Home,
+    Role,
+    Use,
+    Value,
+    earlier_where_it_frees,
+    recomputed,
+    without_dead_calls,
+)
+from mlvm.arena.fusion import chain_of, fused
+from mlvm.arena.planner import Block, Plan, plan
+from mlvm.core.fused import Chain
+from mlvm.core.op import Attributes
+from mlvm.core.program import Instruction, Opcode, Program
+from mlvm.core.types import TensorType
+
+ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
+"""In this order a planned program takes its arguments."""
+
+
+class Argument(NamedTuple):
+    """What a planned program takes as one argument: the `input`, `output` or `state` of number
+    `place`, seen as `type`; or the `scratch` at byte `place`."""
+
+    role: Role
+    place: int
+    type: TensorType
+
+
+class Resident(NamedTuple):
+    """What lies in the scratch memory: a value of `type`, made by `op` in the moment `start` at
+    byte `offset`, and there until before the moment `end`; the line of Python that made it."""
+
+    type: TensorType
+    op: str
+    offset: int
+    start: int
+    end: int
+    line: str | None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A program and its plan.
+
+    `arguments` says what to launch it with, `plan.nbytes` how much scratch memory it needs.
+    `lines` has the line of Python that each call comes from, by the pc of its `cfunc`.
+    `residents` are for those who want to see what lies where.
+    """
+
+    program: Program
+    arguments: tuple[Argument, ...]
+    plan: Plan
+    lines: dict[int, str]
+    residents: tuple[Resident, ...]
+
+
+class _Run(NamedTuple):
+    """A group as it is called."""
+
+    name: str
+    attributes: Attributes
+    outs: Sequence[Use]
+    ins: Sequence[Use]
+    chain: Chain | None
+    group: Group
+
+
+def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Planned:
+    """The step as a program with its plan."""
+    calls = without_dead_calls(flow)
+    if recompute:
+        calls = recomputed(calls)
+    groups = fused(calls) if fuse else [Group([call]) for call in calls]
+    wanted = flow.wanted()
+    groups = earlier_where_it_frees(groups, wanted)
+    runs = _runs(groups, wanted)
+    places, residents, made = _place(runs)
+
+    def argument(use: Use) -> Argument:
+        key = _key(use.value)
+        if key is None:
+            home = use.value.home
+            assert home is not None  # else it has a key
+            return Argument(home.role, home.index, use.type)
+        return Argument("scratch", places[key], use.type)
+
+    operands = [[argument(use) for use in (*run.outs, *run.ins)] for run in runs]
+    found = dict.fromkeys(each for row in operands for each in row)
+    arguments = sorted(found, key=lambda each: (ROLES.index(each.role), each.place))
+    numbers = {each: number for number, each in enumerate(arguments)}
+    code: list[Instruction] = []
+    lines: dict[int, str] = {}
+    for run, row in zip(runs, operands, strict=True):
+        code += [Instruction(Opcode.load_arg, (numbers[each],)) for each in row]
+        code.append(Instruction(Opcode.push_str, (run.name,)))
+        rest = (run.attributes,) if run.attributes else ()
+        line = next((call.line for call in run.group.calls if call.line), None)
+        if line is not None:
+            lines[len(code)] = line
+        code.append(Instruction(Opcode.cfunc, (len(row), 0, *rest)))
+    program = Program.straight([*code, Instruction(Opcode.halt)])
+    return Planned(program, tuple(arguments), made, lines, residents)
+
+
+def _runs(groups: Sequence[Group], wanted: set[Value]) -> list[_Run]:
+    needed = set(wanted)
+    for group in groups:
+        needed |= group.reads
+    runs = []
+    for group in groups:
+        if len(group.calls) == 1:
+            [call] = group.calls
+            operands = (call.outs, call.ins) if call.op is not None else ([], call.outs)
+            runs.append(_Run(call.name, call.attributes, *operands, None, group))
+        else:
+            chain, outs, ins = chain_of(group, needed)
+            runs.append(_Run("fused", chain.attributes(), outs, ins, chain, group))
+    return runs
+
+
+def _place(runs: Sequence[_Run]) -> tuple[dict[Any, int], tuple[Resident, ...], Plan]:
+    """Where each value without a home lies, and each scratch home."""
+    start: dict[Any, int] = {}
+    end: dict[Any, int] = {}
+    size: dict[Any, int] = {}
+    first: dict[Any, tuple[TensorType, _Run]] = {}
+    for i, run in enumerate(runs):
+        for use in (*run.outs, *run.ins):
+            key = _key(use.value)
+            if key is None:
+                continue
+            start.setdefault(key, i)
+            end[key] = i + 1
+            size[key] = max(size.get(key, 0), use.value.nbytes)
+            first.setdefault(key, (use.type, run))
+    host = _in_place(runs, end)
+    for key in start:
+        if key in host:
+            root = _root(host, key)
+            end[root] = max(end[root], end[key])
+    roots = [key for key in start if key not in host]
+    found = plan([Block(size[key], start[key], end[key]) for key in roots])
+    places = dict(zip(roots, found.offsets, strict=True))
+    places = {key: places[_root(host, key)] for key in start}
+    residents = tuple(
+        Resident(
+            first[key][0],
+            first[key][1].name,
+            places[key],
+            start[key],
+            end[key],
+            next((call.line for call in first[key][1].group.calls if call.line), None),
+        )
+        for key in start
+    )
+    return places, residents, found
+
+
+def _key(value: Value) -> Value | Home | None:
+    """What is placed for the value: itself, its scratch home, or nothing."""
+    if value.home is None:
+        return value
+    return value.home if value.home.role == "scratch" else None
+
+
+def _root(host: dict[Any, Any], key: Any) -> Any:
+    while key in host:
+        key = host[key]
+    return key
+
+
+def _in_place(runs: Sequence[_Run], end: dict[Any, int]) -> dict[Any, Any]:
+    """Which values take the place of an operand that nobody reads any more: value -> operand."""
+    host: dict[Any, Any] = {}
+    for i, run in enumerate(runs):
+        taken: set[Value] = set()
+        for number, out in sorted(enumerate(run.outs), key=lambda each: -each[1].value.nbytes):
+            if out.value.home is not None:
+                continue
+            for other, use in enumerate(run.ins, len(run.outs)):
+                value = use.value
+                if (
+                    value.home is None
+                    and value not in taken
+                    and end[value] == i + 1
+                    and use.type.shape == out.type.shape
+                    and value.nbytes == out.value.nbytes
+                    and len({each.type for each in run.ins if each.value is value}) == 1
+                    and _may_replace(run, number, other)
+                ):
+                    host[out.value] = value
+                    taken.add(value)
+                    break
+    return host
+
+
+def _may_replace(run: _Run, out: int, operand: int) -> bool:
+    if run.chain is not None:
+        return run.chain.may_replace(out, operand)
+    op = run.group.calls[0].op
+    return op is not None and op.in_place

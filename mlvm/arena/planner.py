@@ -1,0 +1,192 @@
+"""Where tensors of known lifetimes go in one storage, so that it is as small as may be.
+
+`plan` places blocks one after the other, each into the smallest gap left by the blocks already
+placed that live at the same time: best fit, as in XLA's heap simulator
+(`GlobalDecreasingSizeBestFitHeap`). Which block comes first decides how well that goes. So it
+tries several orders, among them the decreasing size of TensorFlow Lite Micro's
+`greedy_memory_planner.cc` and the breadth of Pisarchyk and Lee, "Efficient Memory Management
+for Deep Neural Net Inference" (arXiv 2001.03288), and keeps the smallest result.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlvm.core.errors import ArenaError
+from mlvm.core.types import ALIGNMENT
+
+_LARGEST: Final = 2**62
+_PLACEMENTS: Final = 20_000
+"""How many blocks may be placed again in search of something better than the best order."""
+
+_IMPROVED: Final = ", improved"
+_GROUND: Final = np.zeros(1, np.int64)
+
+Ints = NDArray[np.int64]
+
+
+class Block(NamedTuple):
+    """Bytes that are needed in the moments `start` .. `end - 1`."""
+
+    nbytes: int
+    start: int
+    end: int
+
+
+class Plan(NamedTuple):
+    """An offset for each block, in bytes, such that blocks alive at once never overlap.
+
+    `nbytes` holds them all. No plan is smaller than `lower_bound`. `order` is the order of
+    placement that gave this plan. Prints as `12,345 bytes, lower bound 12,000 (1.03), by size`.
+    """
+
+    offsets: tuple[int, ...]
+    nbytes: int
+    lower_bound: int
+    order: str
+
+    def __str__(self) -> str:
+        ratio = self.nbytes / self.lower_bound if self.lower_bound else 1.0
+        bound = f"lower bound {self.lower_bound:,} ({ratio:.2f})"
+        return f"{self.nbytes:,} bytes, {bound}, by {self.order}"
+
+
+def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:
+    """Offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
+
+    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
+    that ends before it starts, an alignment below 1, or what is no integer.
+    """
+    size, start, end = _columns(blocks, alignment)
+    bound = _largest_total(size, start, end)
+    needed = np.flatnonzero((size > 0) & (start < end))  # the others fit anywhere
+    order, placed = _best(size[needed], start[needed], end[needed], bound)
+    offsets = np.zeros_like(size)
+    offsets[needed] = placed
+    return Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order)
+
+
+def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
+    """The largest total of bytes alive at once, sizes rounded up to the alignment.
+
+    Raises `ArenaError` as `plan` does.
+    """
+    return _largest_total(*_columns(blocks, alignment))
+
+
+def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]:
+    """Sizes, starts and ends of the blocks, after a check of each."""
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ArenaError(f"an alignment is a number of bytes >= 1, not {alignment!r}")
+    rows = []
+    total = 0
+    for i, block in enumerate(blocks):
+        try:
+            nbytes, start, end = map(operator.index, block)
+        except (TypeError, ValueError):
+            raise ArenaError(
+                f"block {i}: expected integers nbytes, start, end; given {block!r}"
+            ) from None
+        if nbytes < 0:
+            raise ArenaError(f"block {i}: its size is >= 0 bytes, not {nbytes:,}")
+        if end < start:
+            raise ArenaError(f"block {i}: it ends at {end}, before it starts at {start}")
+        nbytes = -(-nbytes // alignment) * alignment
+        total += nbytes
+        if total > _LARGEST or max(-start, end) > _LARGEST:
+            raise ArenaError(f"block {i}: sizes, their sum and moments stay below 2**62")
+        rows.append((nbytes, start, end))
+    columns = np.array(rows, np.int64).reshape(-1, 3).T.copy()
+    return columns[0], columns[1], columns[2]
+
+
+def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
+    """Over time, the largest sum of the sizes of the blocks alive."""
+    moments = np.concatenate([end, start])  # at the same moment, ends come first
+    change = np.concatenate([-size, size])[np.argsort(moments, kind="stable")]
+    return int(np.cumsum(change).max(initial=0))
+
+
+def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
+    """The name of the best order, and the offsets that it gives.
+
+    When none meets the bound, what stands highest in the best plan is placed first and all
+    else again, as long as there is work left to spend.
+    """
+    best, kept, sequence = "", np.zeros_like(size), np.arange(len(size))
+    height = _LARGEST
+    for name, tried in _orders(size, start, end):
+        offsets = _place(tried, size, start, end)
+        if _height(offsets, size) < height:
+            best, kept, sequence = name, offsets, tried
+            height = _height(offsets, size)
+        if height == bound:
+            return best, kept
+    offsets = kept
+    for _ in range(_PLACEMENTS // len(size)):
+        highest = (offsets + size)[sequence] == _height(offsets, size)
+        sequence = np.concatenate([sequence[highest], sequence[~highest]])
+        offsets = _place(sequence, size, start, end)
+        if _height(offsets, size) < height:
+            kept, height = offsets, _height(offsets, size)
+            best = f"{best.removesuffix(_IMPROVED)}{_IMPROVED}"
+        if height == bound:
+            break
+    return best, kept
+
+
+def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
+    """Names of orders, and the blocks' indices in them. Ties are broken by size, then use."""
+    life = end - start
+    keys = {
+        "size": (-size, -life, start),
+        "first use": (start, -size, -life),
+        "size * lifetime": (-size.astype(np.float64) * life, -size, start),
+        "lifetime": (-life, -size, start),
+        "breadth": (-_breadth(size, start, end), -size, start),
+        "last use": (-end, -size, -life),
+    }
+    for name, key in keys.items():
+        yield name, np.lexsort(key[::-1])
+
+
+def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
+    """For each block the largest total of bytes alive at a moment of its life."""
+    moments = np.unique(np.concatenate([start, end]))
+    first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
+    change = np.zeros(len(moments), np.int64)
+    np.add.at(change, first, size)
+    np.subtract.at(change, last, size)
+    spans = np.stack([first, last], axis=1).ravel()  # reduceat takes every other one
+    return np.maximum.reduceat(np.cumsum(change), spans)[::2] if len(spans) else change
+
+
+def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
+    """Place the blocks in that sequence, each by best fit: their offsets.
+
+    A gap lies below a block alive at the same time, and above all such blocks under it. Of
+    gaps equally small, the lowest is taken; a block that fits none goes on top.
+    """
+    offsets = np.zeros_like(size)
+    placed = np.empty((4, len(size)), np.int64)  # bottom, top, start and end, sorted by bottom
+    for k, i in enumerate(sequence.tolist()):
+        bottom, top, begins, ends = placed[:, :k]
+        at_once = np.flatnonzero((begins < end[i]) & (ends > start[i]))
+        floor = np.concatenate([_GROUND, np.maximum.accumulate(top[at_once])])
+        gap = bottom[at_once] - floor[:-1]
+        fits = np.flatnonzero(gap >= size[i])
+        offset = floor[fits[gap[fits].argmin()]] if len(fits) else floor[-1]
+        at = int(bottom.searchsorted(offset))
+        placed[:, at + 1 : k + 1] = placed[:, at:k]
+        placed[:, at] = offset, offset + size[i], start[i], end[i]
+        offsets[i] = offset
+    return offsets
+
+
+def _height(offsets: Ints, size: Ints) -> int:
+    return int((offsets + size).max(initial=0))

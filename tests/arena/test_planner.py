@@ -1,0 +1,161 @@
+"""The planner never lets blocks alive at once overlap, and comes close to what they need."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.arena.planner import Block, Plan, lower_bound, plan
+from mlvm.core.errors import ArenaError
+from mlvm.core.types import ALIGNMENT
+
+lives = st.tuples(st.integers(-3, 12), st.integers(0, 6))
+blocks_of_any_kind = st.lists(
+    st.builds(
+        lambda nbytes, life: Block(nbytes, life[0], life[0] + life[1]), st.integers(0, 400), lives
+    ),
+    max_size=24,
+)
+
+
+def rounded(nbytes: int, alignment: int) -> int:
+    return (nbytes + alignment - 1) // alignment * alignment
+
+
+def alive_together(a: Block, b: Block) -> bool:
+    return bool(set(range(a.start, a.end)) & set(range(b.start, b.end)))
+
+
+def check(blocks: list[Block], planned: Plan, alignment: int = ALIGNMENT) -> None:
+    """By brute force: every offset is aligned and in bounds, nothing overlaps, the bound is one."""
+    spans = [
+        (offset, offset + rounded(block.nbytes, alignment))
+        for offset, block in zip(planned.offsets, blocks, strict=True)
+    ]
+    assert all(low >= 0 and low % alignment == 0 for low, _ in spans)
+    assert max((high for _, high in spans), default=0) == planned.nbytes
+    for (a, (low_a, high_a)), (b, (low_b, high_b)) in combinations(
+        zip(blocks, spans, strict=True), 2
+    ):
+        if alive_together(a, b):
+            assert high_a <= low_b or high_b <= low_a or high_a == low_a or high_b == low_b
+    totals = [
+        sum(rounded(b.nbytes, alignment) for b in blocks if b.start <= moment < b.end)
+        for moment in range(-4, 20)
+    ]
+    assert planned.lower_bound == max(totals) == lower_bound(blocks, alignment=alignment)
+    assert planned.lower_bound <= planned.nbytes
+
+
+@given(blocks=blocks_of_any_kind, alignment=st.sampled_from([1, 16, 64, 100]))
+def test_blocks_alive_at_once_never_overlap(blocks: list[Block], alignment: int) -> None:
+    check(blocks, plan(blocks, alignment=alignment), alignment)
+
+
+@given(blocks=blocks_of_any_kind)
+def test_a_plan_is_the_same_every_time(blocks: list[Block]) -> None:
+    assert plan(blocks) == plan(tuple(blocks))
+
+
+@given(blocks=blocks_of_any_kind)
+def test_a_plan_is_never_larger_than_no_reuse_at_all(blocks: list[Block]) -> None:
+    assert plan(blocks).nbytes <= sum(rounded(b.nbytes, ALIGNMENT) for b in blocks)
+
+
+@given(blocks=st.lists(st.builds(Block, st.integers(1, 400), st.just(0), st.just(1)), max_size=9))
+def test_blocks_that_all_live_at_once_meet_the_bound(blocks: list[Block]) -> None:
+    planned = plan(blocks)
+    assert planned.nbytes == planned.lower_bound == sum(rounded(b.nbytes, 64) for b in blocks)
+
+
+def test_blocks_in_turn_share_their_bytes() -> None:
+    planned = plan([Block(100, i, i + 1) for i in range(10)])
+    assert planned.offsets == (0,) * 10
+    assert planned.nbytes == planned.lower_bound == 128
+
+
+def test_a_block_goes_into_the_smallest_gap_that_holds_it() -> None:
+    frame = [Block(640, 0, 9), Block(576, 0, 2), Block(512, 0, 9), Block(448, 0, 2)]
+    planned = plan([*frame, Block(384, 0, 9), Block(320, 3, 9)])
+    check([*frame, Block(384, 0, 9), Block(320, 3, 9)], planned)
+    assert planned.offsets[5] == planned.offsets[3]
+    assert planned.nbytes == planned.lower_bound == sum(b.nbytes for b in frame) + 384
+
+
+def test_another_order_is_tried_where_largest_first_does_not_do() -> None:
+    """By size, these take 384 bytes."""
+    blocks = [Block(64, 0, 3), Block(192, 3, 7), Block(192, 1, 2), Block(128, 2, 6)]
+    planned = plan(blocks)
+    check(blocks, planned)
+    assert planned.nbytes == planned.lower_bound == 320
+    assert planned.order == "lifetime"
+
+
+def test_activations_kept_for_the_backward_pass_meet_the_bound() -> None:
+    """A chain of layers: each keeps its input until its gradient, which needs room of its own."""
+    layers = 40
+    sizes = [(i * 37 % 11 + 1) * 4096 for i in range(layers)]
+    kept = [Block(size, i, 2 * layers - i) for i, size in enumerate(sizes)]
+    scratch = [Block(size // 2, i, i + 1) for i, size in enumerate(sizes)]
+    back = [Block(size, 2 * layers - i - 1, 2 * layers - i + 1) for i, size in enumerate(sizes)]
+    planned = plan([*kept, *scratch, *back])
+    assert planned.nbytes <= 1.01 * planned.lower_bound
+
+
+def test_five_thousand_blocks_come_close_to_the_bound() -> None:
+    rng = np.random.default_rng(0)
+    start = rng.integers(0, 10_000, 5_000)
+    blocks = [
+        Block(int(size), int(s), int(s + life))
+        for size, s, life in zip(
+            rng.integers(0, 10**6, 5_000), start, rng.integers(1, 4_000, 5_000), strict=True
+        )
+    ]
+    planned = plan(blocks)
+    assert planned.nbytes <= 1.1 * planned.lower_bound
+
+
+def test_empty_blocks_and_those_never_alive_are_in_nobodys_way() -> None:
+    planned = plan([Block(0, 0, 9), Block(64, 0, 9), Block(640, 4, 4)])
+    assert planned.offsets == (0, 0, 0)
+    assert (planned.nbytes, planned.lower_bound) == (640, 64)
+
+
+def test_nothing_to_place() -> None:
+    assert plan([]).nbytes == lower_bound([]) == 0
+    assert str(plan([])) == "0 bytes, lower bound 0 (1.00), by size"
+
+
+def test_a_plan_prints_its_size_beside_the_bound() -> None:
+    assert (
+        str(Plan((0,), 12345, 12000, "size")) == "12,345 bytes, lower bound 12,000 (1.03), by size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([Block(64, 0, 1), Block(-1, 0, 1)], "block 1: its size is >= 0 bytes, not -1"),
+        ([Block(64, 5, 3)], "block 0: it ends at 3, before it starts at 5"),
+        ([Block(2**61, 0, 1)] * 3, "block 2: sizes, their sum and moments stay below 2**62"),
+        ([Block(1, 0, 2**70)], "block 0: sizes, their sum and moments stay below 2**62"),
+        ([(64, 0)], "block 0: expected integers nbytes, start, end; given (64, 0)"),
+        ([Block(1.5, 0, 1)], "given Block(nbytes=1.5, start=0, end=1)"),  # type: ignore[arg-type]
+        ([None], "given None"),
+    ],
+)
+def test_bad_blocks_are_refused(blocks: list[Block], message: str) -> None:
+    for planner in (plan, lower_bound):
+        with pytest.raises(ArenaError) as caught:
+            planner(blocks)
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("alignment", [0, -64, 1.5])
+def test_bad_alignments_are_refused(alignment: int) -> None:
+    with pytest.raises(ArenaError, match="an alignment is a number of bytes >= 1"):
+        plan([], alignment=alignment)
