@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from mlvm.arena.dataflow import (
+    Call,
     Flow,
     Group,
     Home,
@@ -23,7 +24,10 @@ from mlvm.arena.dataflow import (
     without_dead_calls,
 )
 from mlvm.arena.fusion import chain_of, fused
+from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
+from mlvm.arena.report import Lifetime, Recording
+from mlvm.core.functions import OUT
 from mlvm.core.fused import Chain
 from mlvm.core.op import Attributes
 from mlvm.core.program import Instruction, Opcode, Program
@@ -42,32 +46,25 @@ class Argument(NamedTuple):
     type: TensorType
 
 
-class Resident(NamedTuple):
-    """What lies in the scratch memory: a value of `type`, made by `op` in the moment `start` at
-    byte `offset`, and there until before the moment `end`; the line of Python that made it."""
-
-    type: TensorType
-    op: str
-    offset: int
-    start: int
-    end: int
-    line: str | None
-
-
 @dataclass(frozen=True)
 class Planned:
     """A program and its plan.
 
     `arguments` says what to launch it with, `plan.nbytes` how much scratch memory it needs.
     `lines` has the line of Python that each call comes from, by the pc of its `cfunc`.
-    `residents` are for those who want to see what lies where.
+    `lifetimes` are those of what lies in the scratch memory, in moments of a group of calls each.
     """
 
     program: Program
     arguments: tuple[Argument, ...]
     plan: Plan
     lines: dict[int, str]
-    residents: tuple[Resident, ...]
+    lifetimes: tuple[Lifetime, ...]
+
+    def recording(self) -> Recording:
+        """What lies where in the scratch memory, and when, for a picture."""
+        moments = max((each.end for each in self.lifetimes), default=1)
+        return Recording("captured", self.plan.nbytes, moments, list(self.lifetimes))
 
 
 class _Run(NamedTuple):
@@ -90,7 +87,7 @@ def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Pl
     wanted = flow.wanted()
     groups = earlier_where_it_frees(groups, wanted)
     runs = _runs(groups, wanted)
-    places, residents, made = _place(runs)
+    places, lifetimes, made = _place(runs)
 
     def argument(use: Use) -> Argument:
         key = _key(use.value)
@@ -115,7 +112,7 @@ def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Pl
             lines[len(code)] = line
         code.append(Instruction(Opcode.cfunc, (len(row), 0, *rest)))
     program = Program.straight([*code, Instruction(Opcode.halt)])
-    return Planned(program, tuple(arguments), made, lines, residents)
+    return Planned(program, tuple(arguments), made, lines, lifetimes)
 
 
 def _runs(groups: Sequence[Group], wanted: set[Value]) -> list[_Run]:
@@ -134,12 +131,13 @@ def _runs(groups: Sequence[Group], wanted: set[Value]) -> list[_Run]:
     return runs
 
 
-def _place(runs: Sequence[_Run]) -> tuple[dict[Any, int], tuple[Resident, ...], Plan]:
+def _place(runs: Sequence[_Run]) -> tuple[dict[Any, int], tuple[Lifetime, ...], Plan]:
     """Where each value without a home lies, and each scratch home."""
     start: dict[Any, int] = {}
     end: dict[Any, int] = {}
     size: dict[Any, int] = {}
-    first: dict[Any, tuple[TensorType, _Run]] = {}
+    first: dict[Any, tuple[TensorType, Call]] = {}
+    maker = {use.value: call for run in runs for call in run.group.calls for use in call.outs}
     for i, run in enumerate(runs):
         for use in (*run.outs, *run.ins):
             key = _key(use.value)
@@ -148,28 +146,31 @@ def _place(runs: Sequence[_Run]) -> tuple[dict[Any, int], tuple[Resident, ...], 
             start.setdefault(key, i)
             end[key] = i + 1
             size[key] = max(size.get(key, 0), use.value.nbytes)
-            first.setdefault(key, (use.type, run))
+            first.setdefault(key, (use.type, maker[use.value]))
     host = _in_place(runs, end)
+    until = dict(end)  # when nothing is left in the place that a value was the first to take
     for key in start:
-        if key in host:
-            root = _root(host, key)
-            end[root] = max(end[root], end[key])
+        root = _root(host, key)
+        until[root] = max(until[root], end[key])
+    for successor, key in host.items():
+        end[key] = start[successor]
     roots = [key for key in start if key not in host]
-    found = plan([Block(size[key], start[key], end[key]) for key in roots])
+    found = plan([Block(size[key], start[key], until[key]) for key in roots])
     places = dict(zip(roots, found.offsets, strict=True))
     places = {key: places[_root(host, key)] for key in start}
-    residents = tuple(
-        Resident(
-            first[key][0],
-            first[key][1].name,
+    lifetimes = tuple(
+        Lifetime(
+            type,
             places[key],
+            rounded(size[key]),
             start[key],
             end[key],
-            next((call.line for call in first[key][1].group.calls if call.line), None),
+            made_by.name.removesuffix(OUT),
+            made_by.line,
         )
-        for key in start
+        for key, (type, made_by) in first.items()
     )
-    return places, residents, found
+    return places, lifetimes, found
 
 
 def _key(value: Value) -> Value | Home | None:

@@ -22,6 +22,8 @@ from mlvm.core.types import Array, DType, TensorType
 
 MAGIC: Final = b"MLVM"
 VERSION: Final = 1
+KIND_AT: Final = 6
+"""Where in a message its kind stands, in two bytes, low first."""
 
 _HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
 _F64: Final = struct.Struct("<d")
@@ -36,6 +38,7 @@ class Kind(Enum):
     call = 2
     answer = 3
     error = 4
+    step = 5
 
 
 def open_message(data: bytes | bytearray | memoryview, *kinds: Kind) -> tuple[Kind, Reader]:

@@ -179,7 +179,7 @@ def run(*params: Array, chain: Chain) -> None:
         _run_block(steps, values)
         return
     wide = {i: params[i].reshape((1,) * (ndim - params[i].ndim) + params[i].shape) for i in sliced}
-    size = blocks[0][-1].stop
+    current = blocks[0][-1].stop
     for block in blocks:
         for i, x in wide.items():
             index = [
@@ -187,7 +187,8 @@ def run(*params: Array, chain: Chain) -> None:
             ]
             values[i] = x[tuple(index)]
         rows = block[-1].stop - block[-1].start
-        if rows != size:
+        if rows != current:  # the last of each row of blocks may be shorter
+            current = rows
             ahead = (slice(None),) * (len(block) - 1)
             for number, buffer in buffers.items():
                 values[number] = buffer[(*ahead, slice(rows))]

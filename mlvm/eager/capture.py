@@ -12,19 +12,23 @@ and all later ones launch it. Python runs no more, so whatever it did besides is
 
 from __future__ import annotations
 
+import os
 import re
 import types
 import weakref
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
+from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from mlvm.arena.arena import Allocation, Arena
 from mlvm.arena.dataflow import Flow, Home, Value
+from mlvm.arena.picture import timeline
 from mlvm.arena.planned import Planned, compile_flow
 from mlvm.arena.planner import Plan
+from mlvm.arena.saved import Result, SavedStep
 from mlvm.core.errors import CaptureError, GradientError, HandleError
 from mlvm.core.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -153,6 +157,7 @@ class _Entry:
         self.result = result
         self.outputs = outputs
         self.held = held
+        self.inputs = tuple([x.type for x in record.inputs])
         self.same = {i: record.inputs[i] for i in record.same}
         self.roots = {id(x) for x in record.states}
         self.states = record.states
@@ -270,6 +275,22 @@ class Captured(Generic[P, R]):
     @property
     def plan(self) -> Plan:
         return self.planned.plan
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the scratch memory of the last call's program as SVG: what lies where, and when.
+        Raises `CaptureError` before the first call, and `OSError`."""
+        title = f"Memory of {getattr(self.fn, '__name__', 'a captured function')}"
+        Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the last call's program, its plan and the state as it is now to a file, which
+        `python -m mlvm run` takes. Raises `CaptureError` before the first call, and `OSError`."""
+        planned, entry = self.planned, self._last
+        assert entry is not None  # or there was no plan
+        results = [Result(x.home.role, x.home.index, x.type) for x in _leaves(entry.result)]
+        states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
+        step = SavedStep(planned, entry.inputs, tuple(entry.outputs), tuple(results), states)
+        Path(path).write_bytes(step.to_bytes())
 
     def close(self) -> None:
         """Give the scratch memory back, and forget the programs. A later call records anew."""
@@ -424,6 +445,12 @@ def _mapped(fn: Callable[[Any], Any], tree: Any, leaf: Any = Tensor) -> Any:
             return mapped
         return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
     return tree
+
+
+def _leaves(result: Any) -> list[_Result]:
+    found: list[_Result] = []
+    _mapped(found.append, result, _Result)
+    return found
 
 
 def _with_tensors(tree: Any) -> Any:
