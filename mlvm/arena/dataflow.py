@@ -16,14 +16,14 @@ from typing import Final, Literal, NamedTuple
 from mlvm.core.op import Attributes, Op
 from mlvm.core.types import TensorType
 
-Role = Literal["input", "output", "state", "scratch"]
+Role = Literal["input", "output", "state", "scratch", "element"]
 
 
 @dataclass(eq=False)
 class Home:
-    """Memory that several values lie in: an `input` or `output` of the step, its `state`, or
-    `scratch` that a function changes in place. Which tensor of its role it is, the caller knows by
-    `index`. It is of `type`, but may be seen as others."""
+    """Memory that several values lie in: an `input` or `output` of the step, its `state`, `scratch`
+    that a function changes in place, or an `element` of a queue. Which tensor of its role it is,
+    the caller knows by `index`. It is of `type`, but may be seen as others."""
 
     role: Role
     index: int
@@ -52,7 +52,8 @@ class Call:
     `op` is None for a function that may do anything with its operands: it keeps its place among
     the calls, `outs` has a new value for each operand, in their order, and `ins` those before.
     `line` is the line of Python that made the call. An `again` is one that computes anew what was
-    there before, and is to run no earlier than where it stands.
+    there before, and is to run no earlier than where it stands. A call with a `queue`, whose
+    handle that is, takes the next element from it: its `outs`.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Call:
     ins: list[Use]
     line: str | None = None
     again: bool = False
+    queue: int | None = None
 
 
 @dataclass(eq=False)
@@ -108,7 +110,7 @@ class Flow:
             use.value.home: use.value
             for call in self.calls
             for use in call.outs
-            if use.value.home is not None and use.value.home.role != "scratch"
+            if use.value.home is not None and use.value.home.role not in ("scratch", "element")
         }
         return {*self.results, *last.values()}
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from mlvm.arena import queue_get
 from mlvm.arena.dataflow import (
     Call,
     Flow,
@@ -27,6 +28,7 @@ from mlvm.arena.fusion import chain_of, fused
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
 from mlvm.arena.report import Lifetime, Recording
+from mlvm.core.errors import ProgramError
 from mlvm.core.functions import OUT
 from mlvm.core.fused import Chain
 from mlvm.core.op import Attributes
@@ -67,6 +69,40 @@ class Planned:
         return Recording("captured", self.plan.nbytes, moments, list(self.lifetimes))
 
 
+def looped(program: Program) -> Program:
+    """The program, which begins by taking an element from a queue, again and again until that queue
+    is closed and drained.
+
+    Raises `ProgramError` for one that does not begin so, or takes from a queue once more.
+    """
+    code = program.main.code
+    gets = [pc for pc, i in enumerate(code) if i == Instruction(Opcode.push_str, (queue_get.NAME,))]
+    if gets != [1]:
+        raise ProgramError(
+            f"a loop is over one queue, taken from at the start; this takes {len(gets)} times"
+        )
+    _, nresults, _ = code[2].immediates
+    ahead, body = code[:2], code[3:-1]
+    start = [*ahead, Instruction(Opcode.cfunc, (1, nresults + 1))]
+    end = len(start) + 1 + len(body) + 1
+    return Program.straight(
+        [
+            *start,
+            Instruction(Opcode.jump_if_false, (end,)),
+            *body,
+            Instruction(Opcode.jump, (0,)),
+            Instruction(Opcode.pop, (nresults,)),
+            Instruction(Opcode.halt),
+        ]
+    )
+
+
+def _reshaped(type: TensorType) -> list[Instruction]:
+    """What makes of the tensor on top one of that shape."""
+    name = Instruction(Opcode.push_str, ("reshape",))
+    return [name, Instruction(Opcode.cfunc, (1, 1, {"shape": type.shape}))]
+
+
 class _Run(NamedTuple):
     """A group as it is called."""
 
@@ -98,19 +134,35 @@ def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Pl
         return Argument("scratch", places[key], use.type)
 
     operands = [[argument(use) for use in (*run.outs, *run.ins)] for run in runs]
-    found = dict.fromkeys(each for row in operands for each in row)
+    found = dict.fromkeys(each for row in operands for each in row if each.role != "element")
     arguments = sorted(found, key=lambda each: (ROLES.index(each.role), each.place))
     numbers = {each: number for number, each in enumerate(arguments)}
     code: list[Instruction] = []
     lines: dict[int, str] = {}
+    elements: dict[int, TensorType] = {}  # what queues have left on the stack, by slot
     for run, row in zip(runs, operands, strict=True):
-        code += [Instruction(Opcode.load_arg, (numbers[each],)) for each in row]
+        [first, *_] = run.group.calls
+        if first.queue is not None:
+            elements.update((each.place, each.type) for each in row)
+            row, results = [], len(row)
+            code.append(Instruction(Opcode.push_int, (first.queue,)))
+        else:
+            results = 0
+        for each in row:
+            if each.role != "element":
+                code.append(Instruction(Opcode.load_arg, (numbers[each],)))
+                continue
+            code.append(Instruction(Opcode.get, (each.place,)))
+            if each.type is not elements[each.place]:
+                code += _reshaped(each.type)
         code.append(Instruction(Opcode.push_str, (run.name,)))
         rest = (run.attributes,) if run.attributes else ()
         line = next((call.line for call in run.group.calls if call.line), None)
         if line is not None:
             lines[len(code)] = line
-        code.append(Instruction(Opcode.cfunc, (len(row), 0, *rest)))
+        code.append(Instruction(Opcode.cfunc, (len(row) if not results else 1, results, *rest)))
+    if elements:
+        code.append(Instruction(Opcode.pop, (len(elements),)))
     program = Program.straight([*code, Instruction(Opcode.halt)])
     return Planned(program, tuple(arguments), made, lines, lifetimes)
 
@@ -123,7 +175,7 @@ def _runs(groups: Sequence[Group], wanted: set[Value]) -> list[_Run]:
     for group in groups:
         if len(group.calls) == 1:
             [call] = group.calls
-            operands = (call.outs, call.ins) if call.op is not None else ([], call.outs)
+            operands = ([], call.outs) if call.op is None else (call.outs, call.ins)
             runs.append(_Run(call.name, call.attributes, *operands, None, group))
         else:
             chain, outs, ins = chain_of(group, needed)

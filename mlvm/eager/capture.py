@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,11 +27,11 @@ import numpy as np
 from mlvm.arena.arena import Allocation, Arena
 from mlvm.arena.dataflow import Flow, Home, Value
 from mlvm.arena.picture import timeline
-from mlvm.arena.planned import Planned, compile_flow
+from mlvm.arena.planned import Planned, compile_flow, looped
 from mlvm.arena.planner import Plan
 from mlvm.arena.saved import Result, SavedStep
 from mlvm.core.errors import CaptureError, GradientError, HandleError
-from mlvm.core.program import Program
+from mlvm.core.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager import random
@@ -156,7 +157,8 @@ class _Entry:
         self.planned = planned
         self.result = result
         self.outputs = outputs
-        self.held = held
+        self.held = [*held, *record.held]
+        self.looped: Program | None = None
         self.inputs = tuple([x.type for x in record.inputs])
         self.same = {i: record.inputs[i] for i in record.same}
         self.roots = {id(x) for x in record.states}
@@ -187,6 +189,7 @@ class _Scratch:
 
     def __init__(self, vm: VMProtocol) -> None:
         self.vm = vm
+        self.lock = threading.RLock()
         self.nbytes = -1
         self.storage: StorageHandle | None = None
 
@@ -231,6 +234,18 @@ class Captured(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if recorder.get() is not None:  # part of what is captured around it
             return self.fn(*args, **kwargs)
+        return self._call(args, kwargs)  # type: ignore[no-any-return]
+
+    def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it again and again, until the queue that it takes an element from is closed and
+        drained, in a loop of the machine's own. The results are those of the last time.
+
+        Raises `ShutDown` if not one element was left, and `ProgramError` unless the function
+        begins by taking an element, and does so once.
+        """
+        return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
+
+    def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
         if recording.get() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
@@ -251,7 +266,7 @@ class Captured(Generic[P, R]):
             entry = self._record(arena, given, named, [*signature.held, arena.vm])
             self._remember(entries, entry)
         self._last = entry
-        return self._replay(entry, arena, tensors)  # type: ignore[no-any-return]
+        return self._replay(entry, arena, tensors, loop=loop)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method, captured for each instance."""
@@ -287,6 +302,8 @@ class Captured(Generic[P, R]):
         `python -m mlvm run` takes. Raises `CaptureError` before the first call, and `OSError`."""
         planned, entry = self.planned, self._last
         assert entry is not None  # or there was no plan
+        if any(instruction.opcode is Opcode.push_int for instruction in planned.program.main.code):
+            raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
         results = [Result(x.home.role, x.home.index, x.type) for x in _leaves(entry.result)]
         states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
         step = SavedStep(planned, entry.inputs, tuple(entry.outputs), tuple(results), states)
@@ -320,10 +337,14 @@ class Captured(Generic[P, R]):
         planned = compile_flow(flow, fuse=self.fuse, recompute=self.recompute)
         return _Entry(planned, record, result, outputs, held)
 
-    def _replay(self, entry: _Entry, arena: Arena, tensors: Sequence[Tensor]) -> Any:
+    def _replay(self, entry: _Entry, arena: Arena, tensors: Sequence[Tensor], *, loop: bool) -> Any:
+        programs = [entry.planned.program]
+        if loop:
+            entry.looped = entry.looped or looped(entry.planned.program)
+            programs.append(entry.looped)
         scratch = self._scratch.get(arena.vm)
         if scratch is None:
-            scratch = self._scratch[arena.vm] = _Scratch(arena.vm)
+            scratch = self._scratch.setdefault(arena.vm, _Scratch(arena.vm))
         outputs = []
         for type in entry.outputs:
             out = arena.alloc(type, Tensor)
@@ -334,9 +355,11 @@ class Captured(Generic[P, R]):
             *[_as_type(outputs[i], type) for i, type in entry.takes_output],
             *entry.takes_state,
         ]
-        handles = (*[x.handle for x in used], *scratch.reserve(entry))
         try:
-            arena.vm.launch(entry.planned.program, handles)
+            with scratch.lock:
+                handles = (*[x.handle for x in used], *scratch.reserve(entry))
+                for program in programs:
+                    arena.vm.launch(program, handles)
         except HandleError as error:
             raise explain(error, arena.vm, used) from None
         except Exception as error:
@@ -420,6 +443,11 @@ def _recorded(
         def result_of(x: Tensor) -> _Result:
             value = record.value_of(x)
             values.append(value)
+            if value.home is not None and value.home.role == "element":
+                raise CaptureError(
+                    f"a captured function returns a {x.type} that lies in a queue's slot; "
+                    f"return copy(x)"
+                )
             if value.home is None or value.home.role == "scratch":
                 value.home = value.home or Home("output", 0, x.type)
                 value.home.role, value.home.index = "output", len(outputs)

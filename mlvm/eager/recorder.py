@@ -17,6 +17,8 @@ from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import Allocation, Arena, regions, scope
 from mlvm.arena.dataflow import Call, Home, Role, Use, Value
+from mlvm.arena.queue import QueueTensor
+from mlvm.arena.queue_get import NAME
 from mlvm.core.errors import CaptureError, user_line
 from mlvm.core.functions import OUT
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
@@ -39,7 +41,7 @@ class Recorder:
 
     `calls` is what was recorded so far. `inputs` are the tensors that the function was given,
     `states` others from outside that it used, and `same` the numbers of inputs that it also
-    reached as the latter.
+    reached as the latter. `held` has to live as long as what was recorded.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -50,6 +52,8 @@ class Recorder:
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
         self.same: set[int] = set()
+        self.held: list[object] = []
+        self._elements = 0
         self._twins: list[tuple[Tensor, Tensor]] = []
         self._scratch = 0
         self._reached: dict[StorageHandle, int] = {}  # up to which byte a storage was used
@@ -159,13 +163,32 @@ class Recorder:
 
     def input_of(self, type: TensorType) -> Tensor:
         """A stand-in for an argument of that type."""
+        twin = self._given_tensor(type)
+        self._settle(twin, "input", len(self.inputs))
+        self.inputs.append(twin)
+        return twin
+
+    def _given_tensor(self, type: TensorType) -> Tensor:
         self._allocating = self._given
         twin = self.arguments.alloc(type, Tensor)
         self._allocating = set()
         twin.tape = None
-        self._settle(twin, "input", len(self.inputs))
-        self.inputs.append(twin)
         return twin
+
+    def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
+        """Stand-ins for the next element of the queue, which each launch will take."""
+        twins = []
+        for type in queue.types:
+            twin = self._given_tensor(type)
+            self._settle(twin, "element", self._elements)
+            self._elements += 1
+            twins.append(twin)
+        outs = [Use(self.value_of(twin), twin.type) for twin in twins]
+        attributes = {"raises": True}
+        line = user_line()
+        self.calls.append(Call(NAME, None, attributes, outs, [], line, queue=queue.handle))
+        self.held.append(queue)
+        return tuple(twins)
 
     def value_of(self, x: Tensor) -> Value:
         """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
@@ -304,21 +327,29 @@ def recording_of(vm: VMProtocol) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
     have no bytes. Other threads notice nothing."""
     me = threading.get_ident()
-    on = Recorder(vm)
-    before = {name: vars(vm).get(name) for name in _REPLACED}
-    for name in _REPLACED:
-        setattr(vm, name, _divided(getattr(on, name), getattr(vm, name), me))
-    token = recorder.set(on)
-    try:
-        with on.arena.allocating():
-            yield on
-    finally:
-        recorder.reset(token)
-        for name, method in before.items():
-            if method is None:
-                delattr(vm, name)
-            else:
-                setattr(vm, name, method)
+    lock = vm.attachments.setdefault("recording", threading.RLock())
+    with lock:  # of one thread at a time: the methods are put back in the reverse order
+        on = Recorder(vm)
+        before = {name: vars(vm).get(name) for name in _REPLACED}
+        for name in _REPLACED:
+            setattr(vm, name, _divided(getattr(on, name), getattr(vm, name), me))
+        token = recorder.set(on)
+        try:
+            with on.arena.allocating():
+                yield on
+        finally:
+            recorder.reset(token)
+            for name, method in before.items():
+                if method is None:
+                    delattr(vm, name)
+                else:
+                    setattr(vm, name, method)
+
+
+def refuse_captured(what: str) -> None:
+    """Raise `CaptureError` if this is called inside a captured function."""
+    if recorder.get() is not None:
+        raise _refused(what)
 
 
 def _divided(mine: Callable[..., Any], others: Callable[..., Any], thread: int) -> Any:
