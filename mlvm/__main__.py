@@ -1,4 +1,4 @@
-"""The command line: `python -m mlvm run | check | disasm | ops | info`."""
+"""The command line: `python -m mlvm run | check | disasm | memory | ops | info`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from mlvm import __version__
+from mlvm.arena.saved import LoadedStep, SavedStep
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.assembly import (
     assemble,
@@ -24,7 +25,7 @@ from mlvm.core.assembly import (
     format_instruction,
     parse_constant,
 )
-from mlvm.core.encoding import MAGIC
+from mlvm.core.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.errors import AssemblyError, DTypeError, MlvmError, OpError, UnknownFunction
 from mlvm.core.functions import FunctionTable
 from mlvm.core.link import nargs_of
@@ -33,6 +34,7 @@ from mlvm.core.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.core.verify import verify
 from mlvm.core.vm import VM
+from mlvm.memory import show_plan, show_program, show_script
 
 INTERRUPTED: Final = 130
 """The exit status of a process that Ctrl-C ended, as shells have it."""
@@ -59,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "check":
             check(options)
         elif options.command == "disasm":
-            print(disassemble(read_program(options.file)), end="")
+            print(disassemble(program_of(read_file(options.file))), end="")
+        elif options.command == "memory":
+            memory(options)
         elif options.command == "ops":
             print_ops(options.names)
         else:
@@ -110,6 +114,21 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("disasm", help="print a program as assembly")
     command.add_argument("file", metavar="FILE")
 
+    command = commands.add_parser(
+        "memory", help="report and draw the arenas of a script, or the plan for a program"
+    )
+    command.add_argument("file", metavar="FILE", help="a .py file, which is run, or a program")
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="X",
+        help="the program's next argument as in run, or its type for zeros, such as 'f32[2]'",
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE"
+    )
+
     command = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
     command.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
 
@@ -136,19 +155,28 @@ def _on_one_line(error: Exception) -> str:
 # --- programs and arguments ------------------------------------------------------------
 
 
-def read_program(file: str) -> Program:
-    """The program in a file of assembly, or of what `Program.to_bytes` gives.
+def read_file(file: str) -> Program | SavedStep:
+    """The program in a file of assembly, or of what `Program.to_bytes` gives, or the captured step
+    in one that `Captured.save` wrote.
 
     Raises `BadInput` for a file that holds neither, with line and column in text; and `OSError`.
     """
     data = Path(file).read_bytes()
     try:
-        return Program.from_bytes(data) if data.startswith(MAGIC) else assemble(data.decode())
+        if not data.startswith(MAGIC):
+            return assemble(data.decode())
+        is_step = data[KIND_AT : KIND_AT + 2] == Kind.step.value.to_bytes(2, "little")
+        return SavedStep.from_bytes(data) if is_step else Program.from_bytes(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{file}: line {line}: not UTF-8 text") from None
     except MlvmError as error:
         raise BadInput(f"{file}: {error}") from None
+
+
+def program_of(found: Program | SavedStep) -> Program:
+    """The program alone; of a captured step that which its plan is for."""
+    return found.planned.program if isinstance(found, SavedStep) else found
 
 
 _TENSOR_TEXT: Final = re.compile(r"\s*\w+\[[^]]*\](\s|$)")
@@ -175,6 +203,14 @@ def read_argument(number: int, text: str) -> Array:
         raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
 
 
+def read_argument_or_type(number: int, text: str) -> Array:
+    """As `read_argument`; a type alone stands for a tensor of zeros."""
+    if re.fullmatch(r"\s*\w+\[[^]]*\]\s*", text):
+        type = read_type(number, text)
+        return np.zeros(type.shape, type.dtype.numpy)
+    return read_argument(number, text)
+
+
 def read_type(number: int, text: str) -> TensorType:
     """The type of argument `number`. Raises `BadInput` for text that is none."""
     try:
@@ -183,8 +219,7 @@ def read_type(number: int, text: str) -> TensorType:
         raise BadInput(f"argument {number}: {error}") from None
 
 
-def _check_count(program: Program, given: int, what: str) -> None:
-    wanted = nargs_of(program)
+def _check_count(wanted: int, given: int, what: str) -> None:
     if given != wanted:
         raise BadInput(f"the program loads {wanted} arguments; {given} {what} given")
 
@@ -194,18 +229,22 @@ def _check_count(program: Program, given: int, what: str) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write what it leaves."""
-    program = read_program(options.file)
-    verify(program, FunctionTable())
-    _check_count(program, len(options.arg), "with --arg are")
+    found = read_file(options.file)
+    verify(program_of(found), FunctionTable())
+    wanted = len(found.inputs) if isinstance(found, SavedStep) else nargs_of(found)
+    _check_count(wanted, len(options.arg), "with --arg are")
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # no long run shall end in a refusal
     vm = VM()
-    handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
-    for handle, array in zip(handles, arrays, strict=True):
-        vm.write(handle, array)
     with vm.trace(options.trace) if options.trace is not None else nullcontext():
-        outputs = vm.launch(program, handles, max_steps=options.max_steps)
+        if isinstance(found, SavedStep):
+            outputs = LoadedStep(found, vm)(*arrays, max_steps=options.max_steps)
+        else:
+            handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
+            for handle, array in zip(handles, arrays, strict=True):
+                vm.write(handle, array)
+            outputs = vm.launch(found, handles, max_steps=options.max_steps)
     for number, output in enumerate(outputs):
         if options.out is not None:
             np.save(options.out / f"{number}.npy", output)
@@ -215,10 +254,14 @@ def run(options: argparse.Namespace) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Verify the program, and list the calls whose operands are only looked at when they run."""
-    program = read_program(options.file)
-    verdict = verify(program, FunctionTable())
+    found = read_file(options.file)
+    program = program_of(found)
+    types = (
+        [each.type for each in found.planned.arguments] if isinstance(found, SavedStep) else None
+    )
+    verdict = verify(program, FunctionTable(), types)
     if options.type:
-        _check_count(program, len(options.type), "with --type are")
+        _check_count(nargs_of(program), len(options.type), "with --type are")
         types = [read_type(number, text) for number, text in enumerate(options.type)]
         verdict = verify(program, FunctionTable(), types)
     places = [
@@ -232,6 +275,33 @@ def check(options: argparse.Namespace) -> None:
             print(f"checked when it runs: {name}, pc {pc}: {format_instruction(instruction)}")
         elif (name, pc) not in verdict.reached:
             print(f"never reached: {name}, pc {pc}: {format_instruction(instruction)}")
+
+
+def memory(options: argparse.Namespace) -> None:
+    """Show where the tensors of a script or a program lie, and when."""
+    file = Path(options.file)
+    out = options.out if options.out is not None else file.parent
+    if file.suffix == ".py":
+        if options.arg:
+            raise BadInput("a script takes no --arg; a program does")
+        if not file.is_file():
+            raise BadInput(f"{file}: there is no such file")
+        out.mkdir(parents=True, exist_ok=True)
+        show_script(file, out)
+        return
+    found = read_file(options.file)
+    program = program_of(found)
+    verify(program, FunctionTable())
+    if isinstance(found, SavedStep):
+        if options.arg:
+            raise BadInput("a captured step brings its own plan: it takes no --arg here")
+        out.mkdir(parents=True, exist_ok=True)
+        show_plan(found.planned.plan, found.planned.recording(), file, out)
+        return
+    _check_count(nargs_of(program), len(options.arg), "with --arg are")
+    arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
+    out.mkdir(parents=True, exist_ok=True)
+    show_program(program, arguments, file, out)
 
 
 def print_ops(names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Pictures as SVG text: the loss of a training run, and the memory of one step."""
+"""The loss of a training run as a picture, in SVG text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mlvm.eager import Recording
-
 _WIDTH, _HEIGHT = 960, 560
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 84, 56  # margins around the plotting area
-_INK, _GRID, _PALE, _BLUE, _RED = "#222222", "#dddddd", "#9dbfdc", "#225ea8", "#c2410c"
-
-# Sizes of tensors from small to large: ColorBrewer's YlGnBu, without its palest.
-_SIZES = ("#d5eeb3", "#a3dbb7", "#73c8bd", "#41b6c4", "#2498c0", "#2163aa", "#1c2f7f")
+_INK, _GRID, _PALE, _BLUE = "#222222", "#dddddd", "#9dbfdc", "#225ea8"
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ def _scales(width: float, height: float) -> tuple[_Scale, _Scale]:
     return across, upwards
 
 
-# --- the pictures --------------------------------------------------------------------
+# --- the picture ---------------------------------------------------------------------
 
 
 def loss_curve(title: str, step_losses: Sequence[float], epoch_losses: Sequence[float]) -> str:
@@ -65,53 +60,6 @@ def loss_curve(title: str, step_losses: Sequence[float], epoch_losses: Sequence[
         *points,
         _legend({"one step": _PALE, "mean of an epoch": _BLUE}),
     )
-
-
-def occupancy(title: str, recording: Recording) -> str:
-    """An arena over time. A tensor is a rectangle: across from its first moment to its last,
-    upwards over the bytes it lies at, coloured by size; it tells type, size and lifetime when
-    pointed at. The red line is the number of bytes in use, on the same axis as the addresses.
-    """
-    used, lifetimes = recording.used(), recording.lifetimes
-    most, top = max(used), max((each.offset + each.nbytes for each in lifetimes), default=0)
-    unit_name, unit = ("MiB", 1 << 20) if top >= 1 << 20 else ("KiB", 1 << 10)
-    x, y = _scales(recording.moments, top / unit)
-    colors = _size_colors({_at_most(each.nbytes) for each in lifetimes})
-    rectangles = [
-        f'<rect x="{x(each.start):.1f}" y="{y((each.offset + each.nbytes) / unit):.2f}" '
-        f'width="{x(each.end) - x(each.start):.1f}" '
-        f'height="{y(0) - y(each.nbytes / unit):.2f}" fill="{colors[_at_most(each.nbytes)]}">'
-        f"<title>{each.type}: {each.nbytes:,} bytes at {each.offset:,}, "
-        f"moments {each.start} to {each.end - 1}</title></rect>"
-        for each in lifetimes
-    ]
-    meaning = {color: f"≤ {_bytes(size)}" for size, color in sorted(colors.items())}
-    return _svg(
-        title,
-        _axes(x, y, "moments: at each a tensor comes or ends", f"address, {unit_name}"),
-        f'<g stroke="white" stroke-width="0.4">{"".join(rectangles)}</g>',
-        _path([(x(i + 0.5), y(nbytes / unit)) for i, nbytes in enumerate(used)], _RED, 1.5),
-        _level(y(top / unit), _INK, f"highest address {top:,}"),
-        _level(y(most / unit), _RED, f"most bytes in use at once {most:,}"),
-        _legend({label: color for color, label in meaning.items()} | {"bytes in use": _RED}),
-    )
-
-
-def _at_most(nbytes: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << max(nbytes - 1, 0).bit_length()
-
-
-def _size_colors(sizes: set[int]) -> dict[int, str]:
-    """A colour for each size; where there are too many, the smallest ones share one."""
-    largest_first = sorted(sizes, reverse=True)
-    return {size: _SIZES[max(-1 - i, -len(_SIZES))] for i, size in enumerate(largest_first)}
-
-
-def _bytes(nbytes: int) -> str:
-    """A power of two, such as 512 B, 64 KiB, 2 MiB."""
-    power = min((nbytes.bit_length() - 1) // 10, 3)
-    return f"{nbytes >> 10 * power} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 # --- the parts -----------------------------------------------------------------------
@@ -157,14 +105,6 @@ def _axes(x: _Scale, y: _Scale, x_label: str, y_label: str) -> str:
     parts.append(_text(22, height, y_label, f'{middle} transform="rotate(-90 22 {height})"'))
     parts.append(f'<path d="M{x.start} {y.stop}V{y.start}H{x.stop}" fill="none" stroke="{_INK}"/>')
     return "\n".join(parts)
-
-
-def _level(y: float, color: str, label: str) -> str:
-    """A dashed line across the plot, labelled above its right end."""
-    right = _WIDTH - _RIGHT
-    line = f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="{color}" stroke-dasharray="6 4"/>'
-    halo = 'paint-order="stroke" stroke="white" stroke-width="3"'
-    return line + _text(right, y - 5, label, f'text-anchor="end" {halo}', color)
 
 
 def _legend(colors: Mapping[str, str]) -> str:

@@ -19,8 +19,8 @@ from mlvm.core.wire import WireVM
 
 
 class WiredVM(WireVM):
-    """A `WireVM` made like the VM behind it. A test may look at its tensors in place and
-    register functions, which no call of the protocol does."""
+    """A `WireVM` made like the VM behind it. A test may look at its tensors in place,
+    register functions and lend it memory, which no call of the protocol does."""
 
     behind: type[VM] = VM
 
@@ -30,6 +30,9 @@ class WiredVM(WireVM):
         self.borrow = local.borrow
         self.register = local.register
         self.register_library = local.register_library
+        self.storage_over = local.storage_over
+        self.make_writable = local.make_writable
+        self.quiesce = local.quiesce
 
 
 class WiredDryVM(WiredVM):

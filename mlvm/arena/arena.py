@@ -1,47 +1,47 @@
 """Arenas: named memory for tensors that live and end together.
 
 An arena takes storages from its VM, carves them into regions, and hands the regions out again
-and again. A region that comes back waits in the bin of its size; a reset refills the bins in
-the order the regions were first carved. So a step that allocates as the step before gets the
-same addresses, and the views remembered there: in steady state nothing is allocated.
+and again, as `placement` says. A step that allocates as the step before gets the same addresses,
+and the views remembered there: in steady state nothing is allocated.
+
+Threads may share an arena. `alloc` and the end of a tensor take no lock, which would cost as much
+as all they do: whoever takes `tensor.region` away ends the tensor, and the lines marked `at once`
+hold no call and no loop, the only places where CPython (3.11 and later, with its global lock) lets
+another thread in. All that is rare takes the arena's lock, and calls no VM while it has it.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
-from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
-from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.types import ALIGNMENT, TensorType
+from mlvm.arena.placement import Bump, Chunk, Placement, Reuse, rounded
+from mlvm.arena.placement import Region as Region
+from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor, line_of, user_place
+from mlvm.core.program import Program
+from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.types import TensorType
+
+if TYPE_CHECKING:
+    from mlvm.arena.report import Recording
+
+Policy = Literal["reuse", "bump"]
 
 SMALLEST_CHUNK: Final = 1 << 16
-_RESTLESS: Final = 4
 STALE: Final = 0  # no VM ever issues this handle
+_LARGEST: Final = 3  # holders that an overflow names
+_COPY: Final = Program.of_op("copy.out", 2, {}, 0)
 
 _new: Final = object.__new__
 
 A = TypeVar("A", bound="Allocation", default="Allocation")
-
-
-class Region:
-    """A piece of a storage, and the tensors ever viewed there. Its size never changes."""
-
-    __slots__ = ("__weakref__", "bin", "handles", "holder", "nbytes", "offset", "storage", "views")
-
-    def __init__(self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region]) -> None:
-        self.storage = storage
-        self.offset = offset
-        self.nbytes = nbytes
-        self.bin = bin
-        self.handles: dict[TensorType, TensorHandle] = {}
-        self.holder: weakref.ref[Allocation] | None = None
-        self.views: weakref.WeakValueDictionary[int, Allocation] | None = None
 
 
 class Allocation:
@@ -62,13 +62,15 @@ class Allocation:
 
     def __del__(self) -> None:
         try:
-            region = self.region
+            region, self.region = self.region, None  # at once
         except AttributeError:  # one that no arena has made
             return
         if region is not None:
-            region.holder = None
             region.bin.append(region)
-            self.arena.used -= region.nbytes
+            self.arena.used -= region.nbytes  # at once
+
+    def prepare(self) -> None:
+        """What a kind of its own sets up in a tensor that its arena makes unasked."""
 
     @property
     def root(self) -> Allocation:
@@ -80,15 +82,33 @@ class Allocation:
         return StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {self.ended}")
 
 
-class Chunk:
-    """A storage, carved from the front."""
+class Guest(Protocol):
+    """Tensors in other memory that an arena's reset ends too: what was got from a queue inside
+    `with arena:`."""
 
-    __slots__ = ("carved", "nbytes", "storage")
+    def end(self, why: str) -> None: ...
 
-    def __init__(self, storage: StorageHandle, nbytes: int) -> None:
-        self.storage = storage
-        self.nbytes = nbytes
-        self.carved = 0
+
+class Holder(NamedTuple):
+    """A live tensor: what it takes up, and the Python line that made it, where lines are noted."""
+
+    nbytes: int
+    type: TensorType
+    line: str | None
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.nbytes:,} bytes" + (f", {self.line}" if self.line else "")
+
+
+class Mark:
+    """A point in an arena's life, to rewind to: it refers to what lived then."""
+
+    __slots__ = ("__weakref__", "_living", "_number", "arena")
+
+    def __init__(self, arena: Arena, number: int, living: dict[Region, object]) -> None:
+        self.arena = arena
+        self._number = number
+        self._living = living
 
 
 def regions(vm: VMProtocol) -> weakref.WeakValueDictionary[TensorHandle, Region]:
@@ -102,45 +122,72 @@ def regions(vm: VMProtocol) -> weakref.WeakValueDictionary[TensorHandle, Region]
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
 """The arena that results are allocated in, for each thread or task."""
 
+on_made: Final[list[Callable[[Arena], None]]] = []
+"""Called with each new arena: how a script's arenas are recorded from their first moment on."""
+
 
 class Arena:
     """Memory of a VM under a name. `with arena:` allocates in it, and resets it at the end.
 
     `used` bytes are taken now, `high_water` is the most there ever were, `capacity` is what
-    the arena holds of its VM. Without `capacity` it grows by chunks; with `trims` it first gives
-    empty chunks back, once they outweigh what is in use. With `capacity` it never grows, and
-    merges free neighbours for a size it has no region of. Sizes are in bytes, each tensor's
-    rounded up to 64. An arena serves one thread at a time.
+    the arena holds of its VM. Sizes are in bytes, each tensor's rounded up to 64.
+
+    With `capacity` the arena takes so many bytes at once and never grows, and notes the Python
+    line of each allocation, to name it when the capacity does not suffice. Without, it grows by
+    chunks; with `trims` it first gives empty chunks back, once they outweigh what is in use.
+
+    The policy "reuse" is for what a step computes: it hands a region out again to the next tensor
+    of its size, and merges free neighbours for a size it has no region of. A growing arena merges
+    only what a few resets left unused, and not before it holds twice what it ever needed.
+    "bump" is for weights: each tensor lies behind the one before, and bytes return when all that
+    lies behind them has ended, too.
+
+    Threads may share an arena. A reset ends the tensors of all of them; of several that are
+    inside `with arena:`, the last to leave resets it.
     """
 
     used: int
     high_water: int
 
     def __init__(
-        self, vm: VMProtocol, name: str, *, capacity: int | None = None, trims: bool = False
+        self,
+        vm: VMProtocol,
+        name: str,
+        *,
+        capacity: int | None = None,
+        policy: Policy = "reuse",
+        trims: bool = False,
     ) -> None:
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
+        if policy not in ("reuse", "bump"):
+            raise ArenaError(f"arena {name!r}: a policy is 'reuse' or 'bump', not {policy!r}")
         self.vm = vm
         self.name = name
+        self.policy = policy
         self.used = 0
         self.high_water = 0
-        self.capacity = 0
         self.views_created = 0
         self.grows = capacity is None
         self.trims = trims
-        self._bins: dict[TensorType, list[Region]] = {}
-        self._sizes: dict[int, list[Region]] = {}
-        self._regions: list[Region] = []
-        self._chunks: list[Chunk] = []
+        self._refer: Callable[[Allocation], weakref.ref[Allocation]] = weakref.ref
+        self.recording: Recording | None = None
+        self.guests: set[Guest] = set()
+        self._placement = self._new_placement()
+        self._bins = self._placement.bins
+        self._lock = threading.RLock()
         self._entered: list[Token[Arena | None]] = []
-        self._carved_before = 0
-        self._restless = 0  # how many resets in a row found regions of new sizes
+        self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
+        self._marks_made = 0
         if capacity is not None:
+            self.note_lines()
             self._add_chunk(capacity)
         # Not the VM itself: it may hold this arena in its attachments, and must be free to die.
-        self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), self._chunks)
+        chunks = self._placement.chunks
+        self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), chunks)
         self._close.atexit = False
+        for callback in on_made:
+            callback(self)
 
     # --- allocation ---
 
@@ -152,8 +199,8 @@ class Arena:
         try:
             region = self._bins[type].pop()
         except (KeyError, IndexError):
-            region = self._carve(type)
-        self.used = used = self.used + region.nbytes
+            region = self._find(type)
+        self.used = used = self.used + region.nbytes  # at once, with the next two lines
         if used > self.high_water:
             self.high_water = used
         tensor = _new(kind)
@@ -162,7 +209,7 @@ class Arena:
         tensor.type = type
         tensor.base = None
         tensor.handle = region.handles.get(type) or self._view(region, type)
-        region.holder = weakref.ref(tensor)
+        region.holder = self._refer(tensor)
         return tensor
 
     def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
@@ -184,9 +231,38 @@ class Arena:
         tensor.base = base
         tensor.handle = region.handles.get(type) or self._view(region, type)
         if region.views is None:
-            region.views = weakref.WeakValueDictionary()
+            with self._lock:
+                region.views = region.views or weakref.WeakValueDictionary()
         region.views[id(tensor)] = tensor
+        if base.region is not region:  # another thread has ended it, maybe without seeing the view
+            tensor.handle = STALE
+            tensor.ended = base.ended
+            raise base.stale()
         return tensor
+
+    def keep(self, tensor: A) -> A:
+        """A copy of a tensor, from any arena of the same VM, in this one; of the same kind.
+
+            best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
+
+        It starts a life of its own: no gradient flows through it. Raises `StaleTensor`,
+        `ArenaError` for a tensor of another VM, and what `alloc` raises.
+        """
+        if not isinstance(tensor, Allocation):
+            raise ArenaError(
+                f"arena {self.name!r} keeps tensors, not a {tensor.__class__.__name__}"
+            )
+        if tensor.arena.vm is not self.vm:
+            raise ArenaError(
+                f"arena {self.name!r} on {self.vm.name} was asked to keep a {tensor.type} that "
+                f"lives on {tensor.arena.vm.name}; keep copies within one VM"
+            )
+        if tensor.handle == STALE:
+            raise tensor.stale()
+        copy = self.alloc(tensor.type, tensor.__class__)
+        copy.prepare()
+        self.vm.launch(_COPY, (copy.handle, tensor.handle))
+        return copy
 
     def free(self, tensor: Allocation) -> None:
         """Give the tensor's bytes back now; it is stale from here on.
@@ -194,39 +270,60 @@ class Arena:
         Raises `StaleTensor`, or `ArenaError` for a view or a tensor of another arena.
         """
         self._require_own(tensor)
-        if tensor.region is None:
-            raise tensor.stale() if tensor.base is None else ArenaError("free the base of a view")
-        region = tensor.region
-        self._end(region, "it was freed")
-        region.bin.append(region)
-        self.used -= region.nbytes
+        if tensor.base is not None and tensor.base.region is not None:
+            raise ArenaError("free the base of a view")
+        if not self._end(tensor, "it was freed"):
+            raise tensor.stale()
 
     def reset(self) -> None:
         """End every tensor of the arena. Its memory and remembered views stay."""
         self._end_all("its arena was reset")
-        self._settle()
+
+    def mark(self) -> Mark:
+        """This point in the arena's life, to `rewind` to, more than once if one likes."""
+        self._marks_made += 1
+        living: dict[Region, object] = {
+            region: region.holder for region in self._regions() if region.tensor() is not None
+        }
+        mark = Mark(self, self._marks_made, living)
+        self._marks[self._marks_made] = mark
+        self._placement.tidy()
+        return mark
+
+    def rewind(self, mark: Mark) -> None:
+        """End every tensor allocated since the mark, and the marks made since.
+
+        Raises `ArenaError` for a mark that a reset or an earlier mark's rewind has passed, or of
+        another arena.
+        """
+        if not isinstance(mark, Mark) or mark.arena is not self:
+            whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
+            raise ArenaError(f"arena {self.name!r} rewinds to its own marks, not to {whose}")
+        if self._marks.get(mark._number) is not mark:
+            raise ArenaError(f"arena {self.name!r} was reset, or rewound past this mark, since")
+        for number in list(self._marks):
+            if number > mark._number:
+                self._marks.pop(number, None)
+        for region in self._regions():
+            tensor = region.tensor()
+            if tensor is not None and mark._living.get(region) is not region.holder:
+                self._end(tensor, "its arena was rewound")
+        self._placement.tidy()
 
     def trim(self) -> None:
         """Give storages in which no tensor lives back to the VM; a fixed capacity stays."""
-        if not self.grows:
-            return
-        busy = {region.storage for region in self._regions if region.holder is not None}
-        for chunk in [c for c in self._chunks if c.storage not in busy]:
-            self._chunks.remove(chunk)
-            self.capacity -= chunk.nbytes
-            self.vm.dealloc_storage(chunk.storage)
-        self._regions = [region for region in self._regions if region.storage in busy]
-        for bin in self._sizes.values():
-            bin[:] = [region for region in bin if region.storage in busy]
+        if self.grows:
+            with self._lock:
+                self._placement.release()
+            self._give_back()
 
     def close(self) -> None:
         """End every tensor and give all memory back to the VM. Idempotent."""
         self._end_all("its arena was closed")
-        self._regions.clear()
-        self._bins.clear()
-        self._sizes.clear()
-        self._close()
-        self.capacity = 0
+        self._close.detach()
+        with self._lock:
+            self._placement.clear()
+        self._give_back()
 
     # --- where results go ---
 
@@ -235,7 +332,15 @@ class Arena:
         return self
 
     def __exit__(self, *_: object) -> None:
-        scope.reset(self._entered.pop())
+        for token in reversed(self._entered):
+            try:
+                scope.reset(token)
+            except ValueError:  # another thread's or task's
+                continue
+            self._entered.remove(token)
+            break
+        else:  # a generator that another thread finalizes
+            self._entered.pop()
         if not self._entered:
             self.reset()
 
@@ -248,19 +353,70 @@ class Arena:
         finally:
             scope.reset(before)
 
+    # --- what can be seen ---
+
+    def note_lines(self, noted: bool = True) -> bool:
+        """Note the Python line of each allocation from here on, or not; whether it was so."""
+        before = self._refer is _note
+        self._refer = _note if noted else weakref.ref
+        return before
+
+    @property
+    def capacity(self) -> int:
+        """The bytes that the arena holds of its VM."""
+        return sum(chunk.nbytes for chunk in self.chunks())
+
+    def chunks(self) -> list[Chunk]:
+        """The storages that the arena holds of its VM, in the order they came."""
+        return self._placement.chunks.copy()
+
     def live(self) -> list[Allocation]:
         """The tensors that hold a region now, in order of address."""
-        regions = sorted(self._regions, key=lambda region: (region.storage, region.offset))
-        holders = [region.holder() for region in regions if region.holder is not None]
-        return [tensor for tensor in holders if tensor is not None]
+        by_address = sorted(self._regions(), key=lambda region: (region.storage, region.offset))
+        return [tensor for region in by_address if (tensor := region.tensor()) is not None]
+
+    def holders(self) -> list[Holder]:
+        """What the live tensors take up and where they were made, the largest first."""
+        found = [
+            Holder(region.nbytes, tensor.type, line_of(place) if place is not None else None)
+            for region in self._regions()
+            if (tensor := region.tensor()) is not None
+            for place in [region.made_at]
+        ]
+        return sorted(found, key=lambda holder: holder.nbytes, reverse=True)
+
+    def report(self) -> str:
+        """A table of the arena's sizes and its largest holders."""
+        from mlvm.arena.report import report
+
+        return report(self)
+
+    def plot(self, path: str | Path, *, title: str | None = None) -> None:
+        """Write an SVG picture: address against time, a rectangle for each tensor.
+
+        It shows the arena's recording, finished or running, and what lives now if there is none.
+        Raises `OSError`.
+        """
+        from mlvm.arena.picture import timeline
+        from mlvm.arena.report import snapshot
+
+        recording = self.recording.so_far() if self.recording is not None else snapshot(self)
+        text = timeline(recording, title=title)
+        Path(path).write_text(text, encoding="utf-8")
 
     def __repr__(self) -> str:
         return (
-            f"<Arena {self.name!r} on {self.vm.name}: {self.used:,} of {self.capacity:,} bytes "
-            f"used, high water {self.high_water:,}>"
+            f"<{self.__class__.__name__} {self.name!r} on {self.vm.name}: {self.used:,} of "
+            f"{self.capacity:,} bytes used, high water {self.high_water:,}>"
         )
 
     # --- inside ---
+
+    def _new_placement(self) -> Placement:
+        return (Bump if self.policy == "bump" else Reuse)(grows=self.grows)
+
+    def _regions(self) -> list[Region]:
+        return self._placement.regions.copy()  # which other threads may change
 
     def _require_own(self, tensor: Allocation) -> None:
         if tensor.arena is not self:
@@ -276,116 +432,91 @@ class Arena:
         return handle
 
     def _end_all(self, why: str) -> None:
-        for region in self._regions:
-            if region.holder is not None:
-                self._end(region, why)
-        for bin in self._sizes.values():
-            bin.clear()
-        self.used = 0
-        for region in reversed(self._regions):
-            if region.holder is None:
-                region.bin.append(region)
-            else:
-                self.used += region.nbytes
+        for guest in self.guests.copy():  # which leave by themselves when they end
+            guest.end(why)
+        placement = self._placement
+        self._marks.clear()
+        placement.resets = reset = placement.resets + 1
+        for region in self._regions():
+            holder = region.holder
+            if holder is region.seen or holder is None:
+                continue
+            tensor = holder()
+            if tensor is not None:
+                self._end(tensor, why)
+            region.seen = holder
+            region.last = reset
+        placement.tidy()
 
-    def _end(self, region: Region, why: str) -> None:
-        """End the tensor in the region, and its views. One that the garbage collector is about
-        to finalize cannot be reached any more: it keeps the region until its `__del__`."""
-        holder = region.holder() if region.holder is not None else None
-        views = list(region.views.values()) if region.views else []
-        for tensor in [holder, *views] if holder is not None else views:
-            tensor.region = None
-            tensor.handle = STALE
-            tensor.ended = why
-        region.views = None
-        if holder is not None:
-            region.holder = None
+    def _end(self, tensor: Allocation, why: str) -> bool:
+        """End the tensor and its views, unless it has ended. One that the garbage collector is
+        about to finalize cannot be reached any more: it keeps its region until its `__del__`."""
+        if tensor.region is None:
+            return False
+        tensor.ended = why
+        region, tensor.region = tensor.region, None  # at once
+        if region is None:  # another thread was faster
+            return False
+        views, region.views = region.views, None
+        tensor.handle = STALE
+        for reference in views.valuerefs() if views else ():
+            view = reference()
+            if view is not None:
+                view.handle = STALE
+                view.ended = why
+        region.bin.append(region)
+        self.used -= region.nbytes  # at once
+        return True
 
-    def _settle(self) -> None:
-        """After a reset: an arena whose steps keep asking for other sizes, and which holds more
-        than twice what it ever had in use, starts over with nothing."""
-        carved = sum(chunk.carved for chunk in self._chunks)
-        self._restless = self._restless + 1 if carved != self._carved_before else 0
-        self._carved_before = carved
-        if self.grows and self._restless >= _RESTLESS and carved > 2 * self.high_water:
-            self.trim()
-            self._restless = 0
+    def _find(self, type: TensorType) -> Region:
+        """A region for a type whose bin is empty."""
+        nbytes = rounded(type.nbytes)
+        while True:
+            with self._lock:
+                if not self._close.alive:
+                    raise ArenaError(f"arena {self.name!r} is closed")
+                thrifty = not self.grows or self.capacity > 2 * self.high_water
+                region = self._placement.find(type, thrifty=thrifty)
+                if region is None:
+                    if not self.grows:
+                        raise self._overflow(type, nbytes)
+                    trims = self.trims and self.capacity - self.used > self.used + nbytes
+                    if trims or thrifty:
+                        self._placement.release(idle=not trims)
+            self._give_back()
+            if region is not None:
+                return region
+            self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
 
-    def _carve(self, type: TensorType) -> Region:
-        """A region for a type whose bin is empty: a free one of that size, or a new one."""
-        nbytes = -(-type.nbytes // ALIGNMENT) * ALIGNMENT
-        bin = self._bins[type] = self._sizes.setdefault(nbytes, [])
-        if bin:
-            return bin.pop()
-        if not self.grows and self._tail(nbytes) is None:
-            self._merge(nbytes)
-            if bin:
-                return bin.pop()
-        chunk = self._tail(nbytes) or self._grow(type, nbytes)
-        region = Region(chunk.storage, chunk.carved, nbytes, bin)
-        chunk.carved += nbytes
-        self._regions.append(region)
-        return region
+    def _overflow(self, type: TensorType, nbytes: int) -> ArenaOverflow:
+        left, gap = self.capacity - self.used, self._placement.largest_gap()
+        pieces = f", in pieces of at most {gap:,}" if gap < left else ""
+        largest = "; ".join(map(str, self.holders()[:_LARGEST]))
+        return ArenaOverflow(
+            f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {left:,} of "
+            f"{self.capacity:,} are left{pieces}"
+            + (f"; the largest holders are {largest}" if largest else "")
+        )
 
-    def _tail(self, nbytes: int) -> Chunk | None:
-        """A chunk that still has so many bytes to carve."""
-        return next((c for c in self._chunks if c.nbytes - c.carved >= nbytes), None)
+    def _add_chunk(self, nbytes: int) -> None:
+        nbytes = rounded(nbytes)
+        self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))
 
-    def _merge(self, nbytes: int) -> None:
-        """Make the first free neighbours that together have so many bytes one region of that
-        size and one of the rest, or, at the end of the chunk, bytes to carve again."""
-        for chunk in self._chunks:
-            run: list[Region] = []
-            inside = [region for region in self._regions if region.storage == chunk.storage]
-            for region in sorted(inside, key=lambda region: (region.offset, region.nbytes)):
-                if region.holder is None:
-                    run.append(region)
-                elif region.nbytes:  # an empty tensor is in nobody's way
-                    run = []
-                free = sum(region.nbytes for region in run)
-                at_end = bool(run) and region.offset + region.nbytes == chunk.carved
-                if at_end and free + chunk.nbytes - chunk.carved >= nbytes:
-                    self._drop(run)
-                    chunk.carved = run[0].offset
-                    return
-                if free >= nbytes:
-                    self._drop(run)
-                    self._add_free(chunk, run[0].offset, nbytes)
-                    if free > nbytes:
-                        self._add_free(chunk, run[0].offset + nbytes, free - nbytes)
-                    return
+    def _give_back(self) -> None:
+        """Give back to the VM what the placement has dropped."""
+        placement = self._placement
+        while placement.handles:
+            self.vm.dealloc_tensor(placement.handles.pop())
+        while placement.storages:
+            self.vm.dealloc_storage(placement.storages.pop())
 
-    def _drop(self, run: list[Region]) -> None:
-        for region in run:
-            self._regions.remove(region)
-            region.bin.remove(region)
-            for handle in region.handles.values():
-                self.vm.dealloc_tensor(handle)
 
-    def _add_free(self, chunk: Chunk, offset: int, nbytes: int) -> None:
-        bin = self._sizes.setdefault(nbytes, [])
-        region = Region(chunk.storage, offset, nbytes, bin)
-        self._regions.append(region)
-        bin.append(region)
-
-    def _grow(self, type: TensorType, nbytes: int) -> Chunk:
-        if not self._close.alive:
-            raise ArenaError(f"arena {self.name!r} is closed")
-        if not self.grows:
-            raise ArenaOverflow(
-                f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {self.used:,} of "
-                f"{self.capacity:,} are in use"
-            )
-        if self.trims and self.capacity - self.used > self.used + nbytes:
-            self.trim()
-        return self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
-
-    def _add_chunk(self, nbytes: int) -> Chunk:
-        nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        chunk = Chunk(self.vm.alloc_storage(nbytes), nbytes)
-        self._chunks.append(chunk)
-        self.capacity += nbytes
-        return chunk
+def _note(tensor: Allocation) -> weakref.ref[Allocation]:
+    """A reference to a tensor just made, once its region knows the line that made it."""
+    reference, region = weakref.ref(tensor), tensor.region
+    if region is not None:
+        region.noted = reference, user_place()
+    return reference
 
 
 def _dealloc(reference: weakref.ref[VMProtocol], chunks: list[Chunk]) -> None:
@@ -393,4 +524,3 @@ def _dealloc(reference: weakref.ref[VMProtocol], chunks: list[Chunk]) -> None:
     if vm is not None:
         for chunk in chunks:
             vm.dealloc_storage(chunk.storage)
-    chunks.clear()

@@ -20,8 +20,14 @@
     ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
     ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
     │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
+    ├── QueueFull               (queue.Full)  no slot of a queue tensor is free, or was in time
+    ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
+    ├── ShutDown                (RuntimeError) a queue tensor is closed; to `get`: and drained
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
+    ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
+    ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible
+    ├── WorkerDied              (RuntimeError) a pipeline's worker ended before its work did
     └── MissingExtra            (ImportError) an optional package is not installed
 
 Each also derives from the built-in exception a Python programmer would expect, named
@@ -30,13 +36,16 @@ in brackets. The text of an `OpError` is computed from op, operand types and rea
 
 from __future__ import annotations
 
+import queue
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from types import CodeType, FrameType
+from typing import Final, Self, TypeAlias
 
 _BRIEF: Final = 100
 _PACKAGE: Final = str(Path(__file__).parent.parent)
+_OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
 
 class MlvmError(Exception):
@@ -150,12 +159,37 @@ class ArenaOverflow(ArenaError, MemoryError):
     """A request does not fit what is left of an arena's capacity."""
 
 
+class QueueFull(MlvmError, queue.Full):
+    """No slot of the queue tensor is free, or none was in time."""
+
+
+class QueueEmpty(MlvmError, queue.Empty):
+    """No element is in the queue tensor, or none was in time."""
+
+
+class ShutDown(MlvmError, RuntimeError):
+    """The queue tensor is closed, and to `get` drained. As `queue.ShutDown` of Python 3.13."""
+
+
 class GradientError(MlvmError, TypeError):
     """There is no such gradient, or an update in place would destroy one."""
 
 
 class CaptureError(MlvmError, RuntimeError):
     """A captured function does what a replay could not do again; the text names the line."""
+
+
+class GroupError(MlvmError, RuntimeError):
+    """VMs of a group cannot go on together: they call different things, or one has ended."""
+
+
+class PipelineError(MlvmError, ValueError):
+    """A pipeline has an impossible option, a data set that is not what it says it is, or a
+    transform that gives no batch."""
+
+
+class WorkerDied(MlvmError, RuntimeError):
+    """A worker of a pipeline ended before its work did: killed, or by its own doing."""
 
 
 class MissingExtra(MlvmError, ImportError):
@@ -173,9 +207,33 @@ def brief(value: object) -> str:
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
+Place: TypeAlias = tuple[CodeType, int]
+"""A place in Python code: the code object, and an offset in it."""
+
+
+def user_place() -> Place | None:
+    """The innermost place of Python outside of mlvm that led here, found in half a microsecond."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        ours = _OURS.get(code.co_filename)
+        if ours is None:
+            ours = code.co_filename.startswith((_PACKAGE, "<frozen"))
+            _OURS[code.co_filename] = ours
+        if not ours:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def line_of(place: Place) -> str:
+    """The place as `file:line`."""
+    code, offset = place
+    lines = (line for start, end, line in code.co_lines() if start <= offset < end)
+    return f"{code.co_filename}:{next(lines, None) or code.co_firstlineno}"
+
+
 def user_line() -> str | None:
     """The innermost line of Python outside of mlvm that led here, as `file:line`."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
+    place = user_place()
+    return line_of(place) if place is not None else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 from weakref import WeakValueDictionary
@@ -147,6 +148,7 @@ def promote(x: DType, y: DType) -> DType:
 Shape: TypeAlias = tuple[int, ...]
 MAX_NDIM: Final = 64  # as numpy has it
 MAX_NBYTES: Final = 1 << 62
+_interning: Final = threading.RLock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
@@ -186,7 +188,8 @@ class TensorType:
         self.ndim = len(shape)
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
-        return cls._interned.setdefault((dtype, shape), self)
+        with _interning:  # or two threads could each have their own
+            return cls._interned.setdefault((dtype, shape), self)
 
     @staticmethod
     def of(array: Array) -> TensorType:

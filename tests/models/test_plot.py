@@ -1,15 +1,13 @@
-"""The pictures are well-formed SVG and show what they are given."""
+"""The picture is well-formed SVG and shows what it is given."""
 
 from __future__ import annotations
 
 import math
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
-import mlvm.eager as ml
-from models.plot import loss_curve, occupancy
+from models.plot import loss_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -55,47 +53,3 @@ def test_any_losses_can_be_drawn(losses: list[float]) -> None:
     root = parse(loss_curve("any", losses, [math.fsum(losses) / len(losses)]))
     numbers = [text for text in texts(root) if text.replace(".", "").replace("e-", "").isdigit()]
     assert 4 <= len(numbers) <= 40
-
-
-def record_step() -> ml.Recording:
-    batch = ml.Arena(ml.VM(), "batch")
-    with ml.record(batch) as recording, batch:
-        x = ml.asarray(np.ones((16, 32), np.float32))
-        y = ml.square(x)
-        z = ml.sum(y)
-        del y
-        z + 1.0
-    return recording
-
-
-def test_the_occupancy_has_a_rectangle_for_each_tensor() -> None:
-    recording = record_step()
-    root = parse(occupancy("Memory", recording))
-    group = root.find(f"{SVG}g")
-    assert group is not None
-    hover = [title.text or "" for title in group.iter(f"{SVG}title")]
-    assert len(hover) == len(recording.lifetimes) == 4
-    assert hover[0] == "f32[16,32]: 2,048 bytes at 0, moments 1 to 6"
-    assert [text.split(":")[0] for text in hover] == ["f32[16,32]", "f32[16,32]", "f32[]", "f32[]"]
-    boxes = [
-        {name: float(each.attrib[name]) for name in ("x", "y", "width", "height")}
-        for each in group.iter(f"{SVG}rect")
-    ]
-    assert boxes[0]["width"] > boxes[1]["width"] > 0
-    assert boxes[0]["height"] == boxes[1]["height"] == pytest.approx(32 * boxes[2]["height"], 0.01)
-    assert boxes[1]["y"] < boxes[0]["y"]  # a higher address is further up
-    assert len({each.attrib["fill"] for each in group.iter(f"{SVG}rect")}) == 2
-
-
-def test_the_occupancy_tells_what_was_in_use_at_most() -> None:
-    recording = record_step()
-    most, top = max(recording.used()), 2 * 2048 + 64
-    root = parse(occupancy("Memory", recording))
-    assert f"most bytes in use at once {most:,}" in texts(root)
-    assert any(text.startswith("highest address 4,") for text in texts(root))
-    assert most == top
-    assert len(lines(root)[0]) == recording.moments
-
-
-def test_an_arena_in_which_nothing_happened_can_be_drawn() -> None:
-    parse(occupancy("Nothing", ml.Recording("batch")))

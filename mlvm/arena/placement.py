@@ -1,0 +1,369 @@
+"""Where an arena puts a tensor: the chunks it holds, the regions carved from them, two policies.
+
+`Reuse` hands a region out again and again: one that comes back waits in the bin of its size, and
+`tidy` orders the bins as their regions were first made. So a step that allocates as the step
+before finds the same addresses. `Bump` carves forward, and back only over what ended last.
+
+A placement only keeps the books: it calls no VM. Threads share it so: all but `tidy` runs under
+the arena's lock; everywhere else a region is taken and returned by `bin.pop()` and
+`bin.append(region)`, which are atomic. So a region that is in no bin is somebody's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from mlvm.core.errors import Place
+from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.types import ALIGNMENT, TensorType
+
+if TYPE_CHECKING:
+    from mlvm.arena.arena import Allocation
+
+IDLE: Final = 3
+"""After so many resets without a use, a region of a growing arena may be merged or given back:
+steps of a few kinds, such as training and evaluation, can take turns without disturbing it."""
+
+_NUMBER: Final = attrgetter("number")
+
+
+def rounded(nbytes: int) -> int:
+    """What that many bytes take up: the next multiple of 64."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Region:
+    """A piece of a storage, and the tensors ever viewed there. Its size never changes.
+
+    `number` counts regions in the order of their making. `holder` refers to the last tensor that
+    had it, which may have ended; at a reset it becomes `seen`, and `last` that reset, if it is
+    another than before. `noted` is a holder and the Python place that made it, where lines are
+    noted.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "bin",
+        "handles",
+        "holder",
+        "last",
+        "nbytes",
+        "noted",
+        "number",
+        "offset",
+        "seen",
+        "storage",
+        "views",
+    )
+
+    def __init__(
+        self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region], number: int = 0
+    ) -> None:
+        self.storage = storage
+        self.offset = offset
+        self.nbytes = nbytes
+        self.bin = bin
+        self.number = number
+        self.handles: dict[TensorType, TensorHandle] = {}
+        self.holder: weakref.ref[Allocation] | None = None
+        self.seen: weakref.ref[Allocation] | None = None
+        self.last = 0
+        self.noted: tuple[weakref.ref[Allocation], Place | None] | None = None
+        self.views: weakref.WeakValueDictionary[int, Allocation] | None = None
+
+    @property
+    def made_at(self) -> Place | None:
+        """The Python place that made the holder, if it was noted."""
+        noted = self.noted
+        return noted[1] if noted is not None and noted[0] is self.holder else None
+
+    def tensor(self) -> Allocation | None:
+        """The tensor that lives here now."""
+        holder = self.holder
+        if holder is None or holder is self.seen:
+            return None
+        tensor = holder()
+        return tensor if tensor is not None and tensor.region is self else None
+
+
+class Chunk:
+    """A storage, carved from the front."""
+
+    __slots__ = ("carved", "nbytes", "storage")
+
+    def __init__(self, storage: StorageHandle, nbytes: int) -> None:
+        self.storage = storage
+        self.nbytes = nbytes
+        self.carved = 0
+
+
+class Placement:
+    """What both policies share. `regions` lists every region, `resets` counts resets.
+
+    `bins` finds the bin of a type that has been placed before, where the policy has bins.
+    `handles` and `storages` are those of regions and chunks that are no more, for the arena to
+    give back to its VM.
+    """
+
+    def __init__(self, *, grows: bool) -> None:
+        self.grows = grows
+        self.handles: list[TensorHandle] = []
+        self.storages: list[StorageHandle] = []
+        self.chunks: list[Chunk] = []
+        self.regions: list[Region] = []
+        self.bins: dict[TensorType, list[Region]] = {}
+        self.resets = 0
+        self._numbers = 0
+
+    def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
+        """A region for a type, now the caller's; None if the chunks have no room for it.
+
+        If `thrifty`, free neighbours are merged to make room.
+        """
+        raise NotImplementedError
+
+    def tidy(self) -> None:
+        """From here on the same requests find the same regions as after the last `tidy`."""
+
+    def release(self, *, idle: bool = False) -> None:
+        """Drop the chunks in which nothing lives; if `idle`, only those that have long been so."""
+        raise NotImplementedError
+
+    def largest_gap(self) -> int:
+        """The most bytes that one request can have."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Forget every region and chunk."""
+        self.regions.clear()
+        self.bins.clear()
+        for chunk in [*self.chunks]:
+            self._drop_chunk(chunk)
+
+    def _tail(self, nbytes: int) -> Chunk | None:
+        """A chunk that still has so many bytes to carve."""
+        return next((c for c in self.chunks if c.nbytes - c.carved >= nbytes), None)
+
+    def _make(self, chunk: Chunk, offset: int, nbytes: int, bin: list[Region]) -> Region:
+        self._numbers += 1
+        region = Region(chunk.storage, offset, nbytes, bin, self._numbers)
+        region.last = self.resets
+        self.regions.append(region)
+        return region
+
+    def _drop_chunk(self, chunk: Chunk) -> None:
+        self.chunks.remove(chunk)
+        self.storages.append(chunk.storage)
+
+
+class Reuse(Placement):
+    """Regions by size, handed out again last in, first out.
+
+    A request that finds neither a region of its size nor room to carve one gets free neighbours
+    merged: in a fixed arena any, in a growing one only those idle for long, because a step that
+    is repeated will ask for the others again.
+    """
+
+    def __init__(self, *, grows: bool) -> None:
+        super().__init__(grows=grows)
+        self._sizes: dict[int, list[Region]] = {}
+
+    def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
+        nbytes = rounded(type.nbytes)
+        bin = self.bins[type] = self._sizes.setdefault(nbytes, [])
+        region = _pop(bin)
+        if region is None and thrifty and self._tail(nbytes) is None:
+            if not self._merge(nbytes, idle=True) and not self.grows:
+                self._merge(nbytes, idle=False)
+            region = _pop(bin)
+        if region is not None:
+            return region
+        chunk = self._tail(nbytes)
+        if chunk is None:
+            return None
+        region = self._make(chunk, chunk.carved, nbytes, bin)
+        chunk.carved += nbytes
+        return region
+
+    def tidy(self) -> None:
+        for bin in list(self._sizes.values()):
+            bin.sort(key=_NUMBER, reverse=True)  # in C from end to end: no thread sees it halfway
+
+    def release(self, *, idle: bool = False) -> None:
+        free = self._free(idle=idle)
+        for chunk in [*self.chunks]:
+            inside = [region for region in self.regions if region.storage == chunk.storage]
+            if all(id(region) in free for region in inside) and self._drop(inside):
+                self._drop_chunk(chunk)
+
+    def largest_gap(self) -> int:
+        free, largest = self._free(idle=False), 0
+        for chunk in self.chunks:
+            gap = 0
+            for region in self._inside(chunk):
+                if id(region) in free:
+                    gap += region.nbytes
+                elif region.nbytes:
+                    gap = 0
+                largest = max(largest, gap)
+            largest = max(largest, gap + chunk.nbytes - chunk.carved)
+        return largest
+
+    def clear(self) -> None:
+        super().clear()
+        self._sizes.clear()
+
+    def _free(self, *, idle: bool) -> set[int]:
+        """The ids of the regions in bins; if `idle`, only of those not used for long."""
+        waiting = [region for bin in list(self._sizes.values()) for region in bin.copy()]
+        if not idle:
+            return {id(region) for region in waiting}
+        return {
+            id(region)
+            for region in waiting
+            if region.holder is region.seen and self.resets - region.last >= IDLE
+        }
+
+    def _inside(self, chunk: Chunk) -> list[Region]:
+        """The chunk's regions in order of address."""
+        inside = [region for region in self.regions if region.storage == chunk.storage]
+        return sorted(inside, key=lambda region: (region.offset, region.nbytes))
+
+    def _merge(self, nbytes: int, *, idle: bool) -> bool:
+        """Make the first free neighbours that together have so many bytes one region of that
+        size and one of the rest, or, at the end of the chunk, bytes to carve again."""
+        free = self._free(idle=idle)
+        for chunk in self.chunks:
+            run: list[Region] = []
+            for region in self._inside(chunk):
+                if id(region) in free:
+                    run.append(region)
+                elif region.nbytes:  # an empty tensor is in nobody's way
+                    run = []
+                have = sum(region.nbytes for region in run)
+                at_end = bool(run) and region.offset + region.nbytes == chunk.carved
+                if at_end and have + chunk.nbytes - chunk.carved >= nbytes and self._drop(run):
+                    chunk.carved = run[0].offset
+                    return True
+                if have >= nbytes and self._drop(run):
+                    self._put(chunk, run[0].offset, nbytes)
+                    if have > nbytes:
+                        self._put(chunk, run[0].offset + nbytes, have - nbytes)
+                    return True
+        return False
+
+    def _drop(self, run: list[Region]) -> bool:
+        """Forget these regions, unless a thread has just taken one of them."""
+        for i, region in enumerate(run):
+            try:
+                region.bin.remove(region)
+            except ValueError:
+                for claimed in run[:i]:
+                    claimed.bin.append(claimed)
+                return False
+        for region in run:
+            self.handles.extend(region.handles.values())
+        gone = set(run)
+        self.regions[:] = [region for region in self.regions if region not in gone]
+        return True
+
+    def _put(self, chunk: Chunk, offset: int, nbytes: int) -> None:
+        """A new region in the bin of its size, to be handed out after those already there."""
+        bin = self._sizes.setdefault(nbytes, [])
+        bin.insert(0, self._make(chunk, offset, nbytes, bin))
+
+
+class Bump(Placement):
+    """Regions one after another, `_taken` of them. The last that end are carved anew; what ends
+    before them waits. `_bin` receives all that end, `_dead` is what still waits."""
+
+    def __init__(self, *, grows: bool) -> None:
+        super().__init__(grows=grows)
+        self._taken = 0
+        self._bin: list[Region] = []
+        self._dead: set[Region] = set()
+
+    def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
+        nbytes = rounded(type.nbytes)
+        self._retreat()
+        if self._taken < len(self.regions) and self.regions[self._taken].nbytes == nbytes:
+            region = self.regions[self._taken]  # as it was before a reset, with its views
+        else:
+            self._forget()
+            chunk = self._tail(nbytes)
+            if chunk is None:
+                return None
+            region = self._make(chunk, chunk.carved, nbytes, self._bin)
+            chunk.carved += nbytes
+        self._taken += 1
+        return region
+
+    def release(self, *, idle: bool = False) -> None:
+        self._retreat()
+        self._forget()
+        busy = {region.storage for region in self.regions}  # an empty tensor carves nothing
+        for chunk in [*self.chunks]:
+            if chunk.storage not in busy:
+                self._drop_chunk(chunk)
+
+    def largest_gap(self) -> int:
+        self._retreat()
+        self._forget()
+        return max((chunk.nbytes - chunk.carved for chunk in self.chunks), default=0)
+
+    def clear(self) -> None:
+        super().clear()
+        self._taken = 0
+        self._bin.clear()
+        self._dead.clear()
+
+    def _retreat(self) -> None:
+        """Move back over the regions at the end that nothing lives in."""
+        while (region := _pop(self._bin)) is not None:
+            self._dead.add(region)
+        while self._taken and self.regions[self._taken - 1] in self._dead:
+            self._taken -= 1
+            self._dead.remove(self.regions[self._taken])
+
+    def _forget(self) -> None:
+        """Drop the regions ahead, to carve their bytes otherwise."""
+        home = {chunk.storage: chunk for chunk in self.chunks}
+        while len(self.regions) > self._taken:
+            region = self.regions.pop()
+            home[region.storage].carved = region.offset
+            self.handles.extend(region.handles.values())
+
+
+class Chosen(Placement):
+    """Regions wherever one asks for them, over each other if need be, in one chunk.
+
+    Tensors at one offset share their handles, those of one size their regions, one after another.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(grows=False)
+        self._places: dict[tuple[int, int], list[Region]] = {}
+        self._handles: dict[int, dict[TensorType, TensorHandle]] = {}
+
+    def at(self, offset: int, nbytes: int) -> Region:
+        """A region of so many bytes from that offset on."""
+        bin = self._places.setdefault((offset, nbytes), [])
+        region = _pop(bin)
+        if region is None:
+            region = self._make(self.chunks[0], offset, nbytes, bin)
+            region.handles = self._handles.setdefault(offset, {})
+        return region
+
+    def clear(self) -> None:
+        super().clear()
+        self._places.clear()
+        self._handles.clear()
+
+
+def _pop(bin: list[Region]) -> Region | None:
+    try:
+        return bin.pop()
+    except IndexError:
+        return None

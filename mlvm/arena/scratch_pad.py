@@ -1,0 +1,104 @@
+"""Scratch pads: memory in which the caller says where each tensor lies."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Self
+
+from mlvm.arena.arena import A, Allocation, Arena
+from mlvm.arena.placement import Chosen, Placement, Region
+from mlvm.core.errors import ArenaError
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import TensorType
+
+
+class ScratchPad(Arena):
+    """`nbytes` raw bytes of a VM, and typed tensors at any offset in them.
+
+        with ScratchPad(vm, 4096) as pad:
+            words = pad.tensor("u32[16]", 0)
+            floats = pad.tensor("f32[16]", 0)  # the same bytes
+
+    Tensors may overlap, and several programs may share a pad. Hazards: a write through one
+    tensor changes every tensor over those bytes. No tape notices it, so a gradient may be computed
+    from what a saved operand has become. A new tensor finds whatever bytes are there, and one that
+    dies leaves them; none protects its bytes from the next. A launch whose result would overwrite
+    an operand while it reads it is refused, but not by a VM with `checked=False`.
+
+    It is an arena that places nothing by itself: results are not allocated in it, and leaving
+    `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor is
+    to lie inside the pad, at a multiple of its elements' size; with `raw` the pad does not look,
+    and what the VM makes of it happens.
+    """
+
+    _placement: Chosen
+
+    def __init__(
+        self, vm: VMProtocol, nbytes: int, *, name: str = "scratch", raw: bool = False
+    ) -> None:
+        if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
+            raise ArenaError(f"scratch pad {name!r}: it has >= 0 bytes, not {nbytes!r}")
+        self._asked = threading.local()
+        super().__init__(vm, name, capacity=nbytes)
+        self.nbytes = nbytes
+        self.raw = raw
+
+    def tensor(
+        self,
+        type: TensorType | str,
+        offset: int,
+        kind: type[A] = Allocation,  # type: ignore[assignment]
+    ) -> A:
+        """A tensor of that type, or type's text, over the bytes from `offset` on.
+
+        Raises `ArenaError` for one that would leave the pad or lie askew, and after close;
+        `ShapeError` or `DTypeError` for text that is no type.
+        """
+        if isinstance(type, str):
+            type = TensorType.parse(type)
+        if not self.raw:
+            self._check(type, offset)
+        self._asked.offset = offset
+        try:
+            tensor = self.alloc(type, kind)
+        finally:
+            del self._asked.offset
+        tensor.prepare()
+        return tensor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _new_placement(self) -> Placement:
+        return Chosen()
+
+    def _find(self, type: TensorType) -> Region:
+        offset = getattr(self._asked, "offset", None)
+        if offset is None:
+            raise ArenaError(
+                f"scratch pad {self.name!r} places nothing by itself; ask for "
+                f"tensor({str(type)!r}, offset), or allocate in an arena"
+            )
+        with self._lock:
+            if not self._close.alive:
+                raise ArenaError(f"scratch pad {self.name!r} is closed")
+            return self._placement.at(offset, type.nbytes)
+
+    def _check(self, type: TensorType, offset: Any) -> None:
+        if not isinstance(type, TensorType):
+            raise ArenaError(f"scratch pad {self.name!r}: a TensorType is wanted, not {type!r}")
+        if not isinstance(offset, int) or isinstance(offset, bool):
+            raise ArenaError(f"scratch pad {self.name!r}: an offset is an int, not {offset!r}")
+        if offset < 0 or offset + type.nbytes > self.nbytes:
+            raise ArenaError(
+                f"scratch pad {self.name!r}: {type} at offset {offset} needs bytes {offset} to "
+                f"{offset + type.nbytes} of {self.nbytes}"
+            )
+        if offset % type.dtype.itemsize:
+            raise ArenaError(
+                f"scratch pad {self.name!r}: {type} at offset {offset} is not aligned to its "
+                f"elements of {type.dtype.itemsize} bytes"
+            )

@@ -1,0 +1,371 @@
+"""What arenas promise those who train: steps reuse the memory of the steps before, weights stay,
+and nothing that has ended can be used by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.arena.arena import Allocation
+from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
+from mlvm.eager import nn
+
+RNG = np.random.default_rng(0)
+
+
+class Mlp(nn.Module):
+    def __init__(self, features: int, hidden: int) -> None:
+        self.hidden = nn.Linear(features, hidden)
+        self.head = nn.Linear(hidden, 3)
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        return self.head(ml.relu(self.hidden(x)))
+
+
+class Training:
+    """A model, its weights in an arena of their own, and a step in an arena that others share."""
+
+    def __init__(self, vm: Any, batch: ml.Arena, features: int, hidden: int) -> None:
+        self.weights = ml.Arena(vm, "weights")
+        self.batch = batch
+        self.features = features
+        with self.weights.allocating():
+            self.model = Mlp(features, hidden)
+            self.optimizer = ml.optim.SGD(self.model, learning_rate=0.1, momentum=0.9)
+
+    def loss(self, model: Mlp, x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
+        return ml.mean(ml.softmax_cross_entropy(model(x), y))
+
+    def step(self, n: int = 8) -> list[int]:
+        """Train on random examples; the addresses of what the step held before its end."""
+        x = RNG.normal(size=(n, self.features)).astype(np.float32)
+        y = RNG.integers(0, 3, n)
+        with self.batch:
+            value, grads = ml.value_and_grad(self.loss)(self.model, ml.asarray(x), ml.asarray(y))
+            self.optimizer.update(grads)
+            assert np.isfinite(float(value))
+            return [tensor.handle for tensor in self.batch.live()]
+
+    def evaluate(self, n: int) -> float:
+        with self.batch:
+            x = ml.asarray(RNG.normal(size=(n, self.features)).astype(np.float32))
+            return float(ml.mean(self.model(x)))
+
+
+def consumed(vm: ml.VM) -> int:
+    return round(vm.consumed_size_in_mib() * 2**20)
+
+
+def test_two_models_in_turn_share_one_batch_arena() -> None:
+    vm = ml.VM()
+    batch = ml.Arena(vm, "batch")
+    small, large = Training(vm, batch, 4, 8), Training(vm, batch, 16, 64)
+    alone = Training(vm, ml.Arena(vm, "alone"), 16, 64)
+    for _ in range(2):
+        small.step()
+        large.step()
+        alone.step()
+    views, held = batch.views_created, consumed(vm)
+    for _ in range(10):
+        small.step()
+        large.step()
+    assert (batch.views_created, consumed(vm)) == (views, held)
+    assert batch.used == 0
+    assert batch.high_water == alone.batch.high_water  # as much as the larger one needs by itself
+
+
+def test_weights_survive_a_thousand_resets() -> None:
+    vm = ml.VM()
+    weights, batch = ml.Arena(vm, "weights", policy="bump"), ml.Arena(vm, "batch")
+    with weights.allocating():
+        w = ml.asarray(np.arange(100, dtype=np.float64))
+        total = ml.zeros((), dtype=ml.float64)
+    used = weights.used
+    for _ in range(1000):
+        with batch:
+            total += ml.sum(w * 2.0)
+    np.testing.assert_array_equal(w.numpy(), np.arange(100))
+    assert float(total) == 1000 * 2 * 4950
+    assert (weights.used, batch.used) == (used, 0)
+
+
+def test_addresses_repeat_step_after_step() -> None:
+    vm = ml.VM()
+    training = Training(vm, ml.Arena(vm, "batch"), 4, 8)
+    training.step()
+    held = training.step()
+    assert held
+    views, bytes_held = training.batch.views_created, consumed(vm)
+    for _ in range(20):
+        assert training.step() == held
+    assert (training.batch.views_created, consumed(vm)) == (views, bytes_held)
+
+
+@pytest.mark.parametrize("pattern", ["te", "tttteeee" * 2, "t" * 20 + "e" * 9, "ttet"])
+def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
+    pattern: str,
+) -> None:
+    vm = ml.VM()
+    training = Training(vm, ml.Arena(vm, "batch"), 8, 32)
+
+    def run() -> None:
+        for kind in pattern:
+            if kind == "t":
+                training.step(16)
+            else:
+                training.evaluate(50)
+
+    run()
+    run()
+    views, held = training.batch.views_created, consumed(vm)
+    for _ in range(5):
+        run()
+    assert (training.batch.views_created, consumed(vm)) == (views, held)
+
+
+def test_an_exception_inside_a_step_leaves_the_arena_reset() -> None:
+    vm = ml.VM()
+    training = Training(vm, ml.Arena(vm, "batch", capacity=1 << 16), 4, 8)
+    training.step()
+    held = training.step()
+    kept: list[ml.Tensor] = []
+
+    def fail(error: type[Exception], nfloats: int) -> None:
+        with training.batch:
+            kept.append(ml.ones(10))
+            kept.append(ml.ones(nfloats))
+            raise error
+
+    for error, nfloats in ((ZeroDivisionError, 3), (ArenaOverflow, 1 << 20)):
+        with pytest.raises(error):
+            fail(error, nfloats)
+    assert training.batch.used == 0
+    for tensor in kept:
+        with pytest.raises(StaleTensor, match="arena 'batch' ended: its arena was reset"):
+            tensor.numpy()
+    assert training.step() == held
+
+
+def test_nested_arenas_each_end_what_is_theirs() -> None:
+    vm = ml.VM()
+    outer, inner = ml.Arena(vm, "outer"), ml.Arena(vm, "inner")
+    with outer:
+        x = ml.ones(3)
+        with inner:
+            y = x + 1
+            with outer:
+                z = y + 1
+            kept = outer.keep(y)
+        np.testing.assert_array_equal((z + kept + x).numpy(), [6, 6, 6])
+        with pytest.raises(StaleTensor, match="inner"):
+            y + 1
+    with pytest.raises(StaleTensor, match="outer"):
+        z + 1
+
+
+# --- stale tensors --------------------------------------------------------------------
+
+Ending = Callable[[ml.Arena, ml.Tensor], None]
+
+
+def rewind_all(arena: ml.Arena, tensor: ml.Tensor) -> None:
+    arena.rewind(MARKS[arena.name])
+
+
+MARKS: dict[str, Any] = {}
+ENDINGS: dict[str, Ending] = {
+    "reset": lambda arena, tensor: arena.reset(),
+    "rewound": rewind_all,
+    "freed": lambda arena, tensor: arena.free(tensor),
+    "closed": lambda arena, tensor: arena.close(),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("policy", ["reuse", "bump"])
+def test_every_use_of_a_tensor_that_has_ended_raises(how: str, policy: Any) -> None:
+    arena = ml.Arena(ml.VM(), "batch", policy=policy)
+    MARKS["batch"] = arena.mark()
+    with arena.allocating():
+        other, x = ml.ones((2, 3)), ml.asarray(np.ones((2, 3), np.float32))
+        view = ml.reshape(x, (3, 2))
+    tree = {"layers": [x, {"view": view}]}
+    cached = x.handle
+    ENDINGS[how](arena, x)
+    if how != "closed":
+        with arena.allocating():
+            again = [ml.zeros((2, 3)) for _ in range(2)]  # one of them takes the bytes over
+        assert cached in [tensor.handle for tensor in again]
+    arena_of_keep = ml.Arena(arena.vm, "keeps")
+    uses: list[Callable[[ml.Tensor], Any]] = [
+        lambda t: t.numpy(),
+        lambda t: t + 1,
+        lambda t: ml.sum(t),
+        lambda t: ml.reshape(t, (6,)),
+        lambda t: t[0],
+        lambda t: t.__iadd__(1),
+        lambda t: ml.matmul(t, ml.matrix_transpose(t)),
+        lambda t: arena_of_keep.keep(t),
+        lambda t: ml.grad(lambda a: ml.sum(a * a))(t),
+    ]
+    with ml.Arena(arena.vm, "results").allocating():
+        for tensor in (tree["layers"][0], tree["layers"][1]["view"], view.base):  # type: ignore[index]
+            assert isinstance(tensor, ml.Tensor)
+            assert how in repr(tensor)
+            for use in uses:
+                with pytest.raises(StaleTensor, match=f"arena 'batch' ended: .* {how}"):
+                    use(tensor)
+    if how != "closed":
+        np.testing.assert_array_equal([tensor.numpy() for tensor in again], np.zeros((2, 2, 3)))
+    del other
+
+
+# --- keep, mark, holders --------------------------------------------------------------
+
+
+def test_keep_copies_a_tensor_of_its_kind_into_another_arena() -> None:
+    vm = ml.VM()
+    weights, batch = ml.Arena(vm, "weights", policy="bump"), ml.Arena(vm, "batch")
+    with batch:
+        x = ml.asarray(np.arange(6, dtype=np.int64).reshape(2, 3))
+        best, flat = weights.keep(x), weights.keep(ml.reshape(x, (6,)))
+        x += 1
+    np.testing.assert_array_equal(best.numpy(), [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(flat.numpy(), range(6))
+    assert isinstance(best, ml.Tensor)
+    assert (best.arena, flat.base, weights.used, batch.used) == (weights, None, 128, 0)
+    with weights.allocating():
+        np.testing.assert_array_equal((best + best).numpy(), [[0, 2, 4], [6, 8, 10]])
+
+
+def test_no_gradient_flows_through_keep() -> None:
+    vm = ml.VM()
+    batch, weights = ml.Arena(vm, "batch"), ml.Arena(vm, "weights")
+    with batch.allocating():
+        x = ml.asarray(np.float32(3))
+        np.testing.assert_array_equal(ml.grad(lambda x: x * weights.keep(x))(x).numpy(), 3)
+
+
+def test_keep_refuses_what_it_cannot_copy() -> None:
+    vm, elsewhere = ml.VM("here"), ml.VM("there")
+    weights = ml.Arena(vm, "weights", capacity=64)
+    with ml.Arena(elsewhere, "batch") as batch:
+        x = ml.ones(3)
+        with pytest.raises(ArenaError, match=r"on here was asked to keep a f32\[3\] .* on there"):
+            weights.keep(x)
+        assert batch.used == 64
+    with pytest.raises(ArenaError, match="arena 'weights' keeps tensors, not a ndarray"):
+        weights.keep(np.ones(3))  # type: ignore[type-var]
+    with ml.Arena(vm, "batch"), pytest.raises(ArenaOverflow):
+        weights.keep(ml.ones(100))
+    assert weights.used == 0
+
+
+@pytest.mark.parametrize("policy", ["reuse", "bump"])
+@pytest.mark.parametrize("capacity", [None, 4096])
+def test_a_loop_that_rewinds_finds_the_same_addresses(policy: Any, capacity: int | None) -> None:
+    vm = ml.VM()
+    arena = ml.Arena(vm, "batch", policy=policy, capacity=capacity)
+    with arena:
+        x = ml.ones(16)
+        mark = arena.mark()
+        used, seen = arena.used, []
+        for _ in range(4):
+            y = x + 1
+            z = ml.concat([y, x])
+            del y
+            seen.append((z.handle, (z * 2).handle))
+            arena.rewind(mark)
+            assert arena.used == used
+        assert len(set(seen)) == 1
+        np.testing.assert_array_equal(x.numpy(), np.ones(16))
+        with pytest.raises(StaleTensor, match="its arena was rewound"):
+            z.numpy()
+    with pytest.raises(ArenaError, match="arena 'batch' was reset"):
+        arena.rewind(mark)
+
+
+def test_rewind_refuses_marks_that_are_not_its_own() -> None:
+    vm = ml.VM()
+    arena, other = ml.Arena(vm, "batch"), ml.Arena(vm, "other")
+    outer = arena.mark()
+    inner = arena.mark()
+    arena.rewind(inner)
+    arena.rewind(outer)
+    with pytest.raises(ArenaError, match="rewound past this mark"):
+        arena.rewind(inner)
+    with pytest.raises(ArenaError, match="its own marks, not to one of arena 'other'"):
+        arena.rewind(other.mark())
+    with pytest.raises(ArenaError, match="its own marks, not to 3"):
+        arena.rewind(3)  # type: ignore[arg-type]
+
+
+def test_a_bump_arena_carves_forward_and_back() -> None:
+    arena = ml.Arena(ml.VM(), "weights", policy="bump", capacity=640)
+
+    def offset(tensor: Allocation) -> int:
+        assert tensor.region is not None
+        return tensor.region.offset
+
+    with arena.allocating():
+        a, b, c = (ml.ones(16) for _ in range(3))
+        assert [offset(x) for x in (a, b, c)] == [0, 64, 128]
+        del b
+        d = ml.ones(16)
+        assert offset(d) == 192  # what b had is not the end
+        del d
+        arena.free(c)
+        e = ml.ones(32)
+        assert offset(e) == 64  # now it is, and more
+        assert arena.used == 64 + 128
+    arena.reset()
+    with arena.allocating():
+        assert offset(ml.ones(160)) == 0
+
+
+def test_a_policy_is_one_of_two() -> None:
+    with pytest.raises(ArenaError, match="a policy is 'reuse' or 'bump', not 'first fit'"):
+        ml.Arena(ml.VM(), "batch", policy="first fit")  # type: ignore[arg-type]
+
+
+def test_holders_tell_bytes_types_and_lines() -> None:
+    arena = ml.Arena(ml.VM(), "batch", capacity=4096)
+    with arena:
+        x = ml.ones((3, 4))
+        y = ml.sum(x, axis=0, dtype=ml.float64) + ml.ones(100, dtype=ml.float64)[:4]
+        holders = arena.holders()
+    line = test_holders_tell_bytes_types_and_lines.__code__.co_firstlineno + 3
+    assert [(h.nbytes, str(h.type)) for h in holders] == [(64, "f32[3,4]"), (64, "f64[4]")]
+    assert holders[0].line == f"{__file__}:{line}"
+    assert str(holders[1]) == f"f64[4]: 64 bytes, {__file__}:{line + 1}"
+    del y
+    growing = ml.Arena(ml.VM(), "grows")
+    with growing:
+        x = ml.ones(3)
+        assert [h.line for h in growing.holders()] == [None]
+        with ml.record(growing):
+            z = ml.ones(3)
+        assert [h.line is None for h in growing.holders()] == [True, False]
+        del z
+        again = ml.ones(3)  # where z was, but not noted any more
+        assert again.type is x.type
+        assert [h.line for h in growing.holders()] == [None, None]
+
+
+def test_an_overflow_names_the_largest_holders_and_their_lines() -> None:
+    arena = ml.Arena(ml.VM(), "batch", capacity=1024)
+    with arena:
+        held = [ml.ones(n) for n in (16, 96, 16, 32)]
+        del held[2]
+        with pytest.raises(ArenaOverflow) as caught:
+            ml.ones(128)
+    line = test_an_overflow_names_the_largest_holders_and_their_lines.__code__.co_firstlineno + 3
+    assert str(caught.value) == (
+        f"arena 'batch': f32[128] asks for 512 bytes; 448 of 1,024 are left, in pieces of at most "
+        f"384; the largest holders are f32[96]: 384 bytes, {__file__}:{line}; "
+        f"f32[32]: 128 bytes, {__file__}:{line}; f32[16]: 64 bytes, {__file__}:{line}"
+    )
