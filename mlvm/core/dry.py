@@ -12,7 +12,7 @@ import numpy as np
 
 from mlvm.core.errors import HandleError
 from mlvm.core.program import Program
-from mlvm.core.protocol import TensorHandle
+from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore, Storage
 from mlvm.core.types import Array, TensorType
 from mlvm.core.verify import verify
@@ -46,6 +46,9 @@ class DryVM(VM):
         raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
 
     borrow = read
+
+    def storage_over(self, memory: Array) -> StorageHandle:
+        raise HandleError(f"{self.name} is a dry VM: it has no use for bytes")
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Check the array against the tensor's type, and drop it."""

@@ -6,8 +6,9 @@ Every call behaves like an RPC: values are copied in and out, handles are opaque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from mlvm.core.functions import HostFunction
 from mlvm.core.program import Program
 from mlvm.core.store import Handle
 from mlvm.core.types import Array, TensorType
@@ -52,3 +53,20 @@ class VMProtocol(Protocol):
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None: ...
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate: ...
+
+
+@runtime_checkable
+class LocalVMProtocol(VMProtocol, Protocol):
+    """What only a VM of this process answers: it takes functions, and memory, of this process."""
+
+    def register(
+        self,
+        name: str,
+        fn: HostFunction,
+        *,
+        nparams: int | None = None,
+        nresults: int | None = None,
+    ) -> None: ...
+    def storage_over(self, memory: Array) -> StorageHandle: ...
+    def make_writable(self, handles: Sequence[TensorHandle]) -> None: ...
+    def quiesce(self) -> None: ...

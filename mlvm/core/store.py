@@ -13,7 +13,15 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import DTypeError, HandleError, OutOfMemory, ShapeError, brief
-from mlvm.core.types import MAX_NBYTES, Array, TensorType, aligned_array, aligned_zeros, root
+from mlvm.core.types import (
+    ALIGNMENT,
+    MAX_NBYTES,
+    Array,
+    TensorType,
+    aligned_array,
+    aligned_zeros,
+    root,
+)
 
 Handle = int
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
@@ -76,7 +84,20 @@ class FreeStore:
     def alloc_storage(self, nbytes: int) -> Handle:
         if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
             raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {nbytes!r}")
-        storage = self.new_storage(nbytes)
+        return self._name_storage(self.new_storage(nbytes))
+
+    def storage_over(self, memory: Array) -> Handle:
+        if not isinstance(memory, np.ndarray) or memory.dtype != np.uint8:
+            raise DTypeError(f"a storage is a u8 array, not {brief(memory)}")
+        if memory.ndim != 1 or not memory.flags.carray or memory.ctypes.data % ALIGNMENT:
+            raise ShapeError(
+                f"a storage is a writable array of one dimension, aligned to {ALIGNMENT} bytes"
+            )
+        if id(root(memory)) in self._by_root:
+            raise HandleError("this memory is a storage of the VM already")
+        return self._name_storage(Storage(memory.nbytes, memory))
+
+    def _name_storage(self, storage: Storage) -> Handle:
         storage.has_handle = True
         handle = next(_handles)
         self._storages[handle] = storage

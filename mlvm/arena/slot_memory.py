@@ -1,0 +1,125 @@
+"""The memory of a queue's slots: of this process alone, or shared with others, without a name.
+
+What processes share vanishes with the last of them, however it ends: on Linux it is a memory
+file (memfd_create(2)), on other POSIX systems a temporary file that is unlinked at once, on
+Windows a mapping of the paging file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from itertools import accumulate
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import numpy as np
+
+from mlvm.core.errors import EncodingError, OutOfMemory
+from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_zeros
+
+Source = int | str
+"""What names shared memory to the system: a file descriptor, on Windows a tag."""
+
+
+class SlotMemory:
+    """`maxsize` slots one after the other, each a tensor of every type, aligned to 64 bytes.
+
+    `slots[k]` are the arrays of slot k; `data` is all of it as a u8 array; `offsets` are those
+    of a slot's tensors in the slot, of `slot_nbytes` bytes. Shared memory may be an argument of
+    a `multiprocessing.Process`, started in any way: there `slots[k]` are the same bytes.
+    Raises `OutOfMemory`.
+    """
+
+    def __init__(
+        self,
+        types: Sequence[TensorType],
+        maxsize: int,
+        *,
+        shared: bool = False,
+        _source: Source | None = None,
+    ) -> None:
+        self.types = tuple(types)
+        self.maxsize = maxsize
+        rounded = [-(-type.nbytes // ALIGNMENT) * ALIGNMENT for type in self.types]
+        *self.offsets, self.slot_nbytes = accumulate(rounded, initial=0)
+        nbytes = max(self.slot_nbytes * maxsize, ALIGNMENT)
+        self._source = _source
+        try:
+            if nbytes > MAX_NBYTES:
+                raise MemoryError
+            if shared and _source is None:
+                self._source = _new_source(nbytes)
+            self.data = (
+                aligned_zeros(nbytes)
+                if self._source is None
+                else self._mapped(self._source, nbytes)
+            )
+        except (MemoryError, OSError) as error:
+            why = f": {error.strerror}" if isinstance(error, OSError) else ""
+            raise OutOfMemory(f"{maxsize} slots of {self.slot_nbytes:,} bytes{why}") from None
+        self.slots = [self._slot(k * self.slot_nbytes) for k in range(maxsize)]
+
+    @property
+    def shared(self) -> bool:
+        return self._source is not None
+
+    def _mapped(self, source: Any, nbytes: int) -> Array:
+        if sys.platform == "win32":
+            memory = mmap.mmap(-1, nbytes, tagname=source)
+        else:
+            weakref.finalize(self, os.close, source)
+            memory = mmap.mmap(source, nbytes)
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def _slot(self, start: int) -> tuple[Array, ...]:
+        return tuple(
+            self.data[start + offset : start + offset + type.nbytes]
+            .view(type.dtype.numpy)
+            .reshape(type.shape)
+            for type, offset in zip(self.types, self.offsets, strict=True)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._source is None or get_spawning_popen() is None:
+            raise EncodingError(
+                "slots are handed to a process as an argument when it starts"
+                if self.shared
+                else "these slots are of one process; make the queue with shared=True"
+            )
+        if isinstance(self._source, int):
+            from multiprocessing.reduction import DupFd
+
+            return _attach, (self.types, self.maxsize, DupFd(self._source))
+        return _attach, (self.types, self.maxsize, self._source)
+
+
+def _attach(types: tuple[TensorType, ...], maxsize: int, source: Any) -> SlotMemory:
+    """The same memory in another process."""
+    if not isinstance(source, str):
+        source = source.detach()
+    return SlotMemory(types, maxsize, _source=source)
+
+
+def _new_source(nbytes: int) -> Source:
+    """So many zero bytes to share, which nothing but the returned value leads to."""
+    if sys.platform == "win32":
+        return f"mlvm-{secrets.token_hex(16)}"
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("mlvm-queue", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            raise MemoryError  # the system would only notice when the bytes are used
+        os.ftruncate(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
