@@ -16,11 +16,11 @@ class Progress:
         self._epochs = 0
         self._began = 0.0
 
-    def begin(self, epochs: int, steps: int) -> None:
-        """The work begins: so many epochs, and so many steps in all."""
+    def begin(self, epochs: int, steps: int, done: int = 0) -> None:
+        """The work begins: so many epochs, and so many steps in all, of which some are done."""
         self._epochs, self._began = epochs, time.perf_counter()
         if not self._quiet and sys.stderr.isatty():
-            self._bar = _bar(steps)
+            self._bar = _bar(steps, done)
 
     def step(self) -> None:
         """A step is done."""
@@ -44,9 +44,9 @@ class Progress:
             self._bar = None
 
 
-def _bar(steps: int) -> Any:
+def _bar(steps: int, done: int) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
         return None
-    return tqdm(total=steps, unit="step", dynamic_ncols=True)
+    return tqdm(total=steps, initial=done, unit="step", dynamic_ncols=True)

@@ -13,27 +13,23 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.eager import Tensor, nn
-from models.convnet import ConvNet
-from models.data import SPECS, DataError, Dataset, load, parse
-from models.data.batches import evaluation_batches, training_batches
-from models.data.dataset import Images, Labels
-from models.mlp import Mlp
-from models.mlp_mixer import MlpMixer
-from models.plot import loss_curve, occupancy
+from models import checkpoint
+from models.checkpoint import CheckpointError
+from models.data import SPECS, DataError, DataSet, load, parse
+from models.plot import loss_curve
 from models.progress import Progress
+from models.trainer import MODELS, Trainer
 
-WEIGHT_DECAY: Final = 0.05
-WARMUP: Final = 0.1  # share of the steps in which the learning rate rises
 LOSS_FILE: Final = "loss.svg"
 BATCH_FILE: Final = "batch_arena.svg"
+LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
 
 
 class OptionError(ml.errors.MlvmError, ValueError):
@@ -42,6 +38,17 @@ class OptionError(ml.errors.MlvmError, ValueError):
 
 class Diverged(ml.errors.MlvmError, ArithmeticError):
     """The training loss is infinite or no number."""
+
+
+class Options(NamedTuple):
+    """What decides the outcome of a training."""
+
+    model: str
+    data: str
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
 
 
 class ArenaReport(TypedDict):
@@ -53,7 +60,8 @@ class ArenaReport(TypedDict):
 
 
 class Result(TypedDict):
-    """What a training run gave; `train_loss` has the mean loss of each epoch."""
+    """What a training run gave: `train_loss` has the mean loss of each epoch, `input_wait_share`
+    is how much of the time of all steps went into waiting for their batches."""
 
     model: str
     data: str
@@ -62,59 +70,9 @@ class Result(TypedDict):
     test_accuracy: float
     train_loss: list[float]
     step_ms_median: float
+    input_wait_share: float
     arenas: list[ArenaReport]
     growth_after_first_epoch_bytes: int
-
-
-MODELS: Final[dict[str, Callable[..., nn.Module]]] = {
-    "mlp_mixer": MlpMixer,
-    "mlp": Mlp,
-    "convnet": ConvNet,
-}
-
-
-class Trainer:
-    """A model, its optimizer (AdamW under a cosine schedule), and the memory they work in.
-
-    What lasts is in the arena `weights`; each step works in `batch`, which it leaves empty.
-    """
-
-    def __init__(
-        self, model: str, dataset: Dataset, *, steps: int, learning_rate: float, seed: int
-    ) -> None:
-        self.vm = ml.VM("train")
-        self.weights = ml.Arena(self.vm, "weights")
-        self.batch = ml.Arena(self.vm, "batch")
-        schedule = ml.optim.cosine(learning_rate, steps, warmup_steps=round(WARMUP * steps))
-        with self.weights.allocating():
-            key = ml.random.key(seed)
-            self.model = MODELS[model](dataset.image_shape, dataset.num_classes, key=key)
-            self.optimizer = ml.optim.AdamW(self.model, schedule, weight_decay=WEIGHT_DECAY)
-
-    def step(self, images: Images, labels: Labels) -> float:
-        """Improve the model by one batch; its loss before is returned."""
-        with self.batch:
-            loss, grads = _loss_and_grads(self.model, ml.asarray(images), ml.asarray(labels))
-            self.optimizer.update(grads)
-            return float(loss)
-
-    def accuracy(self, dataset: Dataset, batch_size: int) -> float:
-        """The share of the test images that the model labels right."""
-        correct = 0
-        for images, labels in evaluation_batches(dataset, batch_size):
-            with self.batch:
-                guesses = ml.argmax(self.model(ml.asarray(images)), axis=-1)
-                correct += int(ml.sum(guesses == ml.asarray(labels)))
-        return correct / len(dataset.test_labels)
-
-    def consumed(self) -> int:
-        """The bytes the VM holds for all of its arenas."""
-        return round(self.vm.consumed_size_in_mib() * 2**20)
-
-
-@ml.value_and_grad
-def _loss_and_grads(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
 
 
 def train(
@@ -125,31 +83,53 @@ def train(
     batch_size: int = 32,
     learning_rate: float = 5e-3,
     seed: int = 0,
+    workers: int = 0,
+    save: Path | None = None,
+    save_every: int | None = None,
+    resume: Path | None = None,
     plot: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, and test it.
 
-    With `plot`, a folder, loss.svg and batch_arena.svg are written there. Raises `OptionError`,
-    `DataError`, `Diverged`, and `ShapeError` for images that the model cannot take.
+    `workers` threads prepare the batches; their number changes no result. After every
+    `save_every` steps, by default those of an epoch, and at the end, all that is needed to go on
+    is written to the file `save`. `resume`, such a file of a training with the same options, is
+    gone on from: the outcome is that of a training that was never interrupted. With `plot`, a
+    folder, loss.svg and batch_arena.svg are written there.
+
+    Raises `OptionError`, `DataError`, `CheckpointError`, `Diverged`, `OSError` for a file, and
+    `ShapeError` for images that the model cannot take.
     """
-    _require_options(model, epochs, batch_size, learning_rate, seed)
+    options = Options(model, data, epochs, batch_size, learning_rate, seed)
+    _require_possible(options, workers, save_every)
     dataset = load(data, seed=seed)
-    steps = len(dataset.train_labels) // batch_size
+    steps = len(dataset.train) // batch_size
     if not steps:
         raise OptionError(
-            f"batch_size {batch_size} is more than the {len(dataset.train_labels)} training images"
+            f"batch_size {batch_size} is more than the {len(dataset.train)} training images"
         )
-    random = np.random.Generator(np.random.PCG64((seed, 1)))
     trainer = Trainer(model, dataset, steps=epochs * steps, learning_rate=learning_rate, seed=seed)
     progress = progress or Progress(quiet=True)
-    progress.begin(epochs, epochs * steps)
     losses: list[float] = []
     seconds: list[float] = []
-    train_loss: list[float] = []
-    try:
-        for epoch in range(1, epochs + 1):
-            for images, labels in training_batches(dataset, batch_size, random):
+    accuracy = held_then = None
+    with ml.Pipeline(
+        dataset.train,
+        batch_size,
+        vm=trainer.vm,
+        shuffle=True,
+        seed=seed,
+        epochs=epochs,
+        drop_last=True,
+        workers=workers,
+        transform=dataset.augment,
+    ) as pipeline:
+        if resume is not None:
+            losses += _resumed(resume, options, trainer, pipeline)
+        progress.begin(epochs, epochs * steps, len(losses))
+        try:
+            for images, labels in pipeline:
                 began = time.perf_counter()
                 losses.append(trainer.step(images, labels))
                 seconds.append(time.perf_counter() - began)
@@ -159,38 +139,40 @@ def train(
                         f"a learning rate below {learning_rate} may help"
                     )
                 progress.step()
-            train_loss.append(statistics.fmean(losses[-steps:]))
-            accuracy = trainer.accuracy(dataset, batch_size)
-            progress.epoch(epoch, train_loss[-1], accuracy)
-            if epoch == 1:
-                held_then = trainer.consumed()
-    finally:
-        progress.end()
+                is_due = len(losses) % (save_every or steps) == 0 or len(losses) == epochs * steps
+                if save is not None and is_due:
+                    _save(save, options, trainer, pipeline, losses)
+                if len(losses) % steps == 0:
+                    accuracy = trainer.accuracy(dataset, batch_size)
+                    loss = statistics.fmean(losses[-steps:])
+                    progress.epoch(len(losses) // steps, loss, accuracy)
+                    held_then = held_then or trainer.consumed()
+        finally:
+            progress.end()
+        waited = pipeline.stats().consumer_waited
+        held_last = trainer.consumed()
+    train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
     if plot is not None:
-        title = f"{model} on {data}"
-        (plot / LOSS_FILE).write_text(loss_curve(f"Training {title}", losses, train_loss), "utf-8")
-        with ml.record(trainer.batch) as recording:  # of a step that counts for nothing else
-            trainer.step(dataset.train_images[:batch_size], dataset.train_labels[:batch_size])
-        (plot / BATCH_FILE).write_text(occupancy(f"Memory of a step, {title}", recording), "utf-8")
+        _plot(plot, options, trainer, dataset, losses, train_loss)
     return Result(
         model=model,
         data=data,
         epochs=epochs,
         seed=seed,
-        test_accuracy=accuracy,
+        test_accuracy=trainer.accuracy(dataset, batch_size) if accuracy is None else accuracy,
         train_loss=train_loss,
-        step_ms_median=1000 * statistics.median(seconds),
+        step_ms_median=1000 * statistics.median(seconds or [0.0]),
+        input_wait_share=waited / (sum(seconds) + waited) if seconds else 0.0,
         arenas=[
             ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
             for arena in (trainer.weights, trainer.batch)
         ],
-        growth_after_first_epoch_bytes=trainer.consumed() - held_then,
+        growth_after_first_epoch_bytes=held_last - (held_then or held_last),
     )
 
 
-def _require_options(
-    model: str, epochs: int, batch_size: int, learning_rate: float, seed: int
-) -> None:
+def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
+    model, _, epochs, batch_size, learning_rate, seed = options
     if model not in MODELS:
         raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
     if epochs < 1 or batch_size < 1:
@@ -199,6 +181,69 @@ def _require_options(
         raise OptionError(f"learning_rate must be positive, not {learning_rate}")
     if not 0 <= seed < 2**64:
         raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
+    if workers < 0:
+        raise OptionError(f"workers must be >= 0, not {workers}")
+    if save_every is not None and save_every < 1:
+        raise OptionError(f"save_every must be >= 1, not {save_every}")
+
+
+def _plot(
+    folder: Path,
+    options: Options,
+    trainer: Trainer,
+    dataset: DataSet,
+    losses: list[float],
+    train_loss: list[float],
+) -> None:
+    """Draw the loss, and the memory of one more step, which counts for nothing else."""
+    title = f"{options.model} on {options.data}"
+    curve = loss_curve(f"Training {title}", losses, train_loss)
+    (folder / LOSS_FILE).write_text(curve, "utf-8")
+    with ml.Arena(trainer.vm, "some").allocating():
+        some = [ml.asarray(each) for each in dataset.train[np.arange(options.batch_size)]]
+    with ml.record(trainer.batch):
+        trainer.step(*some)
+    trainer.batch.plot(folder / BATCH_FILE, title=f"Memory of a step, {title}")
+
+
+# --- checkpoints ---------------------------------------------------------------------
+
+
+def _save(
+    file: Path,
+    options: Options,
+    trainer: Trainer,
+    pipeline: ml.Pipeline,
+    losses: list[float],
+) -> None:
+    """Write all that the rest of the training depends on, and what its result will tell."""
+    metadata = {"training": json.dumps(options._asdict()), "pipeline": json.dumps(pipeline.state())}
+    checkpoint.save(file, {**trainer.state(), LOSSES: np.array(losses)}, metadata)
+
+
+def _resumed(file: Path, options: Options, trainer: Trainer, pipeline: ml.Pipeline) -> list[float]:
+    """Put trainer and pipeline where they were when the file was written; the losses till then.
+
+    Raises `CheckpointError` for a file that is not of such a training.
+    """
+    tensors, metadata = checkpoint.load(file)
+    try:
+        then = dict(json.loads(metadata["training"]))
+        position = json.loads(metadata["pipeline"])
+        losses = [float(loss) for loss in tensors.pop(LOSSES)]
+    except (KeyError, ValueError, TypeError):
+        raise CheckpointError(f"{file} was not written by a training") from None
+    now = options._asdict()
+    differing = [name for name in now if then.get(name) != now[name]]
+    if differing:
+        was, wanted = (", ".join(f"{k} {x.get(k)}" for k in differing) for x in (then, now))
+        raise CheckpointError(f"{file} is of a training with {was}, not {wanted}")
+    try:
+        pipeline.restore(position)
+        trainer.load_state(tensors)
+    except (ml.errors.DTypeError, ml.errors.ShapeError, ml.errors.PipelineError) as error:
+        raise CheckpointError(f"{file} is of another training: {error}") from None
+    return losses
 
 
 # --- the command ---------------------------------------------------------------------
@@ -218,6 +263,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=32, metavar="N", help="images in each step")
     add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
     add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
+    add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
+    add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
+    add("--save-every", type=int, metavar="N", help="steps between them; those of an epoch")
+    add("--resume", type=Path, metavar="FILE", help="go on from that checkpoint")
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")
     add("--quiet", action="store_true", help="print the result only")
@@ -251,6 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if json_file is not None:
             _require_writable(json_file)
+        if "save" in options:
+            _require_writable(options["save"])
         if plot is not None:
             plot.mkdir(parents=True, exist_ok=True)
             for name in (LOSS_FILE, BATCH_FILE):

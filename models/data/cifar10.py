@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from models.data.augment import Chain, Crop, Flip
 from models.data.dataset import (
-    Dataset,
-    Distortion,
-    Images,
-    Labels,
+    Bytes,
+    DataSet,
+    LabelledImages,
+    blaming,
     corrupt,
     read_bytes,
     require_labels,
-    scaled,
 )
 
 HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html (CIFAR-10 binary version)"
@@ -28,28 +28,27 @@ _SIDE, _CHANNELS = 32, 3
 _RECORD = 1 + _SIDE * _SIDE * _CHANNELS
 
 
-def load(folder: Path) -> Dataset:
+def load(folder: Path) -> DataSet:
     """The data set in that folder. Raises `DataError` for a missing or corrupt file."""
-    parts = [_read(folder / name) for name in TRAIN_FILES]
-    test_images, test_labels = _read(folder / TEST_FILE)
-    return Dataset(
-        "cifar10",
-        np.concatenate([images for images, _ in parts]),
-        np.concatenate([labels for _, labels in parts]),
-        test_images,
-        test_labels,
-        NUM_CLASSES,
-        Distortion(shift=4),
-    )
+    train = _images(np.concatenate([_records(folder / name) for name in TRAIN_FILES]))
+    test = _images(_records(folder / TEST_FILE))
+    augment = Chain(Crop(padding=4), Flip())
+    return DataSet("cifar10", train, test, train.image_shape, NUM_CLASSES, augment)
 
 
-def _read(file: Path) -> tuple[Images, Labels]:
+def _records(file: Path) -> Bytes:
+    """A file's images with their labels: u8[N,3073]."""
     content = read_bytes(file, HOMEPAGE)
     if content.size % _RECORD:
         reason = f"its {content.size} bytes are no multiple of {_RECORD}, an image and its label"
         raise corrupt(file, reason, HOMEPAGE)
     records = content.reshape(-1, _RECORD)
-    labels, planes = records[:, 0], records[:, 1:]
-    require_labels(labels, NUM_CLASSES, file, HOMEPAGE)
-    images = planes.reshape(-1, _CHANNELS, _SIDE, _SIDE).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(scaled(images, white=255)), labels.astype(np.int64)
+    with blaming(file, HOMEPAGE):
+        require_labels(records[:, 0], NUM_CLASSES)
+    return records
+
+
+def _images(records: Bytes) -> LabelledImages:
+    planes = records[:, 1:].reshape(-1, _CHANNELS, _SIDE, _SIDE)
+    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+    return LabelledImages(images, records[:, 0], NUM_CLASSES)

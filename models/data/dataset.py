@@ -1,62 +1,105 @@
-"""What a data set is, and the steps that reading each of them shares."""
+"""What the data sets have in common: labelled images, those to train on and those to test on.
+
+Images leave every data set as f32[B,H,W,C] with values from `BLACK` to `WHITE`, their labels
+as i64[B] with values 0 .. num_classes - 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlvm.eager import errors
+import mlvm.eager as ml
 
-Images = NDArray[np.float32]
-Labels = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
+Images: TypeAlias = NDArray[np.float32]
+Labels: TypeAlias = NDArray[np.int64]
+Indices: TypeAlias = NDArray[np.int64]
+Bytes: TypeAlias = NDArray[np.uint8]
 
 BLACK, WHITE = -1.0, 1.0  # the values of a channel
 
 
-class DataError(errors.MlvmError, ValueError):
+class DataError(ml.errors.MlvmError, ValueError):
     """A data set is unknown, or one of its files is missing or corrupt."""
 
 
-class Distortion(NamedTuple):
-    """How much an image may be distorted, either way, and still show the same thing."""
+class Examples(Protocol):
+    """Labelled images by number: a `ml.Dataset` of two arrays."""
 
-    turn: float = 0  # radians
-    shear: float = 0  # columns a row
-    scale: float = 0  # logarithm of the factor, for height and width each
-    shift: float = 0  # pixels, downwards and to the right each
-    noise: float = 0  # standard deviation of normal noise on each value
+    def __len__(self) -> int: ...
+    def __getitem__(self, indices: Indices, /) -> tuple[Images, Labels]: ...
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """Labelled images, those to train on and those to test on.
-
-    Images are f32[N,H,W,C] with values from `BLACK` to `WHITE`, labels i64[N] with values
-    0 .. num_classes - 1. Training images are to be distorted at random by up to `distortion`.
-    """
+class DataSet:
+    """Labelled images of H x W x C = `image_shape`. `augment` changes training images at
+    random, as far as they still show the same thing; None leaves them as they are."""
 
     name: str
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
+    train: Examples
+    test: Examples
+    image_shape: tuple[int, int, int]
     num_classes: int
-    distortion: Distortion
+    augment: ml.Transform | None = None
+
+
+class Column(Protocol):
+    """What `LabelledImages` needs of an array, which may lie in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __getitem__(self, indices: Any, /) -> NDArray[Any]: ...
+
+
+class LabelledImages:
+    """Images and their labels in two arrays of one length, or in files of arrays.
+
+    Images [N,H,W,C] of u8 with values 0 .. white are scaled as they are asked for; those of
+    f32 are taken as they are. Labels [N] are integers.
+
+    Raises `DataError` for arrays of other kinds, for none, and for labels out of range; whoever
+    reads a file adds its name.
+    """
+
+    def __init__(
+        self, images: Column, labels: Column, num_classes: int, *, white: int = 255
+    ) -> None:
+        if len(images.shape) != 4 or images.dtype not in (np.uint8, np.float32):
+            raise DataError(f"images are u8 or f32 [N,H,W,C], not {images.dtype} {images.shape}")
+        if len(labels.shape) != 1 or labels.dtype.kind not in "iu":
+            raise DataError(f"labels are integers [N], not {labels.dtype} {labels.shape}")
+        self._images = images
+        self._labels: Labels = np.asarray(labels[:]).astype(np.int64)
+        self._white = white
+        require_labels(self._labels, num_classes)
+        if images.shape[0] != labels.shape[0]:
+            raise DataError(f"there are {images.shape[0]} images, but {labels.shape[0]} labels")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(height, width, channels)."""
-        _, height, width, channels = self.train_images.shape
+        _, height, width, channels = self._images.shape
         return height, width, channels
 
+    def __len__(self) -> int:
+        return len(self._labels)
 
-def scaled(images: Bytes, white: int) -> Images:
+    def __getitem__(self, indices: Indices) -> tuple[Images, Labels]:
+        images = self._images[indices]
+        if images.dtype == np.uint8:
+            images = scaled(images, self._white)
+        return images, self._labels[indices]
+
+
+def scaled(images: Bytes, white: int = 255) -> Images:
     """Brightness 0 .. white as f32 from `BLACK` to `WHITE`."""
     result: Images = np.multiply(images, np.float32((WHITE - BLACK) / white), dtype=np.float32)
     result += np.float32(BLACK)
@@ -73,14 +116,25 @@ def read_bytes(file: Path, homepage: str, read: Callable[[Path], bytes] = Path.r
         raise corrupt(file, f"it cannot be read ({error})", homepage) from None
 
 
-def require_labels(labels: Bytes, num_classes: int, file: Path, homepage: str) -> None:
+def require_labels(labels: NDArray[Any], num_classes: int) -> None:
     """Raise `DataError` if there is no label, or one that is not 0 .. num_classes - 1."""
     if not labels.size:
-        raise corrupt(file, "it is empty", homepage)
-    if labels.max() >= num_classes:
-        position = int(np.argmax(labels >= num_classes))
-        reason = f"label {labels[position]} at position {position} is not 0 .. {num_classes - 1}"
-        raise corrupt(file, reason, homepage)
+        raise DataError("it is empty")
+    wrong = (labels < 0) | (labels >= num_classes)
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        raise DataError(
+            f"label {labels[position]} at position {position} is not 0 .. {num_classes - 1}"
+        )
+
+
+@contextmanager
+def blaming(file: Path, homepage: str) -> Iterator[None]:
+    """A `DataError` inside is one of that file, and says where to get it anew."""
+    try:
+        yield
+    except DataError as error:
+        raise corrupt(file, str(error), homepage) from None
 
 
 def corrupt(file: Path, reason: str, homepage: str) -> DataError:

@@ -12,50 +12,39 @@ import math
 import zlib
 from pathlib import Path
 
-import numpy as np
-
+from models.data.augment import Distort
 from models.data.dataset import (
     Bytes,
     DataError,
-    Dataset,
-    Distortion,
-    Images,
-    Labels,
+    DataSet,
+    LabelledImages,
+    blaming,
     corrupt,
     read_bytes,
-    require_labels,
-    scaled,
 )
 
 HOMEPAGE = "http://yann.lecun.com/exdb/mnist/"
 NUM_CLASSES = 10
 
 
-def load(folder: Path) -> Dataset:
+def load(folder: Path) -> DataSet:
     """The data set in that folder. Raises `DataError` for a missing or corrupt file."""
-    train_images, train_labels = _load_part(folder, "train")
-    test_images, test_labels = _load_part(folder, "t10k")
-    if train_images.shape[1:] != test_images.shape[1:]:
+    train, test = _load_part(folder, "train"), _load_part(folder, "t10k")
+    if train.image_shape != test.image_shape:
         raise DataError(
-            f"{folder}: the training images are {train_images.shape[1:3]} pixels in size, the "
-            f"test images {test_images.shape[1:3]}; get both from {HOMEPAGE}"
+            f"{folder}: the training images are {train.image_shape[:2]} pixels in size, the "
+            f"test images {test.image_shape[:2]}; get both from {HOMEPAGE}"
         )
-    distortion = Distortion(turn=0.2, shear=0.2, scale=0.15, shift=2)
-    return Dataset(
-        "mnist", train_images, train_labels, test_images, test_labels, NUM_CLASSES, distortion
-    )
+    augment = Distort(turn=0.2, shear=0.2, scale=0.15, shift=2)
+    return DataSet("mnist", train, test, train.image_shape, NUM_CLASSES, augment)
 
 
-def _load_part(folder: Path, part: str) -> tuple[Images, Labels]:
-    images_file = _find(folder, f"{part}-images-idx3-ubyte")
+def _load_part(folder: Path, part: str) -> LabelledImages:
+    images = _read_idx(_find(folder, f"{part}-images-idx3-ubyte"), ndim=3)
     labels_file = _find(folder, f"{part}-labels-idx1-ubyte")
-    images = _read_idx(images_file, ndim=3)
     labels = _read_idx(labels_file, ndim=1)
-    require_labels(labels, NUM_CLASSES, labels_file, HOMEPAGE)
-    if len(images) != len(labels):
-        reason = f"it has {len(images)} images, but {labels_file.name} {len(labels)} labels"
-        raise corrupt(images_file, reason, HOMEPAGE)
-    return scaled(images[..., None], white=255), labels.astype(np.int64)
+    with blaming(labels_file, HOMEPAGE):
+        return LabelledImages(images[..., None], labels, NUM_CLASSES)
 
 
 def _find(folder: Path, name: str) -> Path:

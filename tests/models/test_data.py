@@ -5,30 +5,25 @@ from __future__ import annotations
 import gzip
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
-from models.data import DataError, Dataset, load
-from models.data.batches import (
-    NO_LABEL,
-    distorted,
-    draw,
-    evaluation_batches,
-    training_batches,
-)
-from models.data.dataset import BLACK, Distortion
-
-Array = NDArray[np.float64]
+from models.data import DataError, DataSet, load
+from models.data.batches import NO_LABEL, evaluation_batches
+from models.data.dataset import Examples, Images, LabelledImages, Labels
 
 
-def assert_well_formed(dataset: Dataset) -> None:
-    for images, labels in (
-        (dataset.train_images, dataset.train_labels),
-        (dataset.test_images, dataset.test_labels),
-    ):
+def everything(examples: Examples) -> tuple[Images, Labels]:
+    return examples[np.arange(len(examples))]
+
+
+def assert_well_formed(dataset: DataSet) -> None:
+    for examples in (dataset.train, dataset.test):
+        images, labels = everything(examples)
         assert images.dtype == np.float32
         assert labels.dtype == np.int64
         assert images.shape == (len(labels), *dataset.image_shape)
@@ -43,17 +38,18 @@ def test_digits() -> None:
     digits = load("digits")
     assert_well_formed(digits)
     assert digits.image_shape == (8, 8, 1)
-    assert len(digits.train_labels) == 1437
-    assert len(digits.test_labels) == 360
-    assert (digits.train_images.min(), digits.train_images.max()) == (-1, 1)
+    assert (len(digits.train), len(digits.test)) == (1437, 360)
+    images, _ = everything(digits.train)
+    assert (images.min(), images.max()) == (-1, 1)
 
 
 def test_the_seed_decides_which_digits_are_held_out() -> None:
     one, same, other = load("digits", seed=1), load("digits", seed=1), load("digits", seed=2)
-    assert np.array_equal(one.test_images, same.test_images)
-    assert not np.array_equal(one.test_images, other.test_images)
+    tests = [everything(each.test)[0] for each in (one, same, other)]
+    assert np.array_equal(tests[0], tests[1])
+    assert not np.array_equal(tests[0], tests[2])
     inks = [
-        np.sort(np.concatenate([d.train_images, d.test_images]).sum((1, 2, 3)))
+        np.sort(np.concatenate([everything(each)[0] for each in (d.train, d.test)]).sum((1, 2, 3)))
         for d in (one, other)
     ]
     assert np.array_equal(inks[0], inks[1])
@@ -72,10 +68,11 @@ def test_mnist(mnist: Path, compressed: bool) -> None:
     dataset = load(f"mnist:{mnist}")
     assert_well_formed(dataset)
     assert dataset.image_shape == (4, 8, 1)
-    assert list(dataset.train_labels) == [0, 1, 2, 3, 4]
-    assert list(dataset.test_labels) == [0, 1, 2]
+    assert list(everything(dataset.train)[1]) == [0, 1, 2, 3, 4]
+    images, labels = everything(dataset.test)
+    assert list(labels) == [0, 1, 2]
     expected = pixels.reshape(3, 4, 8, 1) / 127.5 - 1
-    assert np.allclose(dataset.test_images, expected, atol=1e-6)
+    assert np.allclose(images, expected, atol=1e-6)
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -99,7 +96,7 @@ def test_mnist_missing(mnist: Path) -> None:
         (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 5, 1, 2, 3]), "3 bytes follow its header, not 5"),
         (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3]), "3 bytes follow its header, not 2"),
         (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 10]), "label 10 at position 1 is not 0 .. 9"),
-        (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), "5 images, but .* 2 labels"),
+        (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), "there are 5 images, but 2 labels"),
         (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 0]), "it is empty"),
     ],
 )
@@ -145,11 +142,12 @@ def test_cifar10(cifar10: Path) -> None:
     dataset = load(f"cifar10:{cifar10}")
     assert_well_formed(dataset)
     assert dataset.image_shape == (32, 32, 3)
-    assert list(dataset.train_labels) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert list(dataset.test_labels) == [5, 5]
+    images, labels = everything(dataset.train)
+    assert list(labels) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert list(everything(dataset.test)[1]) == [5, 5]
     red, green, blue = record.reshape(3, 32, 32) / 127.5 - 1
     expected = np.stack([red, green, blue], axis=-1)
-    assert np.allclose(dataset.train_images[0], expected, atol=1e-6)
+    assert np.allclose(images[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -175,100 +173,59 @@ def test_cifar10_missing(cifar10: Path) -> None:
 # --- names, batches ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", ["", "imagenet", "imagenet:/x", "mnist", "mnist:", "digits:/x"])
+@pytest.mark.parametrize(
+    "spec", ["", "imagenet", "imagenet:/x", "mnist", "mnist:", "digits:/x", "npz"]
+)
 def test_an_unknown_data_set_is_refused(spec: str) -> None:
-    with pytest.raises(DataError, match="there are digits, mnist:DIR, cifar10:DIR"):
+    with pytest.raises(
+        DataError, match="there are digits, mnist:DIR, cifar10:DIR, images:DIR, npz:FILE"
+    ):
         load(spec)
     assert issubclass(DataError, ml.errors.MlvmError)
 
 
-def test_an_epoch_has_each_image_once() -> None:
-    dataset = Dataset(
-        "numbers",
-        np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1),
-        np.arange(10),
-        np.zeros((1, 1, 1, 1), np.float32),
-        np.zeros(1, np.int64),
-        num_classes=10,
-        distortion=Distortion(),
-    )
-    seen = []
-    for images, labels in training_batches(dataset, 3, np.random.default_rng(0)):
-        assert np.array_equal(images.ravel(), labels)
-        assert images.shape == (3, 1, 1, 1)
-        seen += list(labels)
-    assert len(seen) == len(set(seen)) == 9
-    assert seen != sorted(seen)
-
-
-def test_training_images_are_changed_as_the_generator_says() -> None:
-    digits = load("digits")
-    first, same, other = (
-        next(training_batches(digits, 8, np.random.default_rng(seed))) for seed in (0, 0, 1)
-    )
-    assert np.array_equal(first[0], same[0])
-    assert not np.array_equal(first[0], other[0])
-    order = np.random.default_rng(0).permutation(1437)[:8]
-    assert np.array_equal(first[1], digits.train_labels[order])
-    change = np.abs(first[0] - digits.train_images[order])
-    assert 0.05 < change.mean() < 0.5
-    assert first[0].dtype == np.float32
-    assert first[0].min() < -1.1  # black, and noise
-    assert np.array_equal(digits.train_images, load("digits").train_images)
-
-
 def test_the_last_test_batch_is_filled_up() -> None:
-    digits = load("digits")
+    digits = load("digits").test
     batches = list(evaluation_batches(digits, 100))
     assert [images.shape for images, _ in batches] == [(100, 8, 8, 1)] * 4
     labels = np.concatenate([labels for _, labels in batches])
-    assert np.array_equal(labels[:360], digits.test_labels)
+    assert np.array_equal(labels[:360], everything(digits)[1])
     assert set(labels[360:]) == {NO_LABEL}
 
 
-UNCHANGED = np.eye(2)
+# --- arrays --------------------------------------------------------------------------
+
+IMAGE = np.zeros((2, 3, 3, 1), np.uint8)
+LABEL = np.array([0, 1])
+
+
+def test_images_are_scaled_as_they_are_asked_for() -> None:
+    images = np.arange(18, dtype=np.uint8).reshape(IMAGE.shape)
+    examples = LabelledImages(images, np.array([1, 0], np.uint8), 2, white=17)
+    got, labels = examples[np.array([1, 0, 1])]
+    assert got.dtype == np.float32
+    assert np.allclose(got, images[[1, 0, 1]] * (2 / 17) - 1, atol=1e-6)
+    assert labels.tolist() == [0, 1, 0]
+    assert labels.dtype == np.int64
+    floats = LabelledImages(images.astype(np.float32), LABEL, 2)
+    assert np.array_equal(floats[np.array([1])][0][0], images[1])
 
 
 @pytest.mark.parametrize(
-    ("matrix", "shift", "expected"),
+    ("images", "labels", "reason"),
     [
-        (UNCHANGED, (0, 0), [[-1, -1, -1], [0.5, 1, -1], [-1, -1, -1]]),
-        (UNCHANGED, (-1, 0), [[-1, -1, -1], [-1, -1, -1], [0.5, 1, -1]]),
-        (UNCHANGED, (0, -1), [[-1, -1, -1], [-1, 0.5, 1], [-1, -1, -1]]),
-        (UNCHANGED, (0, 0.25), [[-1, -1, -1], [0.625, 0.5, -1], [-1, -1, -1]]),
-        (UNCHANGED, (0.5, 0), [[-0.25, 0, -1], [-0.25, 0, -1], [-1, -1, -1]]),
-        (UNCHANGED, (0, 40), [[-1] * 3] * 3),
-        (UNCHANGED, (-3.5, 0), [[-1] * 3] * 3),
-        ([[0, 1], [-1, 0]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, 0.5, -1]]),
-        ([[-1, 0], [0, -1]], (0, 0), [[-1, -1, -1], [-1, 1, 0.5], [-1, -1, -1]]),
-        ([[1, 0], [0, 2]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, -1, -1]]),
+        (IMAGE[0], LABEL, r"images are u8 or f32 \[N,H,W,C\], not uint8 \(3, 3, 1\)"),
+        (IMAGE.astype(np.int64), LABEL, "images are u8 or f32 .*, not int64"),
+        (IMAGE, LABEL[:, None], r"labels are integers \[N\], not int64 \(2, 1\)"),
+        (IMAGE, LABEL.astype(np.float32), "labels are integers .*, not float32"),
+        (IMAGE, LABEL[:1], "there are 2 images, but 1 labels"),
+        (IMAGE[:0], LABEL[:0], "empty"),
+        (IMAGE, LABEL - 1, "label -1 at position 0 is not 0 .. 1"),
+        (IMAGE, LABEL + 1, "label 2 at position 1 is not 0 .. 1"),
     ],
 )
-def test_a_distortion_looks_each_pixel_up(
-    matrix: Array, shift: tuple[float, float], expected: list[list[float]]
+def test_arrays_that_are_no_labelled_images(
+    images: NDArray[Any], labels: NDArray[Any], reason: str
 ) -> None:
-    image = np.full((3, 3), BLACK, np.float32)
-    image[1, :2] = 0.5, 1
-    images = np.stack([image, -image], axis=-1)[None].repeat(2, 0)
-    images[1] = 0
-    result = distorted(images, np.array([matrix, UNCHANGED]), np.array([shift, (0, 0)]))
-    assert result.dtype == np.float32
-    assert np.allclose(result[0, :, :, 0], expected)
-    assert (result[1] == 0).all()
-
-
-def test_distortions_are_drawn_within_their_limits() -> None:
-    random = np.random.default_rng(0)
-    matrices, shifts = draw(Distortion(shift=2), 1000, random)
-    assert (matrices == UNCHANGED).all()
-    assert (np.abs(shifts).max(0) > 1.9).all()
-    assert np.abs(shifts).max() <= 2
-    matrices, shifts = draw(Distortion(turn=0.3), 1000, random)
-    assert np.allclose(matrices @ matrices.swapaxes(1, 2), UNCHANGED)
-    assert 0.29 < np.abs(np.arcsin(matrices[:, 0, 1])).max() <= 0.3
-    matrices, shifts = draw(Distortion(scale=0.1), 1000, random)
-    assert 0.09 < np.abs(np.log(matrices[:, [0, 1], [0, 1]])).max() <= 0.1
-    assert (matrices[:, [0, 1], [1, 0]] == 0).all()
-    matrices, shifts = draw(Distortion(shear=0.2), 1000, random)
-    assert 0.19 < np.abs(matrices[:, 1, 0]).max() <= 0.2
-    assert (shifts == 0).all()
+    with pytest.raises(DataError, match=reason):
+        LabelledImages(images, labels, 2)

@@ -6,14 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from models.checkpoint import CheckpointError, load, save
 from models.data import DataError
-from models.data.dataset import Images, Labels
-from models.train import MODELS, Diverged, OptionError, Trainer, main, train
+from models.train import Diverged, OptionError, main, train
+from models.trainer import MODELS, Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +36,11 @@ def assert_one_line(text: str, *parts: str) -> None:
     assert text.startswith("python -m models.train: ")
     for part in parts:
         assert part in text
+
+
+def timeless(result: Any) -> dict[str, Any]:
+    """A result without what a clock measured."""
+    return {k: v for k, v in result.items() if k not in ("step_ms_median", "input_wait_share")}
 
 
 # --- a whole run ---------------------------------------------------------------------
@@ -63,6 +71,7 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
         "test_accuracy",
         "train_loss",
         "step_ms_median",
+        "input_wait_share",
         "arenas",
         "growth_after_first_epoch_bytes",
     ]
@@ -70,13 +79,13 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
     assert 0.8 < one["test_accuracy"] < 1
     assert 0 < one["train_loss"][1] < one["train_loss"][0] < 3
     assert one["step_ms_median"] > 0
+    assert 0 < one["input_wait_share"] < 1
     assert one["growth_after_first_epoch_bytes"] == 0
     assert [arena["name"] for arena in one["arenas"]] == ["weights", "batch"]
     for arena in one["arenas"]:
         assert 0 < arena["high_water"] <= arena["capacity"]
 
-    del one["step_ms_median"], two["step_ms_median"]
-    assert one == two
+    assert timeless(one) == timeless(two)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -115,6 +124,77 @@ def test_help_tells_every_default() -> None:
         assert f"(default: {default})" in text
 
 
+def test_workers_change_no_result() -> None:
+    results = [timeless(train(model="mlp", epochs=2, workers=workers)) for workers in (0, 1, 3)]
+    assert results[0] == results[1] == results[2]
+
+
+# --- checkpoints ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_resuming_gives_what_an_uninterrupted_training_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
+    options: dict[str, Any] = {"model": "mlp", "epochs": 3, "seed": 5, "workers": workers}
+    expected = train(**options, save=whole)
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
+        if int(trainer.optimizer.count) == 71:  # of 44 each epoch
+            raise KeyboardInterrupt
+        return step(trainer, images, labels)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(**options, save=part, save_every=10)
+    monkeypatch.undo()
+    position = json.loads(load(part).metadata["pipeline"])
+    assert position == {"epoch": 1, "next_index": 26 * 32, "seed": 5}
+
+    result = train(**options | {"workers": 3 - workers}, resume=part, save=rest)
+    assert result["train_loss"] == expected["train_loss"]
+    assert result["test_accuracy"] == expected["test_accuracy"]
+    assert result["growth_after_first_epoch_bytes"] == 0
+    assert whole.read_bytes() == rest.read_bytes()
+    assert timeless(train(**options, resume=whole)) == timeless(
+        expected | {"arenas": train(**options, resume=whole)["arenas"]}
+    )
+    assert {each.suffix for each in tmp_path.iterdir()} == {".safetensors"}
+
+
+def test_resuming_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.safetensors"
+    command = ["--model", "convnet", "--epochs", "1"]
+    assert main([*command, "--save", str(file)]) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert main([*command, "--resume", str(file)]) == 0
+    [last] = capsys.readouterr().out.splitlines()
+    assert last.partition(";")[0] == first[-1].partition(";")[0]
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    train(model="mlp", epochs=1, save=file)
+    with pytest.raises(CheckpointError, match="with model mlp, epochs 1, not model convnet, ep"):
+        train(model="convnet", epochs=2, resume=file)
+    tensors, metadata = load(file)
+    wrong: list[tuple[dict[str, Any], dict[str, str], str]] = [
+        (tensors, {}, "not written by a training"),
+        (tensors, metadata | {"training": "{"}, "not written by a training"),
+        (tensors, metadata | {"training": "3"}, "not written by a training"),
+        (tensors, metadata | {"pipeline": "[]"}, "of another training: .* a state has"),
+        ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
+        (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
+        ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
+    ]
+    for wrong_tensors, wrong_metadata, reason in wrong:
+        save(file, wrong_tensors, wrong_metadata)
+        with pytest.raises(CheckpointError, match=reason):
+            train(model="mlp", epochs=1, resume=file)
+
+
 # --- refusals ------------------------------------------------------------------------
 
 
@@ -132,6 +212,8 @@ def test_help_tells_every_default() -> None:
         ["--learning-rate", "nan"],
         ["--seed", "-1"],
         ["--seed", str(2**64)],
+        ["--workers", "-1"],
+        ["--save-every", "0"],
         ["--colour", "red"],
     ],
 )
@@ -153,6 +235,10 @@ def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixt
         (["--json", "{tmp}/nowhere/x.json"], "nowhere/x.json"),
         (["--json", "{tmp}"], "{tmp}"),
         (["--plot", "{tmp}/file"], "{tmp}/file"),
+        (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
+        (["--save", "{tmp}"], "{tmp}"),
+        (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
+        (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
         (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
         (["--model", "mlp", "--learning-rate", "1e18"], "learning rate below 1e+18 may help"),
     ],
@@ -182,7 +268,7 @@ def test_an_interrupt_is_one_line_and_exit_status_130(
 ) -> None:
     step = Trainer.step
 
-    def interrupted(trainer: Trainer, images: Images, labels: Labels) -> float:
+    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
         if int(trainer.optimizer.count) == 3:
             raise KeyboardInterrupt
         return step(trainer, images, labels)

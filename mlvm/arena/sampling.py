@@ -1,0 +1,125 @@
+"""The random choices of an input pipeline: which sample comes when, and how it is changed.
+
+Each is a hash of (seed, epoch, index of the sample), so it does not depend on how many workers
+there are, on what was drawn before, or on which samples share a batch. The hash and the stream
+of numbers that begins at it are SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom
+Number Generators", OOPSLA 2014), computed here for all samples of a batch at once.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlvm.core.errors import AttributeRefused
+
+Indices: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = NDArray[np.uint64]
+Doubles: TypeAlias = NDArray[np.float64]
+
+_GOLDEN: Final = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
+_ORDER, _SAMPLE = 1, 2  # what a hash is for: the same index gives unrelated words
+_MASK: Final = 2**64 - 1
+
+
+def _mix(words: Words) -> Words:
+    """SplitMix64's bijection of 64 bits, in which every bit depends on all."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+@lru_cache(maxsize=16)
+def _start(purpose: int, seed: int, epoch: int) -> np.uint64:
+    words = np.zeros(1, np.uint64)
+    for number in (purpose, seed, epoch):
+        words = _mix(words + np.uint64((number * _GOLDEN) & _MASK))
+    return np.uint64(words[0])
+
+
+def _hash(purpose: int, seed: int, epoch: int, indices: Indices) -> Words:
+    """A word for each index."""
+    scattered = _mix(indices.astype(np.uint64) + np.uint64(1))
+    return _mix(scattered + _start(purpose, seed, epoch))
+
+
+def order(size: int, *, seed: int, epoch: int) -> Indices:
+    """The numbers 0 .. size-1 in the random order of that epoch: i64[size]."""
+    return np.argsort(_hash(_ORDER, seed, epoch, np.arange(size)), kind="stable")
+
+
+class SampleRandom:
+    """Random numbers for the samples of a batch, each drawn from the sample's own stream.
+
+    `indices`, i64[B], are the samples'. Every draw returns an array [B, *shape] and moves all
+    streams on by as many numbers; row b depends on `indices[b]`, seed and epoch, and on the
+    draws before, never on the other rows.
+    """
+
+    def __init__(self, seed: int, epoch: int, indices: Indices) -> None:
+        self._of = seed, epoch, indices
+
+    def __len__(self) -> int:
+        return len(self._of[2])
+
+    @cached_property
+    def _words(self) -> Words:
+        """Where each stream is; computed when the first number is drawn."""
+        return _hash(_SAMPLE, *self._of)
+
+    def bits(self, shape: tuple[int, ...] = ()) -> Words:
+        """64 random bits each: u64[B, *shape]."""
+        count = int(np.prod(shape))
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        drawn = _mix(self._words[:, None] + steps)
+        self._words = self._words + np.uint64((count * _GOLDEN) & _MASK)
+        return drawn.reshape(len(self), *shape)
+
+    def uniform(self, low: float = 0.0, high: float = 1.0, shape: tuple[int, ...] = ()) -> Doubles:
+        """Evenly distributed over low <= u < high, from 53 bits: f64[B, *shape].
+
+        Raises `AttributeRefused` unless low <= high.
+        """
+        if not low <= high:
+            raise AttributeRefused(f"low = {low} must not be above high = {high}")
+        unit = (self.bits(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return low + (high - low) * unit
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Indices:
+        """Integers low <= i < high: i64[B, *shape]. Raises `AttributeRefused` unless low < high."""
+        if not low < high:
+            raise AttributeRefused(f"low = {low} must be less than high = {high}")
+        return low + np.floor(self.uniform(0, high - low, shape)).astype(np.int64)
+
+    def normal(self, shape: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """Standard normal values, by Box and Muller (1958): f32[B, *shape]."""
+        count = int(np.prod(shape))
+        words = self.bits((-(-count // 2),))
+        # Two 32-bit halves make two values; the first half is never zero.
+        ring = ((words >> np.uint64(32)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-32)
+        turn = words.astype(np.uint32).astype(np.float32) * np.float32(np.pi * 2.0**-31)
+        radius = np.sqrt(-2 * np.log(np.minimum(ring, 1)))
+        values = np.concatenate([radius * np.cos(turn), radius * np.sin(turn)], axis=1)
+        return values[:, :count].reshape(len(self), *shape)
+
+    def beta(self, alpha: float, beta: float) -> Doubles:
+        """Beta-distributed, by Jöhnk (Metrika, 1964): f64[B].
+
+        Raises `AttributeRefused` unless 0 < alpha, beta <= 1: beyond, many draws are rejected.
+        """
+        if not (0 < alpha <= 1 and 0 < beta <= 1):
+            raise AttributeRefused(
+                f"alpha and beta must be above 0 and at most 1, not {alpha}, {beta}"
+            )
+        stream = SampleRandom(*self._of)  # so that every sample takes one number of this one
+        stream._words = self.bits()
+        ratio = np.full(len(self), np.nan)
+        while (open := np.isnan(ratio)).any():
+            u, v = np.log(1 - stream.uniform(shape=(2,))).T
+            accepted = open & (np.logaddexp(u / alpha, v / beta) <= 0)
+            ratio[accepted] = (v / beta - u / alpha)[accepted]
+        drawn: Doubles = 1 / (1 + np.exp(np.minimum(ratio, 700)))
+        return drawn

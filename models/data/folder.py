@@ -1,0 +1,95 @@
+"""Images of one's own in folders: DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, say.
+
+The folders below `train` are the classes, in alphabetical order. Pillow reads the files, all
+formats that it knows; a file is read each time it is asked for, so the images may be many more
+than memory can hold.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from models.data.augment import Chain, Crop, Flip
+from models.data.dataset import Bytes, DataError, DataSet, Images, Indices, Labels, scaled
+
+SIZE = (64, 64)
+
+
+class ImageFolder:
+    """The images below a folder, each labelled with the number of the class it lies in.
+
+    They are RGB, f32[B,*size,3]: scaled so that they cover the size, and cut about the middle.
+    Raises `DataError` for a folder that holds none and for a file that is no image,
+    `MissingExtra` without Pillow.
+    """
+
+    def __init__(self, folder: Path, classes: list[str], size: tuple[int, int] = SIZE) -> None:
+        self.size = size
+        suffixes = set(_pillow().registered_extensions())
+        found = [
+            (file, label)
+            for label, name in enumerate(classes)
+            for file in sorted((folder / name).rglob("*"))
+            if file.suffix.lower() in suffixes
+        ]
+        if not found:
+            raise DataError(f"there are no images in {folder}/CLASS")
+        self.files = [file for file, _ in found]
+        self._labels: Labels = np.array([label for _, label in found], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, indices: Indices) -> tuple[Images, Labels]:
+        images = np.stack([_pixels(self.files[index], self.size) for index in indices])
+        return scaled(images), self._labels[indices]
+
+
+def load(folder: Path) -> DataSet:
+    """The images below `folder/train` and `folder/test`, in `SIZE`.
+
+    Raises `DataError` for missing folders, classes without images included.
+    """
+    classes = [each.name for each in _sorted(folder / "train") if each.is_dir()]
+    unknown = [each.name for each in _sorted(folder / "test") if each.name not in classes]
+    if unknown:
+        raise DataError(f"{folder}/test has classes that train has not: {', '.join(unknown)}")
+    train, test = (ImageFolder(folder / part, classes) for part in ("train", "test"))
+    augment = Chain(Crop(padding=SIZE[0] // 8), Flip())
+    return DataSet("images", train, test, (*SIZE, 3), len(classes), augment)
+
+
+def _sorted(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed: {error.strerror}") from None
+
+
+def _pixels(file: Path, size: tuple[int, int]) -> Bytes:
+    """The image as u8[*size,3]."""
+    height, width = size
+    pillow = _pillow()
+    try:
+        with pillow.open(file) as image:
+            rgb = image.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:  # all are Pillow's for a broken file
+        raise DataError(f"{file} cannot be read: {error}") from None
+    factor = max(height / rgb.height, width / rgb.width)
+    down, right = (rgb.height - height / factor) / 2, (rgb.width - width / factor) / 2
+    box = (right, down, rgb.width - right, rgb.height - down)
+    return np.asarray(rgb.resize((width, height), pillow.Resampling.BILINEAR, box=box))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ml.errors.MissingExtra(
+            'Pillow is not installed: pip install "mlvm[images]"'
+        ) from None
+    return Image

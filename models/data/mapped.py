@@ -1,0 +1,115 @@
+"""Arrays in `.npy` and `.npz` files that may be larger than memory: only what is asked for is read.
+
+numpy itself maps `.npy` files alone. A member of an `.npz`, which is a zip archive of them, can be
+mapped as well if it is stored as it is, as `np.savez` does and `np.savez_compressed` does not.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.lib import format
+from numpy.typing import NDArray
+
+from models.data.dataset import DataError, Indices
+
+Order: TypeAlias = Literal["C", "F"]  # row-major, column-major
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, lengths of name and extra
+
+
+class MappedArray:
+    """An array in a file, from byte `offset` on, of which `x[indices]` reads a copy.
+
+    It is pickled as the file's name, so another process maps the file for itself. Raises
+    `DataError` for a file that is missing or too short, also when it is unpickled.
+    """
+
+    def __init__(
+        self, file: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, order: Order
+    ) -> None:
+        self._given = (file, dtype, shape, offset, order)
+        try:
+            self._array = np.memmap(file, dtype, "r", offset, shape, order)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be mapped: {error}") from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._given[2]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._given[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: Indices | slice | int) -> NDArray[Any]:
+        return np.array(self._array[indices])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MappedArray, self._given
+
+
+def open_npy(file: Path) -> MappedArray:
+    """The array of a `.npy` file. Raises `DataError` for a file that is missing or corrupt."""
+    try:
+        with file.open("rb") as stream:
+            return _described(file, stream, 0)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def open_npz(file: Path) -> dict[str, MappedArray]:
+    """The arrays of an `.npz` file by name.
+
+    Raises `DataError` for a file that is missing or corrupt, and for compressed members.
+    """
+    try:
+        with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+            return {
+                member.filename.removesuffix(".npy"): _member(file, stream, member)
+                for member in archive.infolist()
+            }
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{file} is corrupt: {error}") from None
+
+
+def _member(file: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> MappedArray:
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise DataError(
+            f"{file}: {member.filename} is compressed, so no part of it can be read alone; "
+            f"write the file with np.savez"
+        )
+    stream.seek(member.header_offset)
+    header = stream.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\3\4":
+        raise DataError(f"{file} is corrupt: {member.filename} is not where the archive says")
+    _, name, extra = _LOCAL_HEADER.unpack(header)
+    start = member.header_offset + _LOCAL_HEADER.size + name + extra
+    stream.seek(start)
+    head = io.BytesIO(stream.read(min(member.file_size, 1 << 16)))
+    return _described(file, head, start)
+
+
+def _described(file: Path, stream: IO[bytes], start: int) -> MappedArray:
+    """The array that the stream describes, which stands at byte `start` of the file."""
+    try:
+        version = format.read_magic(stream)
+        read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+    except ValueError as error:
+        raise DataError(f"{file} is corrupt: {error}") from None
+    if dtype.hasobject:
+        raise DataError(f"{file} holds Python objects, not numbers")
+    if not shape:
+        raise DataError(f"{file} holds a single number, not an array of samples")
+    return MappedArray(file, dtype, shape, start + stream.tell(), "F" if fortran else "C")

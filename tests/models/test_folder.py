@@ -1,0 +1,83 @@
+"""Folders of images: read by Pillow, or one typed error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from models.data import DataError, load
+from models.data.folder import ImageFolder
+from models.train import train
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def picture(file: Path, height: int, width: int, colour: tuple[int, int, int]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (width, height), colour).save(file)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes, told apart by colour, in pictures of several sizes and formats."""
+    for part, n in (("train", 6), ("test", 2)):
+        for i in range(n):
+            picture(tmp_path / part / "blue" / f"{i}.png", 10 + i, 20, (0, 0, 255))
+            picture(tmp_path / part / "red" / "more" / f"{i}.bmp", 80, 70 + i, (255, 0, 0))
+        (tmp_path / part / "red" / "notes.txt").write_text("no picture")
+    return tmp_path
+
+
+def test_images_are_labelled_by_their_folder(folder: Path) -> None:
+    data = load(f"images:{folder}")
+    assert (data.image_shape, data.num_classes) == ((64, 64, 3), 2)
+    assert (len(data.train), len(data.test)) == (12, 4)
+    images, labels = data.train[np.array([0, 11])]
+    assert images.shape == (2, 64, 64, 3)
+    assert images.dtype == np.float32
+    assert labels.tolist() == [0, 1]
+    assert np.array_equal(images[0, 30, 30], [-1, -1, 1])
+    assert np.array_equal(images[1, 30, 30], [1, -1, -1])
+
+
+def test_an_image_covers_the_size_and_is_cut_about_the_middle(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    stripes = np.zeros((4, 12, 3), np.uint8)
+    stripes[:, 4:8] = 255  # the middle third, a square, is white
+    Image.fromarray(stripes).save(tmp_path / "c" / "wide.png")
+    images, _ = ImageFolder(tmp_path, ["c"], size=(4, 4))[np.array([0])]
+    assert (images == 1).all()
+
+
+def test_training_on_a_folder(folder: Path) -> None:
+    result = train(model="mlp", data=f"images:{folder}", epochs=3, batch_size=4, workers=2)
+    assert result["test_accuracy"] == 1
+
+
+def test_faults(folder: Path, tmp_path: Path) -> None:
+    data = load(f"images:{folder}")
+    (folder / "train" / "blue" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"0\.png cannot be read"):
+        data.train[np.array([0])]
+    (folder / "train" / "blue" / "0.png").unlink()
+    with pytest.raises(DataError, match=r"0\.png cannot be read"):
+        data.train[np.array([0])]
+    (folder / "test" / "green").mkdir()
+    with pytest.raises(DataError, match="classes that train has not: green"):
+        load(f"images:{folder}")
+    with pytest.raises(DataError, match="cannot be listed: No such file"):
+        load(f"images:{folder / 'nowhere'}")
+    for part in ("train", "test"):
+        (folder / "empty" / part / "class").mkdir(parents=True)
+    with pytest.raises(DataError, match="there are no images in"):
+        load(f"images:{folder / 'empty'}")
+
+
+def test_without_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ml.errors.MissingExtra, match=r'pip install "mlvm\[images\]"'):
+        load(f"images:{folder}")
