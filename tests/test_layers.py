@@ -22,9 +22,10 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAY_IMPORT = {
     "mlvm.core": {"mlvm.core"},
     "mlvm.arena": {"mlvm.core", "mlvm.arena"},
-    "mlvm.eager": {"mlvm.core", "mlvm.arena", "mlvm.eager"},
+    "mlvm.parallel": {"mlvm.core", "mlvm.arena", "mlvm.parallel"},
+    "mlvm.eager": {"mlvm.core", "mlvm.arena", "mlvm.parallel", "mlvm.eager"},
     "models": {"mlvm.eager", "models"},
-    "mlvm": {"mlvm.core", "mlvm.arena", "mlvm.eager", "mlvm"},
+    "mlvm": {"mlvm.core", "mlvm.arena", "mlvm.parallel", "mlvm.eager", "mlvm"},
 }
 
 
@@ -35,7 +36,12 @@ def modules_of(requirements: list[str]) -> set[str]:
 
 
 HARD = modules_of(PYPROJECT["dependencies"])
-EXTRAS = modules_of(PYPROJECT["optional-dependencies"]["progress"])
+IMPORTED_AS = {"Pillow": "PIL"}  # where a package's name is not its module's
+EXTRAS = {
+    IMPORTED_AS.get(name, name)
+    for extra in ("progress", "images")
+    for name in modules_of(PYPROJECT["optional-dependencies"][extra])
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,225 @@
+"""A group of VMs in one process: a thread for each, on which functions run side by side."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias, TypeVar
+
+from mlvm.arena.arena import Arena
+from mlvm.core.errors import GroupError
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.vm import VM
+from mlvm.parallel.blas import one_blas_thread
+from mlvm.parallel.collectives import Member
+from mlvm.parallel.rendezvous import Rendezvous
+
+R = TypeVar("R")
+
+_GRACE: Final = 1.0
+"""Seconds that an interrupt waits for members that compute and meet nobody."""
+
+_Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
+
+
+def member_of(vm: VMProtocol) -> Member | None:
+    """The VM's place in its group, if it is in one."""
+    found: Member | None = vm.attachments.get("member")
+    return found
+
+
+class Group:
+    """VMs that run together and reach each other by collectives, which are functions of each
+    one's table from here on until `close`: `all_reduce`, `all_gather`, `reduce_scatter`,
+    `broadcast`, `send`, `recv`, `barrier`.
+
+    `vms` are VMs of this process, each in one group at a time, or how many to make. `cores`
+    has, for each, the core that its thread stays on (Linux only). While a group runs, BLAS
+    has one thread for each VM.
+
+    Raises `GroupError` for VMs or cores that cannot be, `MissingExtra` without threadpoolctl.
+    """
+
+    def __init__(self, vms: int | Sequence[VM], *, cores: Sequence[int] | None = None) -> None:
+        self.vms: tuple[VM, ...] = _checked_vms(vms)
+        pins = _checked_cores(cores, len(self.vms))
+        one_blas_thread.prepare()
+        names = [f"member {rank} ({vm.name})" for rank, vm in enumerate(self.vms)]
+        self._names = names
+        self._members = [Member(name, rank, len(names)) for rank, name in enumerate(names)]
+        self._arenas = [Arena(vm, "default", trims=True) for vm in self.vms]
+        self._lock = threading.Lock()
+        self._busy: set[int] = set()
+        self._closed = False
+        mailboxes: list[_Mailbox] = [SimpleQueue() for _ in self.vms]
+        self._mailboxes = mailboxes
+        for vm, member in zip(self.vms, self._members, strict=True):
+            vm.attachments["member"] = member
+            for name, callee in member.functions().items():
+                vm.functions.register(name, callee)
+        self._threads = [
+            threading.Thread(target=_serve, args=(mailbox, core), name=vm.name, daemon=True)
+            for vm, mailbox, core in zip(self.vms, mailboxes, pins, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._dismiss = weakref.finalize(self, _dismiss, mailboxes)
+
+    @property
+    def size(self) -> int:
+        """How many members there are; their ranks are 0 .. size - 1."""
+        return len(self.vms)
+
+    def run(self, fn: Callable[[int, VM], R]) -> list[R]:
+        """Call `fn(rank, vm)` for each member on its thread, and return the results by rank.
+
+        Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not
+        use the VM of another. The first error of a member is raised here, as it is; the
+        others then end with their next collective, and the group can run again. Ctrl-C likewise.
+        Raises `GroupError` when members call different things, when one ends while others wait
+        for it, when they all wait, and for a group that is closed or runs already.
+        """
+        with self._lock:
+            if self._closed:
+                raise GroupError("the group is closed")
+            if self._busy:
+                names = ", ".join(self._names[rank] for rank in sorted(self._busy))
+                raise GroupError(f"a group has one run at a time; at work: {names}")
+            self._busy.update(range(self.size))
+        rendezvous = Rendezvous(self._names)
+        results: dict[int, R] = {}
+        ended: SimpleQueue[int] = SimpleQueue()
+        with one_blas_thread.held():
+            try:
+                for rank, mailbox in enumerate(self._mailboxes):
+                    mailbox.put(partial(self._take_part, rank, fn, rendezvous, results, ended))
+                for _ in self.vms:
+                    ended.get()
+            except BaseException as error:  # Ctrl-C
+                rendezvous.abort(error)
+                _drain(ended, self.size)
+                raise
+        first, rendezvous.error = rendezvous.error, None
+        if first is not None:
+            try:
+                raise first
+            finally:
+                del first  # its traceback holds this frame
+        return [results[rank] for rank in range(self.size)]
+
+    def _take_part(
+        self,
+        rank: int,
+        fn: Callable[[int, VM], R],
+        rendezvous: Rendezvous,
+        results: dict[int, R],
+        ended: SimpleQueue[int],
+    ) -> None:
+        """On the member's thread: its part of a run."""
+        member = self._members[rank]
+        member.rendezvous = rendezvous
+        rendezvous.start(rank)
+        try:
+            with self._arenas[rank].allocating():
+                results[rank] = fn(rank, self.vms[rank])
+            rendezvous.end(rank)
+        except BaseException as error:  # a thread has nobody to raise to; `run` raises it
+            rendezvous.fail(rank, error)
+        finally:
+            member.rendezvous = None
+            with self._lock:
+                self._busy.discard(rank)
+            ended.put(rank)
+
+    def close(self) -> None:
+        """End the threads, and take the collectives out of the VMs. Idempotent.
+
+        A member that still computes after an interrupt keeps its own until it has ended.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            idle = set(range(self.size)) - self._busy
+        self._dismiss()
+        for rank in idle:
+            vm, member = self.vms[rank], self._members[rank]
+            self._threads[rank].join()
+            self._arenas[rank].close()
+            for name in member.functions():
+                vm.remove(name)
+            del vm.attachments["member"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Group of {', '.join(vm.name for vm in self.vms)}>"
+
+
+def _serve(mailbox: _Mailbox, core: int | None) -> None:
+    """A member's thread: it does what comes, until None does."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})  # 0 is the calling thread
+    while (task := mailbox.get()) is not None:
+        task()
+        del task  # it holds the group
+
+
+def _dismiss(mailboxes: Sequence[_Mailbox]) -> None:
+    for mailbox in mailboxes:
+        mailbox.put(None)
+
+
+def _drain(ended: SimpleQueue[int], members: int) -> None:
+    """Give members that compute a moment to end."""
+    for _ in range(members):
+        try:
+            ended.get(timeout=_GRACE)
+        except Empty:
+            return
+
+
+def _checked_vms(vms: Any) -> tuple[VM, ...]:
+    if isinstance(vms, int) and not isinstance(vms, bool):
+        if vms < 1:
+            raise GroupError(f"a group has 1 or more VMs, not {vms}")
+        return tuple([VM(f"vm{rank}") for rank in range(vms)])
+    if not isinstance(vms, Sequence) or not vms or not all(isinstance(vm, VM) for vm in vms):
+        raise GroupError(f"a group is of VMs of this process, or of a number, not of {vms!r}")
+    if len(set(map(id, vms))) < len(vms):
+        raise GroupError(f"a VM occurs twice in the group {[vm.name for vm in vms]}")
+    names = Member("", 0, 1).functions()
+    for vm in vms:
+        if member_of(vm) is not None:
+            raise GroupError(f"{vm.name} is in a group already; close that one first")
+        taken = [name for name in vm.functions if name in names]
+        if taken:
+            raise GroupError(f"{vm.name} has a function {taken[0]!r} of its own")
+    return tuple(vms)
+
+
+def _checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:
+    if cores is None:
+        return [None] * members
+    if not hasattr(os, "sched_setaffinity"):
+        raise GroupError("this operating system does not let a thread choose its core")
+    there = os.sched_getaffinity(0)
+    if len(cores) != members or not all(core in there for core in cores):
+        raise GroupError(
+            f"cores are one for each of {members} members, of {sorted(there)}, not {cores!r}"
+        )
+    return cores

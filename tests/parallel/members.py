@@ -1,0 +1,51 @@
+"""What the tests of groups call on each member: one collective, on numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlvm.core.program import Program
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM
+from mlvm.parallel.group import Group
+
+Step = Callable[[int, VM], Any]
+
+NO_RESULTS = ("all_reduce", "broadcast", "send", "barrier")
+
+
+def call(vm: VM, name: str, *arrays: Array, **attributes: Any) -> list[Array]:
+    """What one function leaves or makes of copies of the arrays; the VM holds no more after."""
+    handles = [tensor(vm, array) for array in arrays]
+    try:
+        nresults = 0 if name in NO_RESULTS else 1
+        program = Program.of_op(name, len(arrays), attributes, nresults)
+        return vm.launch(program, handles) or [vm.read(handle) for handle in handles]
+    finally:
+        for handle in handles:
+            vm.dealloc_tensor(handle)
+
+
+def tensor(vm: VM, array: Array) -> int:
+    handle = vm.alloc_tensor(TensorType.of(array))
+    vm.write(handle, array)
+    return handle
+
+
+def run(size: int, *steps: Step) -> list[Any]:
+    """What each member's step returns, in a group of its own; a single step is everybody's."""
+    with Group(size) as group:
+        return run_in(group, *steps)
+
+
+def run_in(group: Group, *steps: Step) -> list[Any]:
+    def step(rank: int, vm: VM) -> Any:
+        return steps[rank % len(steps)](rank, vm)
+
+    return group.run(step)
+
+
+def gathered(inputs: Sequence[Array], name: str, **attributes: Any) -> list[Array]:
+    """The one result of a collective on each member, for that member's input."""
+    return run(len(inputs), lambda rank, vm: call(vm, name, inputs[rank], **attributes)[0])

@@ -1,0 +1,261 @@
+"""Collectives against numpy: for groups of 1 to 3, in all dtypes, of all lengths."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.assembly import assemble, disassemble
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    GroupError,
+    MachineError,
+    MlvmError,
+    ProgramError,
+    ShapeError,
+)
+from mlvm.core.program import Function, Instruction, Opcode, Program
+from mlvm.core.types import Array, DType, TensorType
+from mlvm.core.vm import VM
+from mlvm.parallel.group import Group
+from mlvm.parallel.rendezvous import SMALL
+from tests.parallel.members import call, gathered, run, tensor
+
+pytest.importorskip("threadpoolctl")
+
+SIZES = [1, 2, 3]
+SHAPES: list[tuple[int, ...]] = [
+    (),
+    (0,),
+    (1,),
+    (7,),
+    (3, 5),
+    (SMALL // 4 + 1,),
+    (3, SMALL // 8 + 5),
+]
+FOLD = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def inputs(size: int, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> list[Array]:
+    rng = np.random.default_rng(seed)
+    drawn = [np.asarray(100 * rng.standard_normal(shape)) for _ in range(size)]
+    with np.errstate(invalid="ignore"):
+        return [x.astype(DType.named(dtype).numpy) for x in drawn]
+
+
+def reduced(xs: list[Array], op: str) -> Array:
+    """From the left, in order of rank."""
+    total = functools.reduce(FOLD["sum" if op == "mean" else op], xs)
+    return np.divide(total, len(xs), dtype=total.dtype) if op == "mean" else total
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+def test_all_reduce_is_the_reduction_in_order_of_rank(
+    size: int, shape: tuple[int, ...], op: str
+) -> None:
+    xs = inputs(size, shape)
+    for y in gathered(xs, "all_reduce", op=op):
+        np.testing.assert_array_equal(y, reduced(xs, op), strict=True)
+
+
+@pytest.mark.parametrize("dtype", list(DType.all))
+def test_all_reduce_takes_every_dtype(dtype: str) -> None:
+    xs = inputs(3, (9,), dtype)
+    for op in ("max",) if dtype == "bool" else ("sum", "max", "min"):
+        for y in gathered(xs, "all_reduce", op=op):
+            np.testing.assert_array_equal(y, reduced(xs, op), strict=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_gather_stacks_along_axis_0(size: int, shape: tuple[int, ...]) -> None:
+    xs = inputs(size, shape)
+    for y in gathered(xs, "all_gather"):
+        np.testing.assert_array_equal(y, np.concatenate([np.atleast_1d(x) for x in xs]))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("length", [0, 1, 5, SMALL // 8 + 1])
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+def test_reduce_scatter_is_a_piece_of_the_reduction(size: int, length: int, op: str) -> None:
+    xs = inputs(size, (size * length, 3))
+    for rank, y in enumerate(gathered(xs, "reduce_scatter", op=op)):
+        piece = reduced(xs, op)[rank * length : (rank + 1) * length]
+        np.testing.assert_array_equal(y, piece, strict=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_broadcast_gives_the_roots(size: int, shape: tuple[int, ...]) -> None:
+    xs = inputs(size, shape)
+    for root in range(size):
+        for y in gathered(xs, "broadcast", root=root):
+            np.testing.assert_array_equal(y, xs[root], strict=True)
+
+
+@pytest.mark.parametrize("length", [0, 5, SMALL // 4 + 3])
+def test_send_and_recv_go_round_a_ring(length: int) -> None:
+    xs = inputs(3, (length,))
+
+    def step(rank: int, vm: VM) -> Array:
+        after, before = (rank + 1) % 3, (rank - 1) % 3
+        if rank == 0:
+            call(vm, "send", xs[rank], to=after)
+        [y] = call(vm, "recv", source=before, shape=(length,), dtype="f32")
+        if rank:
+            call(vm, "send", xs[rank], to=after)
+        return y
+
+    for rank, y in enumerate(run(3, step)):
+        np.testing.assert_array_equal(y, xs[rank - 1], strict=True)
+
+
+def test_a_barrier_is_passed_when_all_are_there() -> None:
+    here: list[int] = []
+
+    def step(rank: int, vm: VM) -> int:
+        here.append(rank)
+        call(vm, "barrier")
+        return len(here)
+
+    assert run(3, step) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
+@pytest.mark.parametrize("size", SIZES)
+def test_several_tensors_at_once(name: str, size: int) -> None:
+    shapes = [(), (0,), (SMALL // 4,), (3, 5), (1,), (SMALL // 8 + 1,)]
+    dtypes = ["f32", "i8", "f64", "u16", "f32", "f32"]
+    xs = [
+        [inputs(size, shape, dtype, seed=i)[rank] for i, (shape, dtype) in enumerate(both)]
+        for rank in range(size)
+        for both in [list(zip(shapes, dtypes, strict=True))]
+    ]
+    for ys in run(size, lambda rank, vm: call(vm, name, *xs[rank])):
+        for i, y in enumerate(ys):
+            column = [x[i] for x in xs]
+            expected = reduced(column, "sum") if name == "all_reduce" else column[0]
+            np.testing.assert_array_equal(y, expected, strict=True)
+
+
+def test_the_same_bits_in_every_run() -> None:
+    xs = inputs(3, (SMALL // 4 * 3 + 1,))
+
+    def step(rank: int, vm: VM) -> list[bytes]:
+        hashes = []
+        for _ in range(20):
+            [y] = call(vm, "all_reduce", xs[rank], op="mean")
+            hashes.append(hashlib.sha256(y.tobytes()).digest())
+        return hashes
+
+    assert len({each for hashes in run(3, step) for each in hashes}) == 1
+
+
+def test_programs_contain_collectives() -> None:
+    text = """
+    ; the sum of squares over all members, in place of argument 0
+    .func main 0 *
+        load_arg 0
+        load_arg 0
+        load_arg 0
+        push_str "multiply.out"
+        cfunc 3 0
+        load_arg 0
+        push_str "all_reduce"
+        cfunc 1 0 {"op": "sum"}
+        push_str "barrier"
+        cfunc 0 0
+        load_arg 0
+        push_str "all_gather"
+        cfunc 1 1
+        halt
+    """
+    program = assemble(text)
+    assert assemble(disassemble(program)) == program
+    xs = inputs(2, (6,))
+    total = reduced([x * x for x in xs], "sum")
+    for [y] in run(2, lambda rank, vm: vm.launch(program, [tensor(vm, xs[rank])])):
+        np.testing.assert_array_equal(y, np.concatenate([total, total]), strict=True)
+
+
+def test_a_launch_costs_no_memory() -> None:
+    def step(rank: int, vm: VM) -> float:
+        before = vm.consumed_size_in_mib()
+        for _ in range(3):
+            call(vm, "all_gather", np.ones(1000, np.float32))
+        return vm.consumed_size_in_mib() - before
+
+    assert run(2, step) == [0, 0]
+
+
+def test_a_vm_with_workers_takes_part() -> None:
+    with Group([VM("a", workers=1), VM("b", workers=2)]) as group:
+        xs = inputs(2, (1000,))
+        for y in group.run(lambda rank, vm: call(vm, "all_reduce", xs[rank])[0]):
+            np.testing.assert_array_equal(y, reduced(xs, "sum"))
+        for vm in group.vms:
+            vm.close()
+
+
+REFUSED: list[tuple[str, Array, dict[str, Any], type[MlvmError], str]] = [
+    ("all_reduce", np.zeros(2, np.int32), {"op": "mean"}, DTypeError, "a mean is of floats"),
+    ("all_reduce", np.zeros(2, np.bool_), {"op": "sum"}, DTypeError, "a sum is of numbers"),
+    ("all_reduce", np.zeros(2), {"op": "median"}, AttributeRefused, "median"),
+    ("reduce_scatter", np.zeros(3), {}, ShapeError, "multiple of the group's 2 members"),
+    ("reduce_scatter", np.zeros(()), {}, ShapeError, "multiple of the group's 2 members"),
+    ("broadcast", np.zeros(3), {"root": 2}, AttributeRefused, "a rank, 0 .. 1, not 2"),
+    ("broadcast", np.zeros(3), {"root": -1}, AttributeRefused, "a rank, 0 .. 1, not -1"),
+    ("send", np.zeros(3), {"to": 2}, AttributeRefused, "another of 2 members, not 2"),
+    ("send", np.zeros(3), {}, AttributeRefused, "'to' is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "x", "attributes", "error", "text"), REFUSED)
+def test_what_does_not_fit_is_refused_before_anybody_waits(
+    name: str, x: Array, attributes: dict[str, Any], error: type[MlvmError], text: str
+) -> None:
+    with pytest.raises(error, match=text) as caught:
+        run(2, lambda rank, vm: call(vm, name, x, **attributes))
+    assert any("raised by member" in note for note in caught.value.__notes__)
+
+
+def test_programs_with_collectives_are_verified() -> None:
+    with Group(2) as group:
+        program = Program.of_op("all_gather.out", 2, {}, 0)
+        with pytest.raises(ShapeError, match=r"the result is f32\[6\]"):
+            group.vms[0].estimate(program, [TensorType("f32", (3,)), TensorType("f32", (3,))])
+        with pytest.raises(ProgramError, match="leaves 1 results, not 2"):
+            group.vms[0].estimate(Program.of_op("all_gather", 1, {}, 2), [TensorType("f32", (3,))])
+
+
+def test_a_result_that_overlaps_an_operand_is_refused() -> None:
+    def step(rank: int, vm: VM) -> None:
+        storage = vm.alloc_storage(64)
+        x = vm.tensor_from_storage(storage, TensorType("f32", (4,)), 0)
+        y = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 8)
+        vm.launch(Program.of_op("reduce_scatter.out", 2, {}, 0), (y, x))
+
+    with pytest.raises(MachineError, match="would write over an operand"):
+        run(2, step)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
+def test_a_constant_is_not_overwritten(name: str) -> None:
+    x = Instruction(Opcode.push_const, ("x",))
+    *_, push, cfunc, halt = Program.of_op(name, 1, {}, 0).main.code
+    main = Function("main", 0, "*", (x, push, cfunc, halt))
+    program = Program([main], {"x": np.ones(2)})
+    with pytest.raises(MachineError, match=f"{name} would write to a constant"):
+        run(2, lambda rank, vm: vm.launch(program))
+
+
+def test_a_collective_outside_of_a_run_says_so() -> None:
+    with Group(2) as group, pytest.raises(GroupError, match=r"vm0\) is in no run of its group"):
+        call(group.vms[0], "all_reduce", np.ones(3))

@@ -1,0 +1,410 @@
+"""A group's runs: what they return, and that whatever goes wrong ends them with a clear error."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.arena.arena import scope
+from mlvm.core.errors import GroupError, MissingExtra, ShapeError, UnknownFunction
+from mlvm.core.vm import VM
+from mlvm.parallel import blas
+from mlvm.parallel.group import Group
+from mlvm.parallel.rendezvous import SMALL
+from tests.parallel.members import Step, call, run, run_in
+
+threadpoolctl = pytest.importorskip("threadpoolctl")
+
+ROOT = Path(__file__).resolve().parents[2]
+ONES = np.ones(4, np.float32)
+
+
+def reduce(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", ONES)[0].tolist()
+
+
+def end(rank: int, vm: VM) -> None:
+    pass
+
+
+def boom(rank: int, vm: VM) -> None:
+    raise ValueError("boom")
+
+
+# --- runs ----------------------------------------------------------------------------
+
+
+def test_results_come_by_rank_from_a_thread_each() -> None:
+    def step(rank: int, vm: VM) -> tuple[int, str, int]:
+        return rank, vm.name, threading.get_ident()
+
+    with Group([VM("a"), VM("b"), VM("c")]) as group:
+        first, second = group.run(step), group.run(step)
+        assert group.size == 3
+    assert [each[:2] for each in first] == [(0, "a"), (1, "b"), (2, "c")]
+    assert first == second
+    assert len({each[2] for each in first} | {threading.get_ident()}) == 4
+
+
+def test_results_are_allocated_on_the_members_vm() -> None:
+    def vm_of_scope(rank: int, vm: VM) -> bool:
+        arena = scope.get()
+        return arena is not None and arena.vm is vm
+
+    assert run(2, vm_of_scope) == [True, True]
+
+
+def test_groups_run_within_each_other() -> None:
+    assert run(2, lambda rank, vm: run(2, reduce)) == [[[2.0] * 4] * 2] * 2
+
+
+def test_a_group_has_one_run_at_a_time() -> None:
+    with Group(2) as group:
+        with pytest.raises(GroupError, match="one run at a time; at work: member 0"):
+            group.run(lambda rank, vm: group.run(end) if rank == 0 else None)
+        assert run_in(group, reduce) == [[2.0] * 4] * 2
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [4, SMALL])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_error_of_one_member_ends_the_others(failing: int, length: int) -> None:
+    seen: dict[int, GroupError] = {}
+
+    def step(rank: int, vm: VM) -> None:
+        call(vm, "all_reduce", np.ones(length, np.float32))
+        if rank == failing:
+            raise ValueError("boom")
+        try:
+            call(vm, "all_reduce", np.ones(length, np.float32))
+        except GroupError as error:
+            seen[rank] = error
+            raise
+
+    with Group(3) as group:
+        with pytest.raises(ValueError, match="boom") as caught:
+            group.run(step)
+        assert caught.value.__notes__ == [
+            f"raised by member {failing} (vm{failing}) of a group of 3"
+        ]
+        assert seen.keys() == {0, 1, 2} - {failing}
+        for rank, error in seen.items():
+            assert str(error).startswith(
+                f"member {rank} (vm{rank}) gives up all_reduce(f32[{length}]"
+            )
+            assert f"member {failing} (vm{failing}) failed: ValueError: boom" in str(error)
+        assert run_in(group, reduce) == [[3.0] * 4] * 3
+
+
+def test_a_member_that_exits_ends_the_others() -> None:
+    def leave(rank: int, vm: VM) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        run(2, reduce, leave)
+
+
+def test_an_error_of_a_launch_reaches_the_caller() -> None:
+    def wrong(rank: int, vm: VM) -> Any:
+        return call(vm, "matmul", np.ones((2, 3)), np.ones((2, 3)))
+
+    with pytest.raises(ShapeError, match="matmul"):
+        run(2, reduce, wrong)
+
+
+def other_op(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", ONES, op="max")
+
+
+def other_type(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", np.ones(5, np.float32))
+
+
+def other_dtype(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", np.ones(4))
+
+
+def several(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", *[np.ones(n, np.float32) for n in range(9)])
+
+
+def other_several(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", *[np.ones(n + (n == 7), np.float32) for n in range(9)])
+
+
+def gather(rank: int, vm: VM) -> Any:
+    return call(vm, "all_gather", ONES)
+
+
+def barrier(rank: int, vm: VM) -> Any:
+    return call(vm, "barrier")
+
+
+def send_to_0(rank: int, vm: VM) -> Any:
+    return call(vm, "send", ONES, to=0)
+
+
+def send_to_1(rank: int, vm: VM) -> Any:
+    return call(vm, "send", ONES, to=1)
+
+
+def recv_from_1(rank: int, vm: VM) -> Any:
+    return call(vm, "recv", source=1, shape=(4,), dtype="f32")
+
+
+def recv_5_from_1(rank: int, vm: VM) -> Any:
+    return call(vm, "recv", source=1, shape=(5,), dtype="f32")
+
+
+def recv_from_0(rank: int, vm: VM) -> Any:
+    return call(vm, "recv", source=0, shape=(4,), dtype="f32")
+
+
+@pytest.mark.parametrize(
+    ("steps", "texts"),
+    [
+        ((reduce, other_op), ["different things", "op='sum'", "op='max'"]),
+        ((reduce, other_type), ["different things", "f32[4]", "f32[5]"]),
+        ((reduce, other_dtype), ["different things", "f32[4]", "f64[4]"]),
+        ((reduce, gather), ["different things", "all_reduce(f32[4]", "all_gather(f32[4])"]),
+        (
+            (several, other_several),
+            ["(7 tensors, f32[7], f32[8], ", "(7 tensors, f32[8], f32[8], "],
+        ),
+        ((reduce, several), ["all_reduce(f32[4], op", "all_reduce(f32[0], ", "5 more, op='sum')"]),
+        ((reduce, barrier), ["different things", "barrier()"]),
+        ((recv_5_from_1, send_to_0), ["different things", "send(f32[4], to=0)", "recv(f32[5]"]),
+        ((reduce, send_to_0), ["no member can go on", "all_reduce", "send"]),
+        ((send_to_1, send_to_0), ["no member can go on", "to=1", "to=0"]),
+        ((recv_from_1, recv_from_0), ["no member can go on", "source=1", "source=0"]),
+        ((reduce, end), ["member 1 (vm1) has ended", "all_reduce"]),
+        ((end, reduce), ["member 0 (vm0) has ended", "all_reduce"]),
+        ((send_to_1, end), ["member 1 (vm1) has ended", "send"]),
+        ((end, recv_from_0), ["member 0 (vm0) has ended", "recv"]),
+        ((reduce, reduce, end), ["member 2 (vm2) has ended", "all_reduce"]),
+        ((reduce, send_to_0, end), ["member 2 (vm2) has ended", "all_reduce"]),
+        ((send_to_1, recv_from_0, end), None),
+        ((recv_from_1, recv_from_0, end), ["no member can go on", "source=1", "source=0"]),
+    ],
+)
+def test_members_that_cannot_meet_raise(steps: tuple[Step, ...], texts: list[str] | None) -> None:
+    with Group(len(steps)) as group:
+        for _ in range(3):  # timing differs
+            if texts is None:
+                run_in(group, *steps)
+                continue
+            with pytest.raises(GroupError) as caught:
+                run_in(group, *steps)
+            for text in texts:
+                assert text in str(caught.value)
+        assert run_in(group, reduce) == [[float(len(steps))] * 4] * len(steps)
+
+
+def test_who_goes_on_after_an_error_meets_nobody() -> None:
+    def step(rank: int, vm: VM) -> None:
+        for _ in range(3):
+            with pytest.raises(GroupError, match="different things"):
+                (reduce if rank else gather)(rank, vm)
+
+    with pytest.raises(GroupError, match="different things"):
+        run(2, step)
+
+
+@pytest.mark.parametrize("length", [4, SMALL])
+def test_an_error_within_a_collective_ends_the_run(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no scratch")
+
+    monkeypatch.setattr("mlvm.parallel.collectives._combine", fail)
+    with pytest.raises(MemoryError, match="no scratch"):
+        run(2, lambda rank, vm: call(vm, "all_reduce", np.ones(length, np.float32)))
+
+
+def test_the_vm_of_another_member_is_refused() -> None:
+    def step(rank: int, vm: VM) -> None:
+        barrier(rank, vm)
+        if rank == 0:
+            reduce(rank, group.vms[1])
+        else:
+            time.sleep(0.2)
+
+    with Group(2) as group, pytest.raises(GroupError, match="another thread than its own"):
+        group.run(step)
+
+
+def test_an_error_keeps_no_tensor_alive() -> None:
+    class Big:
+        pass
+
+    kept: list[weakref.ref[Big]] = []
+
+    def step(rank: int, vm: VM) -> None:
+        big = Big()
+        kept.append(weakref.ref(big))
+        raise ValueError("boom")
+
+    gc.disable()
+    try:
+        with Group(1) as group:
+            with pytest.raises(ValueError, match="boom") as caught:
+                group.run(step)
+            caught.value.__traceback__ = None
+            del caught
+            assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
+CTRL_C = """
+import os, signal, sys, threading, time
+import numpy as np
+from mlvm.parallel.group import Group
+from tests.parallel.members import call
+
+def waits(rank, vm):
+    if rank == 0:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return call(vm, "all_reduce", np.ones(3))
+    while True:
+        {other}
+
+try:
+    with Group(2) as group:
+        group.run(waits)
+except KeyboardInterrupt:
+    print("interrupted")
+    try:
+        group.run(waits)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+@pytest.mark.parametrize("other", ["time.sleep(0.01)", "call(vm, 'square', np.ones(3))"])
+def test_ctrl_c_ends_a_run(other: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C.replace("{other}", other)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stdout.split() == ["interrupted", "GroupError"]
+    assert done.returncode == 0
+
+
+# --- groups --------------------------------------------------------------------------
+
+
+def test_a_group_that_is_closed_gives_its_vms_back() -> None:
+    vms = [VM("a"), VM("b")]
+    threads = threading.active_count()
+    for _ in range(2):
+        group = Group(vms)
+        with pytest.raises(GroupError, match="a is in a group already"):
+            Group([vms[0]])
+        assert run_in(group, reduce) == [[2.0] * 4] * 2
+        group.close()
+        group.close()
+        with pytest.raises(GroupError, match="closed"):
+            group.run(end)
+    assert threading.active_count() == threads
+    assert vms[0].attachments.keys() & {"member"} == set()
+    with pytest.raises(UnknownFunction):
+        reduce(0, vms[0])
+    assert [vm.consumed_size_in_mib() for vm in vms] == [0, 0]
+
+
+def test_a_group_that_is_forgotten_ends_its_threads() -> None:
+    threads = threading.active_count()
+    group = Group(2)
+    run_in(group, reduce)
+    with pytest.raises(ValueError, match="boom"):
+        group.run(boom)
+    del group
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("vms", [0, -1, True, None, "ab", [], [object()], ["a"]])
+def test_what_is_no_group_is_refused(vms: Any) -> None:
+    with pytest.raises(GroupError):
+        Group(vms)
+
+
+def test_a_vm_twice_or_with_such_a_function_is_refused() -> None:
+    vm = VM("own")
+    with pytest.raises(GroupError, match="a VM occurs twice"):
+        Group([vm, vm])
+    vm.register("send", lambda frame: None)
+    with pytest.raises(GroupError, match="own has a function 'send' of its own"):
+        Group([vm])
+
+
+def blas_threads() -> set[int]:
+    return {each["num_threads"] for each in threadpoolctl.threadpool_info()}
+
+
+def test_blas_has_one_thread_while_any_group_runs() -> None:
+    before = blas_threads()
+
+    def step(rank: int, vm: VM) -> set[int]:
+        run(1, end)
+        return blas_threads()
+
+    with threadpoolctl.threadpool_limits(2):
+        assert run(2, step) == [{1}, {1}]
+        assert blas_threads() == {2}
+        with pytest.raises(ValueError, match="boom"):
+            run(2, boom)
+        assert blas_threads() == {2}
+    assert blas_threads() == before
+
+
+def test_without_threadpoolctl_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(module: str, name: str) -> Any:
+        raise MissingExtra(f'{module} is not installed: pip install "mlvm[{name}]"')
+
+    monkeypatch.setattr(blas, "extra", missing)
+    vm = VM("a")
+    with pytest.raises(MissingExtra, match=r'threadpoolctl is not .* "mlvm\[parallel\]"'):
+        Group([vm])
+    assert "member" not in vm.attachments
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_threads_stay_on_their_cores() -> None:
+    there = os.sched_getaffinity(0)
+    core = min(there)
+    with Group(2, cores=[core, core]) as group:
+        assert group.run(lambda rank, vm: os.sched_getaffinity(0)) == [{core}, {core}]
+    assert os.sched_getaffinity(0) == there
+    for cores in ([core], [core, max(there) + 1], [core, "x"]):
+        with pytest.raises(GroupError, match="cores are one for each of 2 members"):
+            Group(2, cores=cores)  # type: ignore[arg-type]
+
+
+def test_elsewhere_threads_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    with pytest.raises(GroupError, match="does not let a thread choose its core"):
+        Group(1, cores=[0])
