@@ -239,9 +239,14 @@ class _Session:
                 if not x.dtype.is_float:
                     where = f" at {path}" if path else ""
                     raise DTypeError(f"a gradient is with respect to floats, not {x.type}{where}")
-        self.arguments = [substitute(self.tape.watch, argument) for argument in arguments]
-        self.variables = [x for argument in self.arguments for _, x in leaves(argument)]
+        self.variables: list[Tensor] = []
+        self.arguments = [substitute(self._watch, argument) for argument in arguments]
         self.start = len(self.tape.nodes)
+
+    def _watch(self, x: Tensor) -> Tensor:
+        twin = self.tape.watch(x)
+        self.variables.append(twin)
+        return twin
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = recording.set(self.tape)

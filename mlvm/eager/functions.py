@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, cast
 
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
-from mlvm.core.types import DType, TensorType, f32
+from mlvm.core.types import DType, Shape, TensorType, f32
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integers, type_of
 from mlvm.eager.creation import full as full
@@ -348,14 +349,21 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
 
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
     """x summed over the axes that broadcasting added or stretched from `type`, and cast to it."""
-    x = astype(x, type.dtype)
-    extra = x.ndim - type.ndim
-    axes = tuple(
-        i for i, n in enumerate(x.shape) if i < extra or (type.shape[i - extra] == 1 and n != 1)
-    )
+    if x.dtype is not type.dtype:
+        x = astype(x, type.dtype)
+    axes = _broadcast_axes(x.shape, type.shape)
     if axes:
         x = op.sum(x, axis=axes)
-    return reshape(x, type.shape)
+    return x if x.type is type else reshape(x, type.shape)
+
+
+@lru_cache(maxsize=4096)
+def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
+    """The axes that broadcasting from `original` to `shape` added or stretched."""
+    extra = len(shape) - len(original)
+    return tuple(
+        i for i, n in enumerate(shape) if i < extra or (original[i - extra] == 1 and n != 1)
+    )
 
 
 # --- neural networks -----------------------------------------------------------------

@@ -20,7 +20,7 @@ from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena, recording
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor import constant as scalar
 from mlvm.eager.tree import (
     Tree,
@@ -36,6 +36,7 @@ from mlvm.eager.tree import (
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 
 _SCALAR = TensorType(f32)
+_MULTIPLY_ADD = one_op("multiply_add")
 
 
 class Optimizer:
@@ -148,7 +149,7 @@ class Optimizer:
         require_writable(written)
         vm = self.count.arena.vm
         for arena in (current_arena(), *[g.arena for g in gradients.values()]):
-            if arena.vm is not vm:
+            if arena.vm.attachments is not vm.attachments:  # a recorder has those of its VM
                 raise HandleError(
                     f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
                     f"are on {vm.name}; update inside `with` an arena of theirs"
@@ -200,20 +201,20 @@ class SGD(Optimizer):
         super().__init__(params, learning_rate, ["momentum"] if momentum else [])
 
     def _scalars(self, rate: Tensor) -> Sequence[Tensor]:
-        return (rate,)
+        dtype = rate.dtype
+        return -rate, scalar(self.momentum, dtype), scalar(self.weight_decay, dtype)
 
     def _step(
         self, param: Tensor, g: Tensor, state: Sequence[Tensor], scalars: Sequence[Tensor]
     ) -> None:
-        [rate] = scalars
+        minus_rate, momentum, weight_decay = scalars
         if self.weight_decay:
-            g = g + self.weight_decay * param
+            g = op.multiply_add(param, weight_decay, g)
         if self.momentum:
             [v] = state
-            v *= self.momentum
-            v += g
-            g = g + self.momentum * v if self.nesterov else v
-        param -= rate * g
+            _multiply_add_into(v, v, momentum, g)
+            g = op.multiply_add(v, momentum, g) if self.nesterov else v
+        _multiply_add_into(param, g, minus_rate, param)
 
 
 class Adam(Optimizer):
@@ -247,23 +248,26 @@ class Adam(Optimizer):
         t = fn.astype(self.count, rate.dtype) + 1
         beta1, beta2 = self.betas
         root = op.sqrt(_sum_of_weights(beta2, t))
-        return rate * root / _sum_of_weights(beta1, t), self.eps * root
+        minus_rate = -rate * root / _sum_of_weights(beta1, t)
+        return minus_rate, self.eps * root, *[scalar(beta, rate.dtype) for beta in self.betas]
 
     def _step(
         self, param: Tensor, g: Tensor, state: Sequence[Tensor], scalars: Sequence[Tensor]
     ) -> None:
         gradient_sum, square_sum = state
-        rate, eps = scalars
-        beta1, beta2 = self.betas
-        gradient_sum *= beta1
-        gradient_sum += g
+        minus_rate, eps, beta1, beta2 = scalars
+        _multiply_add_into(gradient_sum, gradient_sum, beta1, g)
         square_sum *= beta2
-        square_sum += op.square(g)
+        _multiply_add_into(square_sum, g, g, square_sum)
         step = op.sqrt(square_sum)
         step += eps
         op.divide(gradient_sum, step, out=step)
-        step *= rate
-        param -= step
+        _multiply_add_into(param, step, minus_rate, param)
+
+
+def _multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
+    """out = x y + z, of which `out` may be any."""
+    apply_into(out, _MULTIPLY_ADD, x, y, z)
 
 
 def _sum_of_weights(beta: float, t: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ WITHOUT_FUNCTION: Final = {
     "embed",
     "layer_norm_normalize",
     "mask_scatter",
+    "multiply_add",
     "nonzero_indices",
     "patches",
     "scatter_add",

@@ -329,6 +329,12 @@ def layer_norm(
 def layer_norm_normalize(x: Tensor, /, *, eps: float, out: Tensor | None = None) -> Tensor:
     """(x - mean) / sqrt(var + eps) over the last axis: `layer_norm` before scale and bias."""
 
+def layer_norm_scale_vjp(
+    g: Tensor, x: Tensor, /, *, eps: float, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of `layer_norm` for scale: the sum of g * n over all axes but the last, with n
+    as in `layer_norm_normalize`."""
+
 def layer_norm_vjp(
     g: Tensor, x: Tensor, scale: Tensor, /, *, eps: float, out: Tensor | None = None
 ) -> Tensor:
@@ -471,6 +477,16 @@ def multiply(
     x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
 ) -> Tensor:
     """x * y, elementwise, with broadcasting."""
+
+def multiply_add(
+    x: Tensor | bool | int | float,
+    y: Tensor | bool | int | float,
+    z: Tensor | bool | int | float,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x * y + z, elementwise, with broadcasting; rounded after each of the two."""
 
 def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-x."""

@@ -336,6 +336,7 @@ VJPS: Final[dict[str, Rules]] = {
     "add": {"x": lambda g: g, "y": lambda g: g},
     "subtract": {"x": lambda g: g, "y": lambda g: -g},
     "multiply": {"x": lambda g, y: g * y, "y": lambda g, x: g * x},
+    "multiply_add": {"x": lambda g, y: g * y, "y": lambda g, x: g * x, "z": lambda g: g},
     "divide": {"x": lambda g, y: g / y, "y": lambda g, y, out: -g * out / y},
     "remainder": {
         "x": lambda g: g,
@@ -463,7 +464,7 @@ VJPS: Final[dict[str, Rules]] = {
     },
     "layer_norm": {
         "x": lambda g, x, scale, eps: op.layer_norm_vjp(g, x, scale, eps=eps),
-        "scale": lambda g, x, eps: g * op.layer_norm_normalize(x, eps=eps),
+        "scale": lambda g, x, eps: op.layer_norm_scale_vjp(g, x, eps=eps),
         "bias": lambda g: g,
     },
     "layer_norm_normalize": {"x": _normalize},
@@ -471,6 +472,10 @@ VJPS: Final[dict[str, Rules]] = {
         "g": lambda c, x, scale, eps: _normalize(c, x, eps) * scale,
         "x": _layer_norm_vjp_x,
         "scale": lambda c, g, x, eps: _normalize(c, x, eps) * g,
+    },
+    "layer_norm_scale_vjp": {
+        "g": lambda c, x, eps: c * op.layer_norm_normalize(x, eps=eps),
+        "x": lambda c, g, x, eps: _normalize(c * g, x, eps),
     },
     "patches": {
         "x": lambda g, x_type, stride, padding: op.unpatches(

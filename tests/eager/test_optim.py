@@ -263,10 +263,11 @@ def test_state_lives_beside_the_parameters_and_survives_resets(weights: Arena) -
 @pytest.mark.parametrize(
     ("make", "each", "once"),
     [
-        (lambda params: optim.SGD(params, 0.1), 2, 1),
-        (lambda params: optim.SGD(params, 0.1, momentum=0.9), 4, 1),
-        (lambda params: optim.Adam(params, 0.1), 10, 12),
-        (lambda params: optim.AdamW(params, 0.1), 11, 14),
+        (lambda params: optim.SGD(params, 0.1), 1, 2),
+        (lambda params: optim.SGD(params, 0.1, momentum=0.9), 2, 2),
+        (lambda params: optim.SGD(params, 0.1, momentum=0.9, weight_decay=0.1), 3, 2),
+        (lambda params: optim.Adam(params, 0.1), 7, 13),
+        (lambda params: optim.AdamW(params, 0.1), 8, 15),
     ],
 )
 def test_launches_of_an_update(

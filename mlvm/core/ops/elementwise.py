@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlvm.core.blocks import BLOCK, blocks
 from mlvm.core.erf import write_erf
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import op
@@ -51,6 +52,22 @@ def subtract(out: Array, x: Array, y: Array) -> None:
 def multiply(out: Array, x: Array, y: Array) -> None:
     """x * y, elementwise, with broadcasting."""
     np.multiply(x, y, out)
+
+
+@op(infer=_float)
+def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
+    """x * y + z, elementwise, with broadcasting; rounded after each of the two."""
+    operands = (x, y, z)
+    if out.size <= BLOCK or any(each.size != 1 and each.shape != out.shape for each in operands):
+        np.add(np.multiply(x, y), z, out)
+        return
+    flat_out, *flat = [each.reshape(-1) for each in (out, *operands)]
+    product = np.empty(BLOCK, out.dtype)
+    for block in blocks(out.size):
+        x, y, z = [each if each.size == 1 else each[block] for each in flat]
+        part = product[: block.stop - block.start]
+        np.multiply(x, y, part)
+        np.add(part, z, flat_out[block])
 
 
 @op(infer=broadcast_float)

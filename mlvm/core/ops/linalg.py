@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from mlvm.core.blocks import blocks
+from mlvm.core.blocks import block_length, blocks, scratch
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import op
 from mlvm.core.rules import broadcast_shapes, require
@@ -87,9 +87,11 @@ def batch_contract(
     batch = math.prod(x.shape[:-2])
     x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)
     y = _swapped(y.reshape(batch, *y.shape[-2:]), transpose_y)
+    room = scratch(block_length(batch, out.size), *out.shape, dtype=out.dtype)
     out.fill(0)
     for some in blocks(batch, out.size):
-        products = np.matmul(x[some], y[some])
+        products = room[: some.stop - some.start]
+        np.matmul(x[some], y[some], products)
         np.add(out, products[0] if len(products) == 1 else np.add.reduce(products, 0), out)
 
 

@@ -8,17 +8,20 @@ operands. Where several operands are floats, they have one dtype, which the resu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mlvm.core.blocks import blocks
+from mlvm.core.blocks import block_length, blocks, scratch
 from mlvm.core.erf import write_erf
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.random import generator, require_key
+from mlvm.core.rows import row_sums, sum_rows
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, Shape, TensorType
 
@@ -47,17 +50,14 @@ def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
 
 # --- activations ---------------------------------------------------------------------
 
-_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-_CUBIC = 0.044715 * _SQRT_2_OVER_PI
 
-
-@op(infer=_activation)
+@op(infer=_activation, per="element")
 def relu(out: Array, x: Array) -> None:
     """max(x, 0)."""
     np.maximum(x, 0, out=out)
 
 
-@op(infer=_activation)
+@op(infer=_activation, per="element")
 def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel,
     arXiv 1606.08415).
@@ -65,49 +65,79 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly
     (1 + erf(x / sqrt(2))) / 2.
     """
+    number = _numbers(x.dtype)
     flat_out, flat_x = out.reshape(-1), x.reshape(-1)
     for block in blocks(out.size):
         y, part = flat_out[block], flat_x[block]
         if approximate:
-            _gelu_tanh(y, part)
+            np.square(part, y)
+            _tanh_of_cubic(y, y, part, number)
         else:
-            write_erf(y, part * math.sqrt(0.5))
-        y += 1
+            write_erf(y, part * number.sqrt_half)
+        y += number.one
         y *= part
-        y *= 0.5
+        y *= number.half
 
 
-@op(infer=_activation_vjp)
+@op(infer=_activation_vjp, per="element")
 def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
+    number = _numbers(x.dtype)
     flat_out, flat_g, flat_x = out.reshape(-1), g.reshape(-1), x.reshape(-1)
+    both = scratch(2, block_length(out.size), dtype=x.dtype)
     for block in blocks(out.size):
         y, part = flat_out[block], flat_x[block]
-        x_density = np.square(part)  # becomes 2 x Phi'(x)
-        if approximate:
-            x_density *= 3 * _CUBIC
-            x_density += _SQRT_2_OVER_PI
-            _gelu_tanh(y, part)
-            sech_squared = np.square(y)
-            np.subtract(1, sech_squared, sech_squared)
-            x_density *= sech_squared
-        else:
-            write_erf(y, part * math.sqrt(0.5))
-            x_density *= -0.5
-            np.exp(x_density, x_density)
-            x_density *= _SQRT_2_OVER_PI
-        x_density *= part
-        y += 1
-        y += x_density
+        slope, other = both[:, : y.size]
+        np.square(part, slope)
+        if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
+            _tanh_of_cubic(y, slope, part, number)
+            slope *= number.half_cubic_slope
+            slope += number.half_linear
+            slope *= part
+            slope *= np.subtract(number.one, y, other)
+            slope += number.half
+            y += number.one
+            y *= slope
+        else:  # (1 + erf(x / sqrt(2)) + 2 x Phi'(x)) / 2
+            write_erf(y, np.multiply(part, number.sqrt_half, other))
+            slope *= -number.half
+            np.exp(slope, slope)
+            slope *= number.linear
+            slope *= part
+            y += number.one
+            y += slope
+            y *= number.half
         y *= flat_g[block]
-        y *= 0.5
 
 
-def _gelu_tanh(out: Array, x: Array) -> None:
-    """tanh(sqrt(2 / pi) (x + 0.044715 x^3))"""
-    np.square(x, out)
-    out *= _CUBIC
-    out += _SQRT_2_OVER_PI
+class _Numbers(NamedTuple):
+    """What `gelu` multiplies with and adds, as 0-d arrays: for Python's floats numpy takes as
+    long again as for a small array.
+
+    u(x) = linear x + cubic x^3, so x u'(x) / 2 = x (half_linear + half_cubic_slope x^2).
+    """
+
+    one: Array
+    half: Array
+    sqrt_half: Array
+    linear: Array
+    cubic: Array
+    half_linear: Array
+    half_cubic_slope: Array
+
+
+@functools.cache
+def _numbers(dtype: np.dtype[Any]) -> _Numbers:
+    linear = math.sqrt(2 / math.pi)
+    cubic = 0.044715 * linear
+    values = (1, 0.5, math.sqrt(0.5), linear, cubic, linear / 2, 1.5 * cubic)
+    return _Numbers(*[np.array(value, dtype) for value in values])
+
+
+def _tanh_of_cubic(out: Array, square: Array, x: Array, number: _Numbers) -> None:
+    """tanh(sqrt(2 / pi) (x + 0.044715 x^3)), given x^2, which `out` may be."""
+    np.multiply(square, number.cubic, out)
+    out += number.linear
     out *= x
     np.tanh(out, out)
 
@@ -245,53 +275,82 @@ def _layer_norm_vjp(g: TensorType, x: TensorType, scale: TensorType, eps: float)
     return _activation_vjp(g, _layer_norm(x, scale, eps=eps))
 
 
-@op(infer=_layer_norm)
+def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorType:
+    return _activation_vjp(g, _layer_norm(x, eps=eps)).with_shape(x.shape[-1:])
+
+
+@op(infer=_layer_norm, per="row")
 def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
     1607.06450). scale and bias are vectors of its length; var is the biased variance."""
     rows_out, rows_x = _rows(out), _rows(x)
+    ones, scales, biases = np.ones_like(scale), _repeated(scale, rows_x), _repeated(bias, rows_x)
     for block in blocks(*rows_x.shape):
         y = rows_out[block]
-        _normalize(y, rows_x[block], eps)
-        y *= scale
-        y += bias
+        y *= _center(y, rows_x[block], ones, eps)
+        y *= scales[: len(y)]
+        y += biases[: len(y)]
 
 
-@op(infer=_layer_norm_normalize)
+@op(infer=_layer_norm_normalize, per="row")
 def layer_norm_normalize(out: Array, x: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) over the last axis: `layer_norm` before scale and bias."""
     rows_out, rows_x = _rows(out), _rows(x)
+    ones = np.ones(x.shape[-1], x.dtype)
     for block in blocks(*rows_x.shape):
-        _normalize(rows_out[block], rows_x[block], eps)
+        y = rows_out[block]
+        y *= _center(y, rows_x[block], ones, eps)
 
 
-@op(infer=_layer_norm_vjp)
+@op(infer=_layer_norm_vjp, per="row")
 def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) -> None:
     """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where
     h = g * scale and n is x normalised."""
     rows_out, rows_g, rows_x = _rows(out), _rows(g), _rows(x)
+    ones, scales = np.ones_like(scale), _repeated(scale, rows_x)
+    length = x.shape[-1]
+    centered_rows = scratch(block_length(*rows_x.shape), length, dtype=x.dtype)
     for block in blocks(*rows_x.shape):
         y = rows_out[block]
-        normalized = np.empty_like(y)
-        inverse = _normalize(normalized, rows_x[block], eps)
-        np.multiply(rows_g[block], scale, y)
-        normalized *= _mean_of_product(y, normalized)
-        y -= np.add.reduce(y, -1, keepdims=True) / y.shape[-1]
-        y -= normalized
+        centered = centered_rows[: len(y)]
+        inverse = _center(centered, rows_x[block], ones, eps)
+        np.multiply(rows_g[block], scales[: len(y)], y)
+        centered *= row_sums(y, centered) * np.square(inverse) / length  # n mean(h n)
+        centered += row_sums(y, ones) / length
+        y -= centered
         y *= inverse
 
 
-def _normalize(out: Array, x: Array, eps: float) -> Array:
-    """Write x normalised, in two passes; returns 1 / sqrt(var + eps), a column."""
-    np.subtract(x, np.add.reduce(x, -1, keepdims=True) / x.shape[-1], out)
-    inverse: Array = 1 / np.sqrt(_mean_of_product(out, out) + eps)
-    out *= inverse
+@op(infer=_layer_norm_scale_vjp)
+def layer_norm_scale_vjp(out: Array, g: Array, x: Array, *, eps: float) -> None:
+    """The gradient of `layer_norm` for scale: the sum of g * n over all axes but the last, with
+    n as in `layer_norm_normalize`."""
+    rows_g, rows_x = _rows(g), _rows(x)
+    ones = np.ones(x.shape[-1], x.dtype)
+    products = scratch(block_length(*rows_x.shape), x.shape[-1], dtype=x.dtype)
+    out.fill(0)
+    for block in blocks(*rows_x.shape):
+        part = rows_x[block]
+        product = products[: len(part)]
+        inverse = _center(product, part, ones, eps)
+        product *= rows_g[block]
+        out += sum_rows(product, inverse[:, 0])
+
+
+def _center(out: Array, x: Array, ones: Array, eps: float) -> Array:
+    """Write x - mean along the rows; returns 1 / sqrt(var + eps), a column. Two passes: the
+    variance is a mean of squares of what is written."""
+    length = x.shape[-1]
+    np.subtract(x, row_sums(x, ones) / length, out)
+    inverse: Array = 1 / np.sqrt(row_sums(out, out) / length + eps)
     return inverse
 
 
-def _mean_of_product(x: Array, y: Array) -> Array:
-    mean: Array = np.einsum("ij,ij->i", x, y)[:, None] / x.shape[-1]
-    return mean
+def _repeated(vector: Array, rows: Array) -> Array:
+    """The vector as many times as there are rows in a block, once if all are in one: numpy takes
+    twice as long where it broadcasts, so what meets several blocks is laid out for them."""
+    height = block_length(*rows.shape)
+    return vector[None] if height == len(rows) else np.tile(vector, (height, 1))
 
 
 # --- windows -------------------------------------------------------------------------

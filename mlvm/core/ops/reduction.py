@@ -12,6 +12,7 @@ import numpy as np
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.op import op
+from mlvm.core.rows import sum_rows
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape, require
 from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
 
@@ -192,7 +193,7 @@ def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 # --- how sums are made ---------------------------------------------------------------
 
-_BLOCK = 8192  # elements; below OpenBLAS's threshold for using more than one thread
+_LARGE = 16384  # elements, from which on BLAS's speed outweighs the steps to it
 
 
 def _count(x: Array, axis: Axis) -> int:
@@ -201,7 +202,7 @@ def _count(x: Array, axis: Axis) -> int:
 
 
 def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
-    """Sum in the dtype of `out`: leading axes, as a bias gradient has them, by `_sum_rows`.
+    """Sum in the dtype of `out`: leading axes, as a bias gradient has them, by `sum_rows`.
 
     numpy alone goes through such an axis row by row, or worse by the last axis, which takes
     3 to 10 times as long.
@@ -210,29 +211,9 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
     leading = 0
     while leading in axes:
         leading += 1
-    if (
-        0 < leading < x.ndim
-        and x.size > 2 * _BLOCK
-        and x.dtype == out.dtype
-        and x.dtype.kind == "f"
-    ):
+    if 0 < leading < x.ndim and x.size > _LARGE and x.dtype == out.dtype and x.dtype.kind == "f":
         kept = x.shape[leading:]
-        rows = _sum_rows(x.reshape(-1, math.prod(kept))).reshape((1,) * leading + kept)
+        rows = sum_rows(x.reshape(-1, math.prod(kept))).reshape((1,) * leading + kept)
         np.add.reduce(rows, axes, out=out, keepdims=keepdims)
     else:
         np.add.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
-
-
-def _sum_rows(x: Array) -> Array:
-    """The sum of the rows of a matrix, as ones @ x, in blocks that BLAS adds up in one thread,
-    so that the bits do not depend on the number of threads."""
-    length, columns = x.shape
-    height = _BLOCK // columns
-    if height < 16:
-        return np.add.reduce(x, 0)  # type: ignore[no-any-return]
-    ones = np.ones(height, x.dtype)
-    rest = length % height
-    total = np.add.reduce(np.matmul(ones, x[: length - rest].reshape(-1, height, columns)), 0)
-    if rest:
-        np.add(total, np.matmul(ones[:rest], x[length - rest :]), total)
-    return total  # type: ignore[no-any-return]

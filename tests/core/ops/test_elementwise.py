@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlvm.core.blocks import BLOCK
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import OPS
 from mlvm.core.types import DType, TensorType
@@ -56,6 +57,24 @@ shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 
 def infer(name: str, *types: str) -> str:
     return str(OPS[name].infer([TensorType.parse(each) for each in types], {}))
+
+
+@pytest.mark.parametrize("size", [7, 2 * BLOCK + 3])
+@pytest.mark.parametrize("place", [None, 0, 1, 2])
+def test_multiply_add_may_write_over_any_operand(size: int, place: int | None) -> None:
+    operands = list(np.random.default_rng(0).standard_normal((3, size), np.float32))
+    x, y, z = operands
+    expected = x * y + z
+    out = np.empty_like(x) if place is None else operands[place]
+    OPS["multiply_add"].kernel(out, *operands)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_multiply_add_with_scalars_over_several_blocks() -> None:
+    x, one = np.random.default_rng(0).standard_normal(2 * BLOCK + 3), np.array(1.5)
+    np.testing.assert_array_equal(evaluate("multiply_add", x, one, x), x * 1.5 + x)
+    np.testing.assert_array_equal(evaluate("multiply_add", x, x, one[None]), x * x + 1.5)
+    np.testing.assert_array_equal(evaluate("multiply_add", one, one, x), 2.25 + x)
 
 
 # --- types ----------------------------------------------------------------------------

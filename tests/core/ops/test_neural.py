@@ -112,7 +112,7 @@ def test_gelu_vjp_over_several_blocks(approximate: bool) -> None:
     x, g = f64(2 * BLOCK + 3), f64(2 * BLOCK + 3)
     result = evaluate("gelu_vjp", g, x, approximate=approximate)
     tail = evaluate("gelu_vjp", g[-9:], x[-9:], approximate=approximate)
-    np.testing.assert_allclose(result[-9:], tail, 1e-13)
+    np.testing.assert_array_equal(result[-9:], tail)
 
 
 def test_softmax_cross_entropy_vjp_is_the_gradient() -> None:
@@ -126,6 +126,15 @@ def test_layer_norm_vjp_is_the_gradient() -> None:
     x, scale, bias, g = f64(2, 3, 5), f64(5), f64(5), f64(2, 3, 5)
     expected = numerical_vjp(lambda x: evaluate("layer_norm", x, scale, bias, eps=1e-3), x, g)
     result = evaluate("layer_norm_vjp", g, x, scale, eps=1e-3)
+    np.testing.assert_allclose(result, expected, 1e-7, 1e-9)
+
+
+def test_layer_norm_scale_vjp_is_the_gradient() -> None:
+    x, scale, bias, g = f64(2, 3, 5), f64(5), f64(5), f64(2, 3, 5)
+    expected = numerical_vjp(
+        lambda scale: evaluate("layer_norm", x, scale, bias, eps=1e-3), scale, g
+    )
+    result = evaluate("layer_norm_scale_vjp", g, x, eps=1e-3)
     np.testing.assert_allclose(result, expected, 1e-7, 1e-9)
 
 
@@ -175,11 +184,27 @@ def test_layer_norm_of_a_large_offset_keeps_its_digits() -> None:
     np.testing.assert_allclose(result, (np.arange(8) - 3.5) / np.arange(8).std(), 1e-6)
 
 
-def test_layer_norm_over_several_blocks_of_rows() -> None:
-    x, scale, bias = f32(5, BLOCK // 3), f32(BLOCK // 3), f32(BLOCK // 3)
-    expected = np.stack([evaluate("layer_norm", row, scale, bias, eps=1e-6) for row in x])
-    result = evaluate("layer_norm", x, scale, bias, eps=1e-6)
-    np.testing.assert_allclose(result, expected, 1e-5, 1e-5)  # sums in another order
+@pytest.mark.parametrize("width", [BLOCK // 3, BLOCK // 70, 2 * BLOCK])
+def test_rows_have_the_same_bits_alone_and_in_blocks(width: int) -> None:
+    x, g = f32(5 * BLOCK // width + 3, width), f32(5 * BLOCK // width + 3, width)
+    scale, bias = f32(width), f32(width)
+    for name, rows, vectors in [
+        ("layer_norm", (x,), (scale, bias)),
+        ("layer_norm_normalize", (x,), ()),
+        ("layer_norm_vjp", (g, x), (scale,)),
+    ]:
+        result = evaluate(name, *rows, *vectors, eps=1e-6)
+        for i in (0, 1, len(x) // 2, len(x) - 1):
+            alone = evaluate(name, *[each[i : i + 1] for each in rows], *vectors, eps=1e-6)
+            np.testing.assert_array_equal(result[i : i + 1], alone)
+
+
+@pytest.mark.parametrize("width", [BLOCK // 3, BLOCK // 70])
+def test_layer_norm_scale_vjp_over_several_blocks(width: int) -> None:
+    x, g = f64(5 * BLOCK // width + 3, width), f64(5 * BLOCK // width + 3, width)
+    expected = (g * evaluate("layer_norm_normalize", x, eps=1e-6)).sum(0)
+    result = evaluate("layer_norm_scale_vjp", g, x, eps=1e-6)
+    np.testing.assert_allclose(result, expected, 1e-10, 1e-10)
 
 
 def test_relu_lets_nan_through() -> None:
@@ -208,6 +233,8 @@ def test_max_pool_ignores_its_padding_and_avg_pool_counts_it() -> None:
         ("layer_norm", [(3, 0), (0,), (0,)], {"eps": 1e-6}, (3, 0)),
         ("layer_norm_normalize", [(3, 0)], {"eps": 1e-6}, (3, 0)),
         ("layer_norm_vjp", [(3, 0), (3, 0), (0,)], {"eps": 1e-6}, (3, 0)),
+        ("layer_norm_scale_vjp", [(3, 0), (3, 0)], {"eps": 1e-6}, (0,)),
+        ("layer_norm_scale_vjp", [(0, 3), (0, 3)], {"eps": 1e-6}, (3,)),
         ("conv2d", [(0, 4, 4, 2), (3, 3, 2, 5)], {"padding": NONE}, (0, 2, 2, 5)),
         ("conv2d", [(1, 4, 4, 2), (3, 3, 2, 0)], {"padding": NONE}, (1, 2, 2, 0)),
     ],
@@ -350,6 +377,7 @@ EPS = {"eps": 1e-6}
         (ShapeError, r"\(3,\), not \(2,\)", "layer_norm", (X, X[0], X[:, 0]), EPS),
         (DTypeError, "f64, f32", "layer_norm", (X, X[0].astype("f4"), X[0]), EPS),
         (ShapeError, "cotangent", "layer_norm_vjp", (X[0], X, X[0]), EPS),
+        (ShapeError, "cotangent", "layer_norm_scale_vjp", (X[0], X), EPS),
         (AttributeRefused, "rate must be in", "dropout", (X, KEY), {"rate": 1.0}),
         (AttributeRefused, "not nan", "dropout", (X, KEY), {"rate": np.nan}),
         (ShapeError, "a key is", "dropout", (X, KEY[:1]), {"rate": 0.5}),

@@ -90,6 +90,10 @@ def _sign(x: float) -> float:
     return x if math.isnan(x) else (x > 0) - (x < 0)
 
 
+def _multiply_add(x: float, y: float, z: float) -> float:
+    return x * y + z
+
+
 def _clip(x: float, lower: float, upper: float) -> float:
     return min(max(x, lower), upper)
 
@@ -109,6 +113,12 @@ CASES: dict[str, list[Case]] = {
     "add": _binary(operator.add, _int(3, -4), _int(100, -100, dtype=np.int8)),
     "subtract": _binary(operator.sub, _int(3, -4), _int(100, -100, dtype=np.int8)),
     "multiply": _binary(operator.mul, _int(3, -4), _int(100, -100, dtype=np.int8)),
+    "multiply_add": [
+        Case((_away(2, 3), _away(2, 3), _away(2, 3)), _each(_multiply_add)),
+        Case((_away(2, 3), _away(), _away(2, 3)), _each(_multiply_add)),
+        Case((_f32(_away(2, 1)), _f32(_away(3)), _f32(_away(2, 3))), _each(_multiply_add)),
+        Case((_away(3), _away(2, 1), _away(1)), _each(_multiply_add)),
+    ],
     "divide": _binary(operator.truediv),
     "floor_divide": _binary(operator.floordiv, _int(7, -7, 7, -7), _int(2, 2, -2, -2)),
     "remainder": _binary(operator.mod, _int(7, -7, 7, -7), _int(2, 2, -2, -2)),

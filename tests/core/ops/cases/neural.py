@@ -88,6 +88,10 @@ def _layer_norm_vjp(g: Array, x: Array, scale: Array, eps: float) -> Any:
     return gradient
 
 
+def _layer_norm_scale_vjp(g: Array, x: Array, eps: float) -> Any:
+    return (g * _normalize(x, eps)).reshape(-1, x.shape[-1]).sum(0)
+
+
 def _dropout(x: Array, key: Array, rate: float) -> Any:
     draws = np.random.Generator(np.random.Philox(key=key)).random(x.shape, np.float32)
     return np.where(draws >= rate, x / (1 - rate), 0)
@@ -194,6 +198,11 @@ CASES: dict[str, list[Case]] = {
     "layer_norm_vjp": [
         Case((_f64(3, 6), _f64(3, 6), _f64(6)), _layer_norm_vjp, {"eps": 1e-5}),
         Case((_f32(2, 2, 6), _f32(2, 2, 6), _f32(6)), _layer_norm_vjp, {"eps": 1e-6}),
+    ],
+    "layer_norm_scale_vjp": [
+        Case((_f64(3, 6), _f64(3, 6)), _layer_norm_scale_vjp, {"eps": 1e-5}),
+        Case((_f64(5), _f64(5)), _layer_norm_scale_vjp, {"eps": 0.1}),
+        Case((_f32(2, 2, 6), _f32(2, 2, 6)), _layer_norm_scale_vjp, {"eps": 1e-6}),
     ],
     "patches": [
         Case((_f64(2, 5, 4, 3),), _patches, _SLIDING),

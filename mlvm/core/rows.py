@@ -1,0 +1,45 @@
+"""Sums along and over the rows of a matrix, made by BLAS, where numpy alone takes 2 to 10 times
+as long.
+
+BLAS divides what is large among its threads, and rounds differently for it. It is therefore
+given pieces too small to divide: the bits depend neither on the number of threads, nor on what
+other rows there are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlvm.core.types import Array
+
+_PIECE = 8192  # elements; below OpenBLAS's thresholds for using more than one thread
+
+
+def row_sums(x: Array, y: Array) -> Array:
+    """The sum of x * y along each row of the matrix x, as a column; y is like x, or one row."""
+    length = x.shape[1]
+    if length > _PIECE:
+        half = length // 2
+        return row_sums(x[:, :half], y[..., :half]) + row_sums(x[:, half:], y[..., half:])
+    sums: Array = np.vecdot(x, y)
+    return sums[:, None]
+
+
+def sum_rows(x: Array, weights: Array | None = None) -> Array:
+    """weights @ x: the sum of the rows of the matrix x, each times its weight if there are any."""
+    length, columns = x.shape
+    height = _PIECE // max(1, columns)
+    if height < 16 or not x.size:
+        total: Array = np.add.reduce(x, 0) if weights is None else np.einsum("i,ij->j", weights, x)
+        return total
+    if weights is None:
+        weights = np.ones(length, x.dtype)
+    rest = length % height
+    whole = length - rest
+    pieces = np.matmul(
+        weights[:whole].reshape(-1, 1, height), x[:whole].reshape(-1, height, columns)
+    )
+    total = np.add.reduce(pieces, (0, 1))
+    if rest:
+        np.add(total, np.matmul(weights[whole:], x[whole:]), total)
+    return total
