@@ -4,7 +4,9 @@
 the machine without the kernel (`launch_us`) and the eager layer without the machine
 (`eager_us`). `add_taped` is an add while a tape records it. `add_backward` is a chain of
 adds to a tensor that needs a gradient, then a sum and the gradient, divided by the length
-of the chain. A round ends when its results are there.
+of the chain. `add_captured` is an add of a chain of 1000 that mlvm has captured and launches as
+one program, beside the same chain run eagerly by the others. A round ends when its results are
+there.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ import numpy as np
 from bench.harness import Contender, Round, Suite, microseconds
 
 CHAIN = 100
+CAPTURED = 1000
 
 
 def prepare_numpy(quick: bool) -> Mapping[str, Round]:
     a, b = operands()
-    return {"add": add_round(a, b, quick)}
+    return {
+        "add": add_round(a, b, quick),
+        "add_captured": captured_round(lambda: chain(a, b, CAPTURED), quick),
+    }
 
 
 def prepare_torch(quick: bool) -> Mapping[str, Round]:
@@ -35,6 +41,7 @@ def prepare_torch(quick: bool) -> Mapping[str, Round]:
         "add_backward": backward_round(
             lambda: torch.autograd.grad(chain(leaf, b).sum(), leaf), quick
         ),
+        "add_captured": captured_round(lambda: chain(a, b, CAPTURED), quick),
     }
 
 
@@ -46,6 +53,7 @@ def prepare_jax(quick: bool) -> Mapping[str, Round]:
     return {
         "add": add_round(a, b, quick, wait=jax.block_until_ready),
         "add_backward": backward_round(lambda: jax.block_until_ready(gradient(a)), quick),
+        "add_captured": captured_round(lambda: jax.block_until_ready(chain(a, b, CAPTURED)), quick),
     }
 
 
@@ -59,6 +67,7 @@ def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
     x, y = operands()
     a, b = ml.asarray(x), ml.asarray(y)
     gradient = ml.grad(lambda x: ml.sum(chain(x, b)))
+    captured = ml.capture(lambda x, b: chain(x, b, CAPTURED))
     eager_round = add_round(a, b, quick)
 
     vm = VM()
@@ -105,6 +114,7 @@ def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
         "add": split_round,
         "add_taped": taped_round,
         "add_backward": backward_round(lambda: gradient(a), quick),
+        "add_captured": captured_round(lambda: captured(a, b), quick),
     }
 
 
@@ -124,9 +134,9 @@ def chains(quick: bool) -> int:
     return 1 if quick else 10
 
 
-def chain(x: Any, b: Any) -> Any:
+def chain(x: Any, b: Any, length: int = CHAIN) -> Any:
     """x + b + b + ..., an add after the other."""
-    for _ in range(CHAIN):
+    for _ in range(length):
         x = x + b
     return x
 
@@ -153,6 +163,17 @@ def backward_round(gradient: Callable[[], object], quick: bool) -> Round:
     return lambda: {"us_per_op": microseconds(work) / (chains(quick) * CHAIN)}
 
 
+def captured_round(run: Callable[[], object], quick: bool) -> Round:
+    """Time a chain of `CAPTURED` adds, for each of them."""
+    run()  # the first time may prepare what later ones use
+
+    def work() -> None:
+        for _ in range(chains(quick)):
+            run()
+
+    return lambda: {"us_per_op": microseconds(work) / (chains(quick) * CAPTURED)}
+
+
 SUITE = Suite(
     module="bench.dispatch",
     contenders=(
@@ -163,8 +184,9 @@ SUITE = Suite(
     ),
     units={"us_per_op": "us", "kernel_us": "us", "launch_us": "us", "eager_us": "us"},
     targets={
-        ("add", "us_per_op", "torch"): 1 / 2.5,
-        ("add", "us_per_op", "jax"): 2.0,
-        ("add_backward", "us_per_op", "torch"): 1 / 2,
+        ("add", "us_per_op", "mlvm", "torch"): 1 / 2.5,
+        ("add", "us_per_op", "mlvm", "jax"): 2.0,
+        ("add_backward", "us_per_op", "mlvm", "torch"): 1 / 2,
+        ("add_captured", "us_per_op", "mlvm", "torch"): 1.0,
     },
 )

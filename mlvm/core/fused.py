@@ -15,7 +15,8 @@ elements, as it would alone: the results have the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from mlvm.core.blocks import BLOCK
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.rules import normalize_axes
-from mlvm.core.types import Array, Shape, TensorType, aligned_array
+from mlvm.core.types import Array, Shape, TensorType
 
 
 class Link(NamedTuple):
@@ -39,12 +40,22 @@ class Link(NamedTuple):
 Index = tuple[slice, ...]
 
 
-class _Layout(NamedTuple):
-    """How a chain runs on operands of certain types: in these blocks, with scratch of these
-    types; `sliced` are the parameters that differ from block to block."""
+class _Step(NamedTuple):
+    """A link made ready: its kernel, what picks its operands from parameters and scratch, and its
+    attributes if it has any."""
 
+    kernel: Kernel
+    operands: Callable[[list[Array]], tuple[Array, ...]]
+    attributes: Attributes | None
+
+
+class _Layout(NamedTuple):
+    """How a chain runs on parameters of certain types: in these blocks, with scratch of these
+    types behind the parameters; `sliced` are those that differ from block to block."""
+
+    steps: tuple[_Step, ...]
     blocks: tuple[Index, ...]
-    scratch: dict[int, TensorType]
+    scratch: tuple[TensorType, ...]
     sliced: tuple[int, ...]
     ndim: int
 
@@ -134,10 +145,19 @@ class Chain:
             for number, type in known.items()
             if number < 0
         }
+        place = {number: len(types) + i for i, number in enumerate(scratch)}
+        steps = [
+            _Step(
+                op.kernel,
+                itemgetter(*[place.get(number, number) for number in (target, *sources)]),
+                attributes or None,
+            )
+            for op, target, sources, attributes in self.links
+        ]
         sliced = tuple(
             i for i, type in enumerate(types) if any(_aligned(type.shape, len(shape))[:cut])
         )
-        return _Layout(blocks, scratch, sliced, len(shape))
+        return _Layout(tuple(steps), blocks, tuple(scratch.values()), sliced, len(shape))
 
 
 def _aligned(shape: Shape, ndim: int) -> list[bool]:
@@ -166,15 +186,53 @@ def _shape_of(block: Index, shape: Shape) -> Shape:
     return (*[part.stop - part.start for part in block], *shape[len(block) :])
 
 
-def run(*params: Array, chain: Chain) -> None:
+class Scratch:
+    """Memory for what passes between the links of chains that run one after the other."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Array] = []
+
+    def take(self, types: Sequence[TensorType]) -> list[Array]:
+        """A buffer for each type. Later calls give the same memory again."""
+        while len(self._buffers) < len(types):
+            self._buffers.append(np.empty(8 * BLOCK, np.uint8))
+        return [
+            buffer[: type.nbytes].view(type.dtype.numpy).reshape(type.shape)
+            for buffer, type in zip(self._buffers, types, strict=False)
+        ]
+
+
+class Bound:
+    """A chain on parameters that fit in one block: the calls of its kernels, to be made in turn."""
+
+    def __init__(self, chain: Chain, params: Sequence[Array], scratch: Scratch) -> None:
+        layout = chain.layout(params)
+        values = [*params, *scratch.take(layout.scratch)]
+        self.calls = [
+            (step.kernel, step.operands(values), step.attributes) for step in layout.steps
+        ]
+
+
+def bound(chain: Chain, params: Sequence[Array], scratch: Scratch) -> Chain | Bound:
+    """The chain, made ready for these parameters where one block does."""
+    layout = chain.layout(params)
+    if len(layout.blocks) > 1 or any(type.nbytes > 8 * BLOCK for type in layout.scratch):
+        return chain
+    return Bound(chain, params, scratch)
+
+
+def run(*params: Array, chain: Chain | Bound) -> None:
     """The kernel: every link on one block, then on the next."""
-    blocks, scratch, sliced, ndim = chain.layout(params)
-    values: dict[int, Array] = dict(enumerate(params))
-    buffers = {number: aligned_array(type) for number, type in scratch.items()}
-    values.update(buffers)
-    steps = [
-        (op.kernel, target, sources, attributes) for op, target, sources, attributes in chain.links
-    ]
+    if isinstance(chain, Bound):
+        for kernel, operands, attributes in chain.calls:
+            if attributes is None:
+                kernel(*operands)
+            else:
+                kernel(*operands, **attributes)
+        return
+    steps, blocks, scratch, sliced, ndim = chain.layout(params)
+    buffers = [np.empty(type.shape, type.dtype.numpy) for type in scratch]
+    values = [*params, *buffers]
     if len(blocks) == 1:
         _run_block(steps, values)
         return
@@ -189,17 +247,17 @@ def run(*params: Array, chain: Chain) -> None:
         rows = block[-1].stop - block[-1].start
         if rows != current:  # the last of each row of blocks may be shorter
             current = rows
-            ahead = (slice(None),) * (len(block) - 1)
-            for number, buffer in buffers.items():
-                values[number] = buffer[(*ahead, slice(rows))]
+            part = (*[slice(None)] * (len(block) - 1), slice(rows))
+            values[len(params) :] = [buffer[part] for buffer in buffers]
         _run_block(steps, values)
 
 
-def _run_block(
-    steps: list[tuple[Kernel, int, tuple[int, ...], Attributes]], values: Mapping[int, Array]
-) -> None:
-    for kernel, target, sources, attributes in steps:
-        kernel(values[target], *[values[source] for source in sources], **attributes)
+def _run_block(steps: Sequence[_Step], values: list[Array]) -> None:
+    for kernel, operands, attributes in steps:
+        if attributes is None:
+            kernel(*operands(values))
+        else:
+            kernel(*operands(values), **attributes)
 
 
 def parse(attributes: Attributes) -> Chain:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.functions import FunctionTable, UserFunction, WritesInto
+from mlvm.core import fused
+from mlvm.core.functions import FunctionTable, Fused, UserFunction, WritesInto
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
@@ -225,8 +226,9 @@ class _Linker:
         del starts[first + 1 :], ends[first:-1]
 
 
-def bind(code: Code, operands: tuple[Array, ...], *, checked: bool) -> Code:
-    """The linked `main` for one launch's arguments, whose arrays are in their calls.
+def bind(code: Code, operands: tuple[Array, ...], scratch: fused.Scratch, *, checked: bool) -> Code:
+    """The linked `main` for one launch's arguments, whose arrays are in their calls. Chains that
+    need but one block have theirs too, and share the scratch.
 
     Raises `MachineError` if `checked` and a call would write over an operand it still reads.
     """
@@ -238,6 +240,8 @@ def bind(code: Code, operands: tuple[Array, ...], *, checked: bool) -> Code:
             arrays = tuple([operands[i] for i in number])
             if checked and isinstance(slot.callee, WritesInto):
                 slot.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
+            if isinstance(slot.callee, Fused):
+                rest = {"chain": fused.bound(rest["chain"], arrays, scratch)}
             number = arrays
         steps.append((kind, slot, number, rest))
     return code._replace(steps=steps)

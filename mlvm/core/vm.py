@@ -32,6 +32,7 @@ from mlvm.core.functions import (
     PythonFunction,
     Value,
 )
+from mlvm.core.fused import Scratch
 from mlvm.core.futures import Scheduler
 from mlvm.core.link import Code, bind, distrust, link, nargs_of
 from mlvm.core.program import Program
@@ -65,6 +66,7 @@ class VM:
         self._lock = threading.RLock()
         self._scheduler = Scheduler(workers, self.name) if workers else None
         self._linked: dict[int, _Linked] = {}
+        self._scratch = Scratch()
         self._depth = 0  # of launches within launches, by host functions
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
@@ -139,6 +141,24 @@ class VM:
         """A new storage of zero bytes, aligned to 64."""
         with self._lock:
             return self._store.alloc_storage(nbytes)
+
+    def storage_over(self, memory: Array) -> StorageHandle:
+        """A storage of bytes that somebody else has made, and may write to: a u8 array.
+
+        Who writes past the VM calls `make_writable` before. The array is kept until the storage
+        ends.
+        Raises `ShapeError` or `DTypeError` for any other array, `HandleError` for memory that is
+        a storage of this VM already.
+        """
+        with self._lock:
+            return self._store.storage_over(memory)
+
+    def make_writable(self, handles: Sequence[TensorHandle]) -> None:
+        """Wait until no worker reads or writes the tensors, for who is about to write to all of
+        their memory past the VM. It waits for no launch that is running. Raises `HandleError`."""
+        if self._scheduler is not None:
+            for handle in handles:
+                self._scheduler.overwrite(self._store.entry(handle).array)
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
         """End the storage and every tensor in it. Raises `HandleError`."""
@@ -224,7 +244,7 @@ class VM:
         try:
             yield
         finally:
-            self._quiet()
+            self.quiesce()
             with self._lock:
                 self.functions.watch(None)
 
@@ -249,8 +269,8 @@ class VM:
         if self._scheduler is not None:
             self._scheduler.close()
 
-    def _quiet(self) -> None:
-        """Wait for the workers, whatever comes of it."""
+    def quiesce(self) -> None:
+        """Wait until the workers have done all they were given, whatever comes of it."""
         if self._scheduler is not None:
             self._scheduler.drain()
 
@@ -339,7 +359,7 @@ class VM:
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
-        code = bind(code, operands, checked=self.checked)
+        code = bind(code, operands, self._scratch, checked=self.checked)
         if len(linked.bound) * len(code.steps) >= _BOUND_LIMIT:
             linked.bound.clear()
         linked.bound[args] = code, operands

@@ -9,6 +9,7 @@ import numpy as np
 from mlvm.core import machine
 from mlvm.core.assembly import assemble
 from mlvm.core.functions import FunctionTable, Value
+from mlvm.core.fused import Scratch
 from mlvm.core.link import bind, link
 from mlvm.core.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle
@@ -168,7 +169,7 @@ C = f32s(10, 20)
 
 def run(program: Program, *operands: Array, store: FreeStore | None = None) -> list[Value]:
     """What the program leaves on the stack of a machine without a VM, which checks nothing."""
-    code = bind(link(program, TABLE), operands, checked=False)
+    code = bind(link(program, TABLE), operands, Scratch(), checked=False)
     return machine.run(code, operands, store or FreeStore(), TABLE)
 
 

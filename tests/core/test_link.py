@@ -11,6 +11,7 @@ from mlvm.core import link as codes
 from mlvm.core.assembly import assemble
 from mlvm.core.errors import AttributeRefused, MachineError, UnknownFunction
 from mlvm.core.functions import FunctionTable
+from mlvm.core.fused import Scratch
 from mlvm.core.link import Code, bind, link, nargs_of
 from mlvm.core.program import STAR, Program
 from mlvm.core.types import TensorType, f32
@@ -86,12 +87,15 @@ def test_what_is_not_called_on_arguments_alone(text: str) -> None:
 def test_bound_calls_hold_the_arrays_of_one_launch() -> None:
     code, arrays = link(ADD_INTO, TABLE), (f32s(0), f32s(1), f32s(2))
     assert all(
-        x is y for x, y in zip(bind(code, arrays, checked=True).steps[0][2], arrays, strict=True)
+        x is y
+        for x, y in zip(
+            bind(code, arrays, Scratch(), checked=True).steps[0][2], arrays, strict=True
+        )
     )
     assert code.steps[0][2] == (0, 1, 2)
     overlapping = np.arange(3, dtype=np.float32)
     with pytest.raises(MachineError, match="write over an operand"):
-        bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), checked=True)
+        bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), Scratch(), checked=True)
 
 
 def test_a_jump_between_name_and_call_keeps_them_apart() -> None:
