@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench dispatch [--quick] [--json FILE]`. Not part of the package."""
+"""Benchmarks: `python -m bench NAME [--quick] [--json FILE]`. Not part of the package."""

@@ -10,12 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.environment import environment
+from bench.environment import describe, environment
 from bench.harness import BenchError, Suite, ratios, run, say, table
 
 SUITES = {
     "dispatch": "bench.dispatch",
     "machine": "bench.machine",
+    "memory": "bench.memory",
+    "mixer": "bench.mixer",
+    "queue": "bench.queue",
+    "scaling": "bench.scaling",
 }
 
 
@@ -36,10 +40,11 @@ def main() -> int:
         "records": [],
         "ratios": [],
     }
+    print(describe(report["environment"]), flush=True)
     try:
         for suite in suites:
             records = run(suite, quick=options.quick)
-            print(table(suite, records), flush=True)
+            print(f"\n{suite.name}\n{table(suite, records)}", flush=True)
             report["records"] += map(dataclasses.asdict, records)
             report["ratios"] += map(dataclasses.asdict, ratios(suite, records))
         if options.json:

@@ -22,7 +22,11 @@ from bench.harness import ROOT, Contender, child_environment, installed_version
 
 
 def environment(contenders: Iterable[Contender]) -> dict[str, Any]:
-    """The machine and its software, and the version and threads of each contender."""
+    """The machine and its software, and the version and threads of each contender.
+
+    `load` is how many processes wanted a core in the last minute: what was measured beside
+    them says little.
+    """
     contenders = list(contenders)
     described = subprocess.run(
         [sys.executable, "-m", "bench.environment"],
@@ -38,11 +42,34 @@ def environment(contenders: Iterable[Contender]) -> dict[str, Any]:
     return facts
 
 
+def describe(facts: dict[str, Any]) -> str:
+    """What `environment` found, in a few lines."""
+    blas = facts["blas"]
+    contenders = [
+        f"{name} {version} on {count_of(facts['threads'][name], 'thread')}"
+        for name, version in facts["contenders"].items()
+        if version is not None
+    ]
+    return "\n".join(
+        [
+            f"{facts['cpu']}, {count_of(facts['cores'], 'core')}, load {facts['load']:.1f}",
+            f"Python {facts['python']}, numpy {facts['numpy']}, {blas['name']} {blas['version']} "
+            f"with kernels for {blas['kernel'] or 'an unknown machine'}",
+            "; ".join(contenders),
+        ]
+    )
+
+
+def count_of(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _facts() -> dict[str, Any]:
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index,call-overload,unused-ignore]
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "platform": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -5,8 +5,9 @@ A `Suite` names its contenders. A `Contender` prepares, in a child process of it
 metrics, such as `{"us_per_op": 0.8}`. The children stay alive and are asked for one round
 at a time, A B C A B C, so that a slow spell of the machine falls on all of them alike.
 
-Every metric is a cost: less is better. A ratio is median(theirs) / median(ours), so above
-1 is in our favour.
+A metric is a cost, of which less is better, or a rate. A ratio is median(theirs) / median(ours)
+for a cost, the other way round for a rate, so above 1 is in our favour. Targets are for ratios,
+limits for the metrics themselves.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Contender:
     """One side of a comparison.
 
     `prepare(quick)` runs in the child and returns one round function per case; `quick` asks
-    for short rounds. `package` must be installed, else the contender is named and skipped.
-    `threads` is what BLAS, OpenMP and XLA may use.
+    for short rounds. Where something but a package is missing, it says so and returns none.
+    `package` must be installed, else the contender is named and skipped. `threads` is what
+    BLAS, OpenMP and XLA may use.
     """
 
     name: str
@@ -55,18 +57,23 @@ class Contender:
 class Suite:
     """What one subcommand measures; the module `module` holds it as `SUITE`.
 
-    `units` has the unit of each metric. `ours` is the contender that the others are compared
-    with. `targets` has the smallest ratio that will do, by (case, metric, theirs).
+    `units` has the unit of each metric; `rates` are those that are no costs. `ours` are the
+    contenders that all are compared with. `targets` has the smallest ratio that will do, by
+    (case, metric, ours, theirs), `limits` the largest median, by (case, metric, contender).
+    `timeout` limits each answer of a child, in seconds.
     """
 
     module: str
     contenders: tuple[Contender, ...]
     units: Mapping[str, str]
-    ours: str = "mlvm"
-    targets: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    rates: frozenset[str] = frozenset()
+    ours: tuple[str, ...] = ("mlvm",)
+    targets: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
+    limits: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     rounds: int = 25
     quick_rounds: int = 3
     warm_up_rounds: int = 2
+    timeout: float = 120.0
 
     @property
     def name(self) -> str:
@@ -89,7 +96,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Ratio:
-    """median(theirs) / median(ours) of one metric; `ours` and `theirs` name the contenders."""
+    """median(theirs) / median(ours) of one metric, of a rate its inverse; `ours` and `theirs` name
+    the contenders."""
 
     case: str
     metric: str
@@ -134,9 +142,9 @@ class Child:
     What it prints goes to stderr. Leaving the context ends it.
     """
 
-    def __init__(self, suite: Suite, contender: Contender, *, quick: bool, timeout: float) -> None:
+    def __init__(self, suite: Suite, contender: Contender, *, quick: bool) -> None:
         self._name = f"{suite.name}: {contender.name}"
-        self._timeout = timeout
+        self._timeout = suite.timeout
         self._pipe, theirs = multiprocessing.Pipe()
         arguments = [suite.module, contender.name, str(theirs.fileno()), str(int(quick))]
         self._process = subprocess.Popen(
@@ -200,11 +208,10 @@ class Child:
         return BenchError(f"{self._name} ended with status {status} while {doing}")
 
 
-def run(suite: Suite, *, quick: bool = False, timeout: float = 120.0) -> list[Record]:
+def run(suite: Suite, *, quick: bool = False) -> list[Record]:
     """Measure every case of every installed contender: one record for each metric.
 
-    `quick` takes few and short rounds. `timeout` limits each answer of a child, in seconds.
-    Progress goes to stderr. Raises `BenchError`.
+    `quick` takes few and short rounds. Progress goes to stderr. Raises `BenchError`.
     """
     records = []
     with ExitStack() as stack:
@@ -216,7 +223,7 @@ def run(suite: Suite, *, quick: bool = False, timeout: float = 120.0) -> list[Re
                 say(f"{suite.name}: {contender.name} is not installed, skipped")
                 continue
             say(f"{suite.name}: {contender.name} {version} gets ready")
-            child = stack.enter_context(Child(suite, contender, quick=quick, timeout=timeout))
+            child = stack.enter_context(Child(suite, contender, quick=quick))
             children[contender.name] = child
             cases[contender.name] = child.cases()
         for case in dict.fromkeys(case for prepared in cases.values() for case in prepared):
@@ -258,49 +265,72 @@ def summarize(
 
 
 def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
-    """Each other contender's median over ours, where both have the case and the metric."""
-    ours = {(r.case, r.metric): r.median for r in records if r.contender == suite.ours}
+    """Each contender's median over each of ours, where both have the case and the metric, and
+    ours is not 0."""
+    medians = {(r.case, r.metric, r.contender): r.median for r in records}
     return [
-        Ratio(r.case, r.metric, suite.ours, r.contender, r.median / ours[r.case, r.metric])
+        Ratio(
+            r.case,
+            r.metric,
+            ours,
+            r.contender,
+            median / r.median if r.metric in suite.rates else r.median / median,
+        )
         for r in records
-        if r.contender != suite.ours and (r.case, r.metric) in ours
+        for ours in suite.ours
+        if ours != r.contender and (median := medians.get((r.case, r.metric, ours)))
     ]
 
 
 def table(suite: Suite, records: Sequence[Record]) -> str:
-    """The records as text, a line each, with the ratio to ours and its target beside it."""
-    ratio_of = {(r.case, r.metric, r.theirs): r.ratio for r in ratios(suite, records)}
-    rows = [_HEADER]
+    """The records as text, a line each, with the ratios to ours, targets and limits beside."""
+    ratio_of = {(r.case, r.metric, r.ours, r.theirs): r.ratio for r in ratios(suite, records)}
+    rows = [(*_HEADER, *(f"over {ours}" for ours in suite.ours), "limit")]
     for r in records:
-        key = (r.case, r.metric, r.contender)
-        ratio, target = ratio_of.get(key), suite.targets.get(key)
-        verdict = ""
-        if ratio is not None and target is not None:
-            verdict = f">= {target:.2f} {'met' if ratio >= target else 'missed'}"
+        keys = [(r.case, r.metric, ours, r.contender) for ours in suite.ours]
         rows.append(
             (
                 r.case,
                 r.contender,
                 f"{r.metric} [{r.unit}]",
-                f"{r.median:.3f}",
-                f"{r.min:.3f}",
-                f"{r.max:.3f}",
+                *(_number(value, r.unit) for value in (r.median, r.min, r.max)),
                 str(r.runs),
-                "" if ratio is None else f"{ratio:.2f}",
-                verdict,
+                *(_judged(ratio_of.get(key), suite.targets.get(key)) for key in keys),
+                _within(r, suite.limits.get((r.case, r.metric, r.contender))),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     return "\n".join(
-        "  ".join(
-            justify(cell, width) for justify, cell, width in zip(_JUSTIFY, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
+        "  ".join(cells).rstrip() for cells in zip(*map(_aligned, columns), strict=True)
     )
 
 
-_HEADER = ("case", "contender", "metric", "median", "min", "max", "runs", "theirs/ours", "target")
-_JUSTIFY = (str.ljust,) * 3 + (str.rjust,) * 5 + (str.ljust,)
+_HEADER = ("case", "contender", "metric", "median", "min", "max", "runs")
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:,.0f}" if unit == "bytes" else f"{value:.3f}"
+
+
+def _judged(ratio: float | None, target: float | None) -> str:
+    if ratio is None or target is None:
+        return "" if ratio is None else f"{ratio:.2f}"
+    return f"{ratio:.2f} (>= {target:.2f} {'met' if ratio >= target else 'missed'})"
+
+
+def _within(record: Record, limit: float | None) -> str:
+    if limit is None:
+        return ""
+    verdict = "met" if record.median <= limit else "missed"
+    return f"<= {_number(limit, record.unit)} {verdict}"
+
+
+def _aligned(column: Sequence[str]) -> list[str]:
+    """The cells at the width of the longest; to the right if the first below the header is a
+    number."""
+    width = max(map(len, column))
+    numbers = column[1].replace(",", "").replace(".", "").isdigit()
+    return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]
 
 
 def say(text: str) -> None:

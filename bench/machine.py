@@ -154,6 +154,6 @@ SUITE = Suite(
         Contender("cpython", "sys", prepare_cpython),
     ),
     units={"us_per_op": "us", "ms": "ms"},
-    targets={("futures", "ms", "mlvm-no-workers"): 1.7},
+    targets={("futures", "ms", "mlvm", "mlvm-no-workers"): 1.7},
     rounds=15,
 )

@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import __main__ as command
+from bench import memory, mixer
 from bench.harness import ROOT, BenchError, Record, Suite, ratios, run, table
 from tests.bench.suite import SUITE
 
@@ -85,20 +87,53 @@ def test_a_contender_that_fails_is_an_error(name: str, message: str) -> None:
 def test_a_contender_that_hangs_is_an_error_after_the_timeout() -> None:
     start = time.monotonic()
     with pytest.raises(BenchError, match="hangs gave no answer for 2 s while timing 'count'"):
-        run(only("hangs"), timeout=2)
+        run(dataclasses.replace(only("hangs"), timeout=2))
     assert time.monotonic() - start < 60
 
 
-def test_the_table_has_ratio_and_target_beside_the_medians() -> None:
-    suite = only("ours", "theirs")
+def test_nothing_is_compared_with_a_cost_of_0() -> None:
+    zero, one = (
+        Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
+        for name, value in (("ours", 0.0), ("theirs", 1.0))
+    )
+    assert ratios(SUITE, [zero, one]) == []
+
+
+def test_all_are_compared_with_each_of_ours() -> None:
+    suite = dataclasses.replace(SUITE, ours=("a", "b"))
+    records = [
+        Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
+        for name, value in (("a", 1.0), ("b", 2.0), ("c", 6.0))
+    ]
+    found = {(r.ours, r.theirs): r.ratio for r in ratios(suite, records)}
+    assert found == {("a", "b"): 2.0, ("b", "a"): 0.5, ("a", "c"): 6.0, ("b", "c"): 3.0}
+
+
+def test_the_ratio_of_a_rate_is_in_favour_of_the_larger() -> None:
+    suite = dataclasses.replace(SUITE, rates=frozenset({"cost"}))
+    ours, theirs = (
+        Record("count", name, "cost", "1/s", median=value, min=value, max=value, runs=1)
+        for name, value in (("ours", 6.0), ("theirs", 4.0))
+    )
+    (ratio,) = ratios(suite, [ours, theirs])
+    assert ratio.ratio == 1.5
+
+
+def test_the_table_has_ratio_target_and_limit_beside_the_medians() -> None:
     ours, theirs = (
         Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
         for name, value in (("ours", 2.0), ("theirs", 5.0))
     )
-    header, our_line, their_line = table(suite, [ours, theirs]).splitlines()
-    assert header.split()[-2:] == ["theirs/ours", "target"]
-    assert our_line.split() == ["count", "ours", "cost", "[s]", "2.000", "2.000", "2.000", "1"]
-    assert their_line.split()[-4:] == ["2.50", ">=", "3.00", "missed"]
+    header, our_line, their_line = table(only("ours", "theirs"), [ours, theirs]).splitlines()
+    assert header.split()[-4:] == ["runs", "over", "ours", "limit"]
+    assert our_line.split()[-4:] == ["1", "<=", "2.000", "met"]
+    assert their_line.split()[-4:] == ["2.50", "(>=", "3.00", "missed)"]
+
+
+def test_the_table_writes_bytes_as_whole_numbers() -> None:
+    record = Record("count", "theirs", "cost", "bytes", median=12345, min=0, max=2e9, runs=1)
+    line = table(SUITE, [record]).splitlines()[1]
+    assert line.split()[-4:] == ["12,345", "0", "2,000,000,000", "1"]
 
 
 def test_a_failing_benchmark_exits_with_1(
@@ -136,6 +171,7 @@ def test_dispatch(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     report: dict[str, Any] = json.loads((tmp_path / "dispatch.json").read_text())
     check_report(report)
+    assert report["ratios"]
     measured = {(r["case"], r["contender"], r["metric"]) for r in report["records"]}
     assert measured >= {
         ("add", "numpy", "us_per_op"),
@@ -149,12 +185,49 @@ def test_dispatch(tmp_path: Path) -> None:
     assert all(f"{r['median']:.3f}" in finished.stdout for r in report["records"])
 
 
-def check_report(report: dict[str, Any]) -> None:
+def test_memory(tmp_path: Path) -> None:
+    finished = bench("memory", "--quick", "--json", str(tmp_path / "memory.json"))
+    assert finished.returncode == 0, finished.stderr
+    report: dict[str, Any] = json.loads((tmp_path / "memory.json").read_text())
+    check_report(report)
+    measured = {
+        r["metric"]: r["median"] for r in report["records"] if r["contender"] == "mlvm-eager"
+    }
+    assert measured.keys() == memory.SUITE.units.keys()
+    assert measured["bytes_after_warmup"] == 0
+    assert measured["lower_bound_bytes"] <= measured["planned_bytes"]
+    assert measured["lower_bound_bytes"] <= measured["high_water_bytes"]
+    assert measured["high_water_bytes"] < measured["peak_over_import_bytes"]
+
+
+def test_mixer() -> None:
+    ours = [c for c in mixer.SUITE.contenders if c.package in ("mlvm", "numpy")]
+    records = run(dataclasses.replace(mixer.SUITE, contenders=tuple(ours)), quick=True)
+    assert {(r.case, r.metric) for r in records} == {("tiny", "step_ms")}
+    assert [r.contender for r in records] == [c.name for c in ours]
+
+
+def test_queue(tmp_path: Path) -> None:
+    finished = bench("queue", "--quick", "--json", str(tmp_path / "queue.json"))
+    assert finished.returncode == 0, finished.stderr
+    report: dict[str, Any] = json.loads((tmp_path / "queue.json").read_text())
+    check_report(report, rates={"elements_per_s", "gb_per_s", "batches_per_s"})
+    measured = {(r["case"], r["contender"], r["metric"]) for r in report["records"]}
+    for contender in ("mlvm-put", "mlvm-reserve", "queue.Queue"):
+        assert ("digits", contender, "batches_per_s") in measured
+        for case in ("4 KiB", "1 MiB", "64 MiB"):
+            assert (case, contender, "elements_per_s") in measured
+            assert (case, contender, "gb_per_s") in measured
+    assert ("1 MiB", "memcpy", "gb_per_s") in measured
+
+
+def check_report(report: dict[str, Any], rates: Collection[str] = ()) -> None:
     """What the JSON of every benchmark looks like."""
     assert report.keys() == {"environment", "records", "ratios"}
     assert report["environment"].keys() == {
         "cpu",
         "cores",
+        "load",
         "platform",
         "python",
         "numpy",
@@ -168,9 +241,9 @@ def check_report(report: dict[str, Any]) -> None:
         assert record["min"] <= record["median"] <= record["max"]
         assert record["runs"] >= 1
         medians[record["case"], record["metric"], record["contender"]] = record["median"]
-    assert report["ratios"]
     for ratio in report["ratios"]:
         assert ratio.keys() == {"case", "metric", "ours", "theirs", "ratio"}
         case, metric = ratio["case"], ratio["metric"]
         theirs, ours = medians[case, metric, ratio["theirs"]], medians[case, metric, ratio["ours"]]
-        assert ratio["ratio"] == pytest.approx(theirs / ours)
+        better = ours / theirs if metric in rates else theirs / ours
+        assert ratio["ratio"] == pytest.approx(better)

@@ -1,0 +1,147 @@
+"""What a training step of an MLP-Mixer takes, at the sizes of `bench.sizes`, beside others.
+
+`step_ms` is the time of one step: forward, cross-entropy, backward, SGD with momentum. All
+contenders compute the same numbers. `matmuls-alone` is the floor: only the step's products,
+by numpy's BLAS, into memory that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.harness import Contender, Prepare, Round, Suite, microseconds, say
+from bench.sizes import MIXERS, MixerSize
+
+Step = Callable[[], object]
+Array = NDArray[np.float32]
+Product = tuple[Array, Array, Array]  # the factors, and where their product goes
+
+STEPS = {"tiny": 20, "cifar": 2, "s16": 1}  # in a round
+
+
+def preparing(make: Callable[[MixerSize], Step]) -> Prepare:
+    """A `prepare` of all sizes, or with `quick` the smallest, by what makes a step of one."""
+
+    def prepare(quick: bool) -> Mapping[str, Round]:
+        @lru_cache(maxsize=1)  # a size is made when its rounds begin, and the one before forgotten
+        def step_at(case: str) -> Step:
+            return make(MIXERS[case])
+
+        def timed(case: str) -> Mapping[str, float]:
+            step, times = step_at(case), 2 if quick else STEPS[case]
+            elapsed = microseconds(lambda: [step() for _ in range(times)])
+            return {"step_ms": elapsed / times / 1e3}
+
+        return {case: partial(timed, case) for case in (["tiny"] if quick else MIXERS)}
+
+    return prepare
+
+
+def mlvm_eager(size: MixerSize) -> Step:
+    from bench.mlvm_training import Training
+
+    return Training(size).eager
+
+
+def mlvm_replay(size: MixerSize) -> Step:
+    from bench.mlvm_training import Training
+
+    return Training(size).replay
+
+
+def mlvm_replay_2vm(size: MixerSize) -> Step:
+    from bench.mlvm_training import training_on
+
+    return training_on(2, size, captured=True)
+
+
+def torch_eager(size: MixerSize) -> Step:
+    from bench.torch_training import model_of, training
+
+    return training(size, model_of(size))
+
+
+def prepare_torch_compile(quick: bool) -> Mapping[str, Round]:
+    from bench.torch_training import compiles, model_of, training
+
+    if not compiles():
+        say("mixer: torch.compile finds no compiler that works, skipped")
+        return {}
+    return preparing(lambda size: training(size, model_of(size), compiled=True))(quick)
+
+
+def jax_jit(size: MixerSize) -> Step:
+    from bench.jax_training import training
+    from bench.mlvm_training import model_of, parameters_of
+
+    return training(size, parameters_of(model_of(size)))
+
+
+def matmuls(size: MixerSize) -> Step:
+    products = products_of(size)
+    return lambda: [np.matmul(x, y, out=out) for x, y, out in products]
+
+
+def products_of(size: MixerSize) -> list[Product]:
+    """The products of a step; a weight's gradient is one product over the whole batch."""
+    tokens, hidden = size.patches, size.hidden_dim
+    rows = size.batch * tokens
+    stem, stem_gradient, _ = dense(rows, size.patch_features, hidden)  # images need no gradient
+    products = [stem, stem_gradient, *dense(size.batch, hidden, size.num_classes)]
+    for _ in range(size.num_blocks):
+        products += along_tokens(size.batch, tokens, size.tokens_mlp_dim, hidden)
+        products += along_tokens(size.batch, size.tokens_mlp_dim, tokens, hidden)
+        products += dense(rows, hidden, size.channels_mlp_dim)
+        products += dense(rows, size.channels_mlp_dim, hidden)
+    return products
+
+
+def dense(rows: int, inner: int, outer: int) -> list[Product]:
+    """x @ w, and the gradients of w and of x."""
+    x, w, y = noise(rows, inner), noise(inner, outer), noise(rows, outer)
+    return [(x, w, y), (x.T, y, np.empty_like(w)), (y, w.T, np.empty_like(x))]
+
+
+def along_tokens(batch: int, inner: int, outer: int, hidden: int) -> list[Product]:
+    """w.T @ x for each image, and the gradients of w and of x."""
+    w, x, y = noise(inner, outer), noise(batch, inner, hidden), noise(batch, outer, hidden)
+    columns = noise(inner, batch * hidden), noise(batch * hidden, outer)
+    return [(w.T, x, y), (*columns, np.empty_like(w)), (w, y, np.empty_like(x))]
+
+
+def noise(*shape: int) -> Array:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+SUITE = Suite(
+    module="bench.mixer",
+    contenders=(
+        Contender("mlvm-eager", "mlvm", preparing(mlvm_eager)),
+        Contender("mlvm-replay", "mlvm", preparing(mlvm_replay)),
+        Contender("mlvm-replay-2vm", "threadpoolctl", preparing(mlvm_replay_2vm)),
+        Contender("torch-eager-1t", "torch", preparing(torch_eager)),
+        Contender("torch-eager-2t", "torch", preparing(torch_eager), threads=2),
+        Contender("torch-compile-2t", "torch", prepare_torch_compile, threads=2),
+        Contender("jax-jit", "jax", preparing(jax_jit), threads=2),
+        Contender("matmuls-alone", "numpy", preparing(matmuls)),
+        Contender("matmuls-alone-2t", "numpy", preparing(matmuls), threads=2),
+    ),
+    units={"step_ms": "ms"},
+    ours=("mlvm-eager", "mlvm-replay", "mlvm-replay-2vm"),
+    targets={
+        (case, "step_ms", ours, theirs): target
+        for ours, theirs, targets in (
+            ("mlvm-eager", "torch-eager-1t", {"tiny": 1.0, "cifar": 1.4, "s16": 1.9}),
+            ("mlvm-replay", "torch-eager-1t", {"tiny": 1.5, "cifar": 1.7, "s16": 2.1}),
+            ("mlvm-replay-2vm", "torch-eager-2t", {"tiny": 1.0, "cifar": 1.5, "s16": 1.8}),
+            ("mlvm-replay", "matmuls-alone", {"cifar": 1 / 1.6, "s16": 1 / 1.25}),
+        )
+        for case, target in targets.items()
+    },
+    rounds=11,
+    timeout=600,  # torch.compile takes its time
+)

@@ -1,0 +1,88 @@
+"""mlvm's side of the training benchmarks: a model, its optimizer and the memory they work in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+import mlvm.eager as ml
+from bench.sizes import LEARNING_RATE, MOMENTUM, MixerSize, Size, batch_of
+from mlvm.eager import Tensor, nn
+from models.convnet import ConvNet
+from models.mlp_mixer import MlpMixer
+
+
+class Training:
+    """What lasts is in the arena `weights`; a step works in `batch`, which it leaves empty.
+
+    `captured` is the step as a program. On a VM of a group, each step is all members' together.
+    """
+
+    def __init__(self, size: Size, vm: ml.VM | None = None) -> None:
+        self.vm = vm or ml.VM("bench")
+        self.weights = ml.Arena(self.vm, "weights")
+        self.batch = ml.Arena(self.vm, "batch")
+        with self.weights.allocating():
+            self.model = model_of(size)
+            self.optimizer = ml.optim.SGD(self.model, LEARNING_RATE, momentum=MOMENTUM)
+            self.images, self.labels = map(ml.asarray, batch_of(size))
+
+    @cached_property
+    def captured(self) -> ml.Captured[[Tensor, Tensor], Tensor]:
+        return ml.capture(self.train_step)
+
+    def eager(self) -> float:
+        """Train on the batch once, op by op; the loss before."""
+        with self.batch:
+            return float(self.train_step(self.images, self.labels))
+
+    def replay(self) -> float:
+        """Train on the batch once, all in one launch; the loss before."""
+        with self.batch:
+            return float(self.captured(self.images, self.labels))
+
+    def train_step(self, images: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor
+        loss, grads = loss_and_grads(self.model, images, labels)
+        if ml.parallel.size() > 1:
+            ml.parallel.all_reduce((loss, grads), "mean")
+        self.optimizer.update(grads)
+        return loss
+
+
+@ml.value_and_grad
+def loss_and_grads(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
+
+
+def training_on(vms: int, size: Size, *, captured: bool) -> Callable[[], float]:
+    """A function that trains on the batch once, on so many VMs that share it; the loss before."""
+
+    def make_step(vm: ml.VM) -> Callable[..., float]:
+        training = Training(size, vm)
+        train_step = training.captured if captured else training.train_step
+
+        def step(images: NDArray[Any], labels: NDArray[Any]) -> float:
+            with training.batch:
+                return float(train_step(ml.asarray(images), ml.asarray(labels)))
+
+        return step
+
+    step = ml.parallel.data_parallel(make_step, ml.parallel.Group(vms))
+    images, labels = batch_of(size)
+    return lambda: step(images, labels)
+
+
+def model_of(size: Size) -> nn.Module:
+    key = ml.random.key(0)
+    if isinstance(size, MixerSize):
+        return MlpMixer(*size[1:], key=key)
+    return ConvNet(*size[1:], key=key)
+
+
+def parameters_of(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """Copies of the parameters, by name."""
+    return {name: x.numpy() for name, x in model.named_parameters().items()}

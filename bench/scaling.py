@@ -1,0 +1,128 @@
+"""What a second VM gives: two VMs of a group, a thread and a core each, beside one.
+
+`image_ms` is the time of a training step for each image of its batch: `strong` shares the batch
+of one VM between two, `weak` gives each of them as many images as the one has. `gib_ms` is the
+time for each GiB of a tensor of 64 MiB that two VMs sum up, both with the result (`all_reduce`),
+beside one thread that copies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Final
+
+import numpy as np
+
+from bench.harness import Contender, Prepare, Round, Suite, microseconds
+from bench.sizes import MIXERS, MixerSize
+
+Step = Callable[[], object]
+
+SIZES: Final = ("cifar", "s16")
+REDUCED_BYTES: Final = 64 << 20
+REPEAT: Final = 4
+
+
+def preparing(vms: int, make: Callable[[MixerSize], Step]) -> Prepare:
+    """A `prepare` of both kinds of scaling at all sizes, or with `quick` at the smallest."""
+
+    def prepare(quick: bool) -> Mapping[str, Round]:
+        @lru_cache(maxsize=1)
+        def step_of(size: MixerSize) -> Step:
+            return make(size)
+
+        def timed(size: MixerSize) -> Mapping[str, float]:
+            step = step_of(size)
+            return {"image_ms": microseconds(step) / 1e3 / size.batch}
+
+        cases: dict[str, Round] = {}
+        for name in ("tiny",) if quick else SIZES:
+            size = MIXERS[name]
+            cases[f"{name} strong"] = partial(timed, size)
+            cases[f"{name} weak"] = partial(timed, size._replace(batch=size.batch * vms))
+        return cases
+
+    return prepare
+
+
+def mlvm_eager(size: MixerSize) -> Step:
+    from bench.mlvm_training import Training
+
+    return Training(size).eager
+
+
+def mlvm_eager_2vm(size: MixerSize) -> Step:
+    from bench.mlvm_training import training_on
+
+    return training_on(2, size, captured=False)
+
+
+def mlvm_replay(size: MixerSize) -> Step:
+    from bench.mlvm_training import Training
+
+    return Training(size).replay
+
+
+def mlvm_replay_2vm(size: MixerSize) -> Step:
+    from bench.mlvm_training import training_on
+
+    return training_on(2, size, captured=True)
+
+
+def prepare_all_reduce(quick: bool) -> Mapping[str, Round]:
+    import mlvm.eager as ml
+
+    group = ml.parallel.Group(2)
+
+    def make(rank: int, vm: ml.VM) -> tuple[ml.Arena, ml.Tensor]:
+        arena = ml.Arena(vm, "sums")
+        with ml.Arena(vm, "operand").allocating():
+            return arena, ml.ones((REDUCED_BYTES // 4,))
+
+    members = group.run(make)
+
+    def reduce(rank: int, vm: ml.VM) -> None:
+        arena, x = members[rank]
+        for _ in range(REPEAT):
+            with arena:
+                ml.parallel.all_reduce(x)
+
+    return {"all_reduce 64 MiB": per_gib(lambda: group.run(reduce))}
+
+
+def prepare_memcpy(quick: bool) -> Mapping[str, Round]:
+    x = np.ones(REDUCED_BYTES, np.uint8)
+    out = np.empty_like(x)
+
+    def copy() -> None:
+        for _ in range(REPEAT):
+            np.copyto(out, x)
+
+    return {"all_reduce 64 MiB": per_gib(copy)}
+
+
+def per_gib(work: Callable[[], object]) -> Round:
+    """Time work that handles all of the bytes `REPEAT` times."""
+    gib = REPEAT * REDUCED_BYTES / 2**30
+    return lambda: {"gib_ms": microseconds(work) / 1e3 / gib}
+
+
+SUITE = Suite(
+    module="bench.scaling",
+    contenders=(
+        Contender("mlvm-eager", "mlvm", preparing(1, mlvm_eager)),
+        Contender("mlvm-eager-2vm", "threadpoolctl", preparing(2, mlvm_eager_2vm)),
+        Contender("mlvm-replay", "mlvm", preparing(1, mlvm_replay)),
+        Contender("mlvm-replay-2vm", "threadpoolctl", preparing(2, mlvm_replay_2vm)),
+        Contender("all_reduce", "threadpoolctl", prepare_all_reduce),
+        Contender("memcpy", "numpy", prepare_memcpy),
+    ),
+    units={"image_ms": "ms", "gib_ms": "ms"},
+    ours=("mlvm-eager-2vm", "mlvm-replay-2vm", "all_reduce"),
+    targets={
+        (f"s16 {kind}", "image_ms", "mlvm-replay-2vm", "mlvm-replay"): 1.8
+        for kind in ("strong", "weak")
+    },
+    rounds=7,
+)

@@ -1,0 +1,68 @@
+"""The models that `mixer`, `memory` and `scaling` train: their sizes, and what they are fed.
+
+A case is a network and a batch. All train alike: forward, the mean cross-entropy, backward,
+SGD with momentum, in f32, on one batch of noise again and again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEARNING_RATE: Final = 0.01
+MOMENTUM: Final = 0.9
+
+
+class MixerSize(NamedTuple):
+    """An MLP-Mixer; after `batch`, what `models.mlp_mixer.MlpMixer` takes, in its order."""
+
+    batch: int
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    patch_size: int
+    hidden_dim: int
+    num_blocks: int
+    tokens_mlp_dim: int
+    channels_mlp_dim: int
+
+    @property
+    def patches(self) -> int:
+        """How many there are in an image: the tokens."""
+        height, width, _ = self.image_shape
+        return height * width // self.patch_size**2
+
+    @property
+    def patch_features(self) -> int:
+        """The numbers in a patch."""
+        return self.patch_size**2 * self.image_shape[2]
+
+
+class ConvNetSize(NamedTuple):
+    """A convolutional network; after `batch`, what `models.convnet.ConvNet` takes, in its order."""
+
+    batch: int
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    features: tuple[int, int]
+
+
+Size = MixerSize | ConvNetSize
+
+MIXERS: Final[dict[str, MixerSize]] = {
+    "tiny": MixerSize(32, (16, 16, 1), 10, 4, 64, 4, 32, 128),
+    "cifar": MixerSize(64, (32, 32, 3), 10, 4, 128, 8, 64, 512),
+    "s16": MixerSize(8, (224, 224, 3), 1000, 16, 512, 8, 256, 2048),
+}
+CASES: Final[dict[str, Size]] = {
+    **MIXERS,
+    "convnet": ConvNetSize(64, (32, 32, 3), 10, (32, 64)),
+}
+
+
+def batch_of(size: Size) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The images, f32[batch, height, width, channels], and labels, i64[batch]: always the same."""
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((size.batch, *size.image_shape), np.float32)
+    return images, rng.integers(size.num_classes, size=size.batch)

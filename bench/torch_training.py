@@ -1,0 +1,113 @@
+"""PyTorch's side of the training benchmarks: the same networks, as its users write them.
+
+Images are NCHW, as PyTorch's convolutions want them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bench.sizes import LEARNING_RATE, MOMENTUM, ConvNetSize, MixerSize, Size, batch_of
+
+
+class MlpBlock(nn.Module):
+    def __init__(self, features: int, mlp_dim: int) -> None:
+        super().__init__()
+        self.Dense_0 = nn.Linear(features, mlp_dim)
+        self.Dense_1 = nn.Linear(mlp_dim, features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Dense_1(F.gelu(self.Dense_0(x), approximate="tanh"))
+
+
+class MixerBlock(nn.Module):
+    def __init__(self, size: MixerSize) -> None:
+        super().__init__()
+        self.LayerNorm_0 = nn.LayerNorm(size.hidden_dim, eps=1e-6)
+        self.token_mixing = MlpBlock(size.patches, size.tokens_mlp_dim)
+        self.LayerNorm_1 = nn.LayerNorm(size.hidden_dim, eps=1e-6)
+        self.channel_mixing = MlpBlock(size.hidden_dim, size.channels_mlp_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.token_mixing(self.LayerNorm_0(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.channel_mixing(self.LayerNorm_1(x))
+
+
+class MlpMixer(nn.Module):
+    def __init__(self, size: MixerSize) -> None:
+        super().__init__()
+        channels, patch = size.image_shape[2], size.patch_size
+        self.stem = nn.Conv2d(channels, size.hidden_dim, patch, stride=patch)
+        self.MixerBlock = nn.Sequential(*(MixerBlock(size) for _ in range(size.num_blocks)))
+        self.pre_head_layer_norm = nn.LayerNorm(size.hidden_dim, eps=1e-6)
+        self.head = nn.Linear(size.hidden_dim, size.num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images).flatten(2).transpose(1, 2)
+        return self.head(self.pre_head_layer_norm(self.MixerBlock(x)).mean(dim=1))
+
+
+class ConvNet(nn.Module):
+    def __init__(self, size: ConvNetSize) -> None:
+        super().__init__()
+        height, width, channels = size.image_shape
+        first, second = size.features
+        self.Conv_0 = nn.Conv2d(channels, first, 3, padding=1)
+        self.Conv_1 = nn.Conv2d(first, second, 3, padding=1)
+        self.head = nn.Linear((height // 4) * (width // 4) * second, size.num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.Conv_0(images)), 2)
+        x = F.max_pool2d(F.relu(self.Conv_1(x)), 2)
+        return self.head(x.flatten(1))
+
+
+def model_of(size: Size) -> nn.Module:
+    torch.manual_seed(0)
+    return MlpMixer(size) if isinstance(size, MixerSize) else ConvNet(size)
+
+
+def load_mixer(model: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None:
+    """Set the parameters of an MlpMixer to those of `models.mlp_mixer`, by name."""
+    state = {}
+    for name, values in parameters.items():
+        *path, kind = re.sub(r"(MixerBlock)_", r"\1.", name).split("/")
+        if kind == "kernel":  # HWIO -> OIHW, and in, out -> out, in
+            values = values.transpose(3, 2, 0, 1) if values.ndim == 4 else values.T
+        state[".".join([*path, "bias" if kind == "bias" else "weight"])] = torch.from_numpy(
+            values.copy()
+        )
+    model.load_state_dict(state)
+
+
+def training(size: Size, model: nn.Module, *, compiled: bool = False) -> Callable[[], float]:
+    """A function that trains the model on the batch once; it returns the loss before."""
+    images, labels = map(torch.from_numpy, batch_of(size))
+    images = images.permute(0, 3, 1, 2).contiguous()
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM, foreach=True)
+    forward = torch.compile(model) if compiled else model
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(forward(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()  # type: ignore[no-any-return]
+
+    return step
+
+
+def compiles() -> bool:
+    """Whether torch.compile finds a compiler that works."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(3))
+    except Exception:  # of many kinds, and none of them documented
+        return False
+    return True
