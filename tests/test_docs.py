@@ -35,7 +35,15 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
             yield body, output if next_kind == "text" else ""
 
 
-@pytest.mark.parametrize(("page", "least"), [("docs/machine.md", 5), ("docs/futures.md", 2)])
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        ("docs/machine.md", 5),
+        ("docs/futures.md", 2),
+        ("docs/queues.md", 3),
+        ("docs/pipelines.md", 4),
+    ],
+)
 def test_the_python_prints_what_the_page_says(page: str, least: int) -> None:
     namespace: dict[str, Any] = {}
     found = list(shown(ROOT / page, "python"))

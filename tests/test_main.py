@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for command in ("run", "check", "disasm", "ops", "info"):
+    for command in ("run", "check", "disasm", "memory", "ops", "info"):
         assert f"  {command} " in text
 
 
@@ -354,6 +355,135 @@ def test_run_writes_a_trace(folder: Path) -> None:
     assert command_line("run add.mlasm --arg x.npy --arg y.npy --trace trace.json") == 0
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
     assert [event["name"] for event in events if event["ph"] == "X"] == ["add"]
+
+
+# --- memory ------------------------------------------------------------------------------
+
+
+SCRIPT = """
+import sys
+import mlvm.eager as ml
+from beside import N
+
+vm = ml.VM("gpu")
+weights, batch = ml.Arena(vm, "weights", policy="bump"), ml.Arena(vm, "a batch/1")
+with weights.allocating():
+    w = ml.ones((N, N))
+for _ in range(3):
+    with batch:
+        loss = ml.sum(w @ w)
+print("arguments:", sys.argv)
+"""
+
+
+@pytest.fixture
+def script(folder: Path) -> Path:
+    Path("scripts").mkdir()
+    Path("scripts/train.py").write_text(SCRIPT)
+    Path("scripts/beside.py").write_text("N = 8\n")
+    return folder / "scripts"
+
+
+def test_memory_runs_a_script_and_reports_and_draws_its_arenas(
+    script: Path, capsys: Captured
+) -> None:
+    before = list(sys.path)
+    assert command_line("memory scripts/train.py --out pictures") == 0
+    output, errors = capsys.readouterr()
+    assert (errors, sys.path) == ("", before)
+    assert output.startswith(
+        "arguments: ['scripts/train.py']\narena       weights\non          gpu"
+    )
+    rows = [line.split() for line in output.splitlines()]
+    assert ["256", "1", "f32[8,8]", "full", "scripts/train.py:9"] in rows
+    assert ["256", "1", "f32[8,8]", "matmul", "scripts/train.py:12"] in rows
+    names = ["train.a_batch_1.svg", "train.constants.svg", "train.weights.svg"]
+    assert sorted(path.name for path in Path("pictures").iterdir()) == names
+    for name in names:
+        assert f"picture  {Path('pictures') / name}" in output
+    root = ElementTree.fromstring(Path("pictures/train.a_batch_1.svg").read_text("utf-8"))
+    hovers = [e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum(hover.startswith("matmul: f32[8,8]\n256 bytes at 0\n") for hover in hovers) == 3
+
+
+def test_memory_of_a_script_writes_beside_it_unless_told(script: Path) -> None:
+    assert command_line("memory scripts/train.py") == 0
+    assert (script / "train.weights.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import mlvm.eager as ml\n\nml.ones(3) + ml.ones(4)", "line 3: ShapeError: add(f32[3], "),
+        ("def f(", "line 1: SyntaxError: "),
+        ("raise SystemExit(3)", "it ended with 3"),
+        ("import sys; sys.exit()", None),
+    ],
+)
+def test_memory_says_where_a_script_failed(
+    text: str, message: str | None, folder: Path, capsys: Captured
+) -> None:
+    Path("bad.py").write_text(text)
+    status = command_line("memory bad.py")
+    errors = capsys.readouterr().err
+    if message is None:
+        assert (status, errors) == (0, "")
+    else:
+        assert (status, errors.count("\n")) == (1, 1)
+        assert errors.startswith(f"error: bad.py: {message}")
+
+
+CHAIN = """
+.func main 0 *
+    load_arg 0
+    push_str "exp"
+    cfunc 1 1
+    push_str "negative"
+    cfunc 1 1
+    load_arg 0
+    push_str "add"
+    cfunc 2 1
+    halt
+"""
+
+
+def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Captured) -> None:
+    Path("chain.mlasm").write_text(CHAIN)
+    assert main(["memory", "chain.mlasm", "--arg", "f32[100]"]) == 0
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    lines = output.splitlines()
+    assert lines[0] == "3 intermediates, 1,344 bytes side by side"
+    assert lines[1].startswith("planned: 896 bytes, lower bound 896 (1.00), by ")
+    rows = [line.split() for line in lines[3:7]]
+    assert [(row[0], row[-1]) for row in rows[1:]] == [
+        ("448", "exp"),
+        ("448", "negative"),
+        ("448", "add"),
+    ]
+    assert lines[-1] == "picture  chain.plan.svg"
+    assert "Memory plan of chain.mlasm" in Path("chain.plan.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("memory nosuch.py", "nosuch.py: there is no such file"),
+        ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
+        ("memory scripts/train.py --arg f32[2]", "a script takes no --arg"),
+        ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; 1 with --arg are given"),
+        ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
+        ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
+        ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
+    ],
+)
+def test_what_memory_cannot_do_is_one_line(
+    command: str, message: str, script: Path, capsys: Captured
+) -> None:
+    assert command_line(command) == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
 
 
 def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:

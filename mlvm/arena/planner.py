@@ -21,8 +21,10 @@ from mlvm.core.errors import ArenaError
 from mlvm.core.types import ALIGNMENT
 
 _LARGEST: Final = 2**62
+_RETRIES: Final = 50
 _PLACEMENTS: Final = 20_000
-"""How many blocks may be placed again in search of something better than the best order."""
+"""How often, and how many blocks in all, may be placed again for something better than the best
+order."""
 
 _IMPROVED: Final = ", improved"
 _GROUND: Final = np.zeros(1, np.int64)
@@ -128,7 +130,7 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
         if height == bound:
             return best, kept
     offsets = kept
-    for _ in range(_PLACEMENTS // len(size)):
+    for _ in range(min(_RETRIES, _PLACEMENTS // len(size))):
         highest = (offsets + size)[sequence] == _height(offsets, size)
         sequence = np.concatenate([sequence[highest], sequence[~highest]])
         offsets = _place(sequence, size, start, end)
@@ -174,16 +176,17 @@ def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     """
     offsets = np.zeros_like(size)
     placed = np.empty((4, len(size)), np.int64)  # bottom, top, start and end, sorted by bottom
-    for k, i in enumerate(sequence.tolist()):
+    blocks = np.stack([sequence, size[sequence], start[sequence], end[sequence]], axis=1).tolist()
+    for k, (i, nbytes, begin, until) in enumerate(blocks):
         bottom, top, begins, ends = placed[:, :k]
-        at_once = np.flatnonzero((begins < end[i]) & (ends > start[i]))
+        at_once = np.flatnonzero((begins < until) & (ends > begin))
         floor = np.concatenate([_GROUND, np.maximum.accumulate(top[at_once])])
         gap = bottom[at_once] - floor[:-1]
-        fits = np.flatnonzero(gap >= size[i])
+        fits = np.flatnonzero(gap >= nbytes)
         offset = floor[fits[gap[fits].argmin()]] if len(fits) else floor[-1]
         at = int(bottom.searchsorted(offset))
         placed[:, at + 1 : k + 1] = placed[:, at:k]
-        placed[:, at] = offset, offset + size[i], start[i], end[i]
+        placed[:, at] = offset, offset + nbytes, begin, until
         offsets[i] = offset
     return offsets
 

@@ -1,7 +1,10 @@
 """The names of `mlvm.eager`, but for those of the ops, which are in `primitives`."""
 
 from mlvm.arena.arena import Arena
+from mlvm.arena.batches import Dataset, Transform
+from mlvm.arena.pipeline import PipelineState, PipelineStats
 from mlvm.arena.report import Recording, record
+from mlvm.arena.sampling import SampleRandom
 from mlvm.core import errors
 from mlvm.core.assembly import disassemble
 from mlvm.core.dry import DryVM
@@ -17,9 +20,10 @@ from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.core.vm import VM
-from mlvm.eager import nn, optim, random
+from mlvm.eager import nn, optim, parallel, random
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.calls import call
+from mlvm.eager.capture import Captured, Measured, capture, measure
 from mlvm.eager.context import default_arena, default_vm
 from mlvm.eager.creation import (
     arange,
@@ -75,14 +79,27 @@ from mlvm.eager.functions import (
     where,
 )
 from mlvm.eager.listing import program_of
+from mlvm.eager.pipelines import Pipeline
+from mlvm.eager.queues import QueueTensor
+from mlvm.eager.scratch_pad import ScratchPad
 from mlvm.eager.tensor import Tensor, stop_gradient
 
 __all__ = [
     "VM",
     "Arena",
+    "Captured",
+    "Dataset",
     "DryVM",
+    "Measured",
+    "Pipeline",
+    "PipelineState",
+    "PipelineStats",
+    "QueueTensor",
     "Recording",
+    "SampleRandom",
+    "ScratchPad",
     "Tensor",
+    "Transform",
     "arange",
     "asarray",
     "astype",
@@ -92,6 +109,7 @@ __all__ = [
     "broadcast_to",
     "call",
     "can_cast",
+    "capture",
     "clip",
     "concat",
     "conv2d",
@@ -121,6 +139,7 @@ __all__ = [
     "linspace",
     "matrix_transpose",
     "max_pool2d",
+    "measure",
     "meshgrid",
     "moveaxis",
     "nan",
@@ -133,6 +152,7 @@ __all__ = [
     "optim",
     "outer",
     "pad",
+    "parallel",
     "permute_dims",
     "pi",
     "program_of",

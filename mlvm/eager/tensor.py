@@ -154,6 +154,8 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     for tape in live_tapes.copy():
         tape.refuse_write(call, out, operands)
     if out.base is not None:
+        if out.handle == STALE:
+            raise out.stale()
         raise AttributeRefused(
             f"{out.type} shares its bytes with the tensor it was made from, which would change "
             f"too; update copy(x) instead"
