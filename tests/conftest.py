@@ -20,7 +20,7 @@ from mlvm.core.wire import WireVM
 
 class WiredVM(WireVM):
     """A `WireVM` made like the VM behind it. A test may look at its tensors in place,
-    register functions and lend it memory, which no call of the protocol does."""
+    register functions, lend it memory and end its workers, which no call of the protocol does."""
 
     behind: type[VM] = VM
 
@@ -33,6 +33,8 @@ class WiredVM(WireVM):
         self.storage_over = local.storage_over
         self.make_writable = local.make_writable
         self.quiesce = local.quiesce
+        self.synchronize = local.synchronize
+        self.close = local.close
 
 
 class WiredDryVM(WiredVM):

@@ -216,7 +216,7 @@ def _dependences(groups: Sequence[Group]) -> Iterable[tuple[int, int]]:
 
 # --- recomputing ---------------------------------------------------------------------
 
-CHEAP: Final = frozenset({"gelu", "relu", "layer_norm", "layer_norm_normalize", "broadcast_to"})
+CHEAP: Final = frozenset({"gelu", "relu", "broadcast_to"})
 """Ops that cost little to run again beside a matmul that reads their result."""
 
 FAR: Final = 16

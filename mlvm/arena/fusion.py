@@ -18,6 +18,11 @@ WINDOW: Final = 16
 """How many groups far a chain is looked for."""
 
 
+SHORTEST: Final = 3
+"""Links of a chain: what two ops gain by sharing the cache is less than the blocks cost, but for
+an update in place, which reads and writes more memory than others."""
+
+
 def fused(calls: Sequence[Call]) -> list[Group]:
     """The calls in groups, in an order in which they can run."""
     groups: list[Group | None] = []
@@ -42,7 +47,13 @@ def fused(calls: Sequence[Call]) -> list[Group]:
             place[group] = len(groups)
             groups.append(group)
             maker.update(dict.fromkeys(group.makes, group))
-    return [group for group in groups if group is not None]
+    found: list[Group] = []
+    for each in groups:
+        if each is not None and len(each.calls) < SHORTEST and not each.writes_to:
+            found += [Group([call]) for call in each.calls]
+        elif each is not None:
+            found.append(each)
+    return found
 
 
 def _partners(call: Call, maker: dict[Value, Group], place: dict[Group, int]) -> list[Group]:
@@ -60,7 +71,7 @@ def _takes(group: Group, call: Call, shape: Shape | None) -> bool:
     """Whether the group is a chain on that shape, or the beginning of one, and the call reads what
     it makes as it was made, and no reduction of it."""
     first = group.calls[0].op
-    if first is None or first.per is None or domain_of(group.calls[0]) != shape:
+    if first is None or not first.elementwise or domain_of(group.calls[0]) != shape:
         return False
     made = {use.value: use.type for each in group.calls for use in each.outs}
     return all(made.get(use.value, use.type) is use.type for use in call.ins) and all(
@@ -73,7 +84,7 @@ def domain_of(call: Call) -> Shape | None:
     op = call.op
     if op is None:
         return None
-    if op.per is not None:
+    if op.elementwise:
         return call.outs[0].type.shape
     if op.room == "reduction" and "axis" in op.attributes and call.ins[0].type.size <= BLOCK:
         return call.ins[0].type.shape  # in one block, as the op alone would see it

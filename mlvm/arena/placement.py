@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mlvm.core.errors import Place
 from mlvm.core.protocol import StorageHandle, TensorHandle
@@ -21,6 +21,8 @@ from mlvm.core.types import ALIGNMENT, TensorType
 
 if TYPE_CHECKING:
     from mlvm.arena.arena import Allocation
+
+T = TypeVar("T")
 
 IDLE: Final = 3
 """After so many resets without a use, a region of a growing arena may be merged or given back:
@@ -173,11 +175,11 @@ class Reuse(Placement):
     def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
         nbytes = rounded(type.nbytes)
         bin = self.bins[type] = self._sizes.setdefault(nbytes, [])
-        region = _pop(bin)
+        region = pop(bin)
         if region is None and thrifty and self._tail(nbytes) is None:
             if not self._merge(nbytes, idle=True) and not self.grows:
                 self._merge(nbytes, idle=False)
-            region = _pop(bin)
+            region = pop(bin)
         if region is not None:
             return region
         chunk = self._tail(nbytes)
@@ -321,7 +323,7 @@ class Bump(Placement):
 
     def _retreat(self) -> None:
         """Move back over the regions at the end that nothing lives in."""
-        while (region := _pop(self._bin)) is not None:
+        while (region := pop(self._bin)) is not None:
             self._dead.add(region)
         while self._taken and self.regions[self._taken - 1] in self._dead:
             self._taken -= 1
@@ -350,7 +352,7 @@ class Chosen(Placement):
     def at(self, offset: int, nbytes: int) -> Region:
         """A region of so many bytes from that offset on."""
         bin = self._places.setdefault((offset, nbytes), [])
-        region = _pop(bin)
+        region = pop(bin)
         if region is None:
             region = self._make(self.chunks[0], offset, nbytes, bin)
             region.handles = self._handles.setdefault(offset, {})
@@ -362,8 +364,9 @@ class Chosen(Placement):
         self._handles.clear()
 
 
-def _pop(bin: list[Region]) -> Region | None:
+def pop(waiting: list[T]) -> T | None:
+    """The last of a list, taken out of it at once; None if it is empty."""
     try:
-        return bin.pop()
+        return waiting.pop()
     except IndexError:
         return None

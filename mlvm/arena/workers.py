@@ -59,7 +59,7 @@ class Crew:
 
     def start(self, workers: int, *, processes: bool, name: str) -> None:
         """Have that many threads, and as many processes, do the work from now on."""
-        if processes:
+        if processes and os.name == "posix":
             resource_tracker.ensure_running()  # which unblocks signals that the threads here block
         for i in range(workers):
             thread = threading.Thread(

@@ -2,26 +2,26 @@
 never leaves the cache.
 
     push_str "fused"
-    cfunc 4 0 {"chain": [["add", -1, 2, 3], ["gelu", 0, -1, {"approximate": true}],
-                         ["negative", 1, -1]], "outputs": 2}
+    cfunc 4 0 {"chain": [["add", -1, 2, 3], ["tanh", 0, -1], ["sum", 1, 0, {"axis": 0}]],
+               "outputs": 2}
 
 The first `outputs` parameters are written. A link of the chain is an op, where its result goes,
 its operands, and its attributes if it has any; a number from 0 on is a parameter, one below 0 a
-block of scratch. An op takes part if it works element by element or row by row (`Op.per`) on the
-chain's shape; a reduction may end in a parameter. Every kernel sees whole rows, or the same
-elements, as it would alone: the results have the same bits.
+block of scratch. The ops are elementwise (`Op.elementwise`) on the chain's shape; a reduction may
+end in a parameter. The results have the bits that the ops give one by one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.core.blocks import BLOCK
+from mlvm.core.blocks import scratch as memory
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.rules import normalize_axes
@@ -90,9 +90,9 @@ class Chain:
                 raise AttributeRefused(f"{op.name} has a shape that only running tells")
             if shape is None:
                 shape = found.shape
-            if op.per is not None and found.shape != shape:
+            if op.elementwise and found.shape != shape:
                 raise ShapeError(f"{op.name} gives {found}, in a chain on shape {shape}")
-            if op.per is None and (op.room != "reduction" or target < 0):
+            if not op.elementwise and (op.room != "reduction" or target < 0):
                 raise AttributeRefused(f"{op.name} cannot be part of a chain")
             if target >= self.outputs:
                 raise AttributeRefused(f"{op.name} would write parameter {target}, an operand")
@@ -133,9 +133,7 @@ class Chain:
         shape = known[target].shape
         depth = len(shape)  # how many leading axes may be cut
         for op, _, sources, attributes in self.links:
-            if op.per == "row":
-                depth = min(depth, len(shape) - 1)
-            elif op.per is None:
+            if not op.elementwise:
                 axes = normalize_axes(attributes["axis"], known[sources[0]].ndim)
                 depth = min([depth, *axes])
         blocks = tuple(_blocks(shape, depth))
@@ -195,7 +193,7 @@ class Scratch:
     def take(self, types: Sequence[TensorType]) -> list[Array]:
         """A buffer for each type. Later calls give the same memory again."""
         while len(self._buffers) < len(types):
-            self._buffers.append(np.empty(8 * BLOCK, np.uint8))
+            self._buffers.append(memory(8 * BLOCK, dtype=np.dtype(np.uint8)))
         return [
             buffer[: type.nbytes].view(type.dtype.numpy).reshape(type.shape)
             for buffer, type in zip(self._buffers, types, strict=False)
@@ -203,20 +201,27 @@ class Scratch:
 
 
 class Bound:
-    """A chain on parameters that fit in one block: the calls of its kernels, to be made in turn."""
+    """A chain on certain parameters: its kernels' calls on every block, to be made in turn."""
 
     def __init__(self, chain: Chain, params: Sequence[Array], scratch: Scratch) -> None:
         layout = chain.layout(params)
-        values = [*params, *scratch.take(layout.scratch)]
         self.calls = [
-            (step.kernel, step.operands(values), step.attributes) for step in layout.steps
+            (step.kernel, step.operands(values), step.attributes)
+            for values in _on_blocks(layout, params, scratch.take(layout.scratch))
+            for step in layout.steps
         ]
 
 
+_MOST_CALLS: Final = 2048
+"""Of a bound chain: each costs memory, and is worth the less the larger the whole is."""
+
+
 def bound(chain: Chain, params: Sequence[Array], scratch: Scratch) -> Chain | Bound:
-    """The chain, made ready for these parameters where one block does."""
+    """The chain, made ready for these parameters if that is no great deal."""
     layout = chain.layout(params)
-    if len(layout.blocks) > 1 or any(type.nbytes > 8 * BLOCK for type in layout.scratch):
+    if len(layout.blocks) * len(layout.steps) > _MOST_CALLS or any(
+        type.nbytes > 8 * BLOCK for type in layout.scratch
+    ):
         return chain
     return Bound(chain, params, scratch)
 
@@ -230,34 +235,31 @@ def run(*params: Array, chain: Chain | Bound) -> None:
             else:
                 kernel(*operands, **attributes)
         return
-    steps, blocks, scratch, sliced, ndim = chain.layout(params)
-    buffers = [np.empty(type.shape, type.dtype.numpy) for type in scratch]
-    values = [*params, *buffers]
+    layout = chain.layout(params)
+    buffers = [memory(*type.shape, dtype=type.dtype.numpy) for type in layout.scratch]
+    for values in _on_blocks(layout, params, buffers):
+        for step in layout.steps:
+            step.kernel(*step.operands(values), **(step.attributes or {}))
+
+
+def _on_blocks(
+    layout: _Layout, params: Sequence[Array], buffers: Sequence[Array]
+) -> Iterator[list[Array]]:
+    """Parameters and scratch of each block."""
+    _, blocks, _, sliced, ndim = layout
     if len(blocks) == 1:
-        _run_block(steps, values)
+        yield [*params, *buffers]
         return
     wide = {i: params[i].reshape((1,) * (ndim - params[i].ndim) + params[i].shape) for i in sliced}
-    current = blocks[0][-1].stop
     for block in blocks:
+        values = list(params)
         for i, x in wide.items():
-            index = [
-                part if n != 1 else slice(None) for part, n in zip(block, x.shape, strict=False)
+            values[i] = x[
+                tuple([p if n != 1 else slice(None) for p, n in zip(block, x.shape, strict=False)])
             ]
-            values[i] = x[tuple(index)]
-        rows = block[-1].stop - block[-1].start
-        if rows != current:  # the last of each row of blocks may be shorter
-            current = rows
-            part = (*[slice(None)] * (len(block) - 1), slice(rows))
-            values[len(params) :] = [buffer[part] for buffer in buffers]
-        _run_block(steps, values)
-
-
-def _run_block(steps: Sequence[_Step], values: list[Array]) -> None:
-    for kernel, operands, attributes in steps:
-        if attributes is None:
-            kernel(*operands(values))
-        else:
-            kernel(*operands(values), **attributes)
+        rows = block[-1].stop - block[-1].start  # the last of each row of blocks may have fewer
+        part = (*[slice(None)] * (len(block) - 1), slice(rows))
+        yield [*values, *[buffer[part] for buffer in buffers]]
 
 
 def parse(attributes: Attributes) -> Chain:

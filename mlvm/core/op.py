@@ -31,7 +31,6 @@ Attributes = Mapping[str, Any]
 Rule = Callable[..., TensorType | None]
 Kernel = Callable[..., Any]
 Flops = Callable[..., int]
-Per = Literal["element", "row"] | None
 
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
 MAX_NESTING: Final = 64
@@ -59,19 +58,19 @@ class Op:
     """A tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
 
     `variadic`: the last input stands for any number of tensors. `dynamic`: the shape of the
-    result is known only after running. `room`: the file of `mlvm.core.ops` it lives in. `per`:
-    whether an element of the result depends on one "element" of each operand of the result's
-    shape, or on one "row" (along the last axis), and so may be computed by itself.
+    result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
+    `elementwise`: each element of the result depends on one of each operand alone, and the kernel
+    makes one pass over them, so that a chain of such ops can run block by block.
     """
 
     def __init__(
-        self, kernel: Kernel, infer: Rule, flops: Flops | None = None, per: Per = None
+        self, kernel: Kernel, infer: Rule, flops: Flops | None = None, elementwise: bool = False
     ) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
         self.doc: str = inspect.getdoc(kernel) or ""
         self.room: str = kernel.__module__.rpartition(".")[2]
-        self.per: Per = "element" if self.room == "elementwise" else per
+        self.elementwise: bool = elementwise or self.room == "elementwise"
         self._infer = infer
         self._flops = flops
         hints = typing.get_type_hints(kernel)
@@ -156,15 +155,17 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(*, infer: Rule, flops: Flops | None = None, per: Per = None) -> Callable[[Kernel], Op]:
+def op(
+    *, infer: Rule, flops: Flops | None = None, elementwise: bool = False
+) -> Callable[[Kernel], Op]:
     """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
 
-    `flops` takes what `infer` takes, and counts operations where one an element is wrong. `per`
-    is "element" for all ops in the room elementwise; others say it (see `Op`).
+    `flops` takes what `infer` takes, and counts operations where one an element is wrong. All
+    ops in the room elementwise are `elementwise`; others say it (see `Op`).
     """
 
     def declare(kernel: Kernel) -> Op:
-        declared = Op(kernel, infer, flops, per)
+        declared = Op(kernel, infer, flops, elementwise)
         if OPS.setdefault(declared.name, declared) is not declared:
             raise ValueError(f"an op named {declared.name!r} exists already")
         return declared

@@ -7,9 +7,9 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def fill(memory: SlotMemory, commands: Connection, sign: int) -> None:
 
 
 @pytest.fixture(params=["spawn", "fork", "forkserver"])
-def context(request: pytest.FixtureRequest) -> multiprocessing.context.BaseContext:
+def context(request: pytest.FixtureRequest) -> Any:
     if request.param not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {request.param} here")
     if request.param != "spawn" and sys.version_info >= (3, 12):
@@ -96,17 +96,15 @@ def context(request: pytest.FixtureRequest) -> multiprocessing.context.BaseConte
 
 
 @pytest.fixture
-def q() -> Iterator[QueueTensor]:
-    yield QueueTensor(VM(), ["f32[256,256]", "i64[3]"], 3, shared=True)
+def q() -> QueueTensor:
+    return QueueTensor(VM(), ["f32[256,256]", "i64[3]"], 3, shared=True)
 
 
-def test_processes_fill_slots_in_place(
-    q: QueueTensor, context: multiprocessing.context.BaseContext
-) -> None:
+def test_processes_fill_slots_in_place(q: QueueTensor, context: Any) -> None:
     workers = []
     for sign in (1, -1):
         ours, theirs = context.Pipe()
-        process = context.Process(target=fill, args=(q.memory, theirs, sign), daemon=True)  # type: ignore[attr-defined]
+        process = context.Process(target=fill, args=(q.memory, theirs, sign), daemon=True)
         process.start()
         workers.append((process, ours))
     for turn in range(4):

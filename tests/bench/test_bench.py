@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import memory, mixer
+from bench import memory, mixer, scaling
 from bench.harness import ROOT, BenchError, Record, Suite, ratios, run, table
 from tests.bench.suite import SUITE
 
@@ -190,14 +190,26 @@ def test_memory(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     report: dict[str, Any] = json.loads((tmp_path / "memory.json").read_text())
     check_report(report)
-    measured = {
-        r["metric"]: r["median"] for r in report["records"] if r["contender"] == "mlvm-eager"
+    for contender in ("mlvm-eager", "mlvm-replay"):
+        measured = {
+            r["metric"]: r["median"] for r in report["records"] if r["contender"] == contender
+        }
+        assert measured.keys() == memory.SUITE.units.keys()
+        assert measured["bytes_after_warmup"] == 0
+        assert measured["lower_bound_bytes"] <= measured["planned_bytes"]
+        assert measured["lower_bound_bytes"] <= measured["high_water_bytes"]
+        assert measured["high_water_bytes"] < measured["peak_over_import_bytes"]
+
+
+def test_scaling() -> None:
+    pytest.importorskip("threadpoolctl")
+    records = run(scaling.SUITE, quick=True)
+    measured = {(r.case, r.metric) for r in records if r.contender in scaling.SUITE.ours}
+    assert measured == {
+        ("tiny strong", "image_ms"),
+        ("tiny weak", "image_ms"),
+        ("all_reduce 64 MiB", "gib_ms"),
     }
-    assert measured.keys() == memory.SUITE.units.keys()
-    assert measured["bytes_after_warmup"] == 0
-    assert measured["lower_bound_bytes"] <= measured["planned_bytes"]
-    assert measured["lower_bound_bytes"] <= measured["high_water_bytes"]
-    assert measured["high_water_bytes"] < measured["peak_over_import_bytes"]
 
 
 def test_mixer() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.mixer import products_of
-from bench.mlvm_training import Training, parameters_of
+from bench.mlvm_training import Training, parameters_of, training_on
 from bench.sizes import CASES, MIXERS, Size, batch_of
 
 TINY = MIXERS["tiny"]
@@ -43,6 +43,20 @@ def test_the_contenders_train_alike() -> None:
     model = torch_training.model_of(TINY)
     torch_training.load_mixer(model, parameters)
     step = torch_training.training(TINY, model)
+    assert [step() for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_captured_step_trains_as_the_eager_one() -> None:
+    eager, captured = Training(TINY), Training(TINY)
+    assert [captured.replay() for _ in range(STEPS)] == [eager.eager() for _ in range(STEPS)]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_two_vms_train_as_one(captured: bool) -> None:
+    pytest.importorskip("threadpoolctl")
+    training = Training(TINY)
+    step = training_on(2, TINY, captured=captured)
+    losses = [training.eager() for _ in range(STEPS)]
     assert [step() for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
 
 

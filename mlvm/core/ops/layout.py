@@ -67,7 +67,7 @@ def permute_dims(out: Array, x: Array, *, axes: tuple[int, ...]) -> None:
     np.copyto(out, x.transpose(axes))
 
 
-@op(infer=_broadcast_to, per="element")
+@op(infer=_broadcast_to, elementwise=True)
 def broadcast_to(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
     """x repeated along new leading axes and along axes of length 1, up to `shape`."""
     np.copyto(out, x)
@@ -253,14 +253,14 @@ def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -
         np.copyto(out, np.argsort(x, axis, kind="stable"))
 
 
-@op(infer=_astype, per="element")
+@op(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
     """x in another dtype. Floats are truncated to integers; a value too large for the dtype is
     undefined for floats and wraps around for integers. bool is whether it is not zero."""
     np.copyto(out, x, casting="unsafe")
 
 
-@op(infer=_copy, per="element")
+@op(infer=_copy, elementwise=True)
 def copy(out: Array, x: Array) -> None:
     """The same tensor in memory of its own."""
     np.copyto(out, x)

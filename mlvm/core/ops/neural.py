@@ -51,13 +51,13 @@ def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
 # --- activations ---------------------------------------------------------------------
 
 
-@op(infer=_activation, per="element")
+@op(infer=_activation, elementwise=True)
 def relu(out: Array, x: Array) -> None:
     """max(x, 0)."""
     np.maximum(x, 0, out=out)
 
 
-@op(infer=_activation, per="element")
+@op(infer=_activation)
 def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel,
     arXiv 1606.08415).
@@ -79,7 +79,7 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
         y *= number.half
 
 
-@op(infer=_activation_vjp, per="element")
+@op(infer=_activation_vjp)
 def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
     number = _numbers(x.dtype)
@@ -279,7 +279,7 @@ def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorTyp
     return _activation_vjp(g, _layer_norm(x, eps=eps)).with_shape(x.shape[-1:])
 
 
-@op(infer=_layer_norm, per="row")
+@op(infer=_layer_norm)
 def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
     1607.06450). scale and bias are vectors of its length; var is the biased variance."""
@@ -292,7 +292,7 @@ def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -
         y += biases[: len(y)]
 
 
-@op(infer=_layer_norm_normalize, per="row")
+@op(infer=_layer_norm_normalize)
 def layer_norm_normalize(out: Array, x: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) over the last axis: `layer_norm` before scale and bias."""
     rows_out, rows_x = _rows(out), _rows(x)
@@ -302,7 +302,7 @@ def layer_norm_normalize(out: Array, x: Array, *, eps: float) -> None:
         y *= _center(y, rows_x[block], ones, eps)
 
 
-@op(infer=_layer_norm_vjp, per="row")
+@op(infer=_layer_norm_vjp)
 def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) -> None:
     """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where
     h = g * scale and n is x normalised."""
