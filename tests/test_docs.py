@@ -40,6 +40,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     [
         ("docs/machine.md", 5),
         ("docs/futures.md", 2),
+        ("docs/capture.md", 4),
         ("docs/memory.md", 6),
         ("docs/queues.md", 3),
         ("docs/pipelines.md", 4),

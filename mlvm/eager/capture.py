@@ -323,7 +323,7 @@ class Captured(Generic[P, R]):
 
     def __repr__(self) -> str:
         name = getattr(self.fn, "__qualname__", repr(self.fn))
-        return f"<captured {name}: {self.signatures} programs>"
+        return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
 
     def _remember(self, entries: list[_Entry], entry: _Entry) -> None:
         if self.signatures >= _MOST_SIGNATURES:

@@ -8,6 +8,7 @@ from mlvm.arena.sampling import SampleRandom
 from mlvm.core import errors
 from mlvm.core.assembly import disassemble
 from mlvm.core.dry import DryVM
+from mlvm.core.types import TensorType
 from mlvm.core.types import bool_ as bool
 from mlvm.core.types import f32 as float32
 from mlvm.core.types import f64 as float64
@@ -99,6 +100,7 @@ __all__ = [
     "SampleRandom",
     "ScratchPad",
     "Tensor",
+    "TensorType",
     "Transform",
     "arange",
     "asarray",

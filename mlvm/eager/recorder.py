@@ -19,6 +19,7 @@ from mlvm.arena.arena import Allocation, Arena, regions, scope
 from mlvm.arena.dataflow import Call, Home, Role, Use, Value
 from mlvm.arena.queue import QueueTensor
 from mlvm.arena.queue_get import NAME
+from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError, user_line
 from mlvm.core.functions import OUT
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
@@ -246,6 +247,8 @@ class Recorder:
             raise _refused(f"a tensor that is in no arena (handle {handle}) is used")
         if id(reference) in self._references:
             return self._united.get(id(reference), reference)
+        if isinstance(holder.arena, ScratchPad):
+            raise _refused("a tensor of a scratch pad, which may lie over others, is used")
         self._references[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
             for i, x in enumerate(self.inputs):
