@@ -22,13 +22,13 @@ import numpy as np
 import mlvm.eager as ml
 from models import checkpoint
 from models.checkpoint import CheckpointError
-from models.data import SPECS, DataError, DataSet, load, parse
+from models.data import SPECS, DataError, load, parse
 from models.plot import loss_curve
 from models.progress import Progress
 from models.trainer import MODELS, Trainer
 
 LOSS_FILE: Final = "loss.svg"
-BATCH_FILE: Final = "batch_arena.svg"
+STEP_FILE: Final = "step_memory.svg"
 LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
 
 
@@ -49,6 +49,7 @@ class Options(NamedTuple):
     batch_size: int
     learning_rate: float
     seed: int
+    vms: int
 
 
 class ArenaReport(TypedDict):
@@ -84,6 +85,7 @@ def train(
     learning_rate: float = 5e-3,
     seed: int = 0,
     workers: int = 0,
+    vms: int = 1,
     save: Path | None = None,
     save_every: int | None = None,
     resume: Path | None = None,
@@ -92,16 +94,17 @@ def train(
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, and test it.
 
-    `workers` threads prepare the batches; their number changes no result. After every
+    `workers` threads prepare the batches; their number changes no result. `vms` machines, a thread
+    each, share every batch; their number changes how results are rounded. After every
     `save_every` steps, by default those of an epoch, and at the end, all that is needed to go on
     is written to the file `save`. `resume`, such a file of a training with the same options, is
     gone on from: the outcome is that of a training that was never interrupted. With `plot`, a
-    folder, loss.svg and batch_arena.svg are written there.
+    folder, loss.svg and step_memory.svg are written there.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `Diverged`, `OSError` for a file, and
     `ShapeError` for images that the model cannot take.
     """
-    options = Options(model, data, epochs, batch_size, learning_rate, seed)
+    options = Options(model, data, epochs, batch_size, learning_rate, seed, vms)
     _require_possible(options, workers, save_every)
     dataset = load(data, seed=seed)
     steps = len(dataset.train) // batch_size
@@ -109,22 +112,31 @@ def train(
         raise OptionError(
             f"batch_size {batch_size} is more than the {len(dataset.train)} training images"
         )
-    trainer = Trainer(model, dataset, steps=epochs * steps, learning_rate=learning_rate, seed=seed)
     progress = progress or Progress(quiet=True)
     losses: list[float] = []
     seconds: list[float] = []
     accuracy = held_then = None
-    with ml.Pipeline(
-        dataset.train,
-        batch_size,
-        vm=trainer.vm,
-        shuffle=True,
-        seed=seed,
-        epochs=epochs,
-        drop_last=True,
-        workers=workers,
-        transform=dataset.augment,
-    ) as pipeline:
+    with (
+        Trainer(
+            model,
+            dataset,
+            steps=epochs * steps,
+            learning_rate=learning_rate,
+            seed=seed,
+            vms=vms,
+        ) as trainer,
+        ml.Pipeline(
+            dataset.train,
+            batch_size,
+            vm=trainer.vm,
+            shuffle=True,
+            seed=seed,
+            epochs=epochs,
+            drop_last=True,
+            workers=workers,
+            transform=dataset.augment,
+        ) as pipeline,
+    ):
         if resume is not None:
             losses += _resumed(resume, options, trainer, pipeline)
         progress.begin(epochs, epochs * steps, len(losses))
@@ -151,28 +163,38 @@ def train(
             progress.end()
         waited = pipeline.stats().consumer_waited
         held_last = trainer.consumed()
+        if accuracy is None:
+            accuracy = trainer.accuracy(dataset, batch_size)
     train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
+    improve = trainer.first.improve
     if plot is not None:
-        _plot(plot, options, trainer, dataset, losses, train_loss)
+        title = f"Training {model} on {data}"
+        (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss), "utf-8")
+        if seconds:
+            improve.plot(plot / STEP_FILE)
+    planned = improve.plan.nbytes if seconds else 0
     return Result(
         model=model,
         data=data,
         epochs=epochs,
         seed=seed,
-        test_accuracy=trainer.accuracy(dataset, batch_size) if accuracy is None else accuracy,
+        test_accuracy=accuracy,
         train_loss=train_loss,
         step_ms_median=1000 * statistics.median(seconds or [0.0]),
         input_wait_share=waited / (sum(seconds) + waited) if seconds else 0.0,
         arenas=[
-            ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
-            for arena in (trainer.weights, trainer.batch)
+            *[
+                ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
+                for arena in (trainer.first.weights, trainer.first.batch)
+            ],
+            ArenaReport(name="step", capacity=planned, high_water=planned),
         ],
         growth_after_first_epoch_bytes=held_last - (held_then or held_last),
     )
 
 
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
-    model, _, epochs, batch_size, learning_rate, seed = options
+    model, _, epochs, batch_size, learning_rate, seed, vms = options
     if model not in MODELS:
         raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
     if epochs < 1 or batch_size < 1:
@@ -181,29 +203,12 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
         raise OptionError(f"learning_rate must be positive, not {learning_rate}")
     if not 0 <= seed < 2**64:
         raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
+    if vms < 1 or batch_size % vms:
+        raise OptionError(f"batch_size {batch_size} is to be shared by vms >= 1, not {vms}")
     if workers < 0:
         raise OptionError(f"workers must be >= 0, not {workers}")
     if save_every is not None and save_every < 1:
         raise OptionError(f"save_every must be >= 1, not {save_every}")
-
-
-def _plot(
-    folder: Path,
-    options: Options,
-    trainer: Trainer,
-    dataset: DataSet,
-    losses: list[float],
-    train_loss: list[float],
-) -> None:
-    """Draw the loss, and the memory of one more step, which counts for nothing else."""
-    title = f"{options.model} on {options.data}"
-    curve = loss_curve(f"Training {title}", losses, train_loss)
-    (folder / LOSS_FILE).write_text(curve, "utf-8")
-    with ml.Arena(trainer.vm, "some").allocating():
-        some = [ml.asarray(each) for each in dataset.train[np.arange(options.batch_size)]]
-    with ml.record(trainer.batch):
-        trainer.step(*some)
-    trainer.batch.plot(folder / BATCH_FILE, title=f"Memory of a step, {title}")
 
 
 # --- checkpoints ---------------------------------------------------------------------
@@ -263,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=32, metavar="N", help="images in each step")
     add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
     add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
+    add("--vms", type=int, default=1, metavar="N", help="machines that share each batch")
     add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
     add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
     add("--save-every", type=int, metavar="N", help="steps between them; those of an epoch")
@@ -304,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _require_writable(options["save"])
         if plot is not None:
             plot.mkdir(parents=True, exist_ok=True)
-            for name in (LOSS_FILE, BATCH_FILE):
+            for name in (LOSS_FILE, STEP_FILE):
                 _require_writable(plot / name)
         result = train(**options, progress=progress)
         if json_file is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -15,6 +15,8 @@ from models.data.batches import evaluation_batches
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
 
+Array: TypeAlias = NDArray[Any]
+
 MODELS: Final[dict[str, Callable[..., nn.Module]]] = {
     "mlp_mixer": MlpMixer,
     "mlp": Mlp,
@@ -24,45 +26,55 @@ WEIGHT_DECAY: Final = 0.05
 WARMUP: Final = 0.1  # share of the steps in which the learning rate rises
 
 
-class Trainer:
-    """A model and its optimizer, AdamW under a cosine schedule.
+class Replica:
+    """A model and its optimizer, AdamW under a cosine schedule, on one VM.
 
-    What lasts is in the arena `weights`; each step works in `batch`, which it leaves empty.
+    What lasts is in the arena `weights`; each step works in `batch`, which it leaves empty, and in
+    the scratch memory of its program.
     """
 
     def __init__(
-        self, model: str, dataset: DataSet, *, steps: int, learning_rate: float, seed: int
+        self,
+        vm: ml.VM,
+        model: str,
+        dataset: DataSet,
+        *,
+        steps: int,
+        learning_rate: float,
+        seed: int,
     ) -> None:
-        self.vm = ml.VM("train")
-        self.weights = ml.Arena(self.vm, "weights")
-        self.batch = ml.Arena(self.vm, "batch")
+        self.vm = vm
+        self.weights = ml.Arena(vm, "weights")
+        self.batch = ml.Arena(vm, "batch")
         schedule = ml.optim.cosine(learning_rate, steps, warmup_steps=round(WARMUP * steps))
         with self.weights.allocating():
             key = ml.random.key(seed)
             self.model = MODELS[model](dataset.image_shape, dataset.num_classes, key=key)
             self.optimizer = ml.optim.AdamW(self.model, schedule, weight_decay=WEIGHT_DECAY)
+        self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
+        self.guess: ml.Captured[..., Tensor] = ml.capture(self._guess)
 
-    def step(self, images: Tensor, labels: Tensor) -> float:
+    def _improve(self, images: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor
+        loss, grads = _loss_and_grads(self.model, images, labels)
+        ml.parallel.all_reduce((loss, grads), "mean")
+        self.optimizer.update(grads)
+        return loss
+
+    def _guess(self, images: Tensor) -> Tensor:
+        return ml.argmax(self.model(images), axis=-1)
+
+    def step(self, images: Tensor | Array, labels: Tensor | Array) -> float:
         """Improve the model by one batch; its loss before is returned."""
         with self.batch:
-            loss, grads = _loss_and_grads(self.model, images, labels)
-            self.optimizer.update(grads)
-            return float(loss)
+            return float(self.improve(images, labels))
 
-    def accuracy(self, dataset: DataSet, batch_size: int) -> float:
-        """The share of the test images that the model labels right."""
-        correct = 0
-        for images, labels in evaluation_batches(dataset.test, batch_size):
-            with self.batch:
-                guesses = ml.argmax(self.model(ml.asarray(images)), axis=-1)
-                correct += int(ml.sum(guesses == ml.asarray(labels)))
-        return correct / len(dataset.test)
+    def correct(self, images: Array, labels: Array) -> int:
+        """How many of the images the model labels right."""
+        with self.batch:
+            return int((self.guess(images).numpy() == labels).sum())
 
-    def consumed(self) -> int:
-        """The bytes the VM holds for all of its arenas."""
-        return round(self.vm.consumed_size_in_mib() * 2**20)
-
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, Array]:
         """All that later steps depend on, by name: parameters, optimizer, random keys."""
         with self.weights.allocating():
             return {
@@ -71,8 +83,8 @@ class Trainer:
                 "random": ml.random.state(),
             }
 
-    def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` returned, of a trainer of the same model.
+    def load_state(self, arrays: Mapping[str, Array]) -> None:
+        """Go on from what `state` returned, of a replica of the same model.
 
         Raises `DTypeError` or `ShapeError` for arrays of another, and changes nothing then.
         """
@@ -92,7 +104,79 @@ class Trainer:
             ml.random.set_state(arrays["random"])
 
 
-def _below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+class Trainer:
+    """A model in training, on one VM, or on `vms` of them that share each batch: replicas with the
+    same parameters, of which the first speaks for all."""
+
+    def __init__(
+        self,
+        model: str,
+        dataset: DataSet,
+        *,
+        steps: int,
+        learning_rate: float,
+        seed: int,
+        vms: int = 1,
+    ) -> None:
+        self.group = (
+            ml.parallel.Group([ml.VM(f"train{rank}") for rank in range(vms)]) if vms > 1 else None
+        )
+
+        def replica(vm: ml.VM) -> Replica:
+            return Replica(vm, model, dataset, steps=steps, learning_rate=learning_rate, seed=seed)
+
+        if self.group is None:
+            self.replicas = [replica(ml.VM("train"))]
+        else:
+            self.replicas = self.group.run(lambda rank, vm: replica(vm))
+        self.first = self.replicas[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.group is not None:
+            self.group.close()
+
+    @property
+    def vm(self) -> ml.VM:
+        """The VM of the first replica."""
+        return self.first.vm
+
+    def step(self, images: Tensor, labels: Tensor) -> float:
+        """Improve the model by one batch; its loss before is returned."""
+        if self.group is None:
+            return self.first.step(images, labels)
+        part = len(labels) // len(self.replicas)
+        batch = images.numpy(), labels.numpy()
+
+        def share(rank: int, vm: ml.VM) -> float:
+            rows = slice(rank * part, (rank + 1) * part)
+            return self.replicas[rank].step(*[array[rows] for array in batch])
+
+        return self.group.run(share)[0]
+
+    def accuracy(self, dataset: DataSet, batch_size: int) -> float:
+        """The share of the test images that the model labels right."""
+        batches = evaluation_batches(dataset.test, batch_size)
+        correct = [self.first.correct(images, labels) for images, labels in batches]
+        return sum(correct) / len(dataset.test)
+
+    def consumed(self) -> int:
+        """The bytes that the VMs hold."""
+        return round(sum(each.vm.consumed_size_in_mib() for each in self.replicas) * 2**20)
+
+    def state(self) -> dict[str, Array]:
+        """All that later steps depend on, by name."""
+        return self.first.state()
+
+    def load_state(self, arrays: Mapping[str, Array]) -> None:
+        """Go on from what `state` returned. Raises what `Replica.load_state` raises."""
+        for replica in self.replicas:
+            replica.load_state(arrays)
+
+
+def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {
         name.removeprefix(prefix): array
         for name, array in arrays.items()

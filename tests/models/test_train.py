@@ -54,7 +54,7 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         results.append(json.loads(file.read_text()))
-        for picture in ("loss.svg", "batch_arena.svg"):
+        for picture in ("loss.svg", "step_memory.svg"):
             assert ElementTree.parse(plots / picture).getroot().tag.endswith("svg")
     first, second, summary = done.stdout.splitlines()
     assert first.startswith("epoch 1/2  loss ")
@@ -81,7 +81,7 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
     assert one["step_ms_median"] > 0
     assert 0 < one["input_wait_share"] < 1
     assert one["growth_after_first_epoch_bytes"] == 0
-    assert [arena["name"] for arena in one["arenas"]] == ["weights", "batch"]
+    assert [arena["name"] for arena in one["arenas"]] == ["weights", "batch", "step"]
     for arena in one["arenas"]:
         assert 0 < arena["high_water"] <= arena["capacity"]
 
@@ -142,7 +142,7 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
     step = Trainer.step
 
     def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        if int(trainer.optimizer.count) == 71:  # of 44 each epoch
+        if int(trainer.first.optimizer.count) == 71:  # of 44 each epoch
             raise KeyboardInterrupt
         return step(trainer, images, labels)
 
@@ -269,7 +269,7 @@ def test_an_interrupt_is_one_line_and_exit_status_130(
     step = Trainer.step
 
     def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        if int(trainer.optimizer.count) == 3:
+        if int(trainer.first.optimizer.count) == 3:
             raise KeyboardInterrupt
         return step(trainer, images, labels)
 
@@ -291,3 +291,16 @@ def test_train_raises_typed_errors() -> None:
         train(model="mlp", learning_rate=1e18)
     assert issubclass(OptionError, ml.errors.MlvmError)
     assert issubclass(Diverged, ml.errors.MlvmError)
+
+
+def test_two_machines_train_as_one_does_but_for_rounding() -> None:
+    pytest.importorskip("threadpoolctl")
+    options: dict[str, Any] = {"model": "mlp", "epochs": 1}
+    one, two, again = (train(**options, vms=vms) for vms in (1, 2, 2))
+    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
+    assert two["train_loss"] == again["train_loss"]
+
+
+def test_a_batch_that_machines_cannot_share() -> None:
+    with pytest.raises(OptionError, match="batch_size 32 is to be shared by vms >= 1, not 3"):
+        train(vms=3)
