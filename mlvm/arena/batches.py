@@ -6,7 +6,7 @@ Both are functions of seed, epoch and position alone, so any worker can make any
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -16,8 +16,13 @@ from mlvm.core.errors import DTypeError, PipelineError, brief
 from mlvm.core.types import Array, TensorType
 
 Arrays: TypeAlias = tuple[Array, ...]
-Transform: TypeAlias = Callable[[Arrays, SampleRandom], Arrays]
-"""From the arrays of a batch, and a source of random numbers for its samples, to its new arrays."""
+
+
+class Transform(Protocol):
+    """What is done to each batch: a function of its arrays, and of random numbers for each sample
+    that depend on seed, epoch and sample alone, to the arrays of another batch as long."""
+
+    def __call__(self, arrays: Arrays, random: SampleRandom, /) -> Arrays: ...
 
 
 @runtime_checkable

@@ -122,8 +122,14 @@ class OpInto(WritesInto):
 
 
 def same_place(x: Array, y: Array) -> bool:
-    """Whether two arrays lie over the same bytes."""
-    return x.nbytes == y.nbytes and x.ctypes.data == y.ctypes.data
+    """Whether two arrays have the same elements, at most under another dtype: their shapes may
+    differ in leading axes of length 1."""
+    ndim = min(x.ndim, y.ndim)
+    return (
+        x.ctypes.data == y.ctypes.data
+        and (x.size, x.itemsize) == (y.size, y.itemsize)
+        and x.shape[x.ndim - ndim :] == y.shape[y.ndim - ndim :]
+    )
 
 
 class Fused(WritesInto):

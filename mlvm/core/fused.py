@@ -86,17 +86,19 @@ class Chain:
                 if source not in known or (0 <= source < self.outputs and source not in written):
                     raise AttributeRefused(f"{op.name} reads {source}, which has no value yet")
             found = op.infer([known[source] for source in sources], attributes)
-            if found is None:
-                raise AttributeRefused(f"{op.name} has a shape that only running tells")
-            if shape is None:
-                shape = found.shape
-            if op.elementwise and found.shape != shape:
-                raise ShapeError(f"{op.name} gives {found}, in a chain on shape {shape}")
-            if not op.elementwise and (op.room != "reduction" or target < 0):
+            if found is None or not (op.elementwise or (op.room == "reduction" and target >= 0)):
                 raise AttributeRefused(f"{op.name} cannot be part of a chain")
+            worked = found if op.elementwise else known[sources[0]]
+            shape = worked.shape if shape is None else shape
+            if worked.shape != shape:
+                raise ShapeError(f"{op.name} works on {worked}, in a chain on shape {shape}")
+            if target in sources and not op.in_place:
+                raise AttributeRefused(f"{op.name} would write {target} while it reads it")
+            if target in written and (target >= 0 or known[target] is not found):
+                raise AttributeRefused(f"{op.name} would write {target} again")
             if target >= self.outputs:
                 raise AttributeRefused(f"{op.name} would write parameter {target}, an operand")
-            if target >= 0 and target >= len(types):
+            if target >= len(types):
                 raise ShapeError(f"takes {self.outputs} tensors to write, was given {len(types)}")
             if target >= 0 and known[target] is not found:
                 raise ShapeError(f"{op.name} gives {found}, which does not fit {known[target]}")
@@ -129,13 +131,13 @@ class Chain:
 
     def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
         known = self.infer(types)
-        op, target, _, _ = self.links[0]
-        shape = known[target].shape
+        op, target, sources, _ = self.links[0]
+        shape = known[target if op.elementwise else sources[0]].shape
         depth = len(shape)  # how many leading axes may be cut
-        for op, _, sources, attributes in self.links:
-            if not op.elementwise:
-                axes = normalize_axes(attributes["axis"], known[sources[0]].ndim)
-                depth = min([depth, *axes])
+        for op, _, _, attributes in self.links:
+            if not op.elementwise:  # its result keeps the axes that are cut
+                axes = normalize_axes(attributes["axis"], len(shape))
+                depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
         blocks = tuple(_blocks(shape, depth))
         cut = len(blocks[0]) if len(blocks) > 1 else 0
         scratch = {
@@ -266,6 +268,8 @@ def parse(attributes: Attributes) -> Chain:
     """The chain that the attributes of a `cfunc` describe. Raises `AttributeRefused`."""
     try:
         return _parse(attributes)
+    except AttributeRefused:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise AttributeRefused(
             'takes {"chain": [[op, target, source, ..., {attributes}], ...], "outputs": n}'
@@ -283,6 +287,6 @@ def _parse(attributes: Attributes) -> Chain:
             raise AttributeRefused(f"{name}: parameters are numbered, not {numbers}")
         links.append(Link(OPS[name], target, tuple(rest), OPS[name].bind(given)))
     outputs = attributes["outputs"]
-    if not links or not isinstance(outputs, int) or outputs < 1 or len(attributes) > 2:
+    if not links or type(outputs) is not int or outputs < 1 or len(attributes) > 2:
         raise AttributeRefused("a chain has links, and 1 or more outputs")
     return Chain(links, outputs)

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import MachineError
-from mlvm.core.functions import OpFresh, OpInto, Slot, Value
+from mlvm.core.functions import OpFresh, OpInto, Slot, Value, WritesInto
 from mlvm.core.op import Attributes, Kernel
 from mlvm.core.types import Array, TensorType, aligned_array, root
 
@@ -119,7 +119,13 @@ class Scheduler:
             out = aligned_array(type)
             self._submit(callee.op.kernel, [out, *arrays], attributes, blame)
             return (out,)
-        self.wait(arrays, writing=True)
+        if isinstance(callee, WritesInto):
+            written = callee.writes(attributes)
+            self.wait(arrays[written:])
+            for array in arrays[:written]:
+                self.overwrite(array)
+        else:
+            self.wait(arrays, writing=True)
         return slot.call(params, attributes)
 
     def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
