@@ -145,15 +145,15 @@ class Fused(WritesInto):
         try:
             return {"chain": fused.parse(attributes)}
         except AttributeRefused as error:
-            raise error.at(self.name, ()) from error.__cause__
+            raise AttributeRefused(str(error)).at(self.name, ()) from error.__cause__
 
     def infer(
         self, operands: Sequence[TensorType], attributes: Attributes
     ) -> Sequence[TensorType | None]:
         try:
             attributes["chain"].infer(operands)
-        except OpError as error:
-            raise error.at(self.name, operands) from None
+        except OpError as error:  # of the chain, or of an op in it, which it names
+            raise error.__class__(str(error)).at(self.name, operands) from None
         return ()
 
     def writes(self, attributes: Attributes) -> int:

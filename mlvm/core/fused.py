@@ -98,8 +98,6 @@ class Chain:
                 raise AttributeRefused(f"{op.name} would write {target} again")
             if target >= self.outputs:
                 raise AttributeRefused(f"{op.name} would write parameter {target}, an operand")
-            if target >= len(types):
-                raise ShapeError(f"takes {self.outputs} tensors to write, was given {len(types)}")
             if target >= 0 and known[target] is not found:
                 raise ShapeError(f"{op.name} gives {found}, which does not fit {known[target]}")
             known[target] = found
