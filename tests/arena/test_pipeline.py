@@ -445,6 +445,7 @@ def test_impossible_options_are_refused(options: dict[str, Any], reason: str) ->
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, if a test has loaded it
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_is_told_and_harms_nobody() -> None:
     with pipeline(**OPTIONS, workers=2) as batches:

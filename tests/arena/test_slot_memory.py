@@ -100,6 +100,7 @@ def q() -> QueueTensor:
     return QueueTensor(VM(), ["f32[256,256]", "i64[3]"], 3, shared=True)
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, if a test has loaded it
 def test_processes_fill_slots_in_place(q: QueueTensor, context: Any) -> None:
     workers = []
     for sign in (1, -1):
