@@ -31,6 +31,8 @@ def fused(calls: Sequence[Call]) -> list[Group]:
     for call in calls:
         group = Group([call])
         for partner in _partners(call, maker, place):
+            if not all(_takes(partner, each) for each in group.calls):
+                continue
             between = [g for g in groups[place[partner] + 1 :] if g is not None]
             if len(between) > WINDOW:
                 continue
@@ -57,25 +59,26 @@ def fused(calls: Sequence[Call]) -> list[Group]:
 
 
 def _partners(call: Call, maker: dict[Value, Group], place: dict[Group, int]) -> list[Group]:
-    """The groups that make an operand of the call and may have it as a further link, the nearest
-    first."""
-    shape = domain_of(call) if not call.again else None
-    found = (
-        {maker[use.value] for use in call.ins if use.value in maker} if shape is not None else ()
-    )
-    fitting = [group for group in found if _takes(group, call, shape)]
-    return sorted(fitting, key=place.__getitem__, reverse=True)
+    """The groups that make an operand of the call, the nearest first: it may join them, unless it
+    is there to run no earlier than it does."""
+    if call.again:
+        return []
+    found = {maker[use.value] for use in call.ins if use.value in maker}
+    return sorted(found, key=place.__getitem__, reverse=True)
 
 
-def _takes(group: Group, call: Call, shape: Shape | None) -> bool:
-    """Whether the group is a chain on that shape, or the beginning of one, and the call reads what
-    it makes as it was made, and no reduction of it."""
-    first = group.calls[0].op
+def _takes(group: Group, call: Call) -> bool:
+    """Whether the group is a chain, or the beginning of one, on the shape that the call works
+    through, and the call reads what it makes as it was made, and no reduction of it."""
+    first, shape = group.calls[0].op, domain_of(call)
     if first is None or not first.elementwise or domain_of(group.calls[0]) != shape:
         return False
-    made = {use.value: use.type for each in group.calls for use in each.outs}
-    return all(made.get(use.value, use.type) is use.type for use in call.ins) and all(
-        made[use.value].shape == shape for use in call.ins if use.value in made
+    made = {use: each.op for each in group.calls for use in each.outs}
+    values = {use.value for use in made}
+    return all(
+        (op := made.get(use)) is not None and op.elementwise
+        for use in call.ins
+        if use.value in values
     )
 
 
