@@ -129,15 +129,45 @@ class Step:
         return f"line {len(self.calls)}"
 
 
+def floats(*shape: int, seed: int = 0) -> Array:
+    """A few different numbers, exact in f32."""
+    return (np.random.default_rng(seed).integers(-8, 9, shape) / 4).astype(np.float32)
+
+
+def mlp(layers: int) -> Step:
+    """A step as of an MLP: activations on the way, gradients back, and the weights updated."""
+    step = Step()
+    x = step.given("input", floats(64, 16))
+    weights = [step.given("state", floats(16, 16, seed=i) / 8) for i in range(layers)]
+
+    def call(name: str, *cells: Cell, into: Cell | None = None, **given: Any) -> Cell:
+        made = step.call(name, given, [(cell, cell.type) for cell in cells], into)
+        assert made is not None
+        return made
+
+    kept = []
+    for weight in weights:
+        before = call("matmul", x, weight)
+        kept.append((x, before))
+        x = call("gelu", before)
+    g = call("negative", x)
+    for weight, (entry, before) in zip(reversed(weights), reversed(kept), strict=True):
+        g = call("multiply", g, before)
+        slope = call("matmul", entry, g, transpose_x=True)
+        g = call("matmul", g, weight, transpose_y=True)
+        call("add", weight, slope, into=weight)
+    step.result(call("sum", x))
+    return step
+
+
 @st.composite
 def steps(draw: st.DrawFn, *, most: int = 25) -> Step:
     """A step of a few inputs and states, and what a hostile function may do with them."""
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
     step = Step()
     roles: tuple[Role, ...] = ("input", "input", "state", "state")
     for role in roles:
         shape = draw(st.sampled_from(SHAPES[:5]))
-        step.given(role, (rng.integers(-8, 9, shape) / 4).astype(np.float32))
+        step.given(role, floats(*shape, seed=draw(st.integers(0, 99))))
 
     def pick() -> Operand:
         """One of the last cells, mostly, as its own type or another."""
