@@ -76,6 +76,9 @@ class Chain:
         )
         return {"chain": chain, "outputs": self.outputs}
 
+    def __repr__(self) -> str:
+        return " ".join(link.op.name for link in self.links)
+
     def infer(self, types: Sequence[TensorType]) -> dict[int, TensorType]:
         """The types of all parameters and scratch. Raises an `OpError` where one does not fit."""
         known = dict(enumerate(types))
@@ -204,12 +207,16 @@ class Bound:
     """A chain on certain parameters: its kernels' calls on every block, to be made in turn."""
 
     def __init__(self, chain: Chain, params: Sequence[Array], scratch: Scratch) -> None:
+        self.chain = chain
         layout = chain.layout(params)
         self.calls = [
             (step.kernel, step.operands(values), step.attributes)
             for values in _on_blocks(layout, params, scratch.take(layout.scratch))
             for step in layout.steps
         ]
+
+    def __repr__(self) -> str:
+        return repr(self.chain)
 
 
 _MOST_CALLS: Final = 2048

@@ -67,4 +67,5 @@ class Trace:
             {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
             for row, name in self._rows.items()
         ]
-        json.dump({"traceEvents": [*names, *self._events], "displayTimeUnit": "ns"}, file)
+        events = [*names, *self._events]
+        json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file, default=repr)

@@ -188,3 +188,16 @@ def test_two_vms_share_a_tensor_without_a_copy() -> None:
     np.testing.assert_array_equal(second.read(y), np.full(4, 5))
     second.dealloc_tensor(y)
     assert first.consumed_size_in_mib() == second.consumed_size_in_mib() == 0
+
+
+def test_a_chain_is_traced_by_the_names_of_its_ops(tmp_path: Path) -> None:
+    vm = VM()
+    chain = {"chain": [["add", -1, 1, 2], ["negative", 0, -1]], "outputs": 1}
+    handles = [ones(vm) for _ in range(3)]
+    with vm.trace(tmp_path / "trace.json"):
+        vm.launch(Program.of_op("fused", 3, chain, 0), handles)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["args"]["attributes"] for e in events if e["name"] == "fused"] == [
+        {"chain": "add negative"}
+    ]
+    np.testing.assert_array_equal(vm.read(handles[0]), np.full(4, -2))
