@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from mlvm.core import dry, vm
 from mlvm.core.dry import DryVM
@@ -50,7 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace the classes, before a test or the eager layer imports them."""
+    """Give examples all the time they take; with `--wire` replace the classes, before a test or
+    the eager layer imports them."""
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
     if config.getoption("--wire"):
         vm.VM = WiredVM  # type: ignore[assignment,misc]
         dry.DryVM = WiredDryVM  # type: ignore[assignment,misc]

@@ -263,7 +263,7 @@ class Arena:
             raise ArenaError(
                 f"arena {self.name!r} keeps tensors, not a {tensor.__class__.__name__}"
             )
-        if tensor.arena.vm is not self.vm:
+        if tensor.arena.vm.attachments is not self.vm.attachments:  # a recorder has those of its VM
             raise ArenaError(
                 f"arena {self.name!r} on {self.vm.name} was asked to keep a {tensor.type} that "
                 f"lives on {tensor.arena.vm.name}; keep copies within one VM"

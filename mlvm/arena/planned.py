@@ -118,7 +118,7 @@ def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Pl
     """The step as a program with its plan."""
     calls = without_dead_calls(flow)
     if recompute:
-        calls = recomputed(calls)
+        calls = without_dead_calls(Flow(recomputed(calls), flow.results))
     groups = fused(calls) if fuse else [Group([call]) for call in calls]
     wanted = flow.wanted()
     groups = earlier_where_it_frees(groups, wanted)

@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from mlvm.arena.arena import Allocation, Arena
+from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.dataflow import Flow, Home, Value
 from mlvm.arena.picture import timeline
 from mlvm.arena.planned import Planned, compile_flow, looped
@@ -38,99 +38,14 @@ from mlvm.eager import random
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import asarray
 from mlvm.eager.recorder import Recorder, recorder, recording_of
+from mlvm.eager.signature import CALLED, Signature
 from mlvm.eager.tensor import Tensor, explain, prepare_constants
-from mlvm.eager.tree import Node
+from mlvm.eager.tree import require_writable
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
-_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
-
-
-# --- guards --------------------------------------------------------------------------
-
-
-class _Signature:
-    """What of a call decides which program it is: the structure of its arguments, the types of
-    their tensors, and all else by value, or where that cannot be compared, by identity.
-
-    `tensors` are the arguments' tensors; those inside of Modules are known by identity, as what
-    the function reaches by itself is. `held` keeps alive what is known by identity.
-    """
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.held: list[Any] = []
-        self._roots: dict[int, int] = {}
-
-    def of_argument(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            first = self._roots.setdefault(id(value.root), len(self.tensors))
-            self.tensors.append(value)
-            return Tensor, value.type, first
-        kind = value.__class__
-        if kind in _PLAIN:
-            return kind, repr(value) if kind is float else value
-        if isinstance(value, (list, tuple)):
-            return kind, tuple([self.of_argument(each) for each in value])
-        if isinstance(value, dict):
-            return kind, tuple([(key, self.of_argument(each)) for key, each in value.items()])
-        return self._around(value)
-
-    def of_surroundings(self, value: Any) -> Any:
-        kind = value.__class__
-        if kind in _PLAIN:
-            return kind, repr(value) if kind is float else value
-        if isinstance(value, (list, tuple)):
-            return kind, tuple([self.of_surroundings(each) for each in value])
-        if isinstance(value, dict):
-            return kind, tuple([(key, self.of_surroundings(each)) for key, each in value.items()])
-        self.held.append(value)
-        if isinstance(value, Node):
-            fields = vars(value).items()
-            return id(value), tuple([(name, self.of_surroundings(each)) for name, each in fields])
-        return id(value)
-
-    def of_function(self, fn: Callable[..., Any]) -> Any:
-        """What the function reaches without its arguments: variables around it, globals that it
-        names, and the fields of the object whose method it is."""
-        found: list[Any] = []
-        if isinstance(fn, types.MethodType):
-            self.held.append(fn.__self__)
-            found += [(id(fn.__self__), self._plain_fields(fn.__self__))]
-            fn = fn.__func__
-        if not isinstance(fn, types.FunctionType):
-            return tuple(found)
-        for cell in fn.__closure__ or ():
-            try:
-                found.append(self._around(cell.cell_contents))
-            except ValueError:  # a variable that has no value yet
-                found.append(None)
-        for name in fn.__code__.co_names:
-            if name in fn.__globals__:
-                found.append(self._around(fn.__globals__[name]))
-        return tuple(found)
-
-    def _around(self, value: Any) -> Any:
-        if isinstance(value, (types.ModuleType, types.FunctionType, type)):
-            self.held.append(value)
-            return id(value)
-        if isinstance(value, (*_PLAIN, list, tuple, dict, Node)):
-            return self.of_surroundings(value)
-        self.held.append(value)
-        return id(value), self._plain_fields(value)
-
-    def _plain_fields(self, value: Any) -> Any:
-        """Of an object of the user's own: the fields that a step may compute with, or be."""
-        fields = getattr(value, "__dict__", None) or {}
-        return tuple(
-            [
-                (name, self.of_surroundings(each))
-                for name, each in fields.items()
-                if isinstance(each, (*_PLAIN, Tensor, Node, types.FunctionType))
-            ]
-        )
 
 
 # --- what was recorded ---------------------------------------------------------------
@@ -154,6 +69,10 @@ class _Entry:
         outputs: list[TensorType],
         held: list[Any],
     ) -> None:
+        written = {use.value.home for call in record.calls for use in call.outs}
+        self.updates = [
+            (home.role, home.index) for home in written if home and home.role in ("input", "state")
+        ]
         self.planned = planned
         self.result = result
         self.outputs = outputs
@@ -173,6 +92,10 @@ class _Entry:
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
+    def updated(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Of these arguments and of the state, what a launch changes."""
+        return [(tensors if role == "input" else self.states)[i] for role, i in self.updates]
+
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether arguments are what the function reached otherwise just where they were then."""
         return all(tensors[i].root is x.root for i, x in self.same.items()) and not any(
@@ -190,17 +113,16 @@ class _Scratch:
     def __init__(self, vm: VMProtocol) -> None:
         self.vm = vm
         self.lock = threading.RLock()
-        self.nbytes = -1
+        self.nbytes = 0
         self.storage: StorageHandle | None = None
 
     def reserve(self, entry: _Entry) -> tuple[TensorHandle, ...]:
         """The handles of the tensors that the entry has there."""
-        if entry.planned.plan.nbytes > self.nbytes:
+        nbytes = entry.planned.plan.nbytes
+        if self.storage is None or nbytes > self.nbytes:
             self.release()
-            self.nbytes = entry.planned.plan.nbytes
-            self.storage = self.vm.alloc_storage(self.nbytes)
-        if entry.storage != self.storage or self.storage is None:
-            assert self.storage is not None  # some plan was reserved
+            self.storage, self.nbytes = self.vm.alloc_storage(nbytes), nbytes
+        if entry.storage != self.storage:
             entry.storage = self.storage
             entry.scratch = tuple(
                 [
@@ -213,7 +135,7 @@ class _Scratch:
     def release(self) -> None:
         if self.storage is not None:
             self.vm.dealloc_storage(self.storage)
-            self.storage, self.nbytes = None, -1
+            self.storage, self.nbytes = None, 0
 
 
 class Captured(Generic[P, R]):
@@ -229,7 +151,8 @@ class Captured(Generic[P, R]):
         self._entries: dict[Any, list[_Entry]] = {}
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
         self._last: _Entry | None = None
-        update_wrapper(self, fn)
+        self._names = CALLED
+        update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if recorder.get() is not None:  # part of what is captured around it
@@ -252,19 +175,13 @@ class Captured(Generic[P, R]):
             )
         arena = current_arena()
         given, named = _with_tensors(args), _with_tensors(kwargs)
-        signature = _Signature()
-        key = (
-            id(arena.vm),
-            signature.of_argument(given),
-            signature.of_argument(named),
-            signature.of_function(self.fn),
-        )
+        signature, key = self._signature(arena.vm, given, named)
         tensors = _distinct(signature.tensors)
-        entries = self._entries.setdefault(key, [])
+        entries = self._entries.get(key, ())
         entry = next((each for each in entries if each.fits(tensors)), None)
         if entry is None:
             entry = self._record(arena, given, named, [*signature.held, arena.vm])
-            self._remember(entries, entry)
+            self._remember(key, entry)
         self._last = entry
         return self._replay(entry, arena, tensors, loop=loop)
 
@@ -325,11 +242,24 @@ class Captured(Generic[P, R]):
         name = getattr(self.fn, "__qualname__", repr(self.fn))
         return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
 
-    def _remember(self, entries: list[_Entry], entry: _Entry) -> None:
+    def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
+        """The call's signature, and as the key that programs are kept by."""
+        while True:
+            signature = Signature(self.fn, self._names)
+            key = (
+                id(vm),
+                signature.of_argument(args),
+                signature.of_argument(kwargs),
+                signature.function,
+            )
+            if signature.names == self._names:
+                return signature, key
+            self._names = signature.names
+
+    def _remember(self, key: Any, entry: _Entry) -> None:
         if self.signatures >= _MOST_SIGNATURES:
-            self._entries = {key: each for key, each in self._entries.items() if each is entries}
-            entries.clear()
-        entries.append(entry)
+            self._entries.clear()
+        self._entries.setdefault(key, []).append(entry)
 
     def _record(self, arena: Arena, args: Any, kwargs: Any, held: list[Any]) -> _Entry:
         outputs: list[TensorType] = []
@@ -338,6 +268,7 @@ class Captured(Generic[P, R]):
         return _Entry(planned, record, result, outputs, held)
 
     def _replay(self, entry: _Entry, arena: Arena, tensors: Sequence[Tensor], *, loop: bool) -> Any:
+        require_writable(entry.updated(tensors))
         programs = [entry.planned.program]
         if loop:
             entry.looped = entry.looped or looped(entry.planned.program)
@@ -441,6 +372,8 @@ def _recorded(
             return record.input(x) if isinstance(x, Tensor) else record.input_of(x)
 
         def result_of(x: Tensor) -> _Result:
+            if x.handle == STALE:
+                raise CaptureError(f"a captured function returns what has ended: {x.stale()}")
             value = record.value_of(x)
             values.append(value)
             if value.home is not None and value.home.role == "element":
@@ -457,7 +390,7 @@ def _recorded(
         leaves = (Tensor, TensorType)
         result = fn(*_mapped(stand_in, args, leaves), **_mapped(stand_in, kwargs, leaves))
         result = _mapped(result_of, result)
-        record.close()
+        record.check_kept()
     return record, Flow(record.calls, values), result
 
 

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
-from mlvm.arena.arena import Allocation, Arena, regions, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.dataflow import Call, Home, Role, Use, Value
 from mlvm.arena.queue import QueueTensor
 from mlvm.arena.queue_get import NAME
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import CaptureError, user_line
+from mlvm.core.errors import CaptureError, HandleError, user_line
 from mlvm.core.functions import OUT
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.program import STAR, Opcode, Program
@@ -56,6 +56,7 @@ class Recorder:
         self.held: list[object] = []
         self._elements = 0
         self._twins: list[tuple[Tensor, Tensor]] = []
+        self._bases: list[tuple[Tensor, Tensor]] = []
         self._scratch = 0
         self._reached: dict[StorageHandle, int] = {}  # up to which byte a storage was used
         self._given: set[StorageHandle] = set()  # storages of arguments
@@ -119,6 +120,7 @@ class Recorder:
         return []
 
     def read(self, handle: TensorHandle) -> Array:
+        self._require_live(handle)
         raise CaptureError(
             f"{user_line()}: a value is read inside a captured function, and a later call would "
             f"not see its own; return the tensor, and read it outside"
@@ -148,17 +150,19 @@ class Recorder:
     # --- what it does -----------------------------------------------------------------
 
     def input(self, x: Tensor) -> Tensor:
-        """A stand-in for an argument of the function; the same one for the same tensor."""
-        for given, twin in self._twins:
+        """A stand-in for an argument of the function; the same one for the same tensor, and for
+        views of one tensor views of one."""
+        for given, known in self._twins:
             if given is x:
-                return twin
-            if given.root is x.root:
-                twin = self.arguments.view(twin, x.type, Tensor)
-                twin.tape = None
-                break
-        else:
-            twin = self.input_of(x.type)
+                return known
+        twin = next((twin for given, twin in self._bases if given.root is x.root), None)
+        if twin is None:
+            twin = self.input_of(x.root.type)
             self.inputs[-1] = x
+            self._bases.append((x, twin))
+        if x.base is not None:
+            twin = self.arguments.view(twin, x.type, Tensor)
+            twin.prepare()
         self._twins.append((x, twin))
         return twin
 
@@ -200,20 +204,25 @@ class Recorder:
         """The bytes of an arena that would have held all that the function made."""
         return sum(self._reached.values())
 
-    def close(self) -> None:
-        """End all that the function has made. Raises `CaptureError` if a tensor is left in an
-        arena that the function has entered itself: a later call would make no other."""
-        self.arena.close()
-        self.arguments.close()
+    def check_kept(self) -> None:
+        """Raise `CaptureError` if a tensor is left in an arena that the function has entered
+        itself: a later call would make no other."""
         for key, reference in self._references.items():
             home = self._homes.get(key)
             x = reference()
-            if x is not None and x.region is not None and (home is None or home.role == "scratch"):
+            if x is None or x.region is None or x.arena in (self.arena, self.arguments):
+                continue
+            if key not in self._united and (home is None or home.role == "scratch"):
                 raise CaptureError(
                     f"{_made_at(self.calls, self._values.get(key))}: a {x.type} made inside a "
                     f"captured function is kept in arena {x.arena.name!r}; return it, and keep it "
                     f"outside"
                 )
+
+    def close(self) -> None:
+        """End all that the function has made."""
+        self.arena.close()
+        self.arguments.close()
 
     def _record(self, program: Program, args: Sequence[TensorHandle]) -> None:
         name, numbers, attributes = _only_call(program)
@@ -240,6 +249,7 @@ class Recorder:
 
     def _reference(self, handle: TensorHandle) -> Reference:
         """The reference to the tensor that holds the region of the handle; it stands for it."""
+        self._require_live(handle)
         region = regions(self.vm).get(handle)
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
@@ -259,6 +269,10 @@ class Recorder:
             self._settle(holder, "state", len(self.states))
             self.states.append(holder)
         return reference
+
+    def _require_live(self, handle: TensorHandle) -> None:
+        if handle == STALE:
+            raise HandleError("a tensor has ended")  # `explain` says which, and why
 
     def _settle(self, x: Allocation, role: Role, index: int) -> None:
         """Let the tensor be what stands in that place outside."""
@@ -341,6 +355,7 @@ def recording_of(vm: VMProtocol) -> Iterator[Recorder]:
             with on.arena.allocating():
                 yield on
         finally:
+            on.close()
             recorder.reset(token)
             for name, method in before.items():
                 if method is None:

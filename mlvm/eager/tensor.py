@@ -221,7 +221,8 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
     for x in operands:
         if x.handle == STALE:
             return x.stale()
-        if x.arena.vm is not vm:
+    for x in operands:
+        if x.arena.vm.attachments is not vm.attachments:  # a recorder has those of its VM
             return HandleError(
                 f"an operand {x.type} lives on {x.arena.vm.name}, the call runs on {vm.name}; "
                 f"call it inside `with arena:` of an arena on {x.arena.vm.name}, or move the "
