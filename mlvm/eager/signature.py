@@ -71,10 +71,10 @@ class Signature:
         kind = value.__class__
         if kind in _PLAIN:
             return kind, repr(value) if kind in (float, complex) else value
-        if id(value) in self._seen:
+        self.held.append(value)
+        if kind is Tensor or id(value) in self._seen:
             return id(value)
         self._seen.add(id(value))
-        self.held.append(value)
         if isinstance(value, (list, tuple)):
             return kind, tuple([self.of(each, walked=walked) for each in value])
         if isinstance(value, dict):
@@ -88,8 +88,6 @@ class Signature:
         if isinstance(value, functools.partial):
             parts = value.func, value.args, value.keywords
             return tuple([self.of(part, walked=True) for part in parts])
-        if isinstance(value, Tensor):
-            return id(value)
         return id(value), tuple(self._within(value))
 
     def _around(self, fn: types.FunctionType) -> Iterator[Any]:
