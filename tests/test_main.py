@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 import mlvm
+import mlvm.eager as ml
 from mlvm.__main__ import main
+from mlvm.arena.saved import SavedStep
 from mlvm.core.assembly import assemble, disassemble
 from mlvm.core.op import OPS
 from mlvm.core.program import Function, Instruction, Opcode, Program
@@ -484,6 +486,123 @@ def test_what_memory_cannot_do_is_one_line(
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
+
+
+# --- captured steps ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def step(folder: Path) -> Any:
+    """`step.mlvm`, a step that trains `w` on pairs, was saved after one call."""
+    with ml.Arena(ml.VM("saving"), "weights").allocating():
+        params = {"w": ml.ones((2, 2))}
+        optimizer = ml.optim.SGD(params, 0.5, momentum=0.9)
+
+        @ml.capture
+        def train(x: ml.Tensor, y: ml.Tensor) -> Any:
+            def loss_of(params: Any) -> ml.Tensor:
+                return ml.mean((ml.tanh(x @ params["w"]) * 2 - y + 1) ** 2)
+
+            loss, grads = ml.value_and_grad(loss_of)(params)
+            optimizer.update(grads)
+            return {"loss": loss, "w": params["w"], "x": x}
+
+        train(*map(ml.asarray, pair(0)))
+        train.save("step.mlvm")
+        yield train
+        train.close()
+
+
+def pair(seed: int) -> list[Any]:
+    generator = np.random.default_rng(seed)
+    return [generator.normal(size=(2, 2)).astype(np.float32) for _ in "xy"]
+
+
+def test_run_goes_on_from_where_a_step_was_saved(step: Any, capsys: Captured) -> None:
+    for name, array in zip("xy", pair(1), strict=True):
+        np.save(f"{name}.npy", array)
+    expected = step(*map(ml.asarray, pair(1)))
+    for _ in range(2):  # the file stays as it is
+        assert command_line("run step.mlvm --arg x.npy --arg y.npy --out out") == 0
+        lines = ["output 0: f32[]", "output 1: f32[2,2]", "output 2: f32[2,2]"]
+        assert capsys.readouterr().out.splitlines() == lines
+        for number, name in enumerate(["loss", "w", "x"]):
+            found = np.load(f"out/{number}.npy")
+            assert found.tobytes() == expected[name].numpy().tobytes()
+
+
+def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> None:
+    assert command_line("disasm step.mlvm") == 0
+    assert assemble(capsys.readouterr().out) == step.program
+    assert command_line("check step.mlvm") == 0
+    size = len(step.program.main.code)
+    assert capsys.readouterr().out == f"ok: 1 functions, {size} instructions\n"
+    assert command_line("memory step.mlvm") == 0
+    output = capsys.readouterr().out
+    plan = step.plan
+    assert f"planned: {plan.nbytes:,} bytes, lower bound {plan.lower_bound:,}" in output
+    picture = Path("step.plan.svg").read_text("utf-8")
+    ElementTree.fromstring(picture)
+    assert "test_main.py:" in picture
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run step.mlvm", "the program loads 2 arguments; 0 with --arg are given"),
+        ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
+        ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
+        ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),
+        ("run half.mlvm --arg x.npy --arg x.npy", "half.mlvm: "),
+        ("check half.mlvm", "half.mlvm: "),
+        ("disasm half.mlvm", "half.mlvm: "),
+        ("memory half.mlvm", "half.mlvm: "),
+        ("memory step.mlvm --arg f32[2,2]", "a captured step brings its own plan"),
+    ],
+)
+def test_what_a_saved_step_cannot_do_is_one_line(
+    command: str, message: str, step: Any, capsys: Captured
+) -> None:
+    np.save("x.npy", np.ones((2, 2), np.float32))
+    np.save("z.npy", np.ones((3, 2), np.float32))
+    np.save("w.npy", np.ones((2, 2), np.float64))
+    data = Path("step.mlvm").read_bytes()
+    Path("half.mlvm").write_bytes(data[: len(data) // 2])
+    assert command_line(command) == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "place"),
+    [("element", 0), ("output", 9), ("state", -1), ("scratch", 1 << 40), ("nosuch", 0)],
+)
+def test_a_step_whose_result_is_not_there_is_refused(
+    role: Any, place: int, step: Any, capsys: Captured
+) -> None:
+    saved = SavedStep.from_bytes(Path("step.mlvm").read_bytes())
+    result = saved.results[0]._replace(role=role, place=place)
+    Path("bad.mlvm").write_bytes(saved._replace(results=(result,)).to_bytes())
+    assert command_line("check bad.mlvm") == 1
+    assert capsys.readouterr().err.startswith("error: bad.mlvm: ")
+
+
+def test_mutated_steps_never_end_in_a_traceback(step: Any) -> None:
+    np.save("x.npy", np.ones((2, 2), np.float32))
+    generator = random.Random(0)
+    data = Path("step.mlvm").read_bytes()
+    for _ in range(200):
+        mutated = bytearray(data)
+        for _ in range(generator.randint(1, 3)):
+            mutated[generator.randrange(len(data))] = generator.randrange(256)
+        Path("mutated.mlvm").write_bytes(mutated)
+        assert command_line("check mutated.mlvm") in (0, 1)
+        assert command_line("run mutated.mlvm --arg x.npy --arg x.npy --max-steps 1000") in (0, 1)
+        assert command_line("memory mutated.mlvm") in (0, 1)
+
+
+# --- as a process --------------------------------------------------------------------------
 
 
 def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:

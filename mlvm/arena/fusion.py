@@ -69,16 +69,19 @@ def _partners(call: Call, maker: dict[Value, Group], place: dict[Group, int]) ->
 
 def _takes(group: Group, call: Call) -> bool:
     """Whether the group is a chain, or the beginning of one, on the shape that the call works
-    through, and the call reads what it makes as it was made, and no reduction of it."""
+    through, and the two fit: the call reads what the group makes as it was made, and no reduction
+    of it, and writes nothing over what the group reads as another type, in other places."""
     first, shape = group.calls[0].op, domain_of(call)
     if first is None or not first.elementwise or domain_of(group.calls[0]) != shape:
         return False
-    made = {use: each.op for each in group.calls for use in each.outs}
-    values = {use.value for use in made}
-    return all(
-        (op := made.get(use)) is not None and op.elementwise
-        for use in call.ins
-        if use.value in values
+    values = {use.value for each in group.calls for use in each.outs}
+    whole = {use for each in group.calls for use in each.outs if each.op and each.op.elementwise}
+    return all(use in whole for use in call.ins if use.value in values) and all(
+        use.type is out.type
+        for out in call.outs
+        for each in group.calls
+        for use in each.ins
+        if out.value.home is not None and use.value.home is out.value.home
     )
 
 

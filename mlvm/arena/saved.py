@@ -7,10 +7,10 @@ each call goes on from the state that the call before left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, get_args
+from typing import NamedTuple
 
 from mlvm.arena.dataflow import Role
-from mlvm.arena.planned import Argument, Planned
+from mlvm.arena.planned import ROLES, Argument, Planned
 from mlvm.arena.planner import Plan
 from mlvm.arena.report import Lifetime
 from mlvm.core.encoding import Kind, Reader, Writer, open_message
@@ -18,8 +18,6 @@ from mlvm.core.errors import EncodingError, ProgramError
 from mlvm.core.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
-
-_ROLES: Final[tuple[str, ...]] = get_args(Role)
 
 
 class Result(NamedTuple):
@@ -162,8 +160,8 @@ def _write_tensor(writer: Writer, tensor: Sequence[object]) -> None:
 
 def _read_tensor(reader: Reader) -> tuple[Role, int, TensorType]:
     match reader.value():
-        case (str() as role, int() as place, TensorType() as type) if role in _ROLES:
-            return role, place, type  # type: ignore[return-value]
+        case (str() as role, int() as place, TensorType() as type) if role in ROLES:
+            return role, place, type
         case other:
             raise reader.error(f"a role, a number and a type are wanted, not {other!r}")
 

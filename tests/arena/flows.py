@@ -26,7 +26,7 @@ OPERATIONS: list[tuple[str, dict[str, Any]]] = [
     ("permute_dims", {"axes": (1, 0)}), ("matmul", {}),
     ("broadcast_to", {"shape": (4, 6)}), ("broadcast_to", {"shape": (24,)}),
 ]  # fmt: skip
-SHAPES = [(4, 6), (6, 4), (24,), (1, 6), (6,), (4, 1), (1,), ()]
+SHAPES = [(4, 6), (6, 4), (24,), (1, 6), (6,), (4, 1), (6, 1), (1, 4), (1,), ()]
 
 
 @dataclass(eq=False)

@@ -118,6 +118,21 @@ def test_what_is_seen_as_another_type_is_in_no_chain_with_it() -> None:
     assert all(len(group.calls) == 1 for group in fused(step.calls))
 
 
+def test_nothing_is_written_over_what_its_chain_reads_as_another_type() -> None:
+    step = step_of(4, 4)
+    state = step.given("state", floats(4, 1))
+    row = state.type.with_shape((1, 4))
+    x = step.cells[0]
+    made = step.call("multiply", {}, [(x, x.type), (state, row)])
+    assert made is not None
+    apply(step, "tanh", 2)
+    apply(step, "exp", 3)
+    sums = {"axis": 1, "keepdims": True}
+    assert step.call("sum", sums, [(step.cells[-1], x.type)], into=state) is state
+    groups = [["multiply", "tanh", "exp"], ["sum"]]
+    assert [names(group) for group in fused(step.calls)] == groups
+
+
 @pytest.mark.parametrize("length", range(1, 5))
 def test_short_chains_are_calls_again(length: int) -> None:
     step = step_of(3)

@@ -1,4 +1,8 @@
-"""`ml.capture` and `ml.measure`: a replay is the eager step, to the bit, or an error."""
+"""`ml.capture` and `ml.measure`: a replay is the eager step, to the bit, or an error.
+
+What reference models train to is in test_capture_models.py, and what
+takes from queues in test_capture_queues.py.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,13 @@ from mlvm.core.errors import (
 from mlvm.core.types import TensorType
 from mlvm.eager import nn, optim
 from mlvm.eager import random as ml_random
-from models.convnet import ConvNet
 from models.mlp import Mlp
-from models.mlp_mixer import MlpMixer
 
-STEPS = 20
 HERE = Path(__file__).name
+
+
+def cross_entropy(model: Any, images: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
 
 
 class Place(NamedTuple):
@@ -69,75 +74,7 @@ def line_of(fn: Callable[..., Any], text: str) -> str:
     return f"{HERE}:{found}"
 
 
-# --- eager and replay, bit for bit -----------------------------------------------------
-
-MODELS: dict[str, Callable[..., Any]] = {
-    "mlp": functools.partial(Mlp, (4, 4, 1), 3, (16, 8)),
-    "mlp_mixer": functools.partial(
-        MlpMixer, (8, 8, 3), 3, 4, 8, num_blocks=2, tokens_mlp_dim=4, channels_mlp_dim=16
-    ),
-    "convnet": functools.partial(ConvNet, (8, 8, 1), 3, (4, 4)),
-}
-SHAPES = {"mlp": (6, 4, 4, 1), "mlp_mixer": (6, 8, 8, 3), "convnet": (6, 8, 8, 1)}
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd": lambda model: optim.SGD(
-        model, optim.cosine(0.1, 15), momentum=0.9, nesterov=True, weight_decay=0.01
-    ),
-    "adam": lambda model: optim.Adam(model, 0.01),
-    "adamw": lambda model: optim.AdamW(model, optim.cosine(0.01, 50, 5), weight_decay=0.1),
-}
-
-
-def cross_entropy(model: Any, images: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
-    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
-
-
-def train(name: str, optimizer: str, **options: Any) -> list[bytes]:
-    """The losses of some steps, and the weights, state and random state after them, as bytes."""
-    _, weights, batch = make_place()
-    rng = np.random.default_rng(0)
-    with weights.allocating():
-        model = MODELS[name](key=ml.random.key(1))
-        opt = OPTIMIZERS[optimizer](model)
-
-        def step(images: ml.Tensor, labels: ml.Tensor) -> Any:
-            images = ml.dropout(images, 0.1) + 0.01 * ml.random.normal(images.shape)
-            loss, grads = ml.value_and_grad(cross_entropy)(model, images, labels)
-            opt.update(optim.clip_by_global_norm(grads, 1.0))
-            return loss
-
-    run: Any = ml.capture(step, **options) if options else step
-    found = []
-    for i in range(STEPS):
-        images = rng.normal(size=SHAPES[name]).astype(np.float32)
-        labels = rng.integers(0, 3, len(images))
-        rows = 4 if i % 7 == 6 else 6  # a ragged batch now and then
-        with batch:
-            loss = run(ml.asarray(images[:rows]), ml.asarray(labels[:rows]))
-            found.append(loss.numpy().tobytes())
-    with batch:
-        found.append(ml.random.state().tobytes())
-    tensors = {**model.named_parameters(), **opt.state()}
-    found += [tensors[path].numpy().tobytes() for path in sorted(tensors)]
-    if options:
-        assert run.signatures == 2
-    return found
-
-
-@pytest.fixture(scope="module")
-def eager() -> Callable[[str, str], list[bytes]]:
-    return functools.cache(train)
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize(
-    ("name", "optimizer"), [("mlp", "sgd"), ("mlp_mixer", "adamw"), ("convnet", "adam")]
-)
-def test_replay_is_eager_bit_for_bit(
-    name: str, optimizer: str, fuse: bool, recompute: bool, eager: Any
-) -> None:
-    assert train(name, optimizer, fuse=fuse, recompute=recompute) == eager(name, optimizer)
+# --- updates in place -------------------------------------------------------------------
 
 
 class Normalize(nn.Module):
@@ -1102,40 +1039,6 @@ def test_an_error_on_workers_is_gone_with_the_next_good_replay() -> None:
 
 
 # --- measuring ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_measured_bytes_suffice_exactly(name: str) -> None:
-    vm, weights, _ = make_place()
-    images, labels = TensorType("f32", SHAPES[name]), TensorType("i64", SHAPES[name][:1])
-    with weights.allocating():
-        model = MODELS[name](key=ml.random.key(1))
-        opt = optim.Adam(model, optim.cosine(0.01, 50))
-        inputs = ml.zeros(images.shape), ml.zeros(labels.shape, dtype="i64")
-
-        def step(images: ml.Tensor, labels: ml.Tensor) -> Any:
-            loss, grads = ml.value_and_grad(cross_entropy)(model, images, labels)
-            opt.update(grads)
-            return loss
-
-        measured = ml.measure(step, images, labels)  # which makes constants, once
-        before = vm.consumed_size_in_mib()
-        assert ml.measure(step, *inputs) == measured
-        assert vm.consumed_size_in_mib() == before
-    eager = ml.Arena(vm, "eager", capacity=measured.arena)
-    for _ in range(3):
-        with eager:
-            step(*inputs)
-    assert eager.high_water <= eager.capacity == measured.arena
-    less = ml.Arena(vm, "less", capacity=eager.high_water - 64)
-    with less, pytest.raises(ArenaOverflow):
-        step(*inputs)
-    captured = ml.capture(step)
-    with eager:
-        before = vm.consumed_size_in_mib()
-        captured(*inputs)
-        assert vm.consumed_size_in_mib() == before + measured.plan.nbytes / 2**20
-    assert captured.plan == measured.plan
 
 
 def test_a_step_is_measured_on_a_machine_without_bytes() -> None:

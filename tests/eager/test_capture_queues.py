@@ -1,0 +1,222 @@
+"""Captured functions that take from queues: each launch its element, in a loop until they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, ShutDown
+from mlvm.eager import optim
+
+HERE = Path(__file__).name
+QUEUES: list[ml.QueueTensor] = []
+
+
+@pytest.fixture
+def vm() -> Iterator[Any]:
+    vm = ml.VM("queues")
+    with ml.Arena(vm, "weights").allocating():
+        yield vm
+    vm.close()
+
+
+@pytest.fixture
+def q(vm: Any) -> ml.QueueTensor:
+    return ml.QueueTensor(vm, ["f32[2,3]", "i64[2]"], 2)
+
+
+def put(q: ml.QueueTensor, value: float, label: int = 0) -> None:
+    with q.reserve() as (x, y):
+        x[...] = value
+        y[...] = label
+
+
+def producer(q: ml.QueueTensor, values: range) -> threading.Thread:
+    """A started thread that puts these values, and closes the queue."""
+
+    def produce() -> None:
+        for value in values:
+            put(q, value, value % 3)
+        q.close()
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    return thread
+
+
+class Training:
+    """Weights, and a step that takes what they are trained on from a queue."""
+
+    def __init__(self, q: ml.QueueTensor) -> None:
+        self.params = {"w": ml.ones((3, 3)), "count": ml.zeros(())}
+        self.optimizer = optim.SGD({"w": self.params["w"]}, 0.1, momentum=0.9)
+        self.q = q
+
+    def step(self) -> ml.Tensor:
+        x, labels = self.q.get()
+
+        def loss_of(params: dict[str, ml.Tensor]) -> ml.Tensor:
+            logits = ml.tanh(x * 0.1) @ params["w"]
+            return ml.mean(ml.softmax_cross_entropy(logits, labels))
+
+        loss: ml.Tensor
+        loss, grads = ml.value_and_grad(loss_of)({"w": self.params["w"]})
+        self.optimizer.update(grads)
+        self.params["count"] += 1.0
+        return loss
+
+    def state(self) -> list[bytes]:
+        return [
+            x.numpy().tobytes() for x in (*self.params.values(), *self.optimizer.state().values())
+        ]
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_each_call_takes_an_element(q: ml.QueueTensor, vm: Any, fuse: bool) -> None:
+    eager, replayed = Training(q), Training(q)
+    step = ml.capture(replayed.step, fuse=fuse)
+    batch = ml.Arena(vm, "batch")
+    held = []
+    for i in range(10):
+        put(q, i, i % 3)
+        put(q, i, i % 3)
+        with batch:
+            assert step().numpy().tobytes() == eager.step().numpy().tobytes()
+        assert q.empty()
+        held.append((vm.consumed_size_in_mib(), q.arena.views_created, batch.views_created))
+    assert replayed.state() == eager.state()
+    assert step.signatures == 1
+    assert len(set(held[1:])) == 1
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_drain_is_as_many_calls_as_there_are_elements(q: ml.QueueTensor, fuse: bool) -> None:
+    one_by_one, drained = Training(q), Training(q)
+    thread = producer(q, range(12))
+    for _ in range(12):
+        loss = one_by_one.step()
+    thread.join()
+    drained.q = ml.QueueTensor(q.arena.vm, q.types, 3)
+    step = ml.capture(drained.step, fuse=fuse)
+    thread = producer(drained.q, range(12))
+    last = step.drain()
+    thread.join()
+    assert last.numpy().tobytes() == loss.numpy().tobytes()
+    assert drained.state() == one_by_one.state()
+    for again in (step, step.drain):
+        with pytest.raises(ShutDown):
+            again()
+    assert drained.state() == one_by_one.state()
+
+
+def test_an_element_seen_as_another_shape_and_changed(q: ml.QueueTensor) -> None:
+    @ml.capture
+    def step() -> Any:
+        x, labels = q.get()
+        flat = ml.reshape(x, (6,))
+        x += 1.0
+        return flat * 2, ml.copy(labels), ml.sum(x.T, axis=0)
+
+    for i in range(3):
+        put(q, i, i)
+        doubled, labels, total = step()
+        assert doubled.tolist() == [2 * (i + 1)] * 6
+        assert labels.tolist() == [i, i]
+        assert total.tolist() == [3 * (i + 1)] * 2
+
+
+def test_two_queues_and_two_elements_of_one(q: ml.QueueTensor, vm: Any) -> None:
+    other = ml.QueueTensor(vm, ["f32[2,3]"], 2)
+
+    @ml.capture
+    def step() -> Any:
+        first, _ = q.get()
+        (x,) = other.get()
+        second, _ = q.get()
+        return first - second + x
+
+    for i in range(4):
+        put(q, i + 1)
+        put(q, 1)
+        with other.reserve() as (x,):
+            x[...] = 10
+        assert step().tolist() == [[10 + i] * 3] * 2
+        assert q.empty()
+        assert other.empty()
+    with pytest.raises(ProgramError, match="taken from at the start; this takes 3 times"):
+        step.drain()
+
+
+def test_only_what_begins_by_taking_an_element_is_drained(q: ml.QueueTensor) -> None:
+    with pytest.raises(ProgramError, match="this takes 0 times"):
+        ml.capture(lambda x: x + 1).drain(ml.ones((1,)))
+
+
+def test_another_queue_is_another_signature(q: ml.QueueTensor, vm: Any) -> None:
+    other = ml.QueueTensor(vm, q.types, 2)
+    by_argument = ml.capture(lambda q: q.get()[0] * 2)
+    QUEUES[:] = [q]
+    by_itself = ml.capture(lambda: QUEUES[-1].get()[0] * 2)
+    for i, queue in enumerate([q, other, q]):
+        for _ in range(2):
+            put(queue, i)
+        QUEUES[:] = [queue]
+        assert by_argument(queue).tolist() == [[2 * i] * 3] * 2
+        assert by_itself().tolist() == [[2 * i] * 3] * 2
+    assert (by_argument.signatures, by_itself.signatures) == (2, 2)
+    QUEUES.clear()
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda: QUEUES[-1].get_nowait()[0] + 1, "taken without waiting"),
+        (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterated over"),
+        (lambda: QUEUES[-1].get()[0], "lies in a queue's slot"),
+        (lambda: ml.reshape(QUEUES[-1].get()[0], (6,)), "lies in a queue's slot"),
+    ],
+)
+def test_what_a_replay_could_not_do_is_refused(
+    fn: Any, message: str, q: ml.QueueTensor, tmp_path: Path
+) -> None:
+    QUEUES[:] = [q]
+    put(q, 1)
+    with pytest.raises(CaptureError, match=message):
+        ml.capture(fn)()
+    assert not q.empty()  # recording takes nothing
+    step = ml.capture(lambda: QUEUES[-1].get()[0] + 1)
+    assert step().tolist() == [[2] * 3] * 2
+    with pytest.raises(CaptureError, match="takes from a queue, which no file can hold"):
+        step.save(tmp_path / "step.mlvm")
+    QUEUES.clear()
+
+
+def test_a_closed_queue_is_shut_down_for_the_first_call_too(q: ml.QueueTensor) -> None:
+    q.close()
+    step = ml.capture(lambda: q.get()[0] + 1)
+    for call in (step, step.drain, step):
+        with pytest.raises(ShutDown):
+            call()
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_an_element_that_an_op_refuses_is_used_up(q: ml.QueueTensor, drain: bool) -> None:
+    training = Training(q)
+    step = ml.capture(training.step)
+    before = training.state()
+    put(q, 1, 3)
+    with pytest.raises(OperandValueError) as caught:
+        (step.drain if drain else step)()
+    assert any("recorded at" in note and HERE in note for note in caught.value.__notes__)
+    del caught  # its traceback holds what the op was given
+    assert training.state() == before
+    assert q.empty()
+    for _ in range(2):
+        with q.reserve(timeout=10) as (x, labels):  # there are two slots again
+            x[...] = labels[...] = 1
+    assert float(step()) > 0
