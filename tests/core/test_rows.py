@@ -3,15 +3,12 @@ number of threads."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from mlvm.core.rows import row_sums, sum_rows
 from mlvm.core.types import Array
+from tests.core.ops.evaluate import printed_on_threads
 
 SHAPES = [(0, 3), (3, 0), (1, 1), (5, 7), (700, 31), (130, 64), (40, 512), (9, 1000), (3, 9001)]
 
@@ -56,18 +53,4 @@ def test_the_bits_are_the_same_on_any_number_of_threads() -> None:
         "    sums = row_sums(x, x)\n"
         "    print(sums.tobytes().hex(), sum_rows(x, sums[:, 0]).tobytes().hex())"
     )
-    bits = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={
-                **os.environ,
-                "OPENBLAS_NUM_THREADS": threads,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for threads in ("1", "4")
-    }
-    assert len(bits) == 1
+    assert len(printed_on_threads(script)) == 1

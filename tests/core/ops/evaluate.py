@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -28,3 +31,21 @@ def evaluate(name: str, *inputs: Any, **attributes: Any) -> Array:
         out.reshape(-1).view(np.uint8)[...] = 0xFF
         op.kernel(out, *operands, **bound)
     return out
+
+
+def printed_on_threads(script: str) -> set[str]:
+    """What the script prints with one BLAS thread, and with four."""
+    return {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={
+                **os.environ,
+                "OPENBLAS_NUM_THREADS": threads,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for threads in ("1", "4")
+    }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
-from tests.core.ops.evaluate import evaluate
+from tests.core.ops.evaluate import evaluate, printed_on_threads
 
 INF, NAN = np.inf, np.nan
 REDUCTIONS = [
@@ -134,21 +131,7 @@ def test_a_sum_has_the_same_bits_on_any_number_of_threads() -> None:
         "x = np.random.default_rng(0).standard_normal((50_000, 31), dtype=np.float32)\n"
         "print(evaluate('sum', x, axis=0).tobytes().hex())"
     )
-    bits = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={
-                **os.environ,
-                "OPENBLAS_NUM_THREADS": threads,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for threads in ("1", "4")
-    }
-    assert len(bits) == 1
+    assert len(printed_on_threads(script)) == 1
 
 
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=20))
