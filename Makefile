@@ -46,9 +46,9 @@ bench: $(TEST_READY) ## time one eager op against other libraries
 
 example-c: build/example_c.so ## compile the example of host functions in C
 
-build/example_c.so: examples/c/functions.c mlvm/core/mlvm.h
+build/example_c.so: examples/c/functions.c mlvm/machines/mlvm.h
 	@mkdir -p $(@D)
-	$(CC) -std=c99 -O2 -Wall -Wextra -Wpedantic -fPIC -shared -I mlvm/core -o $@ $< -lm
+	$(CC) -std=c99 -O2 -Wall -Wextra -Wpedantic -fPIC -shared -I mlvm/machines -o $@ $< -lm
 
 clean: ## remove all that make, the tests and the tools have made
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -60,7 +60,7 @@ def prepare_jax(quick: bool) -> Mapping[str, Round]:
 def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
     import mlvm.eager as ml
     from mlvm.core.op import OPS
-    from mlvm.core.program import Program
+    from mlvm.core.program.program import Program
     from mlvm.core.types import TensorType
     from mlvm.core.vm import VM
 

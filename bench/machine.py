@@ -34,7 +34,7 @@ def per_op(work: Callable[[], object], n: int) -> Round:
 
 
 def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
-    from mlvm.core.assembly import assemble
+    from mlvm.core.program.assembly import assemble
     from mlvm.core.vm import VM
 
     n = times(quick)
@@ -68,7 +68,7 @@ def prepare_no_workers(quick: bool) -> Mapping[str, Round]:
 def futures_round(vm: Any) -> Round:
     """Time two chains of products that do not depend on each other."""
     from mlvm.arena.arena import Allocation, Arena
-    from mlvm.core.program import Program
+    from mlvm.core.program.program import Program
     from mlvm.core.types import TensorType
 
     square = TensorType("f32", (1024, 1024))
@@ -92,7 +92,7 @@ def futures_round(vm: Any) -> Round:
 
 def compiled(folder: Path) -> Path | None:
     """The library of the C example, which has an empty function; None without a compiler."""
-    from mlvm.core.clib import include_dir
+    from mlvm.machines.c_functions import include_dir
 
     compiler = shutil.which("cc")
     if compiler is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mlvm.core.program import Opcode
+from mlvm.core.program.program import Opcode
 
 PAGE: Final = Path(__file__).parent / "machine.md"
 BEGIN: Final = "<!-- written by python -m docs.instructions -->\n"

@@ -16,25 +16,25 @@ from typing import Final
 import numpy as np
 
 from mlvm import __version__
-from mlvm.arena.saved import LoadedStep, SavedStep
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.assembly import (
+from mlvm.core.errors import AssemblyError, DTypeError, MlvmError, OpError, UnknownFunction
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.link import nargs_of
+from mlvm.core.machine.verify import verify
+from mlvm.core.op import OPS
+from mlvm.core.program.assembly import (
     assemble,
     disassemble,
     format_constant,
     format_instruction,
     parse_constant,
 )
-from mlvm.core.encoding import KIND_AT, MAGIC, Kind
-from mlvm.core.errors import AssemblyError, DTypeError, MlvmError, OpError, UnknownFunction
-from mlvm.core.functions import FunctionTable
-from mlvm.core.link import nargs_of
-from mlvm.core.op import OPS
-from mlvm.core.program import Opcode, Program
+from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
+from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.core.verify import verify
 from mlvm.core.vm import VM
-from mlvm.memory import show_plan, show_program, show_script
+from mlvm.show.memory import show_plan, show_program, show_script
+from mlvm.step.saved import LoadedStep, SavedStep
 
 INTERRUPTED: Final = 130
 """The exit status of a process that Ctrl-C ended, as shells have it."""

@@ -3,7 +3,7 @@
     python -m pytest --wire tests/eager tests/arena
 
 Every `VM(...)` and `DryVM(...)` that a test or the eager layer makes is then a `WireVM` in
-front of one. tests/core/test_wire.py runs these two folders so.
+front of one. tests/machines/test_wire.py runs these two folders so.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mlvm.core import dry, vm
-from mlvm.core.dry import DryVM
+from mlvm.core import vm
 from mlvm.core.vm import VM
-from mlvm.core.wire import WireVM
+from mlvm.machines import dry
+from mlvm.machines.dry import DryVM
+from mlvm.machines.wire import WireVM
 
 
 class WiredVM(WireVM):

@@ -20,7 +20,7 @@ import pytest
 import mlvm.eager as ml
 from docs import instructions
 from mlvm.core.op import Op
-from mlvm.core.program import Opcode
+from mlvm.core.program.program import Opcode
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = ROOT / "docs" / "machine.md"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mlvm.core.functions import Slot
-from mlvm.core.program import Program
+from mlvm.core.machine.functions import Slot
+from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz

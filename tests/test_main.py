@@ -20,11 +20,11 @@ import pytest
 import mlvm
 import mlvm.eager as ml
 from mlvm.__main__ import main
-from mlvm.arena.saved import SavedStep
-from mlvm.core.assembly import assemble, disassemble
 from mlvm.core.op import OPS
-from mlvm.core.program import Function, Instruction, Opcode, Program
+from mlvm.core.program.assembly import assemble, disassemble
+from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
+from mlvm.step.saved import SavedStep
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,8 +12,8 @@ import sys
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.assembly import assemble
-from mlvm.core.program import STAR, Program
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import STAR, Program
 from mlvm.core.types import TensorType
 
 RANGE = """

@@ -32,12 +32,12 @@ from mlvm.core.errors import (
     line_of,
     user_place,
 )
-from mlvm.core.program import Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
 
 if TYPE_CHECKING:
-    from mlvm.arena.report import Recording
+    from mlvm.show.report import Recording
 
 Policy = Literal["reuse", "bump"]
 
@@ -398,7 +398,7 @@ class Arena:
 
     def report(self) -> str:
         """A table of the arena's sizes and its largest holders."""
-        from mlvm.arena.report import report
+        from mlvm.show.report import report
 
         return report(self)
 
@@ -408,8 +408,8 @@ class Arena:
         It shows the arena's recording, finished or running, and what lives now if there is none.
         Raises `OSError`.
         """
-        from mlvm.arena.picture import timeline
-        from mlvm.arena.report import snapshot
+        from mlvm.show.picture import timeline
+        from mlvm.show.report import snapshot
 
         recording = self.recording.so_far() if self.recording is not None else snapshot(self)
         text = timeline(recording, title=title)

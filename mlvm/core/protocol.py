@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from mlvm.core.functions import HostFunction
-from mlvm.core.program import Program
+from mlvm.core.machine.functions import HostFunction
+from mlvm.core.program.program import Program
 from mlvm.core.store import Handle
 from mlvm.core.types import Array, TensorType
 

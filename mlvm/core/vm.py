@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core import machine
-from mlvm.core.clib import load_library
 from mlvm.core.errors import (
     DTypeError,
     HandleError,
@@ -25,22 +23,24 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
-from mlvm.core.functions import (
+from mlvm.core.machine import run as machine
+from mlvm.core.machine.functions import (
     FunctionTable,
     HostFunction,
     Instrument,
     PythonFunction,
     Value,
 )
-from mlvm.core.fused import Scratch
-from mlvm.core.futures import Scheduler
-from mlvm.core.link import Code, bind, distrust, link, nargs_of
-from mlvm.core.program import Program
+from mlvm.core.machine.fused import Scratch
+from mlvm.core.machine.link import Code, bind, distrust, link, nargs_of
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
-from mlvm.core.trace import Trace
 from mlvm.core.types import Array, TensorType
-from mlvm.core.verify import verify
+from mlvm.machines.c_functions import load_library
+from mlvm.machines.workers import Scheduler
+from mlvm.show.trace import Trace
 
 _MOST_LAUNCHES: Final = 50
 _BOUND_LIMIT: Final = 8192  # steps remembered for each program, over all operand tuples

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
-from mlvm.core.program import Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array, DType
 from mlvm.core.vm import VM
 from mlvm.eager import functions as fn

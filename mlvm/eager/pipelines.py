@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mlvm.arena import pipeline
 from mlvm.core.protocol import VMProtocol
 from mlvm.eager.context import current_arena
 from mlvm.eager.tensor import Tensor
+from mlvm.input import pipeline
 
 
 class Pipeline(pipeline.Pipeline[Tensor]):

@@ -1,13 +1,8 @@
 """The names of `mlvm.eager`, but for those of the ops, which are in `primitives`."""
 
 from mlvm.arena.arena import Arena
-from mlvm.arena.batches import Dataset, Transform
-from mlvm.arena.pipeline import PipelineState, PipelineStats
-from mlvm.arena.report import Recording, record
-from mlvm.arena.sampling import SampleRandom
 from mlvm.core import errors
-from mlvm.core.assembly import disassemble
-from mlvm.core.dry import DryVM
+from mlvm.core.program.assembly import disassemble
 from mlvm.core.types import TensorType
 from mlvm.core.types import bool_ as bool
 from mlvm.core.types import f32 as float32
@@ -23,8 +18,8 @@ from mlvm.core.types import u64 as uint64
 from mlvm.core.vm import VM
 from mlvm.eager import nn, optim, parallel, random
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
-from mlvm.eager.calls import call
-from mlvm.eager.capture import Captured, Measured, capture, measure
+from mlvm.eager.capture.captured import Captured, Measured, capture, measure
+from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
 from mlvm.eager.creation import (
     arange,
@@ -79,11 +74,16 @@ from mlvm.eager.functions import (
     unstack,
     where,
 )
-from mlvm.eager.listing import program_of
+from mlvm.eager.host import call
 from mlvm.eager.pipelines import Pipeline
 from mlvm.eager.queues import QueueTensor
 from mlvm.eager.scratch_pad import ScratchPad
 from mlvm.eager.tensor import Tensor, stop_gradient
+from mlvm.input.batches import Dataset, Transform
+from mlvm.input.pipeline import PipelineState, PipelineStats
+from mlvm.input.sampling import SampleRandom
+from mlvm.machines.dry import DryVM
+from mlvm.show.report import Recording, record
 
 __all__ = [
     "VM",

@@ -7,10 +7,10 @@ from typing import cast
 
 from typing_extensions import TypeVar
 
-from mlvm.arena import queue
 from mlvm.arena.arena import Allocation
-from mlvm.eager.recorder import recorder, refuse_captured
+from mlvm.eager.capture.recorder import recorder, refuse_captured
 from mlvm.eager.tensor import Tensor
+from mlvm.input import queue
 
 A = TypeVar("A", bound=Allocation, default=Tensor)
 

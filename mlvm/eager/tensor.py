@@ -21,7 +21,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.op import OPS, Attributes, Op
-from mlvm.core.program import Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.context import current_arena, recording

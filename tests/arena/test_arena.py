@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow
-from mlvm.core.program import Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.assembly import assemble
 from mlvm.core.errors import ArenaError, HandleError, MachineError, ShapeError, StaleTensor
+from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 

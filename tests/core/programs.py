@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mlvm.core import machine
-from mlvm.core.assembly import assemble
-from mlvm.core.functions import FunctionTable, Value
-from mlvm.core.fused import Scratch
-from mlvm.core.link import bind, link
-from mlvm.core.program import Instruction, Opcode, Program
+from mlvm.core.machine import run as machine
+from mlvm.core.machine.functions import FunctionTable, Value
+from mlvm.core.machine.fused import Scratch
+from mlvm.core.machine.link import bind, link
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType

@@ -27,11 +27,11 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
-from mlvm.core.functions import FunctionTable
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.verify import verify
 from mlvm.core.op import OPS, Op
-from mlvm.core.program import Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, f32
-from mlvm.core.verify import verify
 from mlvm.core.vm import VM
 from tests.core.programs import ADD_INTO, f32s, put, straight
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Arena
-from mlvm.core.dry import DryVM
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn, random
@@ -22,6 +21,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad
 from mlvm.eager.tensor import Tensor, from_array
 from mlvm.eager.tree import leaves
+from mlvm.machines.dry import DryVM
 
 RNG = np.random.default_rng(5)
 

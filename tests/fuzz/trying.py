@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.assembly import disassemble
 from mlvm.core.errors import (
     AttributeRefused,
     MachineError,
@@ -19,8 +18,9 @@ from mlvm.core.errors import (
     ProgramError,
     UnknownFunction,
 )
-from mlvm.core.functions import Frame, Value
-from mlvm.core.program import Instruction, Opcode, Program
+from mlvm.core.machine.functions import Frame, Value
+from mlvm.core.program.assembly import disassemble
+from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import Array
 from mlvm.core.vm import VM

@@ -11,7 +11,7 @@ import pytest
 import mlvm.eager as ml
 from models.data import DataError, load
 from models.data.folder import ImageFolder
-from models.train import train
+from models.training.train import train
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlvm.core.program import Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.parallel.group import Group

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.assembly import assemble, disassemble
 from mlvm.core.errors import (
     AttributeRefused,
     DTypeError,
@@ -19,7 +18,8 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
 )
-from mlvm.core.program import Function, Instruction, Opcode, Program
+from mlvm.core.program.assembly import assemble, disassemble
+from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.core.vm import VM
 from mlvm.parallel.group import Group

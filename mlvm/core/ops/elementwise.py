@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlvm.core.blocks import BLOCK, blocks
-from mlvm.core.erf import write_erf
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import op
+from mlvm.core.ops.blocks import BLOCK, blocks
+from mlvm.core.ops.erf import write_erf
 from mlvm.core.rules import (
     broadcast,
     broadcast_float,

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from mlvm.core.blocks import block_length, blocks, scratch
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import op
+from mlvm.core.ops.blocks import block_length, blocks, scratch
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import Array, Shape, TensorType, promote
 

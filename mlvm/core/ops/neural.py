@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mlvm.core.blocks import block_length, blocks, scratch
-from mlvm.core.erf import write_erf
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import op
+from mlvm.core.ops.blocks import block_length, blocks, scratch
+from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.random import generator, require_key
-from mlvm.core.rows import row_sums, sum_rows
+from mlvm.core.ops.rows import row_sums, sum_rows
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, Shape, TensorType
 

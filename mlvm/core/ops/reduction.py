@@ -12,7 +12,7 @@ import numpy as np
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.op import op
-from mlvm.core.rows import sum_rows
+from mlvm.core.ops.rows import sum_rows
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape, require
 from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
 

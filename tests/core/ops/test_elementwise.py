@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.blocks import BLOCK
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import OPS
+from mlvm.core.ops.blocks import BLOCK
 from mlvm.core.types import DType, TensorType
 from tests.core.ops.evaluate import evaluate
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlvm.core.blocks import BLOCK
-from mlvm.core.erf import write_erf
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.ops.blocks import BLOCK
+from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import Array
 from tests.core.ops.cases.case import Case

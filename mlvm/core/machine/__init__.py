@@ -1,0 +1,1 @@
+"""The reference machine: it verifies, links and runs programs, and finds functions by name."""

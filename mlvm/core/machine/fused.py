@@ -1,0 +1,297 @@
+"""`fused`: a chain of ops on one shape, run block by block, so that what passes between them
+never leaves the cache.
+
+    push_str "fused"
+    cfunc 4 0 {"chain": [["add", -1, 2, 3], ["tanh", 0, -1], ["sum", 1, 0, {"axis": 0}]],
+               "outputs": 2}
+
+The first `outputs` parameters are written. A link of the chain is an op, where its result goes,
+its operands, and its attributes if it has any; a number from 0 on is a parameter, one below 0 a
+block of scratch. The ops are elementwise (`Op.elementwise`) on the chain's shape; a reduction may
+end in a parameter. The results have the bits that the ops give one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
+from mlvm.core.ops.blocks import BLOCK
+from mlvm.core.ops.blocks import scratch as memory
+from mlvm.core.rules import normalize_axes
+from mlvm.core.types import Array, Shape, TensorType
+
+
+class Link(NamedTuple):
+    """`target = op(*sources)`. A number from 0 on is a parameter, one below 0 scratch."""
+
+    op: Op
+    target: int
+    sources: tuple[int, ...]
+    attributes: Attributes = NO_ATTRIBUTES
+
+
+Index = tuple[slice, ...]
+
+
+class _Step(NamedTuple):
+    """A link made ready: its kernel, what picks its operands from parameters and scratch, and its
+    attributes if it has any."""
+
+    kernel: Kernel
+    operands: Callable[[list[Array]], tuple[Array, ...]]
+    attributes: Attributes | None
+
+
+class _Layout(NamedTuple):
+    """How a chain runs on parameters of certain types: in these blocks, with scratch of these
+    types behind the parameters; `sliced` are those that differ from block to block."""
+
+    steps: tuple[_Step, ...]
+    blocks: tuple[Index, ...]
+    scratch: tuple[TensorType, ...]
+    sliced: tuple[int, ...]
+    ndim: int
+
+
+class Chain:
+    """The links of a `fused` call, and the layouts they have had."""
+
+    def __init__(self, links: Sequence[Link], outputs: int) -> None:
+        self.links = tuple(links)
+        self.outputs = outputs
+        self._layouts: dict[Any, _Layout] = {}
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the `cfunc` that runs the chain; `parse` reads them."""
+        chain = tuple(
+            (op.name, target, *sources, *([dict(attributes)] if attributes else []))
+            for op, target, sources, attributes in self.links
+        )
+        return {"chain": chain, "outputs": self.outputs}
+
+    def __repr__(self) -> str:
+        return " ".join(link.op.name for link in self.links)
+
+    def infer(self, types: Sequence[TensorType]) -> dict[int, TensorType]:
+        """The types of all parameters and scratch. Raises an `OpError` where one does not fit."""
+        known = dict(enumerate(types))
+        shape: Shape | None = None
+        written: set[int] = set()
+        for op, target, sources, attributes in self.links:
+            for source in sources:
+                if source not in known or (0 <= source < self.outputs and source not in written):
+                    raise AttributeRefused(f"{op.name} reads {source}, which has no value yet")
+            found = op.infer([known[source] for source in sources], attributes)
+            if found is None or not (op.elementwise or (op.room == "reduction" and target >= 0)):
+                raise AttributeRefused(f"{op.name} cannot be part of a chain")
+            worked = found if op.elementwise else known[sources[0]]
+            shape = worked.shape if shape is None else shape
+            if worked.shape != shape:
+                raise ShapeError(f"{op.name} works on {worked}, in a chain on shape {shape}")
+            if target in sources and not op.in_place:
+                raise AttributeRefused(f"{op.name} would write {target} while it reads it")
+            if target in written and (target >= 0 or known[target] is not found):
+                raise AttributeRefused(f"{op.name} would write {target} again")
+            if target >= self.outputs:
+                raise AttributeRefused(f"{op.name} would write parameter {target}, an operand")
+            if target >= 0 and known[target] is not found:
+                raise ShapeError(f"{op.name} gives {found}, which does not fit {known[target]}")
+            known[target] = found
+            written.add(target)
+        missing = set(range(self.outputs)) - written
+        if missing:
+            raise AttributeRefused(f"the chain never writes parameter {min(missing)}")
+        return known
+
+    def may_replace(self, out: int, operand: int) -> bool:
+        """Whether parameter `out` may lie over `operand`: nothing reads that after it is written,
+        and the op that writes it may work in place."""
+        written = False
+        for op, target, sources, _ in self.links:
+            if written and operand in sources:
+                return False
+            if target == out:
+                if operand in sources and not op.in_place:
+                    return False
+                written = True
+        return True
+
+    def layout(self, params: Sequence[Array]) -> _Layout:
+        key = tuple([(x.dtype, x.shape) for x in params])
+        found = self._layouts.get(key)
+        if found is None:
+            found = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params])
+        return found
+
+    def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
+        known = self.infer(types)
+        op, target, sources, _ = self.links[0]
+        shape = known[target if op.elementwise else sources[0]].shape
+        depth = len(shape)  # how many leading axes may be cut
+        for op, _, _, attributes in self.links:
+            if not op.elementwise:  # its result keeps the axes that are cut
+                axes = normalize_axes(attributes["axis"], len(shape))
+                depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
+        blocks = tuple(_blocks(shape, depth))
+        cut = len(blocks[0]) if len(blocks) > 1 else 0
+        scratch = {
+            number: TensorType(type.dtype, _shape_of(blocks[0], shape))
+            for number, type in known.items()
+            if number < 0
+        }
+        place = {number: len(types) + i for i, number in enumerate(scratch)}
+        steps = [
+            _Step(
+                op.kernel,
+                itemgetter(*[place.get(number, number) for number in (target, *sources)]),
+                attributes or None,
+            )
+            for op, target, sources, attributes in self.links
+        ]
+        sliced = tuple(
+            i for i, type in enumerate(types) if any(_aligned(type.shape, len(shape))[:cut])
+        )
+        return _Layout(tuple(steps), blocks, tuple(scratch.values()), sliced, len(shape))
+
+
+def _aligned(shape: Shape, ndim: int) -> list[bool]:
+    """Which of `ndim` axes the shape has, with a length other than 1."""
+    return [False] * (ndim - len(shape)) + [n != 1 for n in shape]
+
+
+def _blocks(shape: Shape, depth: int) -> list[Index]:
+    """The shape cut along its first `depth` axes into blocks of about `BLOCK` elements, in order.
+
+    All but the last of the cut axes are taken one by one.
+    """
+    axis = next((k for k in range(depth) if math.prod(shape[k + 1 :]) <= BLOCK), depth - 1)
+    if math.prod(shape) <= BLOCK or axis < 0:
+        return [()]
+    step = max(1, BLOCK // math.prod(shape[axis + 1 :]))
+    last = [slice(i, min(i + step, shape[axis])) for i in range(0, shape[axis], step)]
+    return [
+        (*[slice(i, i + 1) for i in outer], part)
+        for outer in np.ndindex(*shape[:axis])
+        for part in last
+    ]
+
+
+def _shape_of(block: Index, shape: Shape) -> Shape:
+    return (*[part.stop - part.start for part in block], *shape[len(block) :])
+
+
+class Scratch:
+    """Memory for what passes between the links of chains that run one after the other."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Array] = []
+
+    def take(self, types: Sequence[TensorType]) -> list[Array]:
+        """A buffer for each type. Later calls give the same memory again."""
+        while len(self._buffers) < len(types):
+            self._buffers.append(memory(8 * BLOCK, dtype=np.dtype(np.uint8)))
+        return [
+            buffer[: type.nbytes].view(type.dtype.numpy).reshape(type.shape)
+            for buffer, type in zip(self._buffers, types, strict=False)
+        ]
+
+
+class Bound:
+    """A chain on certain parameters: its kernels' calls on every block, to be made in turn."""
+
+    def __init__(self, chain: Chain, params: Sequence[Array], scratch: Scratch) -> None:
+        self.chain = chain
+        layout = chain.layout(params)
+        self.calls = [
+            (step.kernel, step.operands(values), step.attributes)
+            for values in _on_blocks(layout, params, scratch.take(layout.scratch))
+            for step in layout.steps
+        ]
+
+    def __repr__(self) -> str:
+        return repr(self.chain)
+
+
+_MOST_CALLS: Final = 2048
+"""Of a bound chain: each costs memory, and is worth the less the larger the whole is."""
+
+
+def bound(chain: Chain, params: Sequence[Array], scratch: Scratch) -> Chain | Bound:
+    """The chain, made ready for these parameters if that is no great deal."""
+    layout = chain.layout(params)
+    if len(layout.blocks) * len(layout.steps) > _MOST_CALLS or any(
+        type.nbytes > 8 * BLOCK for type in layout.scratch
+    ):
+        return chain
+    return Bound(chain, params, scratch)
+
+
+def run(*params: Array, chain: Chain | Bound) -> None:
+    """The kernel: every link on one block, then on the next."""
+    if isinstance(chain, Bound):
+        for kernel, operands, attributes in chain.calls:
+            if attributes is None:
+                kernel(*operands)
+            else:
+                kernel(*operands, **attributes)
+        return
+    layout = chain.layout(params)
+    buffers = [memory(*type.shape, dtype=type.dtype.numpy) for type in layout.scratch]
+    for values in _on_blocks(layout, params, buffers):
+        for step in layout.steps:
+            step.kernel(*step.operands(values), **(step.attributes or {}))
+
+
+def _on_blocks(
+    layout: _Layout, params: Sequence[Array], buffers: Sequence[Array]
+) -> Iterator[list[Array]]:
+    """Parameters and scratch of each block."""
+    _, blocks, _, sliced, ndim = layout
+    if len(blocks) == 1:
+        yield [*params, *buffers]
+        return
+    wide = {i: params[i].reshape((1,) * (ndim - params[i].ndim) + params[i].shape) for i in sliced}
+    for block in blocks:
+        values = list(params)
+        for i, x in wide.items():
+            values[i] = x[
+                tuple([p if n != 1 else slice(None) for p, n in zip(block, x.shape, strict=False)])
+            ]
+        rows = block[-1].stop - block[-1].start  # the last of each row of blocks may have fewer
+        part = (*[slice(None)] * (len(block) - 1), slice(rows))
+        yield [*values, *[buffer[part] for buffer in buffers]]
+
+
+def parse(attributes: Attributes) -> Chain:
+    """The chain that the attributes of a `cfunc` describe. Raises `AttributeRefused`."""
+    try:
+        return _parse(attributes)
+    except AttributeRefused:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise AttributeRefused(
+            'takes {"chain": [[op, target, source, ..., {attributes}], ...], "outputs": n}'
+        ) from error
+
+
+def _parse(attributes: Attributes) -> Chain:
+    links = []
+    for name, target, *rest in attributes["chain"]:
+        given = rest.pop() if rest and isinstance(rest[-1], Mapping) else NO_ATTRIBUTES
+        if name not in OPS:
+            raise AttributeRefused(f"no op {name!r}")
+        numbers = [target, *rest]
+        if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+            raise AttributeRefused(f"{name}: parameters are numbered, not {numbers}")
+        links.append(Link(OPS[name], target, tuple(rest), OPS[name].bind(given)))
+    outputs = attributes["outputs"]
+    if not links or type(outputs) is not int or outputs < 1 or len(attributes) > 2:
+        raise AttributeRefused("a chain has links, and 1 or more outputs")
+    return Chain(links, outputs)

@@ -1,0 +1,258 @@
+"""The linker: a program prepared once for the machine's loop.
+
+It resolves function names to their slots in the function table and labels to steps, and folds
+two sequences that nearly every program is made of into one step each:
+
+    push_str name; cfunc ...                    ->  CALL slot
+    load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS slot, (i, ..., j)
+
+What remains of a straight program is a list of kernels and the arguments each is for; `bind` puts
+the arrays of one launch in the arguments' place, so that running it is calling them in turn.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from mlvm.core.machine import fused
+from mlvm.core.machine.functions import FunctionTable, Fused, UserFunction, WritesInto
+from mlvm.core.machine.verify import Verdict
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.types import Array
+
+(
+    CALL_ON_ARGS,
+    HALT,
+    LOAD_ARG,
+    CALL,
+    PUSH,
+    GET,
+    SET,
+    JUMP_IF_FALSE,
+    JUMP,
+    CALL_FUNCTION,
+    RETURN,
+    POP,
+    LOAD_GLOBAL,
+    STORE_GLOBAL,
+    CALL_NAMED,
+    CALL_DEFERRED,
+    UNREACHED,
+) = range(17)
+
+ALL: Final = -1
+"""The number of parameters of a call that takes everything above base."""
+
+Step: TypeAlias = tuple[int, Any, Any, Any]
+"""What the loop runs: a code from above, a value or slot, a number (of a CALL_ON_ARGS the numbers
+of the arguments, then their arrays), and the rest."""
+
+_WITH_NUMBER: Final = {
+    Opcode.load_arg: LOAD_ARG,
+    Opcode.get: GET,
+    Opcode.set: SET,
+    Opcode.pop: POP,
+    Opcode.return_: RETURN,
+    Opcode.jump: JUMP,
+    Opcode.jump_if_false: JUMP_IF_FALSE,
+}
+_ALONE: Final = {
+    Opcode.halt: HALT,
+    Opcode.load_global: LOAD_GLOBAL,
+    Opcode.store_global: STORE_GLOBAL,
+}
+
+
+class CallDetails(NamedTuple):
+    """The rest of a call's step: attributes, how many results are announced, whether the
+    parameters have yet to be checked, and whether only that the result lies apart from them."""
+
+    attributes: Attributes
+    nresults: Count
+    unproven: bool
+    apart: bool = False
+
+
+class Code(NamedTuple):
+    """A linked function. `starts` and `ends` are the pcs that each step was made of."""
+
+    function: Function
+    steps: list[Step]
+    starts: list[int]
+    ends: list[int]
+
+
+def link(
+    program: Program,
+    functions: FunctionTable,
+    verdict: Verdict | None = None,
+    *,
+    deferred: bool = False,
+) -> Code:
+    """`main`, and with it all that it calls, prepared for the loop.
+
+    Calls that the verdict leaves unproven check their parameters when they run, and what it
+    says is never reached is left out; without a verdict, as for a raw VM, nothing is checked.
+    With `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and
+    `AttributeRefused`.
+    """
+    codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
+    for code in codes.values():
+        _Linker(program, functions, verdict, codes, code, deferred).run()
+    return codes["main"]
+
+
+def distrust(main: Code) -> None:
+    """Have every call of a linked program check its parameters: the function table has changed
+    while it runs, and what was proven of their types may hold no more."""
+    todo, seen = [main.steps], set()
+    while todo:
+        steps = todo.pop()
+        if id(steps) in seen:
+            continue
+        seen.add(id(steps))
+        for i, (code, value, number, rest) in enumerate(steps):
+            if code == CALL_FUNCTION:
+                todo.append(value.steps)
+            elif isinstance(rest, CallDetails):
+                steps[i] = code, value, number, rest._replace(unproven=True)
+
+
+class _Linker:
+    def __init__(
+        self,
+        program: Program,
+        functions: FunctionTable,
+        verdict: Verdict | None,
+        codes: dict[str, Code],
+        code: Code,
+        deferred: bool,
+    ) -> None:
+        self.program = program
+        self.functions = functions
+        self.verdict = verdict
+        self.codes = codes
+        self.code = code
+        self.deferred = deferred
+
+    def run(self) -> None:
+        function, steps, starts, ends = self.code
+        targets = {i.immediates[0] for i in function.code if "label" in i.opcode.immediates}
+        again = Instruction(Opcode.call, ("main",))
+        folds = function.name == "main" and not any(
+            again in each.code for each in self.program.functions.values()
+        )
+        step_of: dict[int, int] = {}
+        for pc, instruction in enumerate(function.code):
+            name: str | None = None
+            if (
+                instruction.opcode is Opcode.cfunc
+                and pc not in targets
+                and steps
+                and steps[-1][0] == PUSH
+                and isinstance(steps[-1][1], str)
+            ):
+                _, name, _, _ = steps.pop()
+                ends.pop()
+            else:
+                starts.append(pc)
+            step_of[pc] = len(steps)
+            steps.append(self.step(pc, instruction, name))
+            ends.append(pc)
+            if folds:
+                self.fold_arguments(targets)
+        for i, (code, value, number, rest) in enumerate(steps):
+            if code in (JUMP, JUMP_IF_FALSE):
+                steps[i] = code, value, step_of[number], rest
+
+    def step(self, pc: int, instruction: Instruction, name: str | None) -> Step:
+        opcode, immediates = instruction
+        place = self.code.function.name, pc
+        if self.verdict is not None and place not in self.verdict.reached:
+            return UNREACHED, None, 0, None
+        if opcode in _ALONE:
+            return _ALONE[opcode], None, 0, None
+        if opcode in _WITH_NUMBER:
+            return _WITH_NUMBER[opcode], None, immediates[0], None
+        if opcode is Opcode.push_const:
+            return PUSH, self.program.constants[immediates[0]], 0, None
+        if opcode is Opcode.call:
+            callee = self.codes[immediates[0]]
+            return CALL_FUNCTION, callee, callee.function.nparams, None
+        if opcode is not Opcode.cfunc:
+            return PUSH, immediates[0], 0, None
+        nparams, nresults, *rest = immediates
+        given: Attributes = rest[0] if rest else NO_ATTRIBUTES
+        number = ALL if nparams == STAR else nparams
+        if name is None:
+            return (
+                CALL_NAMED,
+                None,
+                number,
+                CallDetails(dict(given), nresults, self.verdict is not None),
+            )
+        slot = self.functions.slot(name)
+        unproven = self.verdict is not None and place in self.verdict.unproven
+        bound = slot.callee.bind(given)
+        if isinstance(slot.callee, UserFunction):
+            bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
+        if nresults == STAR and slot.callee.nresults is not None:
+            nresults = slot.callee.nresults  # also of what may replace it while this runs
+        apart = self.verdict is not None and isinstance(slot.callee, WritesInto)
+        kind = CALL_DEFERRED if self.deferred else CALL
+        return kind, slot, number, CallDetails(bound, nresults, unproven, apart)
+
+    def fold_arguments(self, targets: set[int]) -> None:
+        """Fold the last step, if it calls a kernel, with the load_args before it that push all of
+        its parameters, unless a jump goes between them."""
+        _, steps, starts, ends = self.code
+        code, slot, number, details = steps[-1]
+        if code != CALL or slot.callee.kernel is None:
+            return
+        if details.unproven or details.nresults not in (STAR, 0):
+            return
+        if number == ALL:  # what lies above base is known at the start only
+            number = len(steps) - 1
+        loads = steps[len(steps) - 1 - number : -1]
+        if len(loads) != number or any(load[0] != LOAD_ARG for load in loads):
+            return
+        first = len(steps) - 1 - number
+        if not targets.isdisjoint(range(starts[first] + 1, ends[-1] + 1)):
+            return
+        arguments = tuple([load[2] for load in loads])
+        steps[first:] = [(CALL_ON_ARGS, slot, arguments, details.attributes or None)]
+        del starts[first + 1 :], ends[first:-1]
+
+
+def bind(code: Code, operands: tuple[Array, ...], scratch: fused.Scratch, *, checked: bool) -> Code:
+    """The linked `main` for one launch's arguments, whose arrays are in their calls. Chains that
+    need but one block have theirs too, and share the scratch.
+
+    Raises `MachineError` if `checked` and a call would write over an operand it still reads.
+    """
+    if not any(step[0] == CALL_ON_ARGS for step in code.steps):
+        return code
+    steps: list[Step] = []
+    for kind, slot, number, rest in code.steps:
+        if kind == CALL_ON_ARGS:
+            arrays = tuple([operands[i] for i in number])
+            if checked and isinstance(slot.callee, WritesInto):
+                slot.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
+            if isinstance(slot.callee, Fused):
+                rest = {"chain": fused.bound(rest["chain"], arrays, scratch)}
+            number = arrays
+        steps.append((kind, slot, number, rest))
+    return code._replace(steps=steps)
+
+
+def nargs_of(program: Program) -> int:
+    """How many arguments of a launch the program loads."""
+    numbers = [
+        immediates[0]
+        for function in program.functions.values()
+        for opcode, immediates in function.code
+        if opcode is Opcode.load_arg
+    ]
+    return max(numbers, default=-1) + 1

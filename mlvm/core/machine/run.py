@@ -1,0 +1,241 @@
+"""The machine's loop: it runs what the linker prepared, on a stack of frames.
+
+The stack is a Python list; a Tensor on it is a numpy array, an Int an int, a Str a str. A
+frame is the part of the stack from base - nparams on: its parameters, then its locals.
+Nothing is checked here but what the verifier could not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import LimitExceeded, MachineError, MlvmError, OpError, OutOfMemory, user_line
+from mlvm.core.machine.functions import FunctionTable, OpInto, Slot, Value, describe
+from mlvm.core.machine.link import (
+    ALL,
+    CALL,
+    CALL_DEFERRED,
+    CALL_FUNCTION,
+    CALL_NAMED,
+    CALL_ON_ARGS,
+    GET,
+    HALT,
+    JUMP,
+    JUMP_IF_FALSE,
+    LOAD_ARG,
+    LOAD_GLOBAL,
+    POP,
+    PUSH,
+    RETURN,
+    SET,
+    STORE_GLOBAL,
+    CallDetails,
+    Code,
+)
+from mlvm.core.program.assembly import format_instruction
+from mlvm.core.program.program import STAR
+from mlvm.core.store import FreeStore
+from mlvm.core.types import Array, TensorType
+from mlvm.machines.workers import Scheduler
+
+MAX_DEPTH: Final = 10_000
+"""How many calls may lie within each other."""
+
+_Return = tuple[Code, int, int, int]
+"""A frame to come back to: its code, the next step, base and nparams."""
+
+
+def run(
+    main: Code,
+    operands: tuple[Array, ...],
+    store: FreeStore,
+    functions: FunctionTable,
+    max_steps: int | None = None,
+    scheduler: Scheduler | None = None,
+) -> list[Value]:
+    """Run a linked program to `halt` and return what is above base, in order.
+
+    Raises what a function raises, `OutOfMemory`, and `LimitExceeded` after `max_steps`
+    instructions or for calls too deep. The error carries a note of the place: function, pc,
+    instruction, the calls that led there, and the stack by types; an `OpError` names the
+    function and operand types.
+    """
+    stack: list[Any] = []
+    frames: list[_Return] = []
+    current, steps, base, nparams, pc = main, main.steps, 0, 0, 0
+    left, since = max_steps, 0  # instructions left when step `since` began
+    line: str | None = None  # of the user's Python, where a worker may need it later
+    try:
+        while True:
+            code, value, number, rest = steps[pc]
+            pc += 1
+            if code == CALL_ON_ARGS:
+                if rest is None:
+                    value.kernel(*number)
+                else:
+                    value.kernel(*number, **rest)
+            elif code == HALT:
+                if left is not None:
+                    _spend(left, current, since, pc)
+                return stack[base:]
+            elif code == LOAD_ARG:
+                stack.append(operands[number])
+            elif code == CALL:
+                at = base if number == ALL else len(stack) - number
+                stack[at:] = _call(value, stack[at:], rest)
+            elif code == PUSH:
+                stack.append(value)
+            elif code == GET:
+                stack.append(stack[base + number])
+            elif code == SET:
+                stack[base + number] = stack.pop()
+            elif code == JUMP or code == JUMP_IF_FALSE:
+                if scheduler is not None and code == JUMP_IF_FALSE:
+                    scheduler.wait(x for x in stack[-1:] if isinstance(x, np.ndarray))
+                if code == JUMP or not _truth(stack.pop()):
+                    if left is not None:
+                        left = _spend(left, current, since, pc)
+                    since = pc = number
+            elif code == CALL_FUNCTION:
+                if left is not None:
+                    left = _spend(left, current, since, pc)
+                if len(frames) >= MAX_DEPTH:
+                    raise LimitExceeded(f"{MAX_DEPTH} calls lie within each other")
+                frames.append((current, pc, base, nparams))
+                current, steps, base, nparams, pc = value, value.steps, len(stack), number, 0
+                since = 0
+            elif code == RETURN:
+                if left is not None:
+                    left = _spend(left, current, since, pc)
+                stack[base - nparams :] = stack[len(stack) - number :]
+                current, pc, base, nparams = frames.pop()
+                steps, since = current.steps, pc
+            elif code == CALL_DEFERRED or code == CALL_NAMED:
+                if code == CALL_NAMED:
+                    value, rest = _look_up(functions, stack.pop(), rest)
+                at = base if number == ALL else len(stack) - number
+                if scheduler is None:
+                    stack[at:] = _call(value, stack[at:], rest)
+                else:
+                    line = line or user_line()
+                    place = _Place(current, pc - 1, frames, line)
+                    stack[at:] = _defer(scheduler, value, stack[at:], rest, place)
+            elif code == POP:
+                del stack[len(stack) - number :]
+            elif code == LOAD_GLOBAL:
+                stack.append(store.entry(stack.pop()).array)
+            elif code == STORE_GLOBAL:
+                handle, value = stack.pop(), stack.pop()
+                if not isinstance(value, np.ndarray):
+                    raise MachineError(f"a Tensor is wanted to store, not {describe([value])}")
+                store.replace(handle, value)
+            else:
+                raise MachineError("the verifier took this instruction for unreachable")
+    except Exception as error:
+        _, _, number, _ = steps[pc - 1]
+        if code == CALL_ON_ARGS:
+            params = list(number)
+        else:
+            params = stack[base if number == ALL else len(stack) - number :]
+        slot = value if isinstance(value, Slot) else None
+        place = _Place(current, pc - 1, frames)
+        if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
+            raise place.note(OutOfMemory(str(error)), stack, slot, params) from None
+        place.note(error, stack, slot, params)
+        raise
+
+
+def _call(slot: Slot, params: list[Value], details: CallDetails) -> Sequence[Value]:
+    if details.unproven or details.apart:
+        slot.check(params, details.attributes, types=details.unproven)
+    results = slot.call(params, details.attributes)
+    if details.nresults not in (STAR, len(results)):
+        raise _miscounted(slot, results, details)
+    return results
+
+
+def _miscounted(slot: Slot, results: Sequence[Value], details: CallDetails) -> MachineError:
+    return MachineError(
+        f"{slot.name} left {len(results)} results where {details.nresults} are announced"
+    )
+
+
+def _look_up(
+    functions: FunctionTable, name: Value, details: CallDetails
+) -> tuple[Slot, CallDetails]:
+    """The function of a name that the program computed, and the call's details bound to it."""
+    if not isinstance(name, str):
+        raise MachineError(f"a function's name is a Str, not {describe([name])}")
+    slot = functions.slot(name)
+    return slot, details._replace(attributes=dict(slot.callee.bind(details.attributes)))
+
+
+def _defer(
+    scheduler: Scheduler,
+    slot: Slot,
+    params: list[Value],
+    details: CallDetails,
+    place: _Place,
+) -> Sequence[Value]:
+    if details.unproven or details.apart:
+        slot.check(params, details.attributes, types=details.unproven)
+    results = scheduler.call(
+        slot, params, details.attributes, lambda error: place.note(error, params, slot, params)
+    )
+    if details.nresults not in (STAR, len(results)):
+        raise _miscounted(slot, results, details)
+    return results
+
+
+def _truth(condition: Any) -> bool:
+    """Whether an Int or one-element Tensor is not zero. Raises `MachineError` for others."""
+    if isinstance(condition, np.ndarray) and condition.size == 1:
+        return bool(condition.item())
+    if isinstance(condition, int):
+        return condition != 0
+    raise MachineError(
+        f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
+    )
+
+
+def _spend(left: int, code: Code, since: int, pc: int) -> int:
+    """The instructions left after the steps `since` .. pc - 1."""
+    left -= code.ends[pc - 1] - code.starts[since] + 1
+    if left < 0:
+        raise LimitExceeded("the launch takes more than the steps it is allowed")
+    return left
+
+
+class _Place:
+    """Where a program stands, kept for an error that may come later."""
+
+    def __init__(
+        self, code: Code, step: int, frames: list[_Return], line: str | None = None
+    ) -> None:
+        self.code = code
+        self.step = step
+        self.calls = [caller.function.name for caller, _, _, _ in frames]
+        self.line = line or user_line()
+
+    def note(
+        self, error: Exception, stack: list[Any], slot: Slot | None, params: Sequence[Any]
+    ) -> Exception:
+        """The error with a note of the place, and for an `OpError` function and operand types."""
+        if isinstance(error, OpError) and slot is not None:
+            name = slot.name
+            if isinstance(slot.callee, OpInto):  # a user of the op knows neither ".out" nor out
+                name, params = slot.callee.op.name, params[1:]
+            types = [TensorType.of(x) if isinstance(x, np.ndarray) else x for x in params]
+            error.at(name, types)
+        pc = self.code.ends[self.step]
+        calls = " > ".join([*self.calls, self.code.function.name][-8:])
+        error.add_note(
+            f"at {calls}, pc {pc}: {format_instruction(self.code.function.code[pc])}; "
+            f"stack: {describe(stack[-8:]) or 'empty'}"
+        )
+        if self.line:
+            error.add_note(f"called from {self.line}")
+        return error

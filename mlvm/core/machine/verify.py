@@ -1,0 +1,489 @@
+"""The verifier: what a program does to the stack, followed before it first runs.
+
+For every pc that can be reached it knows the frame's slots by kind (Tensor, Int, Str), and by
+type and text where these are known. Where paths meet, heights and kinds must agree; types that
+differ become unknown. Functions are followed from their calls, once for each combination of
+parameter kinds, and recursion to a fixed point. What has passed runs unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from mlvm.core.errors import MlvmError, ProgramError, brief
+from mlvm.core.machine.functions import FunctionTable, UserFunction, WritesInto
+from mlvm.core.op import NO_ATTRIBUTES
+from mlvm.core.program.assembly import format_instruction
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program, is_int
+from mlvm.core.types import TensorType
+
+ANY: Final = "Any"
+
+MAX_CONTEXTS: Final = 16
+MAX_TYPED_CONTEXTS: Final = 1000
+"""For how many combinations of kinds, or with `by_type` of types, a function is followed; then
+for parameters of any kind."""
+
+
+class Abstract(NamedTuple):
+    """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
+
+    The kind Any is a host function's result: the machine looks when it is used.
+    """
+
+    kind: str
+    type: TensorType | None = None
+    text: str | None = None
+    constant: bool = False
+
+    def meet(self, other: Abstract) -> Abstract | None:
+        """What both have in common; None when their kinds clash."""
+        if self == other:
+            return self
+        if self.kind != other.kind:
+            return Abstract(ANY) if ANY in (self.kind, other.kind) else None
+        type = self.type if self.type is other.type else None
+        text = self.text if self.text == other.text else None
+        return Abstract(self.kind, type, text, self.constant or other.constant)
+
+    def __str__(self) -> str:
+        return str(self.type) if self.type else self.kind
+
+
+TENSOR: Final = Abstract("Tensor")
+UNKNOWN: Final = Abstract(ANY)
+
+
+class State(NamedTuple):
+    """A frame's slots, parameters first. `open`: any number of unknown values lie above them,
+    and above these the slots `top`; so much is known where heights differ."""
+
+    slots: tuple[Abstract, ...]
+    open: bool = False
+    top: tuple[Abstract, ...] = ()
+
+
+class Verdict(NamedTuple):
+    """What the verifier knows of a program that it passed, as places (function, pc).
+
+    `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
+    they run, because a kind or type was not known. `outputs`: whether a launch may leave any.
+    `cost`: bytes of the results that its ops make, and their floating-point operations, as far
+    as types are known (see `VM.estimate`).
+    """
+
+    reached: frozenset[tuple[str, int]]
+    unproven: frozenset[tuple[str, int]]
+    outputs: bool
+    cost: tuple[int, int]
+
+
+def verify(
+    program: Program,
+    functions: FunctionTable,
+    arg_types: Sequence[TensorType] | None = None,
+    *,
+    by_type: bool = False,
+) -> Verdict:
+    """Pass the program, or raise.
+
+    With `arg_types` (one for each launch argument) the operands of every op are checked too.
+    With `by_type` functions are followed for each combination of parameter types, not only of
+    kinds, so that their cost is known.
+    Raises `ProgramError` for a malformed program, `UnknownFunction` for a name that the table
+    lacks, and the op's own `OpError` for operands it refuses; each says where.
+    """
+    return _Verifier(program, functions, arg_types, by_type).run()
+
+
+class _Context:
+    """A function with parameters of certain kinds: the states found so far, and what it returns."""
+
+    def __init__(self, function: Function, params: tuple[Abstract, ...]) -> None:
+        self.function = function
+        self.states: dict[int, State] = {0: State(params)}
+        self.result: State | None = (
+            None  # slots: the results; None: no return is known to be reached
+        )
+        self.callers: set[tuple[_Context, int]] = set()
+        self.calls: dict[int, _Context] = {}
+        self.costs: dict[int, tuple[int, int]] = {}
+
+    def cost(self, inside: tuple[_Context, ...], known: dict[_Context, tuple[int, int]]) -> Any:
+        """Bytes and operations of one call; calls of those it lies `inside` of count nothing."""
+        if self not in known:
+            parts = [
+                *self.costs.values(),
+                *(
+                    context.cost((*inside, self), known)
+                    for context in self.calls.values()
+                    if context is not self and context not in inside
+                ),
+            ]
+            known[self] = sum(n for n, _ in parts), sum(n for _, n in parts)
+        return known[self]
+
+
+class _Verifier:
+    def __init__(
+        self,
+        program: Program,
+        functions: FunctionTable,
+        arg_types: Sequence[TensorType] | None,
+        by_type: bool,
+    ) -> None:
+        self.by_type = by_type
+        self.outputs = False
+        self.program = program
+        self.functions = functions
+        self.arg_types = arg_types
+        self.unproven: set[tuple[str, int]] = set()
+        self.contexts: dict[tuple[str, tuple[str, ...]], _Context] = {}
+        self.work: list[tuple[_Context, int]] = []
+        # where the walk stands
+        self.context = _Context(program.main, ())
+        self.pc = 0
+        self.instruction = Instruction(Opcode.halt)
+        self.slots: list[Abstract] = []
+        self.open = False
+        self.top: list[Abstract] = []
+
+    def run(self) -> Verdict:
+        for function in self.program.functions.values():
+            _check_signature(function)
+            self.context = _Context(function, ())
+            for self.pc, self.instruction in enumerate(function.code):
+                self.check_immediates(function)
+        if self.program.main.nparams:
+            raise ProgramError("main has no parameters; it loads the launch's arguments")
+        self.enter(self.program.main, ())
+        while self.work:
+            self.context, self.pc = self.work.pop()
+            code = self.context.function.code
+            if self.pc >= len(code):
+                raise ProgramError(
+                    f"{self.context.function.name}: the end is reached without halt or return"
+                )
+            self.instruction = code[self.pc]
+            state = self.context.states[self.pc]
+            self.slots, self.open, self.top = list(state.slots), state.open, list(state.top)
+            opcode, immediates = self.instruction
+            if getattr(self, opcode.name)(*immediates) is not _ENDS:
+                self.flow(self.pc + 1)
+        reached = {
+            (name, pc) for (name, _), context in self.contexts.items() for pc in context.states
+        }
+        cost = self.contexts["main", ()].cost((), {})
+        return Verdict(frozenset(reached), frozenset(self.unproven), self.outputs, cost)
+
+    # --- the fixed point ---
+
+    def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
+        """The context of a call with these parameters, to be followed again if they are new."""
+        key = function.name, tuple(str(p) if self.by_type else p.kind for p in params)
+        most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
+        if key not in self.contexts and self.known(function) >= most:
+            params = (UNKNOWN,) * len(params)
+            key = function.name, (ANY,) * len(params)
+        context = self.contexts.get(key)
+        if context is None:
+            context = self.contexts[key] = _Context(function, params)
+            self.work.append((context, 0))
+        else:
+            self.merge(context, 0, State(params))
+        return context
+
+    def known(self, function: Function) -> int:
+        """How many contexts the function has."""
+        return sum(name == function.name for name, _ in self.contexts)
+
+    def flow(self, pc: int) -> None:
+        """The state in hand reaches `pc` of the same function."""
+        self.merge(self.context, pc, State(tuple(self.slots), self.open, tuple(self.top)))
+
+    def merge(self, context: _Context, pc: int, state: State) -> None:
+        before = context.states.get(pc)
+        after = state if before is None else self.meet(before, state, f"pc {pc}")
+        if after != before:
+            context.states[pc] = after
+            self.work.append((context, pc))
+
+    def meet(self, x: State, y: State, where: str) -> State:
+        open = x.open or y.open
+        if not open and len(x.slots) != len(y.slots):
+            raise self.error(
+                f"the stack has {len(x.slots)} or {len(y.slots)} values at {where}, "
+                f"depending on the path"
+            )
+        if open:
+            x, y = _opened(x, y), _opened(y, x)
+        slots = self.meet_slots(x.slots, y.slots, where)
+        top = self.meet_slots(x.top[::-1], y.top[::-1], where)[::-1]
+        return State(slots, open, top)
+
+    def meet_slots(
+        self, x: tuple[Abstract, ...], y: tuple[Abstract, ...], where: str
+    ) -> tuple[Abstract, ...]:
+        """What is known of the slots that both have."""
+        slots = []
+        for i, (a, b) in enumerate(zip(x, y, strict=False)):
+            both = a.meet(b)
+            if both is None:
+                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
+            slots.append(both)
+        return tuple(slots)
+
+    # --- what each instruction does ---
+
+    def halt(self) -> object:
+        above = self.slots[self.context.function.nparams :]
+        if self.open or any(x.kind in ("Tensor", ANY) for x in above):
+            self.outputs = True
+        return _ENDS
+
+    def push_int(self, n: int) -> None:
+        self.push(Abstract("Int"))
+
+    def push_str(self, s: str) -> None:
+        self.push(Abstract("Str", text=s))
+
+    def push_const(self, name: str) -> None:
+        type = TensorType.of(self.program.constants[name])
+        self.push(Abstract("Tensor", type, constant=True))
+
+    def load_arg(self, i: int) -> None:
+        if self.arg_types is not None and i >= len(self.arg_types):
+            raise self.error(f"the launch has {len(self.arg_types)} arguments")
+        self.push(Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR)
+
+    def load_global(self) -> None:
+        self.take("Int")
+        self.push(TENSOR)
+
+    def store_global(self) -> None:
+        self.take("Int")
+        self.take("Tensor")
+
+    def get(self, i: int) -> None:
+        self.push(self.slots[self.place_of(i)])
+
+    def set(self, i: int) -> None:
+        value = self.take(ANY)
+        self.slots[self.place_of(i)] = value
+
+    def pop(self, n: int) -> None:
+        self.take_many(n)
+
+    def cfunc(self, nparams: Any, nresults: Any, attributes: Any = NO_ATTRIBUTES) -> None:
+        name = self.take("Str").text
+        if nparams == STAR:
+            known = not self.open
+            operands = self.slots[self.context.function.nparams :]
+            del self.slots[self.context.function.nparams :]
+            self.open, self.top = False, []
+        else:
+            known, operands = True, self.take_many(nparams)
+        results = None
+        if name is None or not known:
+            self.unproven.add((self.context.function.name, self.pc))
+        else:
+            results = self.results_of(name, operands, nresults, attributes)
+        if results is None and nresults != STAR:
+            results = [UNKNOWN] * nresults
+        self.leave(results or (), open=results is None)
+
+    def results_of(
+        self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
+    ) -> list[Abstract] | None:
+        """What a host function known by name leaves; None when it does not say."""
+        try:
+            callee = self.functions.slot(name).callee
+            attributes = callee.bind(attributes)
+            if callee.nresults is not None and nresults not in (STAR, callee.nresults):
+                raise self.error(f"{name} leaves {callee.nresults} results, not {nresults}")
+            if isinstance(callee, UserFunction):
+                callee.check_count(len(operands))
+                return None if callee.nresults is None else [UNKNOWN] * callee.nresults
+            if any(x.kind not in ("Tensor", ANY) for x in operands):
+                raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
+            if isinstance(callee, WritesInto) and any(
+                x.constant for x in operands[: callee.writes(attributes)]
+            ):
+                raise self.error(f"{name} would write to a constant")
+            types = [x.type for x in operands if x.type is not None]
+            if len(types) == len(operands):
+                inferred = callee.infer(types, attributes) or ()
+                self.context.costs[self.pc] = callee.cost(types, attributes)
+                return [Abstract("Tensor", type) for type in inferred]
+            self.unproven.add((self.context.function.name, self.pc))
+            return [TENSOR] * (callee.nresults or 0)
+        except ProgramError:
+            raise
+        except MlvmError as error:
+            error.add_note(f"at {self.place()}")
+            raise
+
+    def call(self, name: str) -> object:
+        function = self.program.functions[name]
+        params = tuple(self.take_many(function.nparams))
+        context = self.enter(function, params)
+        context.callers.add((self.context, self.pc))
+        self.context.calls[self.pc] = context
+        if context.result is None:
+            return _ENDS  # followed again when a return is found
+        self.leave(context.result.slots, context.result.open)
+        return None
+
+    def return_(self, n: int) -> object:
+        function = self.context.function
+        if function.name == "main":
+            raise self.error("main has no caller to return to; it ends with halt")
+        if function.nresults not in (STAR, n):
+            raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
+        state = State(tuple(self.take_many(n)))
+        before = self.context.result
+        if before is None:
+            after = state
+        elif function.nresults == STAR and (before.open or len(before.slots) != n):
+            after = State((), open=True)
+        else:
+            after = self.meet(before, state, "the return")
+        if after != before:
+            self.context.result = after
+            self.work += self.context.callers
+        return _ENDS
+
+    def jump(self, target: int) -> object:
+        self.need_height()
+        self.flow(target)
+        return _ENDS
+
+    def jump_if_false(self, target: int) -> None:
+        self.need_height()
+        condition = self.take(ANY)
+        if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
+            raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
+        self.flow(target)
+
+    # --- the stack ---
+
+    def push(self, value: Abstract) -> None:
+        (self.top if self.open else self.slots).append(value)
+
+    def leave(self, results: Sequence[Abstract], open: bool) -> None:
+        """Push a call's results; if open, any number of unknown ones follow them."""
+        for result in results:
+            self.push(result)
+        if open:
+            self.open, self.top = True, []
+
+    def take(self, kind: str) -> Abstract:
+        [value] = self.take_many(1)
+        if kind != ANY and value.kind not in (kind, ANY):
+            wanted = "an Int" if kind == "Int" else f"a {kind}"
+            raise self.error(f"{wanted} is wanted on top of the stack, not {value}")
+        if kind != ANY and value.kind == ANY:
+            self.unproven.add((self.context.function.name, self.pc))
+        return value
+
+    def take_many(self, n: int) -> list[Abstract]:
+        slots = self.top if self.open else self.slots
+        height = len(slots) if self.open else len(slots) - self.context.function.nparams
+        if n > height:
+            known = " known" if self.open else ""
+            raise self.error(f"needs {n} values above base; there are {height}{known}")
+        at = len(slots) - n
+        taken = slots[at:]
+        del slots[at:]
+        return taken
+
+    def need_height(self) -> None:
+        """Refuse a jump where the height is not known: a loop could grow the stack."""
+        if self.open:
+            raise self.error("the stack's height is not known here")
+
+    def place_of(self, i: int) -> int:
+        nparams = self.context.function.nparams
+        if not -nparams <= i < len(self.slots) - nparams:
+            raise self.error(
+                f"slot {i} is not there: {nparams} parameters lie below base, "
+                f"{len(self.slots) - nparams} values above"
+            )
+        return nparams + i
+
+    # --- immediates and errors ---
+
+    def check_immediates(self, function: Function) -> None:
+        opcode, immediates = self.instruction
+        if not opcode.takes(len(immediates)):
+            raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
+        for kind, value in zip(opcode.immediates, immediates, strict=False):
+            self.check_immediate(opcode, kind, value, function)
+
+    def check_immediate(self, opcode: Opcode, kind: str, value: Any, function: Function) -> None:
+        whole = is_int(value)
+        match kind:
+            case "n" if opcode is not Opcode.push_int:
+                good, wanted = whole and value >= 0, "a count >= 0"
+            case "n":
+                good, wanted = whole, "an integer of 64 bits"
+            case "i" if opcode is Opcode.load_arg:
+                good, wanted = whole and value >= 0, "an argument's number >= 0"
+            case "i":
+                good, wanted = whole, "a slot's number"
+            case "s":
+                good, wanted = isinstance(value, str), "a string"
+            case "name":
+                names = ", ".join(self.program.constants) or "none"
+                good = isinstance(value, str) and value in self.program.constants
+                wanted = f"a constant, of {names}"
+            case "func":
+                names = ", ".join(self.program.functions)
+                good = isinstance(value, str) and value in self.program.functions
+                wanted = f"a function, of {names}"
+            case "nparams" | "nresults":
+                good, wanted = _is_count(value), "a count >= 0 or *"
+            case "label":
+                good = whole and 0 <= value < len(function.code)
+                wanted = f"a pc below {len(function.code)}"
+            case _:
+                good = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+                wanted = "attributes by name"
+        if not good:
+            raise self.error(f"{kind.rstrip('?')} must be {wanted}, not {brief(value)}")
+
+    def place(self) -> str:
+        name = self.context.function.name
+        return f"{name}, pc {self.pc}: {format_instruction(self.instruction)}"
+
+    def error(self, reason: str) -> ProgramError:
+        return ProgramError(f"{self.place()}: {reason}")
+
+
+_ENDS: Final = object()
+
+
+def _opened(state: State, other: State) -> State:
+    """A state as an open one, its slots divided like those of another that is open."""
+    if state.open:
+        return state
+    slots, above = state.slots[: len(other.slots)], state.slots[len(other.slots) :]
+    return State(slots, True, above[max(len(above) - len(other.top), 0) :])
+
+
+def _check_signature(function: Function) -> None:
+    if not _is_whole(function.nparams):
+        raise ProgramError(f"{function.name}: nparams must be >= 0, not {brief(function.nparams)}")
+    if not _is_count(function.nresults):
+        raise ProgramError(
+            f"{function.name}: nresults must be >= 0 or *, not {brief(function.nresults)}"
+        )
+
+
+def _is_count(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, str) and value == STAR)
+
+
+def _is_whole(value: object) -> bool:
+    return is_int(value) and value >= 0  # type: ignore[operator]

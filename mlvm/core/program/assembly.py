@@ -1,0 +1,315 @@
+"""The text form of programs: `disassemble` writes it, `assemble` reads it back as it was.
+
+.const two f32[] 2
+.func main 0 *                  ; name, parameters, results
+    load_arg 0
+    push_str "mean"
+    cfunc 1 1 {"axis": null, "keepdims": false}
+    halt
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief
+from mlvm.core.op import canonical
+from mlvm.core.program.program import (
+    NAME,
+    OPCODES,
+    STAR,
+    Count,
+    Function,
+    Instruction,
+    Opcode,
+    Program,
+    is_int,
+)
+from mlvm.core.types import Array, DType, TensorType
+
+
+def disassemble(program: Program) -> str:
+    """The program as assembly text, ending in a newline. Reading it back gives an equal one,
+    unless an integer in it has more than 64 bits, which is cut short and never verified."""
+    lines = [f".const {name} {format_constant(value)}" for name, value in program.constants.items()]
+    for function in program.functions.values():
+        lines += format_function(function)
+    return "\n".join(lines) + "\n"
+
+
+def format_constant(value: Array) -> str:
+    """`f32[2] 1.5 nan`: the type, then the elements in row-major order."""
+    elements = " ".join(_format_element(x) for x in value.ravel())
+    return f"{TensorType.of(value)} {elements}".rstrip()
+
+
+def format_function(function: Function) -> list[str]:
+    """A `.func` line, then an instruction a line; jump targets get labels named by their pc."""
+    targets = {
+        label
+        for opcode, immediates in function.code
+        for kind, label in zip(opcode.immediates, immediates, strict=False)
+        if kind == "label" and isinstance(label, int)
+    }
+    counts = f"{_format_plain(function.nparams)} {_format_plain(function.nresults)}"
+    lines = [f".func {function.name} {counts}"]
+    for pc, instruction in enumerate(function.code):
+        if pc in targets:
+            lines.append(f"L{pc}:")
+        lines.append("    " + format_instruction(instruction))
+    return lines
+
+
+def format_instruction(instruction: Instruction) -> str:
+    """An instruction on one line."""
+    opcode, immediates = instruction
+    words = [_format_immediate(opcode, value) for value in immediates]
+    return " ".join([opcode.text, *words])
+
+
+def _format_immediate(opcode: Opcode, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _format_json(canonical(value))
+    if opcode is Opcode.push_str:
+        return _format_json(value)
+    return ("L" if "label" in opcode.immediates else "") + _format_plain(value)
+
+
+def _format_json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=str)
+    except ValueError:  # Python writes no ints of thousands of digits
+        return brief(value)
+
+
+def _format_plain(value: Any) -> str:
+    return brief(value) if isinstance(value, int) and not is_int(int(value)) else str(value)
+
+
+def _format_element(x: np.generic) -> str:
+    """The fewest digits that read back as the same element."""
+    if isinstance(x, np.bool_):
+        return "true" if x else "false"
+    if not isinstance(x, np.floating):
+        return str(x)
+    text = np.format_float_positional(x, trim="-")
+    return text if len(text) <= 24 else np.format_float_scientific(x, trim="-")
+
+
+# --- reading -------------------------------------------------------------------------
+
+
+class _Token(NamedTuple):
+    """A word of a line, with its value: a str for a word, decoded for a string or object."""
+
+    text: str
+    value: Any
+    line: int
+    column: int
+
+    def error(self, reason: str) -> AssemblyError:
+        return AssemblyError(reason, self.line, self.column)
+
+
+_WORD: Final = re.compile(r'[^\s;"{]+')
+_DECODER: Final = json.JSONDecoder()
+
+
+def _tokens(text: str, line: int) -> Iterator[_Token]:
+    """The words of a line: JSON strings and objects, and runs of other characters."""
+    at = 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+        elif text[at] == ";":
+            return
+        elif text[at] in '"{':
+            try:
+                value, end = _DECODER.raw_decode(text, at)
+            except json.JSONDecodeError as error:
+                raise AssemblyError(f"not JSON: {error.msg}", line, error.colno) from None
+            except (ValueError, RecursionError) as error:  # too many digits, nested too deep
+                raise AssemblyError(f"not JSON: {error}", line, at + 1) from None
+            yield _Token(text[at:end], value, line, at + 1)
+            at = end
+        else:
+            match = _WORD.match(text, at)
+            assert match is not None  # nothing else is left
+            yield _Token(match.group(), match.group(), line, at + 1)
+            at = match.end()
+
+
+def assemble(text: str) -> Program:
+    """The program that the text describes.
+
+    Raises `AssemblyError` with line and column for text that is not assembly. Whether the
+    program makes sense is the verifier's question.
+    """
+    constants: dict[str, Array] = {}
+    bodies: list[_Body] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = list(_tokens(line, number))
+        if not words:
+            continue
+        first, rest = words[0], words[1:]
+        if first.text == ".const":
+            name, value = _read_constant(first, rest)
+            if name in constants:
+                raise first.error(f"constant {name!r} is defined twice")
+            constants[name] = value
+        elif first.text == ".func":
+            bodies.append(_Body(first, rest))
+        elif not bodies:
+            raise first.error(f"{first.text} stands before the first .func")
+        elif first.text.endswith(":"):
+            bodies[-1].label(first, rest)
+        else:
+            bodies[-1].instruction(first, rest)
+    if not bodies:
+        raise AssemblyError("there is no .func", len(text.splitlines()) + 1, 1)
+    try:
+        return Program([body.function() for body in bodies], constants)
+    except AssemblyError:
+        raise
+    except ProgramError as error:
+        raise bodies[-1].head.error(str(error)) from None
+
+
+class _Body:
+    """A function while its lines are read: jumps are resolved when all labels are known."""
+
+    def __init__(self, head: _Token, words: list[_Token]) -> None:
+        if len(words) != 3:
+            raise head.error("write .func NAME PARAMETERS RESULTS")
+        self.head = head
+        self.name = _name(words[0])
+        self.nparams = _int(words[1], least=0)
+        self.nresults = _count(words[2])
+        self.labels: dict[str, int] = {}
+        self.code: list[tuple[Opcode, list[_Token]]] = []
+
+    def label(self, token: _Token, rest: list[_Token]) -> None:
+        if rest:
+            raise rest[0].error("a label stands on a line of its own")
+        name = token.text[:-1]
+        if name in self.labels:
+            raise token.error(f"label {name!r} is defined twice")
+        self.labels[name] = len(self.code)
+
+    def instruction(self, token: _Token, words: list[_Token]) -> None:
+        opcode = OPCODES.get(token.text)
+        if opcode is None:
+            close = difflib.get_close_matches(token.text, OPCODES, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise token.error(f"no instruction {token.text!r}{hint}")
+        if not opcode.takes(len(words)):
+            wanted = " ".join([token.text, *opcode.immediates])
+            raise token.error(f"write {wanted}; {len(words)} immediates are given")
+        self.code.append((opcode, words))
+
+    def function(self) -> Function:
+        code = tuple(
+            Instruction(
+                opcode,
+                tuple(
+                    self._immediate(kind, word)
+                    for kind, word in zip(opcode.immediates, words, strict=False)
+                ),
+            )
+            for opcode, words in self.code
+        )
+        return Function(self.name, self.nparams, self.nresults, code)
+
+    def _immediate(self, kind: str, word: _Token) -> Any:
+        match kind:
+            case "n" | "i":
+                return _int(word)
+            case "s":
+                if not word.text.startswith('"'):
+                    raise word.error(f'a string is wanted, such as "add", not {word.text}')
+                return word.value
+            case "name" | "func":
+                return _name(word)
+            case "nparams" | "nresults":
+                return _count(word)
+            case "label":
+                if word.text not in self.labels:
+                    raise word.error(f"no label {word.text!r} in function {self.name!r}")
+                return self.labels[word.text]
+            case _:  # attrs?
+                if not isinstance(word.value, dict):
+                    raise word.error(
+                        f'attributes are a JSON object, such as {{"axis": 0}}, not {word.text}'
+                    )
+                return canonical(word.value)
+
+
+def _name(word: _Token) -> str:
+    if not NAME.fullmatch(word.text):
+        raise word.error(f"a name is wanted, not {word.text}")
+    return word.text
+
+
+def _int(word: _Token, least: int | None = None) -> int:
+    try:
+        value = int(word.text)
+    except ValueError:
+        bits = " of 64 bits" if word.text.lstrip("+-").isdigit() else ""  # too many digits
+        raise word.error(f"an integer{bits} is wanted, not {_cut(word.text)}") from None
+    if not is_int(value):
+        raise word.error(f"an integer of 64 bits is wanted, not {_cut(word.text)}")
+    if least is not None and value < least:
+        raise word.error(f"an integer >= {least} is wanted, not {value}")
+    return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _count(word: _Token) -> Count:
+    return STAR if word.text == STAR else _int(word, least=0)
+
+
+def parse_constant(text: str) -> Array:
+    """Read what `format_constant` writes. Raises `AssemblyError`."""
+    words = list(_tokens(text, 1))
+    if not words:
+        raise AssemblyError("write TYPE ELEMENTS..., such as f32[2] 1.5 nan", 1, 1)
+    return _read_value(words[0], words[1:])
+
+
+def _read_constant(head: _Token, words: list[_Token]) -> tuple[str, Array]:
+    if len(words) < 2:
+        raise head.error("write .const NAME TYPE ELEMENTS...")
+    return _name(words[0]), _read_value(words[1], words[2:])
+
+
+def _read_value(head: _Token, elements: list[_Token]) -> Array:
+    try:
+        type = TensorType.parse(head.text)
+    except OpError as error:
+        raise head.error(str(error)) from None
+    if len(elements) != type.size:
+        raise head.error(f"{type} has {type.size} elements; {len(elements)} are given")
+    values = np.empty(type.size, type.dtype.numpy)
+    for i, word in enumerate(elements):
+        values[i] = _read_element(word, type.dtype)
+    return values.reshape(type.shape)
+
+
+def _read_element(word: _Token, dtype: DType) -> Any:
+    try:
+        if dtype.kind == "bool":
+            return {"true": True, "false": False}[word.text]
+        if dtype.is_float:
+            return dtype.numpy.type(word.text)
+        return dtype.numpy.type(int(word.text))
+    except (KeyError, ValueError, OverflowError):
+        raise word.error(f"{word.text} is no {dtype}") from None

@@ -1,0 +1,171 @@
+"""Programs written in Python: the assembler's language as method calls.
+
+b = ProgramBuilder()
+b.constant("one", np.int64(1))
+with b.function("countdown", 1, 1):
+    b.label("again")
+    b.get(-1).jump_if_false("done")
+    b.get(-1).push_const("one").host("subtract", 2, 1).set(-1)
+    b.jump("again")
+    b.label("done").get(-1).return_(1)
+with b.function("main"):
+    b.load_arg(0).call("countdown").halt()
+program = b.build()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+
+from mlvm.core.errors import ProgramError
+from mlvm.core.op import Attributes, canonical
+from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.types import Array
+
+
+class _Body:
+    """A function while it is written: jumps name labels, which may come after them."""
+
+    def __init__(self, name: str, nparams: int, nresults: Count) -> None:
+        self.name = name
+        self.nparams = nparams
+        self.nresults = nresults
+        self.code: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+
+    def function(self) -> Function:
+        code = tuple(map(self._resolved, self.code))
+        return Function(self.name, self.nparams, self.nresults, code)
+
+    def _resolved(self, instruction: Instruction) -> Instruction:
+        """The instruction with its label, if it has one, as a pc."""
+        if "label" not in instruction.opcode.immediates:
+            return instruction
+        [label] = instruction.immediates
+        if label not in self.labels:
+            known = ", ".join(self.labels) or "none"
+            raise ProgramError(f"no label {label!r} in function {self.name!r}; there are: {known}")
+        return Instruction(instruction.opcode, (self.labels[label],))
+
+
+class ProgramBuilder:
+    """Collects functions and constants; `build` makes the program of them.
+
+    An instruction has a method named as in `Opcode`, which appends it to the function whose
+    `with` block is open; each returns the builder. `ProgramError` is raised for an instruction
+    outside of a function and for functions, labels and constants that are missing or come twice.
+    Whether the program makes sense is the verifier's question.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Function] = {}
+        self._constants: dict[str, Array] = {}
+        self._body: _Body | None = None
+
+    def build(self) -> Program:
+        """The program written so far, of which one function is `main`."""
+        if self._body is not None:
+            raise ProgramError(f"function {self._body.name!r} is not finished")
+        return Program(self._functions.values(), self._constants)
+
+    @contextmanager
+    def function(self, name: str, nparams: int = 0, nresults: Count = STAR) -> Iterator[None]:
+        """What is written inside the block is the function of that name.
+
+        A block that raises leaves no function behind.
+        """
+        if self._body is not None:
+            raise ProgramError(f"function {name!r} begins inside function {self._body.name!r}")
+        if name in self._functions:
+            raise ProgramError(f"function {name!r} is defined twice")
+        body = self._body = _Body(name, nparams, nresults)
+        try:
+            yield
+            self._functions[name] = body.function()
+        finally:
+            self._body = None
+
+    def constant(self, name: str, value: Array | np.generic) -> Self:
+        """A constant for `push_const`: a copy of the array."""
+        if name in self._constants:
+            raise ProgramError(f"constant {name!r} is defined twice")
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise ProgramError(
+                f"constant {name!r} must be an array, not a {value.__class__.__name__}"
+            )
+        self._constants[name] = np.array(value)
+        return self
+
+    def label(self, name: str) -> Self:
+        """The place of the next instruction, for jumps of this function."""
+        body = self._open(f"label {name!r}")
+        if name in body.labels:
+            raise ProgramError(f"label {name!r} is defined twice in function {body.name!r}")
+        body.labels[name] = len(body.code)
+        return self
+
+    def host(self, name: str, nparams: Count, nresults: Count, **attributes: Any) -> Self:
+        """Call the host function of that name: `push_str`, then `cfunc`."""
+        return self.push_str(name).cfunc(nparams, nresults, attributes)
+
+    # --- an instruction each ---
+
+    def halt(self) -> Self:
+        return self._append(Opcode.halt)
+
+    def push_int(self, n: int) -> Self:
+        return self._append(Opcode.push_int, n)
+
+    def push_str(self, s: str) -> Self:
+        return self._append(Opcode.push_str, s)
+
+    def push_const(self, name: str) -> Self:
+        return self._append(Opcode.push_const, name)
+
+    def load_arg(self, i: int) -> Self:
+        return self._append(Opcode.load_arg, i)
+
+    def load_global(self) -> Self:
+        return self._append(Opcode.load_global)
+
+    def store_global(self) -> Self:
+        return self._append(Opcode.store_global)
+
+    def get(self, i: int) -> Self:
+        return self._append(Opcode.get, i)
+
+    def set(self, i: int) -> Self:
+        return self._append(Opcode.set, i)
+
+    def pop(self, n: int) -> Self:
+        return self._append(Opcode.pop, n)
+
+    def cfunc(self, nparams: Count, nresults: Count, attributes: Attributes | None = None) -> Self:
+        rest = (canonical(attributes),) if attributes else ()
+        return self._append(Opcode.cfunc, nparams, nresults, *rest)
+
+    def call(self, func: str) -> Self:
+        return self._append(Opcode.call, func)
+
+    def return_(self, n: int) -> Self:
+        return self._append(Opcode.return_, n)
+
+    def jump(self, label: str) -> Self:
+        return self._append(Opcode.jump, label)
+
+    def jump_if_false(self, label: str) -> Self:
+        return self._append(Opcode.jump_if_false, label)
+
+    def _append(self, opcode: Opcode, *immediates: Any) -> Self:
+        self._open(opcode.text).code.append(Instruction(opcode, immediates))
+        return self
+
+    def _open(self, what: str) -> _Body:
+        """The function being written, which takes `what`."""
+        if self._body is None:
+            raise ProgramError(f"{what} stands outside of a function")
+        return self._body

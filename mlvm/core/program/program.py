@@ -1,0 +1,242 @@
+"""Programs: the closed instruction set as a table, and functions made of instructions.
+
+A `Program` is immutable data, compared by content. It knows no VM: names, handles and
+arguments are looked up when it is launched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, final
+
+import numpy as np
+
+from mlvm.core.errors import ProgramError
+from mlvm.core.op import canonical
+from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.types import Array, TensorType
+
+STAR: Final = "*"
+NAME: Final = re.compile(r"[A-Za-z_][\w.]*")
+"""What functions and constants are called."""
+
+Count = int | Literal["*"]
+"""A number of parameters or results; `*` takes or accepts any number."""
+
+
+class Opcode(Enum):
+    """The instruction set. Each member holds its immediates, its stack effect (read left to
+    right, top of stack last) and what it does. Adding a tensor op never touches it."""
+
+    halt = (), "( ... -- )", "end; Tensors above base are the outputs, in order"
+    push_int = ("n",), "( -- n )", "push an Int"
+    push_str = ("s",), "( -- s )", "push a Str"
+    push_const = ("name",), "( -- t )", "push a tensor of the constant pool"
+    load_arg = ("i",), "( -- t )", "push the launch's i-th argument"
+    load_global = (), "( h -- t )", "push the free-store tensor of handle h"
+    store_global = (), "( t h -- )", "handle h now names t: a pointer swap, no copy"
+    get = ("i",), "( -- v )", "push slot base+i; i < 0 reaches the parameters"
+    set = ("i",), "( v -- )", "store into slot base+i"
+    pop = ("n",), "( v1..vn -- )", "drop n values"
+    cfunc = (
+        ("nparams", "nresults", "attrs?"),
+        "( p1..pn name -- r1..rm )",
+        "call the host function named by the Str on top; nparams * takes all above base",
+    )
+    call = ("func",), "( p1..pn -- r1..rm )", "call a function of the same program"
+    return_ = (
+        ("n",),
+        "( r1..rn -- )",
+        "n results move down to base-nparams; the caller's frame is restored",
+    )
+    jump = ("label",), "( -- )", "go to the label"
+    jump_if_false = ("label",), "( c -- )", "go there if c, an Int or one-element Tensor, is zero"
+
+    def __init__(self, immediates: tuple[str, ...], effect: str, meaning: str) -> None:
+        self.immediates = immediates
+        self.effect = effect
+        self.meaning = meaning
+
+    def takes(self, given: int) -> bool:
+        """Whether so many immediates are enough and not too many; those with a ? may be missing."""
+        few = sum(not name.endswith("?") for name in self.immediates)
+        return few <= given <= len(self.immediates)
+
+    @property
+    def text(self) -> str:
+        """The opcode as assembly spells it."""
+        return self.name.rstrip("_")
+
+
+OPCODES: Final = {opcode.text: opcode for opcode in Opcode}
+"""Every opcode by its text."""
+
+
+class Instruction(NamedTuple):
+    """An opcode and its immediates, in the order of the table."""
+
+    opcode: Opcode
+    immediates: tuple[Any, ...] = ()
+
+
+class Function(NamedTuple):
+    """A named sequence of instructions with its number of parameters and results."""
+
+    name: str
+    nparams: int
+    nresults: Count
+    code: tuple[Instruction, ...]
+
+
+@final
+class Program:
+    """Functions, of which `main` is the entry, and a pool of constants.
+
+    Raises `ProgramError` where a name is given twice or could not stand in assembly, or there
+    is no `main`. Constants are copied and read-only.
+    """
+
+    __slots__ = ("__weakref__", "constants", "functions")
+
+    def __init__(
+        self, functions: Iterable[Function], constants: Mapping[str, Array] | None = None
+    ) -> None:
+        self.functions: dict[str, Function] = {}
+        for function in functions:
+            _check_name("function", function.name)
+            if function.name in self.functions:
+                raise ProgramError(f"function {function.name!r} is defined twice")
+            self.functions[function.name] = _frozen(function)
+        if "main" not in self.functions:
+            raise ProgramError(f"no function 'main' among {', '.join(self.functions) or 'none'}")
+        self.constants: dict[str, Array] = {}
+        for name, value in (constants or {}).items():
+            _check_name("constant", name)
+            array = np.array(value, order="C")
+            TensorType.of(array)
+            array.flags.writeable = False
+            self.constants[name] = array
+
+    @staticmethod
+    def straight(code: Sequence[Instruction]) -> Program:
+        """A program that is one `main` of that code, which takes and leaves what it likes."""
+        return Program([Function("main", 0, STAR, tuple(code))])
+
+    @staticmethod
+    def of_op(name: str, nparams: int, attributes: Mapping[str, Any], nresults: Count) -> Program:
+        """The one-op program: push the arguments, call the function of that name, halt."""
+        immediates = (nparams, nresults, attributes) if attributes else (nparams, nresults)
+        return Program.straight(
+            [
+                *(Instruction(Opcode.load_arg, (i,)) for i in range(nparams)),
+                Instruction(Opcode.push_str, (name,)),
+                Instruction(Opcode.cfunc, immediates),
+                Instruction(Opcode.halt),
+            ]
+        )
+
+    def to_bytes(self) -> bytes:
+        """The program as bytes, which docs/wire.md describes; `from_bytes` reads them back.
+
+        Raises `EncodingError` for an immediate that has no encoding.
+        """
+        writer = Writer()
+        writer.sequence(self.functions.values(), _write_function)
+        writer.mapping(self.constants, Writer.array)
+        return writer.message(Kind.program)
+
+    @staticmethod
+    def from_bytes(data: bytes | bytearray | memoryview) -> Program:
+        """The program that `to_bytes` wrote. Whether it makes sense is the verifier's question.
+
+        Raises `EncodingError` for bytes that are no program, `ProgramError` as the constructor.
+        """
+        _, reader = open_message(data, Kind.program)
+        functions = reader.sequence(_read_function)
+        constants = reader.mapping(Reader.array)
+        reader.end()
+        return Program(functions, constants)
+
+    @property
+    def main(self) -> Function:
+        return self.functions["main"]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Program):
+            return NotImplemented
+        return (
+            list(self.functions.values()) == list(other.functions.values())
+            and self.constants.keys() == other.constants.keys()
+            and all(_same(x, other.constants[name]) for name, x in self.constants.items())
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple((f.name, len(f.code)) for f in self.functions.values()))
+
+    def __repr__(self) -> str:
+        lengths = ", ".join(f"{f.name}: {len(f.code)}" for f in self.functions.values())
+        return f"<Program {lengths}; {len(self.constants)} constants>"
+
+
+def is_int(value: object) -> bool:
+    """Whether it is an Int of the machine: an integer of 64 bits, signed, and no bool."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ProgramError(
+            f"a {kind}'s name is letters, digits, _ and ., no digit or . first, not {name!r}"
+        )
+
+
+def _frozen(function: Function) -> Function:
+    """The function with attributes that its maker cannot change any more."""
+    code = tuple(
+        Instruction(opcode, tuple(map(_frozen_immediate, immediates)))
+        for opcode, immediates in function.code
+    )
+    return function._replace(code=code)
+
+
+def _frozen_immediate(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return MappingProxyType({name: canonical(x) for name, x in value.items()})
+
+
+def _same(x: Array, y: Array) -> bool:
+    return TensorType.of(x) is TensorType.of(y) and x.tobytes() == y.tobytes()
+
+
+def _write_function(writer: Writer, function: Function) -> None:
+    writer.text(function.name)
+    writer.integer(function.nparams)
+    writer.value(function.nresults)
+    writer.sequence(function.code, _write_instruction)
+
+
+def _read_function(reader: Reader) -> Function:
+    name, nparams, nresults = reader.text(), reader.integer(), reader.value()
+    if nparams < 0:
+        raise reader.error(f"a function has 0 or more parameters, not {nparams}")
+    whole = isinstance(nresults, int) and not isinstance(nresults, bool)
+    if nresults != STAR and not (whole and nresults >= 0):
+        raise reader.error(f"a function has 0 or more results, or *, not {nresults!r}")
+    return Function(name, nparams, nresults, tuple(reader.sequence(_read_instruction)))
+
+
+def _write_instruction(writer: Writer, instruction: Instruction) -> None:
+    writer.text(instruction.opcode.text)
+    writer.sequence(instruction.immediates, Writer.value)
+
+
+def _read_instruction(reader: Reader) -> Instruction:
+    text = reader.text()
+    if text not in OPCODES:
+        raise reader.error(f"no instruction {text!r}")
+    return Instruction(OPCODES[text], tuple(reader.sequence(Reader.value)))

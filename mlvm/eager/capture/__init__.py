@@ -1,0 +1,1 @@
+"""A function of tensors, recorded once and replayed as one program."""

@@ -1,0 +1,377 @@
+"""What a function does with tensors, recorded and not run.
+
+While a `Recorder` is on, the launches of a VM are noted down as calls on values, and the results
+that a function makes live in an arena of the recorder's own, which has no bytes. What a later
+launch of these calls could not do again raises `CaptureError`, and names the line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
+
+from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
+from mlvm.arena.scratch_pad import ScratchPad
+from mlvm.core.errors import CaptureError, HandleError, user_line
+from mlvm.core.machine.functions import OUT
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.program.program import STAR, Opcode, Program
+from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.types import ALIGNMENT, Array, TensorType
+from mlvm.eager.tensor import Tensor
+from mlvm.input.queue import QueueTensor
+from mlvm.input.queue_get import NAME
+from mlvm.step.flow import Call, Home, Role, Use, Value
+
+recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+"""The recorder that is on, for each thread or task."""
+
+Reference: TypeAlias = weakref.ref[Allocation]
+
+_handles = itertools.count(1 << 62)  # no VM issues as many
+_REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
+
+
+class Recorder:
+    """A VM of its own, as far as a function can tell: it knows types, and holds no bytes.
+
+    `calls` is what was recorded so far. `inputs` are the tensors that the function was given,
+    `states` others from outside that it used, and `same` the numbers of inputs that it also
+    reached as the latter. `held` has to live as long as what was recorded.
+    """
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.vm = vm
+        self.calls: list[Call] = []
+        self.inputs: list[Tensor] = []
+        self.states: list[Allocation] = []
+        self.arena = Arena(self, "captured")
+        self.arguments = Arena(self, "arguments")
+        self.same: set[int] = set()
+        self.held: list[object] = []
+        self._elements = 0
+        self._twins: list[tuple[Tensor, Tensor]] = []
+        self._bases: list[tuple[Tensor, Tensor]] = []
+        self._scratch = 0
+        self._reached: dict[StorageHandle, int] = {}  # up to which byte a storage was used
+        self._given: set[StorageHandle] = set()  # storages of arguments
+        self._allocating: set[StorageHandle] = set()
+        # By the id of the reference to a region's holder, which stands for the tensor:
+        self._references: dict[int, Reference] = {}  # those seen
+        self._united: dict[int, Reference] = {}  # an argument's own, and that of its stand-in
+        self._homes: dict[int, Home] = {}
+        self._values: dict[int, Value] = {}  # what it holds now
+        self._outside = {
+            id(region.holder): region.holder
+            for region in list(regions(vm).values())
+            if region.holder is not None
+        }
+
+    # --- what the function sees -------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.vm.name
+
+    @property
+    def attachments(self) -> dict[str, Any]:
+        return self.vm.attachments
+
+    def alloc_storage(self, nbytes: int) -> StorageHandle:
+        handle = next(_handles)
+        self._allocating.add(handle)
+        return handle
+
+    def dealloc_storage(self, handle: StorageHandle) -> None:
+        pass
+
+    def tensor_from_storage(
+        self, storage: StorageHandle, type: TensorType, offset: int
+    ) -> TensorHandle:
+        if storage not in self._given:
+            end = offset + -(-type.nbytes // ALIGNMENT) * ALIGNMENT
+            self._reached[storage] = max(self._reached.get(storage, 0), end)
+        return next(_handles)
+
+    def dealloc_tensor(self, handle: TensorHandle) -> None:
+        pass
+
+    def consumed_size_in_mib(self) -> float:
+        return self.vm.consumed_size_in_mib()
+
+    def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
+        return self.vm.estimate(program, arg_types)
+
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
+        """Note down what the program would do. Raises `CaptureError` for one that is not plain
+        calls, or leaves values."""
+        self._record(program, args)
+        return []
+
+    def read(self, handle: TensorHandle) -> Array:
+        self._require_live(handle)
+        raise CaptureError(
+            f"{user_line()}: a value is read inside a captured function, and a later call would "
+            f"not see its own; return the tensor, and read it outside"
+        )
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        """Copy a Python scalar in, which stays the same. Raises `CaptureError` for other values."""
+        arena = scope.get()
+        if arena is not None and arena is self.attachments["constants"].arena:
+            self.vm.__class__.write(self.vm, handle, array)
+            holder = regions(self.vm)[handle].holder
+            assert holder is not None  # it was allocated to be written
+            self._outside[id(holder)] = holder
+            return
+        raise CaptureError(
+            f"{user_line()}: a value from Python is copied into a tensor inside a captured "
+            f"function, and later calls would all get this one; make the tensor outside, or give "
+            f"the array as an argument"
+        )
+
+    def alloc_tensor(self, type: TensorType) -> TensorHandle:
+        raise _refused("a tensor without an arena is allocated")
+
+    def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
+        raise _refused("two tensors are swapped")
+
+    # --- what it does -----------------------------------------------------------------
+
+    def input(self, x: Tensor) -> Tensor:
+        """A stand-in for an argument of the function; the same one for the same tensor, and for
+        views of one tensor views of one."""
+        for given, known in self._twins:
+            if given is x:
+                return known
+        twin = next((twin for given, twin in self._bases if given.root is x.root), None)
+        if twin is None:
+            twin = self.input_of(x.root.type)
+            self.inputs[-1] = x
+            self._bases.append((x, twin))
+        if x.base is not None:
+            twin = self.arguments.view(twin, x.type, Tensor)
+            twin.prepare()
+        self._twins.append((x, twin))
+        return twin
+
+    def input_of(self, type: TensorType) -> Tensor:
+        """A stand-in for an argument of that type."""
+        twin = self._given_tensor(type)
+        self._settle(twin, "input", len(self.inputs))
+        self.inputs.append(twin)
+        return twin
+
+    def _given_tensor(self, type: TensorType) -> Tensor:
+        self._allocating = self._given
+        twin = self.arguments.alloc(type, Tensor)
+        self._allocating = set()
+        twin.tape = None
+        return twin
+
+    def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
+        """Stand-ins for the next element of the queue, which each launch will take."""
+        twins = []
+        for type in queue.types:
+            twin = self._given_tensor(type)
+            self._settle(twin, "element", self._elements)
+            self._elements += 1
+            twins.append(twin)
+        outs = [Use(self.value_of(twin), twin.type) for twin in twins]
+        attributes = {"raises": True}
+        line = user_line()
+        self.calls.append(Call(NAME, None, attributes, outs, [], line, queue=queue.handle))
+        self.held.append(queue)
+        return tuple(twins)
+
+    def value_of(self, x: Tensor) -> Value:
+        """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
+        return self._value(self._reference(x.handle))
+
+    @property
+    def needed(self) -> int:
+        """The bytes of an arena that would have held all that the function made."""
+        return sum(self._reached.values())
+
+    def check_kept(self) -> None:
+        """Raise `CaptureError` if a tensor is left in an arena that the function has entered
+        itself: a later call would make no other."""
+        for key, reference in self._references.items():
+            home = self._homes.get(key)
+            x = reference()
+            if x is None or x.region is None or x.arena in (self.arena, self.arguments):
+                continue
+            if key not in self._united and (home is None or home.role == "scratch"):
+                raise CaptureError(
+                    f"{_made_at(self.calls, self._values.get(key))}: a {x.type} made inside a "
+                    f"captured function is kept in arena {x.arena.name!r}; return it, and keep it "
+                    f"outside"
+                )
+
+    def close(self) -> None:
+        """End all that the function has made."""
+        self.arena.close()
+        self.arguments.close()
+
+    def _record(self, program: Program, args: Sequence[TensorHandle]) -> None:
+        name, numbers, attributes = _only_call(program)
+        op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
+        references = [self._reference(args[i]) for i in numbers]
+        types = [self._type(args[i]) for i in numbers]
+        line = user_line()
+        if op is not None:
+            out, *operands = zip(references, types, strict=True)
+            ins = [Use(self._value(reference), type) for reference, type in operands]
+            outs = [Use(self._new_value(*out), out[1])]
+        else:
+            for reference, type in zip(references, types, strict=True):
+                self._stay(reference, type)
+            before = [
+                (self._values.get(id(r)), type) for r, type in zip(references, types, strict=True)
+            ]
+            ins = [Use(value, type) for value, type in before if value is not None]
+            made = {id(r): self._new_value(r, t) for r, t in zip(references, types, strict=True)}
+            outs = [Use(made[id(r)], t) for r, t in zip(references, types, strict=True)]
+        self.calls.append(Call(name, op, attributes, outs, ins, line))
+
+    # --- whose bytes a handle names -----------------------------------------------------
+
+    def _reference(self, handle: TensorHandle) -> Reference:
+        """The reference to the tensor that holds the region of the handle; it stands for it."""
+        self._require_live(handle)
+        region = regions(self.vm).get(handle)
+        reference = region.holder if region is not None else None
+        holder = reference() if reference is not None else None
+        if reference is None or holder is None:
+            raise _refused(f"a tensor that is in no arena (handle {handle}) is used")
+        if id(reference) in self._references:
+            return self._united.get(id(reference), reference)
+        if isinstance(holder.arena, ScratchPad):
+            raise _refused("a tensor of a scratch pad, which may lie over others, is used")
+        self._references[id(reference)] = reference
+        if self._outside.get(id(reference)) is reference:
+            for i, x in enumerate(self.inputs):
+                if x.root is holder:  # an argument that the function also has otherwise
+                    self.same.add(i)
+                    twin = next(twin for given, twin in self._twins if given is x)
+                    return self._united.setdefault(id(reference), _reference_to(twin))
+            self._settle(holder, "state", len(self.states))
+            self.states.append(holder)
+        return reference
+
+    def _require_live(self, handle: TensorHandle) -> None:
+        if handle == STALE:
+            raise HandleError("a tensor has ended")  # `explain` says which, and why
+
+    def _settle(self, x: Allocation, role: Role, index: int) -> None:
+        """Let the tensor be what stands in that place outside."""
+        reference = _reference_to(x)
+        home = self._homes[id(reference)] = Home(role, index, x.type)
+        self._values[id(reference)] = Value(x.type.nbytes, home)
+        self._references[id(reference)] = reference
+
+    def _stay(self, reference: Reference, type: TensorType) -> None:
+        """A tensor that a function changes in place has a place of its own."""
+        if id(reference) not in self._homes:
+            home = self._homes[id(reference)] = Home("scratch", self._scratch, type)
+            self._scratch += 1
+            if id(reference) in self._values:
+                self._values[id(reference)].home = home
+
+    def _type(self, handle: TensorHandle) -> TensorType:
+        handles = regions(self.vm)[handle].handles
+        return next(type for type, each in handles.items() if each == handle)
+
+    def _value(self, reference: Reference) -> Value:
+        value = self._values.get(id(reference))
+        if value is None:
+            raise _refused("a tensor is read that nothing has been written to")
+        return value
+
+    def _new_value(self, reference: Reference, type: TensorType) -> Value:
+        value = self._values[id(reference)] = Value(type.nbytes, self._homes.get(id(reference)))
+        return value
+
+
+def _reference_to(x: Allocation) -> Reference:
+    region = x.root.region
+    if region is None or region.holder is None:
+        raise x.stale()
+    return region.holder
+
+
+def _made_at(calls: Sequence[Call], value: Value | None) -> str:
+    lines = (call.line for call in calls for use in call.outs if use.value is value)
+    return next((line for line in lines if line), "somewhere")
+
+
+def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
+    """The function that a one-call program calls, the numbers of the arguments it is called with,
+    and its attributes. Raises `CaptureError` for another program, or one that leaves values."""
+    code = program.main.code
+    loads = [i.immediates[0] for i in code[:-3] if i.opcode is Opcode.load_arg]
+    opcodes = tuple([instruction.opcode for instruction in code[len(loads) :]])
+    if len(program.functions) > 1 or opcodes != (Opcode.push_str, Opcode.cfunc, Opcode.halt):
+        raise _refused("a program of several calls is launched")
+    [name], (nparams, nresults, *rest) = code[-3].immediates, code[-2].immediates
+    if nparams not in (STAR, len(loads)):
+        raise _refused("a program of several calls is launched")
+    if nresults != 0:
+        raise _refused(f"{name} leaves values of which only running tells the type")
+    return name, loads, rest[0] if rest else NO_ATTRIBUTES
+
+
+def _refused(what: str) -> CaptureError:
+    return CaptureError(
+        f"{user_line() or 'here'}: {what} inside a captured function; a later call could not do it "
+        f"again"
+    )
+
+
+@contextmanager
+def recording_of(vm: VMProtocol) -> Iterator[Recorder]:
+    """Inside the block, what this thread launches on the VM is recorded and not run, and results
+    have no bytes. Other threads notice nothing."""
+    me = threading.get_ident()
+    lock = vm.attachments.setdefault("recording", threading.RLock())
+    with lock:  # of one thread at a time: the methods are put back in the reverse order
+        on = Recorder(vm)
+        before = {name: vars(vm).get(name) for name in _REPLACED}
+        for name in _REPLACED:
+            setattr(vm, name, _divided(getattr(on, name), getattr(vm, name), me))
+        token = recorder.set(on)
+        try:
+            with on.arena.allocating():
+                yield on
+        finally:
+            on.close()
+            recorder.reset(token)
+            for name, method in before.items():
+                if method is None:
+                    delattr(vm, name)
+                else:
+                    setattr(vm, name, method)
+
+
+def refuse_captured(what: str) -> None:
+    """Raise `CaptureError` if this is called inside a captured function."""
+    if recorder.get() is not None:
+        raise _refused(what)
+
+
+def _divided(mine: Callable[..., Any], others: Callable[..., Any], thread: int) -> Any:
+    """A method that is `mine` on that thread, and another on others."""
+    return lambda *args, **kwargs: (mine if threading.get_ident() == thread else others)(
+        *args, **kwargs
+    )

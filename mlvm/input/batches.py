@@ -1,0 +1,193 @@
+"""Which samples make up each batch of a data set, and how the batch is made from them.
+
+Both are functions of seed, epoch and position alone, so any worker can make any batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from mlvm.core.errors import DTypeError, PipelineError, brief
+from mlvm.core.types import Array, TensorType
+from mlvm.input.sampling import Indices, SampleRandom, order
+
+Arrays: TypeAlias = tuple[Array, ...]
+
+
+class Transform(Protocol):
+    """What is done to each batch: a function of its arrays, and of random numbers for each sample
+    that depend on seed, epoch and sample alone, to the arrays of another batch as long."""
+
+    def __call__(self, arrays: Arrays, random: SampleRandom, /) -> Arrays: ...
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Samples by number. `dataset[indices]`, with i64[B] of any order, is a tuple of arrays
+    [B, ...], of which row b belongs to sample `indices[b]`. Several threads may ask at once."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, indices: Indices, /) -> Arrays: ...
+
+
+class Batch(NamedTuple):
+    """The samples at positions `start` to `stop - 1` of the order of an epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class Schedule(NamedTuple):
+    """The batches of `epochs` epochs, without end if None, over `length` samples."""
+
+    length: int
+    batch_size: int
+    epochs: int | None
+    drop_last: bool
+
+    def at(self, epoch: int, start: int) -> Batch | None:
+        """The batch that begins there or, past the last of the epoch, with the next epoch."""
+        left = self.length - start
+        if left < (self.batch_size if self.drop_last else 1):
+            epoch, start, left = epoch + 1, 0, self.length
+        if self.epochs is not None and epoch >= self.epochs:
+            return None
+        return Batch(epoch, start, start + min(left, self.batch_size))
+
+    def after(self, batch: Batch) -> Batch | None:
+        return self.at(batch.epoch, batch.stop)
+
+    def starting(self, first: Batch | None) -> Iterator[Batch]:
+        """That batch, if it is one, and all that come after it."""
+        while first is not None:
+            yield first
+            first = self.after(first)
+
+    def sizes(self, first: Batch) -> set[int]:
+        """The sizes of the batches from there on: the whole ones', and what is left over."""
+        found = {min(self.batch_size, self.length - first.start)}
+        for start in (first.start, 0):
+            whole, rest = divmod(self.length - start, self.batch_size)
+            found |= {self.batch_size} if whole else set()
+            found |= {rest} if rest and not self.drop_last else set()
+        return found
+
+
+class Recipe:
+    """How a batch is made. It is what a worker process is sent."""
+
+    def __init__(
+        self, dataset: Dataset, transform: Transform | None, *, shuffle: bool, seed: int
+    ) -> None:
+        self.dataset = dataset
+        self.transform = transform
+        self.shuffle = shuffle
+        self.seed = seed
+        self.length = _length(dataset)
+        self._order: tuple[int, Indices] | None = None  # of the epoch asked for last
+
+    def with_seed(self, seed: int) -> Recipe:
+        """The same recipe with other random numbers."""
+        return Recipe(self.dataset, self.transform, shuffle=self.shuffle, seed=seed)
+
+    def indices(self, batch: Batch) -> Indices:
+        """The numbers of the batch's samples, i64[B]."""
+        if not self.shuffle:
+            return np.arange(batch.start, batch.stop)
+        known = self._order
+        if known is None or known[0] != batch.epoch:
+            known = batch.epoch, order(self.length, seed=self.seed, epoch=batch.epoch)
+            self._order = known
+        return known[1][batch.start : batch.stop]
+
+    def types(self) -> tuple[TensorType, ...]:
+        """The types of a batch of one sample, as making the first one tells them."""
+        try:
+            return tuple(map(TensorType.of, self._made(0, np.zeros(1, np.int64))))
+        except DTypeError as error:
+            raise PipelineError(f"samples are what no tensor holds: {error}") from None
+
+    def fill(self, batch: Batch, slot: Sequence[Array]) -> None:
+        """Make the batch in the arrays given. What goes wrong is raised with a note that names
+        the sample."""
+        indices = self.indices(batch)
+        try:
+            arrays = self._made(batch.epoch, indices)
+            if len(arrays) != len(slot):
+                raise PipelineError(
+                    f"samples differ: this batch has {len(arrays)} arrays, the first sample "
+                    f"{len(slot)}"
+                )
+            for array, place in zip(arrays, slot, strict=True):
+                if array.dtype != place.dtype or array.shape != place.shape:
+                    raise PipelineError(
+                        f"samples differ: this batch has {array.dtype} {array.shape} where the "
+                        f"first sample told {place.dtype} {place.shape}"
+                    )
+                np.copyto(place, array)
+        except Exception as error:
+            error.add_note(self._culprit(batch, indices, error))
+            raise
+
+    def _made(self, epoch: int, indices: Indices) -> Arrays:
+        try:
+            arrays = self.dataset[indices]
+        except IndexError as error:
+            raise PipelineError(
+                f"the dataset says it has {self.length} samples, and has no {brief(indices)}: "
+                f"{error}"
+            ) from error
+        arrays = _checked(arrays, len(indices), "dataset")
+        if self.transform is not None:
+            random = SampleRandom(self.seed, epoch, indices)
+            arrays = _checked(self.transform(arrays, random), len(indices), "transform")
+        return arrays
+
+    def _culprit(self, batch: Batch, indices: Indices, error: Exception) -> str:
+        """The first sample that goes wrong alike when it is alone, or all if none does."""
+        for position, index in enumerate(indices, batch.start):
+            try:
+                self._made(batch.epoch, np.array([index]))
+            except type(error):
+                return f"at sample {index}, position {position} of epoch {batch.epoch}"
+            except Exception:
+                continue
+        named = ", ".join(map(str, indices[:20])) + ", ..." * (len(indices) > 20)
+        return f"at epoch {batch.epoch}, in the batch of samples {named}"
+
+
+def _length(dataset: Dataset) -> int:
+    if not isinstance(dataset, Dataset):
+        raise PipelineError(
+            f"a dataset has a length and samples by number, unlike a {type(dataset).__name__}"
+        )
+    try:
+        length = operator.index(len(dataset))
+    except (TypeError, ValueError) as error:
+        raise PipelineError(f"the dataset's length is none: {error}") from error
+    if not length:
+        raise PipelineError("the dataset has no samples")
+    return length
+
+
+def _checked(arrays: object, rows: int, source: str) -> Arrays:
+    """The arrays, each in C order. Raises `PipelineError` unless they are a batch of so many."""
+    if not isinstance(arrays, tuple) or not arrays:
+        raise PipelineError(f"the {source} gives a tuple of arrays, not {brief(arrays)}")
+    for array in arrays:
+        if not isinstance(array, np.ndarray):
+            raise PipelineError(f"the {source} gives numpy arrays, not a {type(array).__name__}")
+        if array.ndim == 0 or len(array) != rows:
+            raise PipelineError(
+                f"the {source} was asked for {rows} samples, and gives an array {array.shape}"
+            )
+    return arrays

@@ -1,0 +1,256 @@
+"""Input pipelines: batches of a data set, made ahead of time in the slots of a queue.
+
+    with Pipeline(dataset, 32, vm=vm, shuffle=True, epochs=20, workers=2) as pipeline:
+        for images, labels in pipeline:
+            ...
+
+Which samples are in which batch, and what random numbers a transform finds, is a function of
+seed, epoch and index alone: any number of workers gives the same bits.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
+
+from mlvm.arena.arena import A, Allocation
+from mlvm.core.errors import PipelineError, QueueFull, ShutDown, brief
+from mlvm.core.protocol import VMProtocol
+from mlvm.input.batches import Batch, Dataset, Recipe, Schedule, Transform
+from mlvm.input.queue import QueueTensor
+from mlvm.input.workers import Crew
+
+_SEEDS: Final = 2**64
+_IN_USE: Final = 2  # slots for batches that were got: the last one, and one that is held longer
+
+
+class PipelineState(TypedDict):
+    """Where a pipeline stands: the next batch begins at position `next_index` of the order of
+    `epoch`, both from 0. It is JSON."""
+
+    epoch: int
+    next_index: int
+    seed: int
+
+
+class PipelineStats(NamedTuple):
+    """Starvation, in seconds: `consumer_waited` for a batch, `producers_waited` for a free slot,
+    all workers together. `batches` is how many were got."""
+
+    batches: int
+    consumer_waited: float
+    producers_waited: float
+
+
+class Pipeline(Generic[A]):
+    """Batches of `dataset` as tensors on `vm`, in order, for one thread at a time.
+
+    `epochs` is how often each sample comes (None: without end), `shuffle` gives each epoch its own
+    random order, and `transform(arrays, random)` changes the arrays of each batch. What is left
+    over after the last whole batch of an epoch is a smaller batch, or nothing with `drop_last`.
+
+    `workers` threads make batches ahead, with `processes` each in a process of its own, started by
+    spawn; without workers `get` makes its batch itself. `prefetch` batches (2 for each worker) are
+    made ahead. They and two that are in use have slots of memory, made by the first `get`. A batch
+    is in use until its tensors die, or until the `with arena:` that it was got in ends.
+
+    Raises `PipelineError` for impossible options, no `vm` among them, and for a dataset that is
+    empty or gives no arrays; what else `dataset` and `transform` raise on the first sample.
+    """
+
+    _kind: type[A] = Allocation  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        *,
+        vm: VMProtocol | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        epochs: int | None = 1,
+        drop_last: bool = False,
+        workers: int = 0,
+        processes: bool = False,
+        transform: Transform | None = None,
+        prefetch: int | None = None,
+        name: str = "pipeline",
+    ) -> None:
+        self.name = name
+        self._vm = self._default_vm() if vm is None else vm
+        self._workers = self._integer("workers", workers, 0)
+        self._processes = processes
+        default = max(1, 2 * self._workers)
+        self._prefetch = default if prefetch is None else self._integer("prefetch", prefetch, 1)
+        if transform is not None and not callable(transform):
+            raise PipelineError(f"{name}: a transform is a function, not {brief(transform)}")
+        seed = self._integer("seed", seed, 0, _SEEDS)
+        self._recipe = Recipe(dataset, transform, shuffle=shuffle, seed=seed)
+        self._schedule = Schedule(
+            self._recipe.length,
+            self._integer("batch_size", batch_size, 1),
+            None if epochs is None else self._integer("epochs", epochs, 0),
+            drop_last,
+        )
+        if drop_last and self._recipe.length < batch_size:
+            raise PipelineError(
+                f"{name}: {self._recipe.length} samples make no batch of {batch_size}"
+            )
+        self._types = self._recipe.types()
+        self._next = self._schedule.at(0, 0)
+        self._crew: Crew | None = None
+        self._close: weakref.finalize[Any, Any] | None = None
+        self._closed = False
+        self._process = os.getpid()
+        self._batches = 0
+        self._consumer_waited = 0.0
+        self._producers_waited = 0.0  # by crews that have ended
+
+    def get(self, timeout: float | None = None) -> tuple[A, ...]:
+        """The next batch. What a worker met instead of it is raised here, now and from then on.
+
+        Raises `ShutDown` after the last epoch and after `close`, `QueueEmpty` when there is none
+        within `timeout` seconds, and `PipelineError` when all slots are in use, or in another
+        process than the pipeline was made in.
+        """
+        began = time.perf_counter()
+        batch = self._next
+        self._require_usable()
+        if batch is None:
+            raise ShutDown(f"{self.name}: all {self._schedule.epochs} epochs are over")
+        crew = self._crew or self._start(batch)
+        try:
+            if not self._workers:
+                self._make_one(crew)
+            tensors = crew.queues[batch.size].get(timeout, kind=self._kind)
+        except ShutDown as end:
+            raise crew.failure or end from None
+        finally:
+            self._consumer_waited += time.perf_counter() - began
+        self._batches += 1
+        self._next = self._schedule.after(batch)
+        return tensors
+
+    def __iter__(self) -> Iterator[tuple[A, ...]]:
+        """The batches that are left."""
+        while self._next is not None:
+            yield self.get()
+
+    # --- where it stands ---
+
+    def state(self) -> PipelineState:
+        """What `restore` needs to go on after the batch that was got last."""
+        if self._next is not None:
+            epoch, start = self._next.epoch, self._next.start
+        else:
+            epoch, start = self._schedule.epochs or 0, 0
+        return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state` was taken, of this pipeline or another of the same options.
+
+        Batches made ahead are made anew. Raises `PipelineError`, and changes nothing then, for what
+        is no state, or one that this dataset and these epochs do not have.
+        """
+        self._require_usable()
+        if not isinstance(state, Mapping) or set(state) != set(PipelineState.__annotations__):
+            names = ", ".join(PipelineState.__annotations__)
+            raise PipelineError(f"{self.name}: a state has {names}, unlike {brief(state)}")
+        epochs = self._schedule.epochs
+        below = None if epochs is None else epochs + 1
+        epoch = self._integer("epoch", state["epoch"], 0, below)
+        start = self._integer("next_index", state["next_index"], 0, self._recipe.length)
+        seed = self._integer("seed", state["seed"], 0, _SEEDS)
+        self._stop()
+        self._recipe = self._recipe.with_seed(seed)
+        self._next = self._schedule.at(epoch, start)
+
+    def stats(self) -> PipelineStats:
+        """How long either side has waited so far."""
+        waited = self._producers_waited + (self._crew.producers_waited if self._crew else 0.0)
+        return PipelineStats(self._batches, self._consumer_waited, waited)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """End the workers, and give the slots back; batches still in use last. Idempotent."""
+        self._closed = True
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside ---
+
+    def _default_vm(self) -> VMProtocol:
+        raise PipelineError(f"{self.name}: which vm are the batches for?")
+
+    def _start(self, first: Batch) -> Crew:
+        """Slots for the batches from `first` on, and workers that fill them."""
+        queues = {}
+        for size in sorted(self._schedule.sizes(first)):
+            whole = size == self._schedule.batch_size
+            queues[size] = QueueTensor(
+                self._vm,
+                [type.with_shape((size, *type.shape[1:])) for type in self._types],
+                self._prefetch + _IN_USE if whole else _IN_USE,
+                name=f"{self.name} of {size}",
+                single_threaded=not self._workers,
+                shared=self._processes and self._workers > 0,
+            )
+        crew = Crew(self._recipe, self._schedule.starting(first), queues)
+        self._crew = crew
+        self._close = weakref.finalize(self, crew.close)  # also when nobody closes the pipeline
+        crew.start(self._workers, processes=self._processes, name=self.name)
+        return crew
+
+    def _make_one(self, crew: Crew) -> None:
+        try:
+            crew.make_one()
+        except QueueFull:
+            self._stop()
+            raise PipelineError(
+                f"{self.name}: all slots are in use by tensors that are referred to; copy what "
+                f"is kept, or give a larger prefetch"
+            ) from None
+        except BaseException:  # an interrupt: the batch is made again by the next get
+            self._stop()
+            raise
+
+    def _stop(self) -> None:
+        """End the crew, if there is one; the next `get` starts another."""
+        crew, self._crew = self._crew, None
+        if crew is not None and self._close is not None:
+            self._close()
+            self._producers_waited += crew.producers_waited
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise ShutDown(f"{self.name} was closed")
+        if os.getpid() != self._process:
+            raise PipelineError(
+                f"{self.name} belongs to process {self._process}; make one in each process"
+            )
+
+    def _integer(self, name: str, value: Any, low: int, below: int | None = None) -> int:
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = low - 1
+        if number < low or (below is not None and number >= below):
+            limit = f">= {low}" if below is None else f"in {low} .. {below - 1}"
+            raise PipelineError(f"{self.name}: {name} is an integer {limit}, not {brief(value)}")
+        return number

@@ -1,0 +1,374 @@
+"""Queue tensors: a bounded ring of tensor slots, which producers fill in place.
+
+    batches = QueueTensor(vm, ["f32[32,64]", "i64[32]"], maxsize=4)
+
+    with batches.reserve() as (images, labels):   # a producer: the slot's own memory
+        load(images, labels)
+
+    images, labels = batches.get()                # a consumer: tensors over the same bytes
+
+Names, order and errors are those of CPython's `queue`; close and cancel those of TensorFlow's
+`FIFOQueue`. No byte moves from `reserve` to `get`, and none of the calls takes the VM's lock: a
+program that waits inside `queue.get` (see `queue_get`) keeps no producer from filling a slot.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from typing_extensions import TypeVar
+
+from mlvm.arena.arena import Allocation
+from mlvm.core.errors import (
+    ArenaError,
+    DTypeError,
+    QueueEmpty,
+    QueueFull,
+    ShapeError,
+    ShutDown,
+    brief,
+)
+from mlvm.core.program.builder import ProgramBuilder
+from mlvm.core.protocol import LocalVMProtocol, VMProtocol
+from mlvm.core.types import Array, TensorType
+from mlvm.input import queue_get
+from mlvm.input.slot_memory import SlotMemory
+from mlvm.input.slots import Ring, SingleThreadedRing, Slot, SlotArena
+
+A = TypeVar("A", bound=Allocation, default=Allocation)
+
+_LONGEST: Final = 1e8
+"""Seconds that count as forever: three years; the system's own limit is an OverflowError."""
+
+
+class QueueStats(NamedTuple):
+    """Elements put and got so far; seconds that producers have waited for a free slot, and
+    consumers for an element, summed over threads."""
+
+    elements_in: int
+    elements_out: int
+    producers_waited: float
+    consumers_waited: float
+
+
+class QueueTensor:
+    """A queue of elements, each a tensor of every type in `types`, in `maxsize` slots.
+
+    Any number of threads may put and get. Elements come out in the order in which `put` or
+    `commit` completed. What `get` returns are tensors over the slot itself, and theirs to write
+    to; the slot is free again when all of them have ended: dropped, with all views of them; freed
+    by `arena.free`; or, got inside `with batch:`, when that arena is reset.
+
+    `arena` shows the slots as memory of the VM; `memory.slots` are their arrays. With `shared`
+    they can be handed to other processes (see `SlotMemory`). `handle` is the queue's name in
+    programs. `single_threaded` has no locks: what would wait raises at once.
+
+    Raises `ArenaError` for impossible arguments, and what is no VM of this process; `ShapeError`
+    or `DTypeError` for a type; `OutOfMemory`.
+    """
+
+    def __init__(
+        self,
+        vm: VMProtocol,
+        types: Sequence[TensorType | str],
+        maxsize: int,
+        *,
+        name: str = "queue",
+        single_threaded: bool = False,
+        shared: bool = False,
+    ) -> None:
+        if not isinstance(vm, LocalVMProtocol):
+            raise ArenaError(
+                f"queue {name!r}: its slots are memory of a VM of this process, not of {vm!r}"
+            )
+        if isinstance(types, str) or not isinstance(types, Sequence) or not types:
+            raise ArenaError(f"queue {name!r}: types is a list of types, not {brief(types)}")
+        if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:
+            raise ArenaError(f"queue {name!r}: maxsize is an int >= 1, not {brief(maxsize)}")
+        self.vm = vm
+        self.name = name
+        self.types = tuple([_as_type(type) for type in types])
+        self.maxsize = maxsize
+        new_ring: Callable[[], Ring] = SingleThreadedRing if single_threaded else queue.SimpleQueue
+        self._free, self._waiting = new_ring(), new_ring()
+        # Reentrant, as a finalizer that the garbage collector runs may close the queue.
+        self._lock: Any = nullcontext() if single_threaded else threading.RLock()
+        self._waits = not single_threaded
+        self._closed = False
+        self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self._in = self._out = 0
+        self._producers_waited = self._consumers_waited = 0.0
+        self.memory = SlotMemory(self.types, maxsize, shared=shared)
+        self.arena = SlotArena(vm, name, self.memory, self._free)
+        self.handle = self.arena.storage
+        queue_get.register(vm, self)
+
+    # --- producers ---
+
+    def put(self, arrays: Sequence[Array], timeout: float | None = None) -> None:
+        """Copy one array of each type into a free slot, once there is one.
+
+        Raises `QueueFull` after `timeout` seconds, `ShutDown` after `close`, `cancel`'s error
+        after that; `ArenaError`, `DTypeError` or `ShapeError` for arrays that do not fit.
+        """
+        self._check(arrays)
+        with self.reserve(timeout) as slots:
+            for slot, array in zip(slots, arrays, strict=True):
+                np.copyto(slot, array)
+
+    def put_nowait(self, arrays: Sequence[Array]) -> None:
+        """`put`, or at once `QueueFull`."""
+        self.put(arrays, 0)
+
+    def reserve(self, timeout: float | None = None) -> Reservation:
+        """A free slot to fill, once there is one. Raises as `put` does.
+
+        with q.reserve() as (images, labels):
+            images[...] = 0
+        """
+        self._refuse_if_closed()
+        try:
+            slot = self._take(self._free, timeout)
+        except queue.Empty:
+            raise QueueFull(f"no slot is free: {self._state()}") from None
+        if slot is None or self._closed:
+            self._free.put(slot)
+            self._refuse_if_closed()
+        assert slot is not None
+        try:
+            self.vm.make_writable(slot.handles)
+        except BaseException:
+            self._free.put(slot)
+            raise
+        return Reservation(self, slot)
+
+    def close(self) -> None:
+        """Take no more elements: `put`, `reserve` and a `commit` that comes later raise
+        `ShutDown`, and so does `get` when it has drained the queue. Wakes who waits. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
+                self._free.put(None)
+
+    def cancel(self, error: BaseException) -> None:
+        """End at once: whatever call is made or waits raises `error`, and elements are dropped.
+        Only the first error counts. Raises `ArenaError` for what is no exception."""
+        if not isinstance(error, BaseException):
+            raise ArenaError(f"queue {self.name!r} is cancelled by an exception, not {error!r}")
+        with self._lock:
+            if self._error is None:
+                self._error, self._traceback = error, error.__traceback__
+        self.close()
+
+    # --- consumers ---
+
+    def get(self, timeout: float | None = None, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
+        """The next element's tensors, once there is one; no byte moves.
+
+        Raises `QueueEmpty` after `timeout` seconds, `ShutDown` when the queue is closed and
+        drained, `cancel`'s error after that. Without a timeout it also raises `QueueEmpty` when
+        this very thread has all slots, and would wait for itself.
+        """
+        return self.arena.lend(self.next_slot(timeout), kind)
+
+    def get_nowait(self, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
+        """`get`, or at once `QueueEmpty`."""
+        return self.get(0, kind)
+
+    def next_slot(self, timeout: float | None = None) -> Slot:
+        """The next element's slot, for `arena.lend`. Raises as `get` does."""
+        try:
+            slot = self._take(self._waiting, timeout)
+        except queue.Empty:
+            raise QueueEmpty(f"no element waits: {self._state()}") from None
+        if slot is None:
+            self._waiting.put(None)
+        if slot is None or self._error is not None:
+            raise self._ended()
+        self._out += 1  # at once, as `arena` has it
+        return slot
+
+    def __iter__(self) -> Iterator[tuple[Allocation, ...]]:
+        """Element after element, till the queue is closed and drained."""
+        while True:
+            try:
+                yield self.get()
+            except ShutDown:
+                return
+
+    # --- what can be seen ---
+
+    def qsize(self) -> int:
+        """How many elements wait to be got."""
+        return max(self._waiting.qsize() - self._closed, 0)
+
+    def empty(self) -> bool:
+        """Whether no element waits."""
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """Whether no slot is free: each has an element, is being filled, or has tensors that
+        were got and live."""
+        return self._free.qsize() - self._closed <= 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed or cancelled."""
+        return self._closed
+
+    def stats(self) -> QueueStats:
+        """What went through so far, and who waited for how long."""
+        with self._lock:
+            return QueueStats(self._in, self._out, self._producers_waited, self._consumers_waited)
+
+    def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
+        """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
+        `raises` ( -- t1 .. tn ), and `ShutDown` at the end."""
+        attributes = {"raises": True} if raises else {}
+        builder.push_int(self.handle)
+        builder.host(queue_get.NAME, 1, len(self.types) + (not raises), **attributes)
+
+    def __repr__(self) -> str:
+        return f"<QueueTensor {self._state()}>"
+
+    # --- inside ---
+
+    def _check(self, arrays: Sequence[Array]) -> None:
+        if not isinstance(arrays, (tuple, list)) or len(arrays) != len(self.types):
+            given = f"{len(arrays)}" if isinstance(arrays, (tuple, list)) else brief(arrays)
+            raise ArenaError(
+                f"an element of queue {self.name!r} is a tuple of {len(self.types)} arrays, "
+                f"not {given}"
+            )
+        for i, (array, type) in enumerate(zip(arrays, self.types, strict=True)):
+            where = f"queue {self.name!r}, array {i} is {type}"
+            if not isinstance(array, (np.ndarray, np.generic)):
+                raise DTypeError(f"{where}: an array is wanted, not a {array.__class__.__name__}")
+            if array.dtype != type.dtype.numpy:
+                raise DTypeError(f"{where}: the dtype given is {array.dtype}")
+            if array.shape != type.shape:
+                raise ShapeError(f"{where}: the shape given is {array.shape}")
+
+    def _take(self, ring: Ring, timeout: float | None) -> Slot | None:
+        """The ring's next slot, None at its end. Raises `queue.Empty` if it does not come."""
+        if timeout is not None and not _is_seconds(timeout):
+            raise ArenaError(f"a timeout is None or seconds >= 0, not {timeout!r}")
+        try:
+            return ring.get_nowait()
+        except queue.Empty:
+            if timeout == 0 or not self._waits:
+                raise
+        if timeout is None and self._is_all_mine():
+            self.vm.quiesce()  # workers may be the last to use a slot
+            if self._is_all_mine():
+                raise queue.Empty
+        began = time.perf_counter()
+        try:
+            return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))
+        finally:
+            waited = time.perf_counter() - began
+            with self._lock:
+                if ring is self._free:
+                    self._producers_waited += waited
+                else:
+                    self._consumers_waited += waited
+
+    def _is_all_mine(self) -> bool:
+        """Whether the thread that calls has all slots: it would wait for itself."""
+        me = threading.get_ident()
+        return all(slot.lent_to == me for slot in self.arena.slots)
+
+    def _commit(self, slot: Slot) -> None:
+        with self._lock:
+            if self._closed:
+                self._free.put(slot)
+                self._refuse_if_closed()
+            self._in += 1
+            self._waiting.put(slot)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise self._ended()
+
+    def _ended(self) -> BaseException:
+        """The error of a queue that was cancelled, or closed."""
+        if self._error is not None:
+            return self._error.with_traceback(self._traceback)
+        return ShutDown(f"queue {self.name!r} is closed")
+
+    def _state(self) -> str:
+        """Where the slots are, as text."""
+        waiting, free = self.qsize(), max(self._free.qsize() - self._closed, 0)
+        lent = sum(slot.lent_to != 0 for slot in self.arena.slots)
+        mine = " by this thread" if self._is_all_mine() else ""
+        return (
+            f"queue {self.name!r} has {self.maxsize} slots, {free} free, {waiting} waiting, "
+            f"{lent} held by tensors that were got{mine}"
+        )
+
+
+class Reservation:
+    """A slot that is being filled: `arrays` are its memory, `index` its number.
+
+    As a context manager it hands out the arrays, and commits at the end; after an exception it
+    cancels. One that is dropped is cancelled too. A commit may come from any thread.
+    """
+
+    __slots__ = ("_queue", "_slot", "arrays", "index")
+
+    def __init__(self, queue: QueueTensor, slot: Slot) -> None:
+        self._queue = queue
+        self._slot: Slot | None = slot
+        self.index = slot.index
+        self.arrays = queue.memory.slots[slot.index]
+
+    def commit(self) -> None:
+        """Let the element join the queue; from here on the memory is the consumer's.
+
+        Raises `ShutDown` or `cancel`'s error if the queue has ended meanwhile, and `ArenaError`
+        for a reservation that has been committed or cancelled.
+        """
+        slot, self._slot = self._slot, None
+        if slot is None:
+            raise ArenaError(f"slot {self.index} is no longer reserved: commit or cancel it once")
+        self._queue._commit(slot)
+
+    def cancel(self) -> None:
+        """Give the slot back as it is. Idempotent."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._queue._free.put(slot)
+
+    def __enter__(self) -> tuple[Array, ...]:
+        return self.arrays
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.cancel()
+        elif self._slot is not None:
+            self.commit()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+def _as_type(type: TensorType | str) -> TensorType:
+    if isinstance(type, str):
+        return TensorType.parse(type)
+    if not isinstance(type, TensorType):
+        raise DTypeError(f"a type is a TensorType, or text such as f32[2,3], not {brief(type)}")
+    return type
+
+
+def _is_seconds(timeout: object) -> bool:
+    return isinstance(timeout, (int, float)) and not math.isnan(timeout) and timeout >= 0

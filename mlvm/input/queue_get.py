@@ -1,0 +1,100 @@
+"""`queue.get`, the host function: a program loops over a queue without Python in between.
+
+    queue.get  ( q -- t1 .. tn ok )      q: the queue's handle, an Int or a one-element Tensor
+
+It waits for an element and leaves its tensors and 1. When the queue is closed and drained it
+leaves empty tensors and 0, so that the stack has one height on both paths:
+
+    next:
+        push_int 7                 ; images = QueueTensor(...); images.handle is 7
+        push_str "queue.get"
+        cfunc 1 3                  ; images labels ok
+        jump_if_false end
+        ...
+        pop 2
+        jump next
+    end:
+        pop 2
+        halt
+
+`cfunc 1 2 {"raises": true}` leaves the tensors alone, and raises `ShutDown` at the end. The
+tensors lie in the slot itself, which is free again when the program has no more use for them
+and no worker reads them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mlvm.arena.arena import Allocation
+from mlvm.core.errors import AttributeRefused, HandleError, MachineError, ShutDown
+from mlvm.core.machine.functions import Frame, Value, describe
+from mlvm.core.protocol import LocalVMProtocol
+from mlvm.core.types import Array, TensorType
+
+if TYPE_CHECKING:
+    from mlvm.input.queue import QueueTensor
+
+NAME: Final = "queue.get"
+
+
+def register(vm: LocalVMProtocol, queue: QueueTensor) -> None:
+    """Make the queue known to the VM's programs by its handle, for as long as it lives."""
+    queues: weakref.WeakValueDictionary[int, QueueTensor] | None = vm.attachments.get("queues")
+    if queues is None:
+        queues = vm.attachments.setdefault("queues", weakref.WeakValueDictionary())
+
+        def get(frame: Frame) -> None:
+            _get(frame, queues)
+
+        vm.register(NAME, get, nparams=1)
+    queues[queue.handle] = queue
+
+
+def _get(frame: Frame, queues: weakref.WeakValueDictionary[int, QueueTensor]) -> None:
+    raises = frame.attributes.get("raises", False)
+    if not isinstance(raises, bool) or frame.attributes.keys() - {"raises"}:
+        raise AttributeRefused("the one attribute is raises, true or false").at(NAME, ())
+    queue = _named(frame.param(0), queues)
+    try:
+        slot = queue.next_slot()
+    except ShutDown:
+        if raises:
+            raise
+        for type in queue.types:
+            frame.push(frame.new_tensor(TensorType(type.dtype, (0,))))
+        frame.push(0)
+        return
+    arrays = queue.memory.slots[slot.index]
+    for array, tensor in zip(arrays, queue.arena.lend(slot, Allocation), strict=True):
+        frame.lend(np.asarray(_Memory(array, tensor)))
+    if not raises:
+        frame.push(1)
+
+
+class _Memory:
+    """What numpy takes for the owner of a tensor's memory: the tensor lives as long as any array
+    over it, and so does the slot."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, array: Array, tensor: Allocation) -> None:
+        self.__array_interface__: dict[str, Any] = array.__array_interface__
+        self.tensor = tensor
+
+
+def _named(handle: Value, queues: weakref.WeakValueDictionary[int, QueueTensor]) -> QueueTensor:
+    """The queue of that handle."""
+    if isinstance(handle, np.ndarray) and handle.size == 1 and handle.dtype.kind in "iu":
+        handle = int(handle.item())
+    if not isinstance(handle, int):
+        raise MachineError(f"{NAME} takes a queue's handle, an Int, not {describe([handle])}")
+    queue = queues.get(handle)
+    if queue is None:
+        raise HandleError(
+            f"{NAME}: {handle} is the handle of no queue tensor of this VM that lives"
+        )
+    return queue

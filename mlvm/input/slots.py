@@ -1,0 +1,164 @@
+"""The slots of a queue tensor, and the arena they lie in.
+
+A slot is free, being filled, waiting, or lent to a consumer as tensors. Those are allocations
+like any other: when the last of a slot's tensors ends, in whatever way and thread, the slot
+goes back to the ring of free ones. That may be in the garbage collector, which may run anywhere:
+so rings are `SimpleQueue`s, whose `put` may interrupt any of their calls, and no lock is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import weakref
+from collections import deque
+from threading import get_ident
+from typing import Final, Protocol, TypeVar
+
+from mlvm.arena.arena import Allocation, Arena, scope
+from mlvm.arena.placement import Chunk, Region
+from mlvm.core.errors import ArenaError
+from mlvm.core.protocol import LocalVMProtocol, StorageHandle, TensorHandle
+from mlvm.core.types import TensorType
+from mlvm.input.slot_memory import SlotMemory
+
+A = TypeVar("A", bound=Allocation)
+
+_new: Final = object.__new__
+_NOBODY: Final = 0
+
+
+class Ring(Protocol):
+    """Slots in the order they came; None for the end. `get` raises `queue.Empty` in the end."""
+
+    def put(self, slot: Slot | None, /) -> object: ...
+    def get(self, block: bool = True, timeout: float | None = None) -> Slot | None: ...
+    def get_nowait(self) -> Slot | None: ...
+    def qsize(self) -> int: ...
+
+
+class SingleThreadedRing:
+    """A ring without locks, in which nobody waits."""
+
+    def __init__(self) -> None:
+        self._slots: deque[Slot | None] = deque()
+        self.put = self._slots.append
+        self.qsize = self._slots.__len__
+
+    def get_nowait(self) -> Slot | None:
+        try:
+            return self._slots.popleft()
+        except IndexError:
+            raise queue.Empty from None
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Slot | None:
+        return self.get_nowait()
+
+
+class Slot:
+    """Memory for one element. `lent_to` is the thread that got its tensors, 0 if they have ended.
+
+    `host` is the arena inside whose `with` they were got, and with whose reset they end.
+    """
+
+    __slots__ = ("__weakref__", "_ring", "handles", "host", "index", "lent_to", "parts")
+
+    def __init__(self, index: int, ring: Ring) -> None:
+        self.index = index
+        self.parts: list[tuple[Region, TensorType, TensorHandle]] = []
+        self.handles: list[TensorHandle] = []
+        self.host: Arena | None = None
+        self.lent_to = _NOBODY
+        self._ring = ring
+
+    def end(self, why: str) -> None:
+        """End the tensors, if there are any."""
+        for region, _, _ in self.parts:
+            tensor = region.tensor()
+            if tensor is not None:
+                tensor.arena._end(tensor, why)
+
+    def come_back(self) -> None:
+        """All tensors have ended: the slot is free."""
+        host, self.host = self.host, None
+        if host is not None:
+            host.guests.discard(self)
+        self.lent_to = _NOBODY
+        self._ring.put(self)
+
+
+class _Bin(list[Region]):
+    """Where a slot's regions go: it keeps none, and notices when the last has come.
+
+    Counting by `next` is atomic, so that of tensors which end at once in two threads one is last.
+    """
+
+    def __init__(self, slot: Slot, nregions: int) -> None:
+        self._slot = slot
+        self._nregions = nregions
+        self._count = itertools.count(1)
+
+    def append(self, region: Region) -> None:
+        if next(self._count) % self._nregions == 0:
+            self._slot.come_back()
+
+
+class SlotArena(Arena):
+    """The arena of a queue tensor's slots: its tensors are what was got and lives.
+
+    Nothing else is allocated here. Its bytes return to the VM when queue and tensors are gone.
+    """
+
+    def __init__(self, vm: LocalVMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
+        self._memory = memory
+        self._local_vm = vm
+        super().__init__(vm, name, capacity=memory.data.nbytes)
+        [chunk] = self._placement.chunks
+        chunk.carved = chunk.nbytes
+        self.storage: StorageHandle = chunk.storage
+        self.slots = [Slot(k, free) for k in range(memory.maxsize)]
+        for slot in self.slots:
+            self._carve(chunk, slot)
+            free.put(slot)
+
+    def lend(self, slot: Slot, kind: type[A]) -> tuple[A, ...]:
+        """The slot's tensors, for the thread that calls, and the arena that it is in."""
+        host = scope.get()
+        if host is not None:
+            slot.host = host
+            host.guests.add(slot)
+        slot.lent_to = get_ident()
+        tensors = []
+        for region, type, handle in slot.parts:
+            self.used = used = self.used + region.nbytes  # at once, as in `Arena.alloc`
+            if used > self.high_water:
+                self.high_water = used
+            tensor = _new(kind)
+            tensor.region = region
+            tensor.arena = self
+            tensor.type = type
+            tensor.base = None
+            tensor.handle = handle
+            region.holder = weakref.ref(tensor)
+            tensor.prepare()
+            tensors.append(tensor)
+        return tuple(tensors)
+
+    def _carve(self, chunk: Chunk, slot: Slot) -> None:
+        memory = self._memory
+        bin = _Bin(slot, len(memory.types))
+        ends = [*memory.offsets[1:], memory.slot_nbytes]
+        for type, offset, end in zip(memory.types, memory.offsets, ends, strict=True):
+            at = slot.index * memory.slot_nbytes + offset
+            region = self._placement._make(chunk, at, end - offset, bin)
+            slot.parts.append((region, type, self._view(region, type)))
+        slot.handles = [handle for _, _, handle in slot.parts]
+
+    def _add_chunk(self, nbytes: int) -> None:
+        storage = self._local_vm.storage_over(self._memory.data)
+        self._placement.chunks.append(Chunk(storage, nbytes))
+
+    def _find(self, type: TensorType) -> Region:
+        raise ArenaError(
+            f"arena {self.name!r} has the slots of a queue tensor and no room for other tensors"
+        )

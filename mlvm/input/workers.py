@@ -1,0 +1,281 @@
+"""The workers of a pipeline: threads that make batches ahead, each alone or through a process.
+
+Batches are claimed in order, together with the slot that each will be in, are made in any order,
+and are committed to their queues in order again. An error takes the place of the batch that met
+it: whoever reads the queues gets all batches before it, and then the error.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Final, NamedTuple
+
+from mlvm.core.errors import PipelineError, ShutDown, WorkerDied
+from mlvm.input.batches import Batch, Recipe
+from mlvm.input.queue import QueueTensor, Reservation
+from mlvm.input.slot_memory import SlotMemory
+
+_POLL: Final = 0.05  # seconds between looks at a silent process, and at whether to go on
+_GRACE: Final = 1.0  # seconds that a process has to end by itself
+_PATIENCE: Final = 10.0  # seconds that `close` waits for threads in a data set's own code
+
+Fill = Callable[[Batch, Reservation], None]
+
+
+class Crew:
+    """Makes `batches` one after the other, each in a slot of the queue of its size.
+
+    `failure` is what ended the work early, once the queues are closed. `producers_waited` is
+    the time in seconds that all workers together have waited for a free slot.
+    """
+
+    def __init__(
+        self, recipe: Recipe, batches: Iterator[Batch], queues: Mapping[int, QueueTensor]
+    ) -> None:
+        self.queues = queues
+        self.failure: Exception | None = None
+        self.producers_waited = 0.0
+        self.closing = threading.Event()
+        self._pid = os.getpid()
+        self._recipe = recipe
+        self._numbered = enumerate(batches)
+        self._claiming = threading.Lock()
+        self._settling = threading.Lock()
+        self._settled: dict[int, Reservation | Exception] = {}  # of batches after `_next`
+        self._next = 0  # the batch to be committed next
+        self._threads: list[threading.Thread] = []
+
+    def start(self, workers: int, *, processes: bool, name: str) -> None:
+        """Have that many threads, and as many processes, do the work from now on."""
+        if processes and os.name == "posix":
+            resource_tracker.ensure_running()  # which unblocks signals that the threads here block
+        for i in range(workers):
+            thread = threading.Thread(
+                target=self._work, args=(processes,), name=f"{name} worker {i}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """End the work and the workers; batches in the queues are lost. Idempotent.
+
+        A thread that is still in the data set's or the transform's code after ten seconds is
+        left to end by itself, with a `RuntimeWarning`. A forked child has none of the threads, and
+        leaves the parent's slots and processes alone.
+        """
+        if os.getpid() != self._pid:
+            return
+        self.closing.set()
+        for queue in self.queues.values():
+            queue.cancel(ShutDown(f"{queue.name} was closed"))
+        until = time.monotonic() + _PATIENCE
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+        stuck = [thread.name for thread in self._threads if thread.is_alive()]
+        self._threads.clear()
+        if stuck:
+            warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
+
+    def make_one(self) -> None:
+        """Make the next batch here, in the caller's thread. Raises `QueueFull` if all slots are
+        in use; what goes wrong in making it becomes the crew's failure."""
+        self._step(self._fill_here)
+
+    # --- inside ---
+
+    def _work(self, processes: bool) -> None:
+        if not processes:
+            while self._step(self._fill_in_thread):
+                pass
+            return
+        process = _WorkerProcess(self._recipe, self.queues, self.closing)
+        try:
+            while self._step(process.fill):
+                pass
+        finally:
+            process.end()
+
+    def _fill_here(self, batch: Batch, slot: Reservation) -> None:
+        self._recipe.fill(batch, slot.arrays)
+
+    def _fill_in_thread(self, batch: Batch, slot: Reservation) -> None:
+        try:
+            self._fill_here(batch, slot)
+        except Exception:
+            raise
+        except BaseException as error:  # SystemExit, say, which would end the thread unseen
+            raise WorkerDied(f"a worker was ended by {error!r}") from error
+
+    def _step(self, fill: Fill) -> bool:
+        """Claim a batch, make it and settle it; False when there is nothing to do any more."""
+        began = time.perf_counter()
+        with self._claiming:
+            number, batch = next(self._numbered, (0, None))
+            if batch is None:
+                return False
+            try:
+                slot = self.queues[batch.size].reserve()
+            except ShutDown:
+                return False
+            finally:
+                self.producers_waited += time.perf_counter() - began
+        try:
+            fill(batch, slot)
+        except _Closing:
+            slot.cancel()
+            return False
+        except Exception as error:
+            slot.cancel()
+            self._settle(number, error)
+        except BaseException:  # an interrupt of `make_one`
+            slot.cancel()
+            raise
+        else:
+            self._settle(number, slot)
+        return True
+
+    def _settle(self, number: int, result: Reservation | Exception) -> None:
+        """Commit the batch, and those after it that have waited for it."""
+        with self._settling:
+            self._settled[number] = result
+            while self.failure is None and self._next in self._settled:
+                result = self._settled.pop(self._next)
+                self._next += 1
+                if isinstance(result, Exception):
+                    self.failure = result
+                    for queue in self.queues.values():
+                        queue.close()
+                else:
+                    with suppress(ShutDown):  # after `close`
+                        result.commit()
+
+
+# --- processes -----------------------------------------------------------------------
+
+
+class _Closing(Exception):
+    """The crew closes while a process is at work."""
+
+
+class _Failure(NamedTuple):
+    """What a process reports of an exception: itself, and its traceback as text."""
+
+    error: Exception
+    traceback: str
+
+
+class _WorkerProcess:
+    """A process that makes batches in shared slots, for the thread that calls `fill`.
+
+    It starts with the first batch, and ends when its connection does: by `end`, or with this
+    process, however that ends. Raises `WorkerDied` when it is gone.
+    """
+
+    def __init__(
+        self, recipe: Recipe, queues: Mapping[int, QueueTensor], closing: threading.Event
+    ) -> None:
+        self._recipe = recipe
+        self._slots = {size: queue.memory for size, queue in queues.items()}
+        self._closing = closing
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+
+    def fill(self, batch: Batch, slot: Reservation) -> None:
+        if self._connection is None:
+            self._connection = self._started()
+        try:
+            self._connection.send((batch, slot.index))
+            failure = self._answer(self._connection)
+        except (EOFError, OSError):
+            raise self._death(batch) from None
+        if failure is not None:
+            failure.error.add_note(f"in a worker process:\n{failure.traceback}")
+            raise failure.error
+
+    def end(self) -> None:
+        """End the process: of itself within a second, else by force."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.join(_GRACE)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+            self._process.close()
+
+    def _started(self) -> Connection:
+        if hasattr(signal, "pthread_sigmask"):  # an interrupt is for the parent, which ends us all
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_serve, args=(self._recipe, self._slots, theirs), daemon=True
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            ours.close()
+            raise PipelineError(
+                f"dataset or transform cannot be sent to a worker process: {error}; what is "
+                f"pickled must be defined at the top of a module"
+            ) from error
+        finally:
+            theirs.close()
+        self._process = process
+        return ours
+
+    def _answer(self, connection: Connection) -> _Failure | None:
+        """What the process says of its batch. Raises `EOFError` if it has died."""
+        assert self._process is not None
+        while not connection.poll(_POLL):
+            if self._closing.is_set():
+                raise _Closing
+            if not self._process.is_alive() and not connection.poll():
+                raise EOFError
+        answer: _Failure | None = connection.recv()
+        return answer
+
+    def _death(self, batch: Batch) -> WorkerDied:
+        assert self._process is not None
+        self._process.join(_GRACE)
+        return WorkerDied(
+            f"a worker process ended, with exit code {self._process.exitcode}, while it made the "
+            f"samples at positions {batch.start} to {batch.stop - 1} of epoch {batch.epoch}; a "
+            f'script that starts processes does so under `if __name__ == "__main__":`'
+        )
+
+
+def _serve(recipe: Recipe, slots: Mapping[int, SlotMemory], connection: Connection) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with connection, suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            batch, index = connection.recv()
+            failure = None
+            try:
+                recipe.fill(batch, slots[batch.size].slots[index])
+            except Exception as error:
+                failure = _Failure(_portable(error), "".join(traceback.format_exception(error)))
+            connection.send(failure)
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception, or if it cannot be pickled another one that tells of it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return PipelineError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,1 @@
+"""Other VMs behind the same protocol, and functions in C."""

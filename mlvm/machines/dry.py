@@ -1,0 +1,65 @@
+"""A VM that knows every type and holds no bytes: for measuring before allocating.
+
+It verifies and counts like the real one, so that a model too large for this machine can be
+built on it, and asked for its parameters or its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlvm.core.errors import HandleError
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.store import FreeStore, Storage
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM, check_write
+
+
+class DryVM(VM):
+    """A VM without bytes. Launches are verified and not run; reading raises `HandleError`."""
+
+    def _new_store(self) -> FreeStore:
+        return _DryStore()
+
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
+        """Verify the program for the arguments' types. Raises `HandleError` for one that leaves
+        outputs, as their values are not known."""
+        with self._lock:
+            handles = tuple(args)
+            self._bind(program, handles)
+            types = [self.type_of(handle) for handle in handles]
+            if verify(program, self.functions, types).outputs:
+                raise HandleError(f"{self.name} is a dry VM: it has no values to return")
+            return []
+
+    def read(self, handle: TensorHandle) -> Array:
+        raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
+
+    borrow = read
+
+    def storage_over(self, memory: Array) -> StorageHandle:
+        raise HandleError(f"{self.name} is a dry VM: it has no use for bytes")
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        """Check the array against the tensor's type, and drop it."""
+        check_write(self.type_of(handle), array)
+
+
+class _DryStorage(Storage):
+    def view(self, type: TensorType, offset: int) -> Array:
+        return np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape)
+
+
+class _DryStore(FreeStore):
+    def new_storage(self, nbytes: int) -> Storage:
+        return _DryStorage(nbytes, np.zeros(0, np.uint8))

@@ -1,0 +1,425 @@
+"""The VM protocol as bytes, and a `WireVM` that speaks it to a VM behind it.
+
+A `WireVM` encodes each call as one message; a `WireServer` decodes it, asks its VM, and encodes
+the answer or the error. Only bytes pass between the two, so a socket would fit there. `CALLS` is
+the whole protocol; docs/wire.md has its layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core import errors
+from mlvm.core.errors import (
+    DTypeError,
+    EncodingError,
+    HandleError,
+    MachineError,
+    ProgramError,
+    ShapeError,
+    brief,
+)
+from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
+from mlvm.core.types import MAX_NBYTES, Array, TensorType
+from mlvm.core.vm import VM
+
+
+class Field(NamedTuple):
+    """One parameter or result on the wire: its name in docs/wire.md, and how it goes there."""
+
+    name: str
+    write: Callable[[Writer, Any], None]
+    read: Callable[[Reader], Any]
+
+
+def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
+    if not isinstance(handle, (int, np.integer)):  # asked for what no type checker saw
+        raise HandleError(f"handle {brief(handle)} is no handle, which is an integer")
+    try:
+        writer.integer(handle)
+    except EncodingError:  # of more bytes than an integer may have
+        raise HandleError(f"handle {brief(handle)} names nothing: never issued") from None
+
+
+def _write_type(writer: Writer, type: TensorType) -> None:
+    if not isinstance(type, TensorType):
+        raise ShapeError(f"a tensor is of a TensorType, not {brief(type)}")
+    writer.type(type)
+
+
+def _write_nbytes(writer: Writer, nbytes: int) -> None:
+    if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
+        raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {brief(nbytes)}")
+    writer.integer(nbytes)
+
+
+def _write_array(writer: Writer, array: Array) -> None:
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise DTypeError(f"an array is wanted, not a {array.__class__.__name__}")
+    writer.array(array)
+
+
+def _read_limit(reader: Reader) -> int | None:
+    limit = reader.value()
+    if limit is not None and not isinstance(limit, int):
+        raise reader.error(f"a limit is an integer or none, not {limit!r}")
+    return limit
+
+
+def _read_estimate(reader: Reader) -> Estimate:
+    numbers = reader.sequence(Reader.integer)
+    if len(numbers) != len(Estimate._fields):
+        raise reader.error(f"an estimate has {len(Estimate._fields)} numbers, not {len(numbers)}")
+    return Estimate(*numbers)
+
+
+HANDLE: Final = Field("handle", _write_handle, Reader.integer)
+HANDLES: Final = Field(
+    "handles",
+    lambda writer, handles: writer.sequence(handles, _write_handle),
+    lambda reader: reader.sequence(Reader.integer),
+)
+INTEGER: Final = Field("integer", Writer.integer, Reader.integer)
+NBYTES: Final = Field("integer", _write_nbytes, Reader.integer)
+LIMIT: Final = Field("limit", Writer.value, _read_limit)
+F64: Final = Field("f64", Writer.f64, Reader.f64)
+TEXT: Final = Field("text", Writer.text, Reader.text)
+TYPE: Final = Field("type", _write_type, Reader.type)
+TYPES: Final = Field(
+    "types",
+    lambda writer, types: writer.sequence(types, _write_type),
+    lambda reader: reader.sequence(Reader.type),
+)
+ARRAY: Final = Field("array", _write_array, Reader.array)
+ARRAYS: Final = Field(
+    "arrays",
+    lambda writer, arrays: writer.sequence(arrays, Writer.array),
+    lambda reader: reader.sequence(Reader.array),
+)
+PROGRAM: Final = Field(
+    "program",
+    lambda writer, program: writer.blob(program.to_bytes()),
+    lambda reader: Program.from_bytes(reader.blob()),
+)
+ESTIMATE: Final = Field(
+    "estimate",
+    lambda writer, estimate: writer.sequence(estimate, Writer.integer),
+    _read_estimate,
+)
+NOTHING: Final = Field("nothing", lambda writer, _: None, lambda reader: None)
+
+
+class Call(NamedTuple):
+    """A call of the protocol: its parameters by name, in order, and its result."""
+
+    parameters: dict[str, Field]
+    result: Field
+
+
+CALLS: Final[dict[str, Call]] = {
+    "name": Call({}, TEXT),
+    "alloc_tensor": Call({"type": TYPE}, HANDLE),
+    "dealloc_tensor": Call({"handle": HANDLE}, NOTHING),
+    "read": Call({"handle": HANDLE}, ARRAY),
+    "write": Call({"handle": HANDLE, "array": ARRAY}, NOTHING),
+    "load_program": Call({"number": INTEGER, "program": PROGRAM}, NOTHING),
+    "drop_program": Call({"number": INTEGER}, NOTHING),
+    "launch": Call({"number": INTEGER, "args": HANDLES, "max_steps": LIMIT}, ARRAYS),
+    "estimate": Call({"number": INTEGER, "arg_types": TYPES}, ESTIMATE),
+    "consumed_size_in_mib": Call({}, F64),
+    "alloc_storage": Call({"nbytes": NBYTES}, HANDLE),
+    "dealloc_storage": Call({"handle": HANDLE}, NOTHING),
+    "tensor_from_storage": Call({"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE),
+    "swap": Call({"h1": HANDLE, "h2": HANDLE}, NOTHING),
+}
+"""Every call by name. A program is loaded once under a number of the client's choice, launched and
+estimated by that number, and dropped when the client has no more use for it."""
+
+
+# --- messages ------------------------------------------------------------------------
+
+
+def encode_call(name: str, args: Sequence[Any]) -> bytes:
+    """A call as a message. Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for
+    an argument that has no encoding."""
+    writer = Writer()
+    writer.text(name)
+    for field, value in zip(CALLS[name].parameters.values(), args, strict=True):
+        field.write(writer, value)
+    return writer.message(Kind.call)
+
+
+def decode_call(message: bytes) -> tuple[str, list[Any]]:
+    """The call's name and arguments. Raises `EncodingError`, and `ProgramError` with a program."""
+    _, reader = open_message(message, Kind.call)
+    name = reader.text()
+    if name not in CALLS:
+        raise EncodingError(f"no call {name!r}; there are {', '.join(CALLS)}")
+    args = [field.read(reader) for field in CALLS[name].parameters.values()]
+    reader.end()
+    return name, args
+
+
+def encode_answer(name: str, result: Any) -> bytes:
+    """The result of the call of that name as a message."""
+    writer = Writer()
+    CALLS[name].result.write(writer, result)
+    return writer.message(Kind.answer)
+
+
+def decode_answer(name: str, message: bytes) -> Any:
+    """The result of the call of that name; raises the error that came instead of one."""
+    kind, reader = open_message(message, Kind.answer, Kind.error)
+    if kind is Kind.error:
+        raise _read_error(reader)  # in no variable: its traceback would hold it in a cycle
+    result = CALLS[name].result.read(reader)
+    reader.end()
+    return result
+
+
+# --- errors --------------------------------------------------------------------------
+
+_BUILT_IN: Final[tuple[type[Exception], ...]] = (
+    *(ArithmeticError, AssertionError, AttributeError, Exception, IndexError, KeyError),
+    *(LookupError, MemoryError, NotImplementedError, OSError, OverflowError, RecursionError),
+    *(RuntimeError, TypeError, ValueError, ZeroDivisionError),
+)
+_ERRORS: Final[dict[str, type[Exception]]] = {
+    each.__name__: each
+    for each in (*_BUILT_IN, *vars(errors).values())
+    if isinstance(each, type) and issubclass(each, Exception)
+}
+"""What can come back as it is: mlvm's errors, and what a host function is likely to raise."""
+
+
+def encode_error(error: Exception) -> bytes:
+    """The error as a message: the name of its class, its arguments, its parts and its notes.
+
+    One of a class unknown to the wire goes as the nearest base that is known, with its text. It
+    never raises: what an error is made of may be anything.
+    """
+    try:
+        return _encode_error(error)
+    except Exception:
+        writer = Writer()
+        writer.text(MachineError.__name__)
+        writer.sequence([f"an error that has no encoding: {brief(error)}"], Writer.value)
+        writer.mapping({}, Writer.value)
+        writer.sequence((), Writer.text)
+        return writer.message(Kind.error)
+
+
+def _encode_error(error: Exception) -> bytes:
+    known = next(each for each in type(error).__mro__ if _ERRORS.get(each.__name__) is each)
+    args = error.args if known is type(error) else (_text(error),)
+    parts = {name: part for name, part in vars(error).items() if name != "__notes__"}
+    writer = Writer()
+    writer.text(known.__name__)
+    writer.sequence(args, _write_part)
+    writer.mapping(parts, _write_part)
+    writer.sequence(getattr(error, "__notes__", ()), Writer.text)
+    return writer.message(Kind.error)
+
+
+def _write_part(writer: Writer, part: Any) -> None:
+    """The part, or the text of one that has no encoding."""
+    try:
+        Writer().value(part)
+    except Exception:
+        part = _text(part)
+    writer.value(part)
+
+
+def _text(value: object) -> str:
+    """The value's text, or what stands for one that Python does not write."""
+    try:
+        return str(value)
+    except Exception:
+        return brief(value)
+
+
+def _read_error(reader: Reader) -> Exception:
+    name = reader.text()
+    if name not in _ERRORS:
+        raise reader.error(f"no error {name!r}")
+    args = reader.sequence(Reader.value)
+    try:
+        error = _ERRORS[name](*args)
+    except TypeError as refused:
+        raise reader.error(f"{name} is not made of {args}: {refused}") from None
+    vars(error).update(reader.mapping(Reader.value))
+    for note in reader.sequence(Reader.text):
+        error.add_note(note)
+    reader.end()
+    return error
+
+
+# --- the two ends --------------------------------------------------------------------
+
+
+class WireServer:
+    """Answers one client's messages from a VM."""
+
+    def __init__(self, vm: VM) -> None:
+        self.vm = vm
+        self._programs: dict[int, Program] = {}
+
+    def answer(self, message: bytes) -> bytes:
+        """The answer to a call as a message. Whatever goes wrong is an answer too."""
+        try:
+            name, args = decode_call(message)
+            return encode_answer(name, self._perform(name, args))
+        except Exception as error:
+            return encode_error(error)
+
+    def _perform(self, name: str, args: list[Any]) -> Any:
+        match name:
+            case "name":
+                return self.vm.name
+            case "load_program" | "drop_program" | "launch" | "estimate":
+                return getattr(self, f"_{name}")(*args)
+            case _:
+                return getattr(self.vm, name)(*args)
+
+    def _load_program(self, number: int, program: Program) -> None:
+        self._programs[number] = program
+
+    def _drop_program(self, number: int) -> None:
+        self._program(number)
+        del self._programs[number]
+
+    def _launch(self, number: int, args: list[TensorHandle], max_steps: int | None) -> list[Array]:
+        return self.vm.launch(self._program(number), args, max_steps=max_steps)
+
+    def _estimate(self, number: int, arg_types: list[TensorType]) -> Estimate:
+        return self.vm.estimate(self._program(number), arg_types)
+
+    def _program(self, number: int) -> Program:
+        try:
+            return self._programs[number]
+        except KeyError:
+            raise HandleError(f"no program is loaded under number {number}") from None
+
+
+class _Loaded(NamedTuple):
+    """A program that the server knows, by its number, until the program dies on this side."""
+
+    number: int
+    program: weakref.ref[Program]
+
+
+class WireVM:
+    """A VM behind a wire: every call passes to `vm` and back as bytes.
+
+    It answers what `VMProtocol` asks. An error comes back with its type, text, notes and parts
+    (an `OpError` has its op, operands and reason); an argument that has no bytes is refused
+    before anything is sent. `attachments` stay on this side.
+    """
+
+    def __init__(self, vm: VM) -> None:
+        self._send = WireServer(vm).answer
+        self._loaded: dict[int, _Loaded] = {}
+        self._dropped: deque[int] = deque()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self.attachments: dict[str, Any] = {}
+        self.name: str = self._call("name")
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return decode_answer(name, self._send(encode_call(name, args)))
+
+    def alloc_tensor(self, type: TensorType) -> TensorHandle:
+        handle: TensorHandle = self._call("alloc_tensor", type)
+        return handle
+
+    def dealloc_tensor(self, handle: TensorHandle) -> None:
+        self._call("dealloc_tensor", handle)
+
+    def read(self, handle: TensorHandle) -> Array:
+        array: Array = self._call("read", handle)
+        return array
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        self._call("write", handle, array)
+
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
+        try:
+            handles = tuple(args)
+        except TypeError:
+            raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
+        number = self._number_of(program)
+        outputs: list[Array] = self._call("launch", number, handles, max_steps)
+        return outputs
+
+    def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
+        estimate: Estimate = self._call("estimate", self._number_of(program), arg_types)
+        return estimate
+
+    def consumed_size_in_mib(self) -> float:
+        size: float = self._call("consumed_size_in_mib")
+        return size
+
+    def alloc_storage(self, nbytes: int) -> StorageHandle:
+        handle: StorageHandle = self._call("alloc_storage", nbytes)
+        return handle
+
+    def dealloc_storage(self, handle: StorageHandle) -> None:
+        self._call("dealloc_storage", handle)
+
+    def tensor_from_storage(
+        self, storage: StorageHandle, type: TensorType, offset: int
+    ) -> TensorHandle:
+        handle: TensorHandle = self._call("tensor_from_storage", storage, type, offset)
+        return handle
+
+    def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
+        self._call("swap", h1, h2)
+
+    # --- programs ---
+
+    def _number_of(self, program: Program) -> int:
+        """The number under which the server knows the program, now if not before."""
+        if self._dropped:
+            self._drop_programs()
+        return (self._loaded.get(id(program)) or self._load(program)).number
+
+    def _load(self, program: Program) -> _Loaded:
+        """Send the program, unless another thread just has."""
+        if not isinstance(program, Program):
+            raise ProgramError(f"a Program is wanted to launch, not {brief(program)}")
+        with self._lock:
+            key, me = id(program), weakref.ref(self)
+            if key in self._loaded:
+                return self._loaded[key]
+            number = next(self._numbers)
+
+            def forget(_: weakref.ref[Program]) -> None:
+                vm = me()
+                if vm is not None:
+                    del vm._loaded[key]
+                    vm._dropped.append(number)
+
+            self._call("load_program", number, program)
+            loaded = self._loaded[key] = _Loaded(number, weakref.ref(program, forget))
+            return loaded
+
+    def _drop_programs(self) -> None:
+        """Tell the server of programs that have died, which may happen at any moment."""
+        with self._lock:
+            while self._dropped:
+                self._call("drop_program", self._dropped.popleft())

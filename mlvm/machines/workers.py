@@ -1,0 +1,263 @@
+"""Ops that run beside the program: what `VM(workers=n)` adds to the machine.
+
+The machine does not wait for an op: it hands the kernel over, with the array that the result
+will be in, and goes on. Such an array is a future. Whoever needs its values waits for the
+task that writes them: a jump, an output, a host function, `read`.
+
+Tasks are ordered by the bytes they touch and by nothing else: a read after the write before
+it, a write after the reads and writes before it (the hazards RAW, WAR and WAW of Hennessy &
+Patterson, Computer Architecture). So results have the same bits for any number of workers. A
+task that fails leaves its bytes bad: what reads them fails with the same error, until something
+else is written there. The machine waits when too many tasks, or bytes, are under way.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import MachineError
+from mlvm.core.machine.functions import OpFresh, OpInto, Slot, Value, WritesInto
+from mlvm.core.op import Attributes, Kernel
+from mlvm.core.types import Array, TensorType, aligned_array, root
+
+_MOST_TASKS: Final = 64
+_MOST_BYTES: Final = 1 << 28  # of results under way
+
+
+class Span(NamedTuple):
+    """The bytes from address `start` up to `end`."""
+
+    start: int
+    end: int
+
+    @staticmethod
+    def of(array: Array) -> Span:
+        start = array.__array_interface__["data"][0]
+        return Span(start, start + array.nbytes)
+
+    def meets(self, other: Span) -> bool:
+        return self.start < other.end and other.start < self.end
+
+    def without(self, other: Span) -> list[Span]:
+        """What is left of this span outside of the other."""
+        left = Span(self.start, min(self.end, other.start))
+        right = Span(max(self.start, other.end), self.end)
+        return [span for span in (left, right) if span.start < span.end]
+
+
+class _Bad(NamedTuple):
+    """Bytes that a failed task should have written, while the memory they lie in lives."""
+
+    span: Span
+    error: BaseException
+    memory: weakref.ref[Array]
+
+
+class _Task:
+    """A kernel to run on arrays, the first of which it writes, once others are done."""
+
+    __slots__ = ("blame", "done", "followers", "memory", "nbytes", "reads", "run", "unmet", "write")
+
+    def __init__(
+        self, run: Callable[[], None], arrays: list[Array], blame: Callable[[Exception], object]
+    ) -> None:
+        self.run = run
+        self.write, *self.reads = map(Span.of, arrays)
+        self.nbytes = arrays[0].nbytes
+        self.memory = weakref.ref(root(arrays[0]))
+        self.blame = blame
+        self.unmet = 0
+        self.followers: list[_Task] = []
+        self.done = threading.Event()
+
+    def waits_for(self, other: _Task) -> bool:
+        return (
+            self.write.meets(other.write)
+            or any(span.meets(other.write) for span in self.reads)
+            or any(self.write.meets(span) for span in other.reads)
+        )
+
+
+class Scheduler:
+    """Runs tasks on worker threads, in any order that the bytes they touch allow."""
+
+    def __init__(self, workers: int, name: str) -> None:
+        self._name = name
+        self._pool = ThreadPoolExecutor(
+            workers, thread_name_prefix=name, initializer=np.seterr, initargs=("ignore",)
+        )
+        self._change = threading.Condition()
+        self._open: list[_Task] = []  # not done yet, in the order they came
+        self._nbytes = 0  # of what these write
+        self._bad: list[_Bad] = []
+        self._closed = False
+
+    def call(
+        self,
+        slot: Slot,
+        params: Sequence[Value],
+        attributes: Attributes,
+        blame: Callable[[Exception], object],
+    ) -> Sequence[Value]:
+        """Call a function of the table: an op without waiting for it, others at once, when all
+        that touches their parameters is done. `blame` is told of an error when it happens."""
+        callee = slot.callee
+        arrays = [x for x in params if isinstance(x, np.ndarray)]
+        if isinstance(callee, OpInto):
+            self._submit(slot.watched(callee.op.kernel), arrays, attributes, blame)
+            return ()
+        if isinstance(callee, OpFresh) and not callee.op.dynamic and slot.instrument is None:
+            type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
+            assert type is not None  # not dynamic
+            out = aligned_array(type)
+            self._submit(callee.op.kernel, [out, *arrays], attributes, blame)
+            return (out,)
+        if isinstance(callee, WritesInto):
+            written = callee.writes(attributes)
+            self.wait(arrays[written:])
+            for array in arrays[:written]:
+                self.overwrite(array)
+        else:
+            self.wait(arrays, writing=True)
+        return slot.call(params, attributes)
+
+    def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
+        """Until the values of the arrays are there; if `writing`, also until nobody reads them.
+
+        Raises the error of a task that was to write them.
+        """
+        spans = [Span.of(array) for array in arrays]
+        self._wait(spans, writing)
+        with self._change:
+            error = self._error(spans)
+        if error is not None:
+            raise _again(error)
+
+    def overwrite(self, array: Array) -> None:
+        """Until nobody reads or writes the array; what was bad in it counts as whole."""
+        span = Span.of(array)
+        self._wait([span], writing=True)
+        with self._change:
+            self._heal(span)
+
+    def drain(self) -> None:
+        """Until all tasks are done."""
+        with self._change:
+            self._change.wait_for(lambda: not self._open)
+
+    def synchronize(self) -> None:
+        """Until all tasks are done. Raises the first error whose bytes are still bad, and
+        forgets all such errors."""
+        self.drain()
+        with self._change:
+            bad, self._bad = self._bad, []
+        if bad:
+            raise _again(bad[0].error)
+
+    def close(self) -> None:
+        """End the workers when they have done what they were given. Idempotent."""
+        self.drain()
+        with self._change:
+            self._closed = True
+        self._pool.shutdown(wait=True)
+
+    def _wait(self, spans: list[Span], writing: bool) -> None:
+        with self._change:
+            tasks = [
+                task
+                for task in self._open
+                if any(
+                    span.meets(task.write) or (writing and any(map(span.meets, task.reads)))
+                    for span in spans
+                )
+            ]
+        for task in tasks:
+            task.done.wait()
+
+    def _submit(
+        self,
+        kernel: Kernel,
+        arrays: list[Array],
+        attributes: Attributes,
+        blame: Callable[[Exception], object],
+    ) -> None:
+        task = _Task(lambda: kernel(*arrays, **attributes), arrays, blame)
+        with self._change:
+            self._change.wait_for(
+                lambda: (
+                    not self._open
+                    or (len(self._open) < _MOST_TASKS and self._nbytes + task.nbytes <= _MOST_BYTES)
+                )
+            )
+            if self._closed:
+                raise MachineError(f"{self._name} is closed: its workers have ended")
+            for other in self._open:
+                if task.waits_for(other):
+                    other.followers.append(task)
+                    task.unmet += 1
+            self._open.append(task)
+            self._nbytes += task.nbytes
+            if not task.unmet:
+                self._pool.submit(self._run, task)
+
+    def _run(self, task: _Task) -> None:
+        """On a worker: run the task if what it reads is good, and let its followers go."""
+        with self._change:
+            error = self._error(task.reads)
+        try:
+            if error is None:
+                task.run()
+        except BaseException as raised:  # a worker has nobody to raise to
+            error = raised.with_traceback(None)  # whose frames hold arrays
+            if isinstance(raised, Exception):
+                task.blame(raised)
+        finally:
+            task.run = task.blame = _nothing  # they hold arrays
+            with self._change:
+                self._finish(task, error)
+            task.done.set()
+            del error  # and its traceback this frame
+
+    def _finish(self, task: _Task, error: BaseException | None) -> None:
+        self._open.remove(task)
+        self._nbytes -= task.nbytes
+        self._heal(task.write)
+        if error is not None:
+            self._bad.append(_Bad(task.write, error, task.memory))
+        for follower in task.followers:
+            follower.unmet -= 1
+            if not follower.unmet:
+                self._pool.submit(self._run, follower)
+        self._change.notify_all()
+
+    def _error(self, spans: Iterable[Span]) -> BaseException | None:
+        """The error of the first bad bytes among these."""
+        self._bad = [bad for bad in self._bad if bad.memory() is not None]
+        spans = list(spans)
+        found = (bad.error for bad in self._bad if any(map(bad.span.meets, spans)))
+        return next(found, None)
+
+    def _heal(self, written: Span) -> None:
+        """What has been written anew is no longer bad."""
+        self._bad = [
+            bad._replace(span=rest) for bad in self._bad for rest in bad.span.without(written)
+        ]
+
+
+def _again(error: BaseException) -> BaseException:
+    """A copy to raise: a traceback that clings to the one kept here would keep arrays alive."""
+    try:
+        return copy.copy(error).with_traceback(None)
+    except Exception:  # somebody's exception that cannot be copied
+        return error.with_traceback(None)
+
+
+def _nothing(*_: object) -> None:
+    """What is left of a task that is done."""

@@ -1,0 +1,1 @@
+"""What can be seen: reports, pictures, traces, and `python -m mlvm memory`."""

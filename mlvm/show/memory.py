@@ -1,0 +1,184 @@
+"""What `python -m mlvm memory` shows: the arenas of a script, or the plan for a program.
+
+A script is run with every arena recorded that it makes. A program is run on its arguments, to
+see when its intermediates come and go; the planner then says how few bytes they need.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mlvm.arena.arena import Arena
+from mlvm.arena.placement import rounded
+from mlvm.arena.planner import Block, Plan, plan
+from mlvm.core.errors import MlvmError
+from mlvm.core.machine.functions import Value
+from mlvm.core.op import Attributes
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array, TensorType, root
+from mlvm.core.vm import VM
+from mlvm.show.picture import MOST_RECTANGLES, timeline
+from mlvm.show.report import Lifetime, Recording, record_all, table
+
+_LARGEST: Final = 8  # intermediates that are listed
+
+
+class ScriptFailed(MlvmError):
+    """A script ended with an error; the text says which, and on what line."""
+
+
+def show_script(file: Path, out: Path) -> None:
+    """Run a Python script, then print a report of each arena in which something lived, and write
+    its picture to `out` as NAME.ARENA.svg.
+
+    Raises `ScriptFailed` when the script does, and `OSError`.
+    """
+    arenas = run_script(file)
+    names: dict[str, int] = {}
+    for arena in arenas:
+        if arena.recording is None or not arena.recording.lifetimes:
+            continue
+        name = re.sub(r"[^\w.-]+", "_", arena.name)
+        names[name] = number = names.get(name, 0) + 1
+        path = out / f"{file.stem}.{name}{f'-{number}' if number > 1 else ''}.svg"
+        arena.plot(path, title=f"Arena {arena.name} of {file.name}")
+        print(f"{arena.report()}\n\npicture  {path}\n")
+
+
+def run_script(file: Path) -> list[Arena]:
+    """The arenas that a script makes, each with its recording. Raises `ScriptFailed`."""
+    arguments, path = sys.argv, sys.path
+    sys.argv, sys.path = [os.fspath(file)], [os.fspath(file.parent), *path]
+    try:
+        with record_all(most=MOST_RECTANGLES // 2) as arenas:
+            try:
+                runpy.run_path(os.fspath(file), run_name="__main__")
+            except SystemExit as end:
+                if end.code:
+                    raise ScriptFailed(f"{file}: it ended with {end.code!r}") from None
+            except Exception as error:
+                raise ScriptFailed(_what_happened(file, error)) from error
+    finally:
+        sys.argv, sys.path = arguments, path
+    return arenas
+
+
+def _what_happened(file: Path, error: Exception) -> str:
+    """The error, and the innermost line of the script that led to it."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    place = error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code.co_filename == os.fspath(file):
+            line = place.tb_lineno
+        place = place.tb_next
+    where = f"line {line}: " if line is not None else ""
+    return f"{file}: {where}{error.__class__.__name__}: {error}"
+
+
+# --- programs ------------------------------------------------------------------------
+
+
+class Intermediates:
+    """An instrument that notes which arrays a program makes, and between which calls they live."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.made: list[Lifetime] = []
+        self._alive: dict[int, tuple[Lifetime, weakref.ref[Array]]] = {}
+        self._given: dict[int, weakref.ref[Array]] = {}
+
+    def before(
+        self, name: str, params: Sequence[Value], attributes: Attributes
+    ) -> Sequence[Value] | None:
+        for array in params:
+            if isinstance(array, np.ndarray) and id(root(array)) not in self._alive:
+                self._note(root(array))
+        return None
+
+    def after(
+        self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
+    ) -> None:
+        for array in results:
+            if isinstance(array, np.ndarray):
+                memory = root(array)
+                if id(memory) not in self._alive and id(memory) not in self._given:
+                    nbytes = rounded(array.nbytes)
+                    self._begin(
+                        Lifetime(TensorType.of(array), 0, nbytes, self.calls, 0, name), memory
+                    )
+        self.calls += 1
+
+    def finish(self) -> list[Lifetime]:
+        """What was made; what still lives does so to the end."""
+        for lifetime, _ in self._alive.values():
+            lifetime.end = self.calls
+        self._alive.clear()
+        return self.made
+
+    def _note(self, memory: Array) -> None:
+        """An argument or a constant: no intermediate."""
+        key = id(memory)
+        self._given[key] = weakref.ref(memory, lambda _: self._given.pop(key, None))
+
+    def _begin(self, lifetime: Lifetime, memory: Array) -> None:
+        key = id(memory)
+        self.made.append(lifetime)
+        self._alive[key] = lifetime, weakref.ref(memory, lambda _: self._end(key))
+
+    def _end(self, key: int) -> None:
+        entry = self._alive.pop(key, None)
+        if entry is not None:
+            entry[0].end = max(self.calls, entry[0].start + 1)
+
+
+def plan_of(program: Program, arguments: Sequence[Array]) -> tuple[Plan, Recording]:
+    """Run the program on the arguments, and plan the memory of the tensors it makes meanwhile.
+
+    The recording has the plan's offsets; its moments are the program's calls. Raises what a
+    launch raises.
+    """
+    vm, seen = VM(), Intermediates()
+    handles = [vm.alloc_tensor(TensorType.of(array)) for array in arguments]
+    for handle, array in zip(handles, arguments, strict=True):
+        vm.write(handle, array)
+    with vm.instrumented(seen):
+        vm.launch(program, handles)
+    lifetimes = seen.finish()
+    found = plan([Block(each.nbytes, each.start, each.end) for each in lifetimes])
+    for lifetime, offset in zip(lifetimes, found.offsets, strict=True):
+        lifetime.offset = offset
+    return found, Recording("plan", found.nbytes, max(seen.calls, 1), lifetimes)
+
+
+def show_program(program: Program, arguments: Sequence[Array], file: Path, out: Path) -> None:
+    """Print the plan of the program's intermediates and the largest of them, and draw it to
+    `out` as NAME.plan.svg. Raises `OSError`, and what a launch raises."""
+    show_plan(*plan_of(program, arguments), file, out)
+
+
+def show_plan(found: Plan, recording: Recording, file: Path, out: Path) -> None:
+    """Print a plan and the largest of what lies in it, and draw it to `out` as NAME.plan.svg.
+    Raises `OSError`."""
+    alone = sum(each.nbytes for each in recording.lifetimes)
+    print(f"{len(recording.lifetimes):,} intermediates, {alone:,} bytes side by side")
+    print(f"planned: {found}")
+    largest = sorted(recording.lifetimes, key=lambda each: each.nbytes, reverse=True)[:_LARGEST]
+    cells = [("bytes", "offset", "calls", "type", "op")]
+    cells += [
+        (f"{x.nbytes:,}", f"{x.offset:,}", f"{x.start} to {x.end - 1}", str(x.type), x.op)
+        for x in largest
+    ]
+    if largest:
+        print("", *table(cells, right=2), sep="\n")
+    path = out / f"{file.stem}.plan.svg"
+    path.write_text(timeline(recording, title=f"Memory plan of {file.name}"), encoding="utf-8")
+    print(f"\npicture  {path}")

@@ -1,0 +1,252 @@
+"""An arena's recording as an SVG picture: address against time, a rectangle for each tensor."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Final
+
+from mlvm.show.report import Lifetime, Recording, short
+
+MOST_RECTANGLES: Final = 4000
+"""So many a browser still scrolls smoothly, and the file stays below a megabyte."""
+
+_WIDTH, _HEIGHT = 1200, 680
+_LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
+_RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+_MOST_RESETS: Final = 100
+
+# Tableau's ten and two more, told apart on white and on black.
+_COLOURS: Final = (
+    *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2"),
+    *("#edc948", "#ff9da7", "#9c755f", "#d37295", "#8cd17d", "#499894"),
+)
+_OTHER: Final = "#a0a4aa"
+
+_STYLE: Final = """
+svg { background: #fff; font: 13px system-ui, sans-serif; --ink: #1f2328; --soft: #656d76;
+  --grid: #e3e6ea; --paper: #fff; --bound: #c2410c; --top: #1d4ed8 }
+@media (prefers-color-scheme: dark) { svg { background: #0f1318; --ink: #e6edf3; --soft: #9aa4af;
+  --grid: #262d36; --paper: #0f1318; --bound: #fb923c; --top: #8ab4f8 } }
+text { fill: var(--ink) }
+.soft { fill: var(--soft) }
+.right { text-anchor: end }
+.middle { text-anchor: middle }
+.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round }
+.grid { stroke: var(--grid) }
+.axis { stroke: var(--soft); fill: none }
+.reset { stroke: var(--soft); stroke-opacity: .45; stroke-dasharray: 1 3 }
+.used { stroke: var(--ink); stroke-opacity: .8; stroke-width: 1.2; fill: none }
+.level { stroke-dasharray: 7 4 }
+path.bound { stroke: var(--bound) }
+text.bound { fill: var(--bound) }
+path.top { stroke: var(--top) }
+text.top { fill: var(--top) }
+.tensors rect { stroke: var(--paper); stroke-width: .5 }
+.tensors rect:hover { stroke: var(--ink); stroke-width: 2 }
+"""
+
+
+def timeline(recording: Recording, *, title: str | None = None) -> str:
+    """The recording as SVG text, for light and dark backgrounds.
+
+    A tensor is a rectangle: across from its first moment to its last, upwards over the bytes it
+    lies at, coloured by the op that wrote it first, or by its type where no op is known. Pointed
+    at, it tells op, type, bytes, moments and the Python line that made it. The thin line is the
+    number of bytes in use. One dashed line is the most of them at any moment, the lower bound of
+    any placement; the other the highest address. Of very many tensors the largest are drawn.
+    """
+    used = recording.used()
+    bound = max(used)
+    top = max((each.offset + each.nbytes for each in recording.lifetimes), default=0)
+    unit, unit_name = _unit(max(top, bound))
+    x = _scale(recording.first, recording.moments, _LEFT, _RIGHT_END)
+    y = _scale(0, 1.07 * max(top, bound, 1), _GROUND, _TOP)
+    drawn = _largest(recording.lifetimes)
+    colours = _colours(drawn)
+    count, total = len(drawn), len(recording.lifetimes)
+    tensors = (
+        f"{total:,} tensors" if count == total else f"the largest {count:,} of {total:,} tensors"
+    )
+    ratio = f" ({top / bound:.2f} of it)" if bound else ""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+            f'width="{_WIDTH}" height="{_HEIGHT}">',
+            f"<style>{_STYLE}</style>",
+            _text(_LEFT, 34, title or f"Arena {recording.arena}", style="font-size: 20px"),
+            _text(
+                _LEFT,
+                58,
+                f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
+                f"{bound:,}; highest address {top:,}{ratio}",
+                "soft",
+            ),
+            _grid(x, y, recording, max(top, bound), unit, unit_name),
+            _tensors(drawn, colours, x, y),
+            _resets(recording, x),
+            _used(used, recording.first, x, y),
+            _level(y(top), "top", f"high water: {top:,} bytes, the highest address", -6),
+            _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
+            _legend(drawn, colours),
+            "</svg>\n",
+        ]
+    )
+
+
+Scale = Callable[[float], float]
+
+
+def _scale(low: float, high: float, start: float, stop: float) -> Scale:
+    """The linear map from `low` .. `high` to pixels `start` .. `stop`."""
+    factor = (stop - start) / ((high - low) or 1)
+    return lambda value: start + (value - low) * factor
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to ten round values from `low` to `high`: multiples of 1, 2 or 5 times 10^n."""
+    span = (high - low) or 1
+    power = 10.0 ** math.floor(math.log10(span / 4))
+    step = max(factor * power for factor in (1, 2, 5) if factor * power <= span / 4)
+    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _unit(nbytes: int) -> tuple[int, str]:
+    """The unit in which so many bytes are a number of few digits."""
+    for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 2 << power:
+            return 1 << power, name
+    return 1, "bytes"
+
+
+def _largest(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
+    """Those drawn: the largest, in the order they came."""
+    if len(lifetimes) <= MOST_RECTANGLES:
+        return list(lifetimes)
+    by_area = sorted(lifetimes, key=_area, reverse=True)[:MOST_RECTANGLES]
+    return sorted(by_area, key=lambda each: each.start)
+
+
+def _area(lifetime: Lifetime) -> int:
+    return lifetime.nbytes * (lifetime.end - lifetime.start)
+
+
+def _kind(lifetime: Lifetime) -> str:
+    """What decides the colour: the op, or the type where no op is known."""
+    return lifetime.op or str(lifetime.type)
+
+
+def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
+    """A colour for each kind, those that hold most bytes for longest first; the rest are grey."""
+    area: dict[str, int] = {}
+    for each in lifetimes:
+        area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
+    largest = sorted(area, key=lambda kind: area[kind], reverse=True)
+    return dict(itertools.zip_longest(largest, _COLOURS[: len(largest)], fillvalue=_OTHER))
+
+
+# --- the parts -----------------------------------------------------------------------
+
+
+def _n(value: float) -> str:
+    """A coordinate with as few characters as tell."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _text(x: float, y: float, text: str, kind: str = "", style: str = "") -> str:
+    kind = f' class="{kind}"' if kind else ""
+    style = f' style="{style}"' if style else ""
+    return f'<text x="{_n(x)}" y="{_n(y)}"{kind}{style}>{escape(text, quote=False)}</text>'
+
+
+def _grid(x: Scale, y: Scale, recording: Recording, highest: int, unit: int, unit_name: str) -> str:
+    parts = []
+    for value in _ticks(0, 1.07 * max(highest, 1) / unit):
+        at = _n(y(value * unit))
+        parts.append(f'<path class="grid" d="M{_LEFT} {at}H{_RIGHT_END}"/>')
+        parts.append(_text(_LEFT - 9, y(value * unit) + 4, f"{value:g}", "right soft"))
+    for value in _ticks(recording.first, recording.moments):
+        if value == int(value):
+            parts.append(f'<path class="axis" d="M{_n(x(value))} {_GROUND}v5"/>')
+            parts.append(_text(x(value), _GROUND + 20, f"{int(value):,}", "middle soft"))
+    height, middle = (_GROUND + _TOP) / 2, (_LEFT + _RIGHT_END) / 2
+    label = "time: moments, at each of which a tensor comes or ends"
+    turned = f"transform: rotate(-90deg); transform-origin: 24px {height}px"
+    parts.append(_text(middle, _GROUND + 46, label, "middle soft"))
+    parts.append(_text(24, height, f"address, {unit_name}", "middle soft", turned))
+    parts.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{_GROUND}H{_RIGHT_END}"/>')
+    return "\n".join(parts)
+
+
+def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y: Scale) -> str:
+    """A group of rectangles for each colour."""
+    groups: dict[str, list[str]] = {colour: [] for colour in colours.values()}
+    for each in lifetimes:
+        left, above = max(x(each.start), _LEFT), y(each.offset + each.nbytes)
+        groups[colours[_kind(each)]].append(
+            f'<rect x="{_n(left)}" y="{_n(above)}" width="{_n(max(x(each.end) - left, 0.3))}" '
+            f'height="{_n(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
+        )
+    drawn = [f'<g fill="{colour}">{"".join(inside)}</g>' for colour, inside in groups.items()]
+    return '<g class="tensors">' + "\n".join(drawn) + "</g>"
+
+
+def _hover(each: Lifetime) -> str:
+    lines = [
+        f"{each.op}: {each.type}" if each.op else str(each.type),
+        f"{each.nbytes:,} bytes at {each.offset:,}",
+        f"moments {each.start:,} to {each.end - 1:,}",
+        *([short(each.line)] if each.place is not None else []),
+    ]
+    return escape("\n".join(lines), quote=False)
+
+
+def _resets(recording: Recording, x: Scale) -> str:
+    if len(recording.resets) > _MOST_RESETS:
+        return ""
+    lines = [
+        f'<path class="reset" d="M{_n(x(moment))} {_TOP}V{_GROUND}"><title>reset</title></path>'
+        for moment in recording.resets
+        if moment > recording.first
+    ]
+    return "\n".join(lines)
+
+
+def _used(used: Sequence[int], first: int, x: Scale, y: Scale) -> str:
+    """The bytes in use: a staircase, with a step only where the picture shows one."""
+    steps: list[str] = []
+    before = -1
+    for moment, nbytes in enumerate(used, first):
+        height = round(y(nbytes))
+        if height != before:
+            steps.append(f"H{_n(x(moment))}V{height}" if steps else f"M{_n(x(moment))} {height}")
+            before = height
+    return f'<path class="used" d="{"".join(steps)}H{_RIGHT_END}"/>'
+
+
+def _level(y: float, kind: str, label: str, lower: float) -> str:
+    """A dashed line across the plot, its label so much lower than the line."""
+    line = f'<path class="level {kind}" d="M{_LEFT} {_n(y)}H{_RIGHT_END}"/>'
+    return line + _text(_RIGHT_END - 6, y + lower, label, f"halo {kind} right")
+
+
+def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
+    """A column of coloured squares, each with an op and the number of its tensors."""
+    counts = Counter(map(_kind, lifetimes))
+    rows = [(colour, kind, counts[kind]) for kind, colour in colours.items() if colour != _OTHER]
+    rest = [counts[kind] for kind, colour in colours.items() if colour == _OTHER]
+    if rest:
+        rows.append((_OTHER, f"{len(rest)} others", sum(rest)))
+    left, parts = _RIGHT_END + 22, []
+    for i, (colour, label, count) in enumerate(rows):
+        top = _TOP + 8 + 23 * i
+        parts.append(f'<rect x="{left}" y="{top}" width="13" height="13" rx="2" fill="{colour}"/>')
+        parts.append(_text(left + 20, top + 11, label))
+        parts.append(_text(_WIDTH - 16, top + 11, f"{count:,}", "soft right"))
+    top = _TOP + 20 + 23 * len(rows)
+    parts.append(f'<path class="used" d="M{left} {top}h13"/>')
+    parts.append(_text(left + 20, top + 4, "bytes in use"))
+    return "\n".join(parts)

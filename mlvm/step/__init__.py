@@ -1,0 +1,1 @@
+"""A recorded step becomes one planned program."""

@@ -1,0 +1,181 @@
+"""A planned step as bytes: its program and plan, and the state it starts from.
+
+What `Captured.save` writes can be loaded where there is no Python function: it runs on any VM, and
+each call goes on from the state that the call before left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mlvm.arena.planner import Plan
+from mlvm.core.errors import EncodingError, ProgramError
+from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.types import Array, TensorType
+from mlvm.show.report import Lifetime
+from mlvm.step.compile import ROLES, Argument, Planned
+from mlvm.step.flow import Role
+
+
+class Result(NamedTuple):
+    """A tensor that a step returns: the `output`, `input` or `state` of number `place`."""
+
+    role: Role
+    place: int
+    type: TensorType
+
+
+class SavedStep(NamedTuple):
+    """A planned step, the types it takes and makes, what it returns, and its state."""
+
+    planned: Planned
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    results: tuple[Result, ...]
+    states: tuple[Array, ...]
+
+    def to_bytes(self) -> bytes:
+        """The step as bytes, which docs/wire.md describes; `from_bytes` reads them back."""
+        planned, writer = self.planned, Writer()
+        writer.blob(planned.program.to_bytes())
+        writer.sequence(planned.arguments, _write_tensor)
+        writer.sequence(self.inputs, Writer.type)
+        writer.sequence(self.outputs, Writer.type)
+        writer.sequence(self.results, _write_tensor)
+        writer.sequence(self.states, Writer.array)
+        writer.value((planned.plan.nbytes, planned.plan.lower_bound, planned.plan.order))
+        writer.mapping({str(pc): line for pc, line in planned.lines.items()}, Writer.text)
+        writer.sequence(planned.lifetimes, _write_lifetime)
+        return writer.message(Kind.step)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> SavedStep:
+        """The step that `to_bytes` wrote. Raises `EncodingError` for bytes that are none."""
+        _, reader = open_message(data, Kind.step)
+        program = Program.from_bytes(reader.blob())
+        arguments = tuple(Argument(*each) for each in reader.sequence(_read_tensor))
+        inputs, outputs = (tuple(reader.sequence(Reader.type)) for _ in range(2))
+        results = tuple(Result(*each) for each in reader.sequence(_read_tensor))
+        states = tuple(reader.sequence(Reader.array))
+        size = reader.value()
+        lines = reader.mapping(Reader.text)
+        lifetimes = reader.sequence(_read_lifetime)
+        reader.end()
+        try:
+            nbytes, bound, order = size
+            step = SavedStep(
+                Planned(
+                    program,
+                    arguments,
+                    Plan((), int(nbytes), int(bound), str(order)),
+                    {int(pc): line for pc, line in lines.items()},
+                    tuple(lifetimes),
+                ),
+                inputs,
+                outputs,
+                results,
+                states,
+            )
+        except (TypeError, ValueError) as error:
+            raise EncodingError(f"the plan makes no sense: {error}") from None
+        step._check()
+        return step
+
+    def _check(self) -> None:
+        """Raise `EncodingError` unless all that is named is there, and lies in the scratch."""
+        types = {
+            "input": self.inputs,
+            "output": self.outputs,
+            "state": [TensorType.of(array) for array in self.states],
+        }
+        for role, place, type in (*self.planned.arguments, *self.results):
+            if role == "scratch":
+                fits = 0 <= place <= self.planned.plan.nbytes - type.nbytes
+            else:
+                homes = types[role]
+                fits = 0 <= place < len(homes) and homes[place].nbytes == type.nbytes
+            if not fits:
+                raise EncodingError(f"there is no {role} {place} for a {type}")
+
+
+class LoadedStep:
+    """A saved step on a VM, in memory of its own, which `close` gives back."""
+
+    def __init__(self, step: SavedStep, vm: VMProtocol) -> None:
+        self.step = step
+        self.vm = vm
+        self._storages: dict[tuple[str, int], StorageHandle] = {}
+        self._handles: dict[tuple[str, int, TensorType], TensorHandle] = {}
+        for place, array in enumerate(step.states):
+            vm.write(self._handle("state", place, TensorType.of(array)), array)
+        self._args = [self._handle(*argument) for argument in step.planned.arguments]
+
+    def __call__(self, *arrays: Array, max_steps: int | None = None) -> list[Array]:
+        """Run the step on arrays of its inputs' types, and return copies of its results.
+
+        Raises `ProgramError` for another number of arrays, `DTypeError` and `ShapeError` for
+        others, and what running the program raises.
+        """
+        inputs = self.step.inputs
+        if len(arrays) != len(inputs):
+            wanted = ", ".join(map(str, inputs))
+            raise ProgramError(f"the step takes {len(inputs)} arrays ({wanted}), not {len(arrays)}")
+        for place, (type, array) in enumerate(zip(inputs, arrays, strict=True)):
+            self.vm.write(self._handle("input", place, type), array)
+        self.vm.launch(self.step.planned.program, self._args, max_steps=max_steps)
+        return [self.vm.read(self._handle(*result)) for result in self.step.results]
+
+    def states(self) -> list[Array]:
+        """Copies of the tensors that calls update, and of those that they only read."""
+        return [
+            self.vm.read(self._handle("state", place, TensorType.of(array)))
+            for place, array in enumerate(self.step.states)
+        ]
+
+    def close(self) -> None:
+        """Give all memory back to the VM. Idempotent."""
+        while self._storages:
+            self.vm.dealloc_storage(self._storages.popitem()[1])
+        self._handles.clear()
+
+    def _handle(self, role: Role, place: int, type: TensorType) -> TensorHandle:
+        """The tensor of that role, seen as the type."""
+        key = role, place, type
+        if key not in self._handles:
+            home, offset, nbytes = (role, place), 0, type.nbytes
+            if role == "scratch":
+                home, offset, nbytes = (role, 0), place, self.step.planned.plan.nbytes
+            if home not in self._storages:
+                self._storages[home] = self.vm.alloc_storage(nbytes)
+            self._handles[key] = self.vm.tensor_from_storage(self._storages[home], type, offset)
+        return self._handles[key]
+
+
+def _write_tensor(writer: Writer, tensor: Sequence[object]) -> None:
+    writer.value(tuple(tensor))
+
+
+def _read_tensor(reader: Reader) -> tuple[Role, int, TensorType]:
+    match reader.value():
+        case (str() as role, int() as place, TensorType() as type) if role in ROLES:
+            return role, place, type
+        case other:
+            raise reader.error(f"a role, a number and a type are wanted, not {other!r}")
+
+
+def _write_lifetime(writer: Writer, each: Lifetime) -> None:
+    writer.value((each.type, each.offset, each.nbytes, each.start, each.end, each.op, each.line))
+
+
+def _read_lifetime(reader: Reader) -> Lifetime:
+    match reader.value():
+        case (
+            TensorType() as type, int() as offset, int() as nbytes,
+            int() as start, int() as end, str() as op, str() as line,
+        ):  # fmt: skip
+            return Lifetime(type, offset, nbytes, start, end, op, line)
+        case other:
+            raise reader.error(f"a tensor's lifetime is wanted, not {other!r}")

@@ -1,0 +1,1 @@
+"""Trains the models: the command, its loop, checkpoints and pictures."""

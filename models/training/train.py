@@ -1,0 +1,331 @@
+"""Train a model on images: `python -m models.train --help`, or `train(...)` from Python.
+
+Everything is derived from the seed: which digits are held out, the parameters at the start, the
+order of the images and how each is distorted. The same call gives the same numbers to the last
+bit, on one kind of processor with one number of BLAS threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypedDict
+
+import numpy as np
+
+import mlvm.eager as ml
+from models.data import SPECS, DataError, load, parse
+from models.training import checkpoint
+from models.training.checkpoint import CheckpointError
+from models.training.plot import loss_curve
+from models.training.progress import Progress
+from models.training.trainer import MODELS, Trainer
+
+LOSS_FILE: Final = "loss.svg"
+STEP_FILE: Final = "step_memory.svg"
+LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
+
+
+class OptionError(ml.errors.MlvmError, ValueError):
+    """An option of `train` is unknown or out of range."""
+
+
+class Diverged(ml.errors.MlvmError, ArithmeticError):
+    """The training loss is infinite or no number."""
+
+
+class Options(NamedTuple):
+    """What decides the outcome of a training."""
+
+    model: str
+    data: str
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    vms: int
+
+
+class ArenaReport(TypedDict):
+    """Bytes an arena holds, and the most it had in use at once."""
+
+    name: str
+    capacity: int
+    high_water: int
+
+
+class Result(TypedDict):
+    """What a training run gave: `train_loss` has the mean loss of each epoch, `input_wait_share`
+    is how much of the time of all steps went into waiting for their batches."""
+
+    model: str
+    data: str
+    epochs: int
+    seed: int
+    test_accuracy: float
+    train_loss: list[float]
+    step_ms_median: float
+    input_wait_share: float
+    arenas: list[ArenaReport]
+    growth_after_first_epoch_bytes: int
+
+
+def train(
+    *,
+    model: str = "mlp_mixer",
+    data: str = "digits",
+    epochs: int = 20,
+    batch_size: int = 32,
+    learning_rate: float = 5e-3,
+    seed: int = 0,
+    workers: int = 0,
+    vms: int = 1,
+    save: Path | None = None,
+    save_every: int | None = None,
+    resume: Path | None = None,
+    plot: Path | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Train a model of `MODELS` on the data set that `data` names, and test it.
+
+    `workers` threads prepare the batches; their number changes no result. `vms` machines, a thread
+    each, share every batch; their number changes how results are rounded. After every
+    `save_every` steps, by default those of an epoch, and at the end, all that is needed to go on
+    is written to the file `save`. `resume`, such a file of a training with the same options, is
+    gone on from: the outcome is that of a training that was never interrupted. With `plot`, a
+    folder, loss.svg and step_memory.svg are written there.
+
+    Raises `OptionError`, `DataError`, `CheckpointError`, `Diverged`, `OSError` for a file, and
+    `ShapeError` for images that the model cannot take.
+    """
+    options = Options(model, data, epochs, batch_size, learning_rate, seed, vms)
+    _require_possible(options, workers, save_every)
+    dataset = load(data, seed=seed)
+    steps = len(dataset.train) // batch_size
+    if not steps:
+        raise OptionError(
+            f"batch_size {batch_size} is more than the {len(dataset.train)} training images"
+        )
+    progress = progress or Progress(quiet=True)
+    losses: list[float] = []
+    seconds: list[float] = []
+    accuracy = held_then = None
+    with (
+        Trainer(
+            model,
+            dataset,
+            steps=epochs * steps,
+            learning_rate=learning_rate,
+            seed=seed,
+            vms=vms,
+        ) as trainer,
+        ml.Pipeline(
+            dataset.train,
+            batch_size,
+            vm=trainer.vm,
+            shuffle=True,
+            seed=seed,
+            epochs=epochs,
+            drop_last=True,
+            workers=workers,
+            transform=dataset.augment,
+        ) as pipeline,
+    ):
+        if resume is not None:
+            losses += _resumed(resume, options, trainer, pipeline)
+        progress.begin(epochs, epochs * steps, len(losses))
+        try:
+            for images, labels in pipeline:
+                began = time.perf_counter()
+                losses.append(trainer.step(images, labels))
+                seconds.append(time.perf_counter() - began)
+                if not math.isfinite(losses[-1]):
+                    raise Diverged(
+                        f"the loss of step {len(losses)} is {losses[-1]}; "
+                        f"a learning rate below {learning_rate} may help"
+                    )
+                progress.step()
+                is_due = len(losses) % (save_every or steps) == 0 or len(losses) == epochs * steps
+                if save is not None and is_due:
+                    _save(save, options, trainer, pipeline, losses)
+                if len(losses) % steps == 0:
+                    accuracy = trainer.accuracy(dataset, batch_size)
+                    loss = statistics.fmean(losses[-steps:])
+                    progress.epoch(len(losses) // steps, loss, accuracy)
+                    held_then = held_then or trainer.consumed()
+        finally:
+            progress.end()
+        waited = pipeline.stats().consumer_waited
+        held_last = trainer.consumed()
+        if accuracy is None:
+            accuracy = trainer.accuracy(dataset, batch_size)
+    train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
+    improve = trainer.first.improve
+    if plot is not None:
+        title = f"Training {model} on {data}"
+        (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss), "utf-8")
+        if seconds:
+            improve.plot(plot / STEP_FILE)
+    planned = improve.plan.nbytes if seconds else 0
+    return Result(
+        model=model,
+        data=data,
+        epochs=epochs,
+        seed=seed,
+        test_accuracy=accuracy,
+        train_loss=train_loss,
+        step_ms_median=1000 * statistics.median(seconds or [0.0]),
+        input_wait_share=waited / (sum(seconds) + waited) if seconds else 0.0,
+        arenas=[
+            *[
+                ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
+                for arena in (trainer.first.weights, trainer.first.batch)
+            ],
+            ArenaReport(name="step", capacity=planned, high_water=planned),
+        ],
+        growth_after_first_epoch_bytes=held_last - (held_then or held_last),
+    )
+
+
+def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
+    model, _, epochs, batch_size, learning_rate, seed, vms = options
+    if model not in MODELS:
+        raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
+    if epochs < 1 or batch_size < 1:
+        raise OptionError(f"epochs and batch_size must be >= 1, not {epochs} and {batch_size}")
+    if not (0 < learning_rate < math.inf):
+        raise OptionError(f"learning_rate must be positive, not {learning_rate}")
+    if not 0 <= seed < 2**64:
+        raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
+    if vms < 1 or batch_size % vms:
+        raise OptionError(f"batch_size {batch_size} is to be shared by vms >= 1, not {vms}")
+    if workers < 0:
+        raise OptionError(f"workers must be >= 0, not {workers}")
+    if save_every is not None and save_every < 1:
+        raise OptionError(f"save_every must be >= 1, not {save_every}")
+
+
+# --- checkpoints ---------------------------------------------------------------------
+
+
+def _save(
+    file: Path,
+    options: Options,
+    trainer: Trainer,
+    pipeline: ml.Pipeline,
+    losses: list[float],
+) -> None:
+    """Write all that the rest of the training depends on, and what its result will tell."""
+    metadata = {"training": json.dumps(options._asdict()), "pipeline": json.dumps(pipeline.state())}
+    checkpoint.save(file, {**trainer.state(), LOSSES: np.array(losses)}, metadata)
+
+
+def _resumed(file: Path, options: Options, trainer: Trainer, pipeline: ml.Pipeline) -> list[float]:
+    """Put trainer and pipeline where they were when the file was written; the losses till then.
+
+    Raises `CheckpointError` for a file that is not of such a training.
+    """
+    tensors, metadata = checkpoint.load(file)
+    try:
+        then = dict(json.loads(metadata["training"]))
+        position = json.loads(metadata["pipeline"])
+        losses = [float(loss) for loss in tensors.pop(LOSSES)]
+    except (KeyError, ValueError, TypeError):
+        raise CheckpointError(f"{file} was not written by a training") from None
+    now = options._asdict()
+    differing = [name for name in now if then.get(name) != now[name]]
+    if differing:
+        was, wanted = (", ".join(f"{k} {x.get(k)}" for k in differing) for x in (then, now))
+        raise CheckpointError(f"{file} is of a training with {was}, not {wanted}")
+    try:
+        pipeline.restore(position)
+        trainer.load_state(tensors)
+    except (ml.errors.DTypeError, ml.errors.ShapeError, ml.errors.PipelineError) as error:
+        raise CheckpointError(f"{file} is of another training: {error}") from None
+    return losses
+
+
+# --- the command ---------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.train",
+        description="Train a model on images, and test it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    add = parser.add_argument
+    add("--model", choices=MODELS, default="mlp_mixer", help="what to train")
+    add("--data", type=_spec, default="digits", help=f"what to train on: {', '.join(SPECS)}")
+    add("--epochs", type=int, default=20, metavar="N", help="how often each image is seen")
+    add("--batch-size", type=int, default=32, metavar="N", help="images in each step")
+    add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
+    add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
+    add("--vms", type=int, default=1, metavar="N", help="machines that share each batch")
+    add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
+    add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
+    add("--save-every", type=int, metavar="N", help="steps between them; those of an epoch")
+    add("--resume", type=Path, metavar="FILE", help="go on from that checkpoint")
+    add("--json", type=Path, metavar="FILE", help="write the results there")
+    add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")
+    add("--quiet", action="store_true", help="print the result only")
+    return parser
+
+
+def _spec(text: str) -> str:
+    try:
+        parse(text)
+    except DataError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _require_writable(file: Path) -> None:
+    """Raise `OSError` unless the file can be written; what it holds, if anything, is kept."""
+    is_new = not file.exists()
+    with file.open("a"):
+        pass
+    if is_new:
+        file.unlink()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0, 1 for an error, 130 for an interrupt."""
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    json_file: Path | None = options.pop("json", None)
+    plot: Path | None = options.get("plot")
+    progress = Progress(quiet=options.pop("quiet", False))
+    try:
+        if json_file is not None:
+            _require_writable(json_file)
+        if "save" in options:
+            _require_writable(options["save"])
+        if plot is not None:
+            plot.mkdir(parents=True, exist_ok=True)
+            for name in (LOSS_FILE, STEP_FILE):
+                _require_writable(plot / name)
+        result = train(**options, progress=progress)
+        if json_file is not None:
+            json_file.write_text(json.dumps(result) + "\n")
+    except OptionError as error:
+        parser.error(str(error))
+    except (ml.errors.MlvmError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    print(
+        f"{result['model']} on {result['data']}: test accuracy "
+        f"{100 * result['test_accuracy']:.2f} % after {result['epochs']} epochs; "
+        f"{result['step_ms_median']:.1f} ms a step"
+    )
+    return 0

@@ -1,0 +1,228 @@
+"""Calls, frames, recursion, loops, and the limits of both."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import (
+    LimitExceeded,
+)
+from mlvm.core.machine.run import MAX_DEPTH
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Function
+from mlvm.core.types import Array
+from mlvm.core.vm import VM
+from tests.core.programs import (
+    ADD_INTO,
+    FACTORIAL,
+    HALVE,
+    PARITY,
+    SUM_TO,
+    TABLE,
+    C,
+    f32s,
+    main_of,
+    put,
+    run,
+    straight,
+)
+
+# --- frames ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "stack"),
+    [
+        (".func f 2 0 | return 0", [9]),
+        (".func f 2 1 | push_int 5 | return 1", [9, 5]),
+        (".func f 2 3 | push_int 5 | push_int 6 | push_int 7 | return 3", [9, 5, 6, 7]),
+        (".func f 2 1 | push_int 5 | push_int 6 | push_int 7 | return 1", [9, 7]),
+        (".func f 2 2 | get -2 | get -1 | return 2", [9, 1, 2]),
+        (".func f 2 2 | get -1 | get -2 | return 2", [9, 2, 1]),
+        (".func f 2 * | get -1 | return 1", [9, 2]),
+        (".func f 2 1 | push_int 8 | set -2 | get -2 | return 1", [9, 8]),
+        (".func f 2 1 | push_int 8 | get -1 | set 0 | get 0 | return 1", [9, 2]),
+        ('.func f 2 * | push_const c | push_str "negative" | cfunc * * | return 1', [9, -C]),
+        (".func f 2 0 | call g | return 0 | .func g 0 0 | return 0", [9]),
+        (".func f 2 1 | get -2 | call g | return 1 | .func g 1 1 | get -1 | return 1", [9, 1]),
+        (".func f 1 1 | get -1 | return 1", [9, 1, 2]),
+        (".func f 0 1 | push_int 3 | return 1", [9, 1, 2, 3]),
+        (".func f 3 1 | get -3 | return 1", [9]),
+    ],
+)
+def test_results_move_down_to_where_the_parameters_were(function: str, stack: list[Any]) -> None:
+    program = main_of("push_int 9 | push_int 1 | push_int 2 | call f", function)
+    verify(program, TABLE, [])
+    np.testing.assert_equal(run(program), stack)
+
+
+def test_the_callers_locals_are_as_they_were() -> None:
+    program = main_of(
+        "push_int 1 | push_int 2 | call f | get 0 | set 1 | get 1",
+        """
+        .func f 1 1
+            push_int 100
+            push_int 200
+            push_int 300
+            set 0
+            get -1
+            set 1
+            get 1
+            return 1
+        """,
+    )
+    verify(program, TABLE, [])
+    assert run(program) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("callee", "stack"),
+    [("halt", []), ("push_int 5 | get -1 | halt", [5, 2]), ("call g | halt", [])],
+)
+def test_halt_in_a_function_leaves_what_is_above_its_base(callee: str, stack: list[Any]) -> None:
+    functions = f".func f 1 1 | {callee} | .func g 0 0 | push_int 7 | push_int 8 | halt"
+    program = main_of("push_int 1 | push_int 2 | call f", functions)
+    verify(program, TABLE, [])
+    assert run(program) == (stack if "call g" not in callee else [7, 8])
+
+
+def both(text: str, array: Array, max_steps: int | None = None) -> list[Array]:
+    """What the program leaves of one argument, bit for bit the same on a checked and a raw VM."""
+    left = []
+    for vm in (VM(), VM(checked=False)):
+        x = put(vm, array)
+        before = vm.consumed_size_in_mib()
+        left.append([*vm.launch(assemble(text), [x], max_steps=max_steps), vm.read(x)])
+        assert vm.consumed_size_in_mib() == before
+    for ours, raw in zip(*left, strict=True):
+        np.testing.assert_array_equal(ours, raw, strict=True)
+    return left[0][:-1]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 12])
+def test_recursion(n: int) -> None:
+    assert both(FACTORIAL, np.array(n)) == [math.factorial(n)]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7])
+def test_mutual_recursion(n: int) -> None:
+    assert both(PARITY, np.array(n)) == [n % 2 == 0]
+
+
+@pytest.mark.parametrize("n", [0, 1, 30])
+def test_a_loop(n: int) -> None:
+    assert both(SUM_TO, np.array(n)) == [n * (n + 1) // 2]
+
+
+def test_a_loop_that_writes_its_argument() -> None:
+    vm = VM()
+    x = put(vm, np.array(100, np.float32))
+    assert vm.launch(assemble(HALVE), [x]) == []
+    assert vm.read(x) == np.float32(100 / 128)
+
+
+# --- limits ---------------------------------------------------------------------------
+
+
+def test_calls_may_lie_as_deep_as_the_limit() -> None:
+    vm = VM()
+    program = assemble(FACTORIAL.replace("multiply", "add"))  # n + 1, without overflow
+    n = put(vm, np.array(MAX_DEPTH - 1))
+    assert vm.launch(program, [n]) == [np.arange(MAX_DEPTH).sum() + 1]
+    vm.write(n, np.array(MAX_DEPTH))
+    with pytest.raises(LimitExceeded, match=f"{MAX_DEPTH} calls lie within each other") as caught:
+        vm.launch(program, [n])
+    assert caught.value.__notes__[0].startswith(
+        "at " + " > ".join(["factorial"] * 8) + ", pc 7: call factorial; stack: i64[], "
+    )
+    vm.write(n, np.array(3))
+    assert vm.launch(program, [n]) == [7]
+
+
+ENDLESS = assemble("""
+    .func main 0 *
+    again:
+        jump again
+""")
+
+
+def test_an_endless_loop_ends_with_its_steps() -> None:
+    vm = VM()
+    with pytest.raises(LimitExceeded, match="more than the steps it is allowed") as caught:
+        vm.launch(ENDLESS, max_steps=1000)
+    assert caught.value.__notes__[0] == "at main, pc 0: jump L0; stack: empty"
+    assert vm.launch(straight("halt"), max_steps=1) == []
+
+
+def counted_steps(text: str, n: int) -> int:
+    """How many instructions the program takes, counted by hand: a reference for the machine."""
+    program, x = assemble(text), np.array(n)
+    function, pc, steps = program.main, 0, 0
+    frames: list[tuple[Function, int, int]] = []
+    stack: list[Any] = []
+    base = 0
+    while True:
+        opcode, immediates = function.code[pc]
+        pc += 1
+        steps += 1
+        match opcode.text:
+            case "halt":
+                return steps
+            case "push_str":
+                stack.append(immediates[0])
+            case "push_const":
+                stack.append(program.constants[immediates[0]])
+            case "load_arg":
+                stack.append(x)
+            case "get":
+                stack.append(stack[base + immediates[0]])
+            case "set":
+                stack[base + immediates[0]] = stack.pop()
+            case "pop":
+                del stack[len(stack) - immediates[0] :]
+            case "cfunc":
+                name, b, a = stack.pop(), stack.pop(), stack.pop()
+                stack.append(getattr(np, name)(a, b))
+            case "jump":
+                pc = immediates[0]
+            case "jump_if_false":
+                if not stack.pop():
+                    pc = immediates[0]
+            case "call":
+                frames.append((function, pc, base))
+                function, pc, base = program.functions[immediates[0]], 0, len(stack)
+            case "return":
+                results = stack[len(stack) - immediates[0] :]
+                del stack[base - function.nparams :]
+                stack += results
+                function, pc, base = frames.pop()
+            case other:
+                raise NotImplementedError(other)
+
+
+@pytest.mark.parametrize("text", [FACTORIAL, PARITY, SUM_TO], ids=["factorial", "parity", "sum"])
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_the_limit_counts_instructions_exactly(text: str, n: int) -> None:
+    """Across jumps taken and not, calls and returns: N pass with N and fail with N - 1."""
+    steps = counted_steps(text, n)
+    expected = both(text, np.array(n))
+    assert both(text, np.array(n), max_steps=steps) == expected
+    vm = VM()
+    x = put(vm, np.array(n))
+    for few in (steps - 1, steps // 2, 1, 0):
+        with pytest.raises(LimitExceeded):
+            vm.launch(assemble(text), [x], max_steps=few)
+    assert vm.launch(assemble(text), [x]) == expected
+
+
+def test_the_limit_counts_what_the_linker_folds() -> None:
+    vm = VM()
+    handles = [put(vm, f32s(i)) for i in range(3)]
+    assert vm.launch(ADD_INTO, handles, max_steps=6) == []
+    with pytest.raises(LimitExceeded):
+        vm.launch(ADD_INTO, handles, max_steps=5)

@@ -1,0 +1,89 @@
+"""The function table: every op under its two names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    ShapeError,
+    UnknownFunction,
+)
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.op import NO_ATTRIBUTES, OPS
+from mlvm.core.types import TensorType, f32
+from tests.core.ops.cases import CASES, Case
+from tests.core.programs import f32s
+
+TABLE = FunctionTable()
+VECTOR = TensorType(f32, (2,))
+
+
+def test_every_op_is_there_twice_unless_its_shape_depends_on_values() -> None:
+    forms = set(OPS) | {f"{name}.out" for name, op in OPS.items() if not op.dynamic}
+    assert set(TABLE) == forms | {"fused"}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [pytest.param(name, cases[0], id=name) for name, cases in CASES.items() if cases],
+)
+def test_both_forms_agree(name: str, case: Case) -> None:
+    """`x` makes what `x.out` writes, of the type that both announce."""
+    fresh_form = TABLE.slot(name).callee
+    attributes = fresh_form.bind(case.attributes)
+    operands: list[Any] = list(case.inputs)
+    types = [TensorType.of(x) for x in operands]
+    with np.errstate(all="ignore"):
+        [fresh] = fresh_form.call(operands, attributes)
+        assert isinstance(fresh, np.ndarray)
+        [announced] = fresh_form.infer(types, attributes) or ()
+        if OPS[name].dynamic:
+            assert announced is None
+            return
+        assert announced is TensorType.of(fresh)
+        into = TABLE.slot(f"{name}.out").callee
+        out = np.empty_like(fresh)
+        assert tuple(into.call([out, *operands], attributes)) == ()
+    assert into.infer([announced, *types], attributes) == ()
+    assert out.tobytes() == fresh.tobytes()
+
+
+def test_an_unknown_name_offers_names_like_it() -> None:
+    with pytest.raises(UnknownFunction, match=r"^no function 'multiplt'; did you mean multiply"):
+        TABLE.slot("multiplt")
+    with pytest.raises(UnknownFunction, match=r"^no function '☃'$"):
+        TABLE.slot("☃")
+
+
+def test_the_form_that_writes_wants_a_tensor_of_the_results_type() -> None:
+    slot = TABLE.slot("add.out").callee
+    assert slot.infer([VECTOR, VECTOR, TensorType(f32)], {}) == ()
+    with pytest.raises(ShapeError, match=r"^add.out\(\): takes the tensor to write to first$"):
+        slot.infer([], {})
+    with pytest.raises(ShapeError, match=r"the result is f32\[2\] and does not fit into f32\[\]"):
+        slot.infer([TensorType(f32), VECTOR, VECTOR], {})
+    with pytest.raises(DTypeError, match="does not fit into f64"):
+        slot.infer([TensorType("f64", (2,)), VECTOR, VECTOR], {})
+    with pytest.raises(ShapeError, match=r"takes 2 tensors, was given 1"):
+        slot.infer([VECTOR, VECTOR], {})
+
+
+def test_the_form_that_makes_its_result_refuses_operands_when_called() -> None:
+    with pytest.raises(DTypeError, match=r"add\(f32\[2\], i64\[2\]\): f32 and i64 do not promote"):
+        TABLE.slot("add").call([f32s(1, 2), np.array([1, 2])], {})
+
+
+def test_attributes_are_bound_as_the_op_binds_them() -> None:
+    assert TABLE.slot("add.out").callee.bind({}) is NO_ATTRIBUTES
+    assert TABLE.slot("sum.out").callee.bind({"axis": [0]})["axis"] == (0,)
+    with pytest.raises(AttributeRefused, match="no attribute 'colour'"):
+        TABLE.slot("sum").callee.bind({"colour": 1})
+
+
+def test_tables_are_independent() -> None:
+    assert FunctionTable().slot("add") is not TABLE.slot("add")

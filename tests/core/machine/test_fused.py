@@ -1,0 +1,521 @@
+"""`fused`: a chain gives the bits that its ops give one by one, wherever its blocks end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.__main__ import main
+from mlvm.core.errors import (
+    AttributeRefused,
+    HandleError,
+    MachineError,
+    MlvmError,
+    OpError,
+    ProgramError,
+    ShapeError,
+)
+from mlvm.core.machine import fused
+from mlvm.core.machine.fused import Chain, Link
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
+from mlvm.core.program.assembly import assemble, disassemble
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, DType, Shape, TensorType
+from mlvm.core.vm import VM
+from mlvm.machines.dry import DryVM
+from mlvm.machines.wire import WireVM
+from tests.core.programs import f32s, put
+
+ELEMENTWISE = [op for op in OPS.values() if op.elementwise]
+REDUCTIONS = [op for op in OPS.values() if op.room == "reduction"]
+DTYPES = ["bool", "u8", "i32", "i64", "f32", "f64"]
+
+
+class Example(NamedTuple):
+    """A chain, arrays for its parameters from the first operand on, and what its outputs get."""
+
+    chain: Chain
+    operands: list[Array]
+    expected: list[Array]
+
+    @property
+    def program(self) -> Program:
+        nparams = len(self.expected) + len(self.operands)
+        return Program.of_op("fused", nparams, self.chain.attributes(), 0)
+
+
+@contextmanager
+def small_blocks(size: int) -> Iterator[None]:
+    """Blocks of few elements, so that small tensors have many."""
+    with mock.patch.object(fused, "BLOCK", size):
+        yield
+
+
+def alone(op: Op, attributes: Attributes, *operands: Array) -> Array | None:
+    """What the op gives by itself, None if it refuses the operands."""
+    try:
+        type = op.infer([TensorType.of(x) for x in operands], attributes)
+        assert type is not None
+        out = np.empty(type.shape, type.dtype.numpy)
+        with np.errstate(all="ignore"):
+            op.kernel(out, *operands, **attributes)
+    except OpError:
+        return None
+    return out
+
+
+# --- random chains -------------------------------------------------------------------
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    lengths = st.one_of(st.integers(1, 6), st.sampled_from([0, 1, 9, 17]))
+    return tuple(draw(st.lists(lengths, max_size=4)))
+
+
+def draw_array(draw: st.DrawFn, shape: Shape, *, broadcast: bool) -> Array:
+    """An array of that shape, or one that broadcasts to it."""
+    if broadcast:
+        shape = tuple([1 if draw(st.booleans()) else n for n in shape])
+        shape = shape[draw(st.integers(0, len(shape))) :]
+    dtype = DType.named(draw(st.sampled_from(DTYPES))).numpy
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    if dtype.kind == "b":
+        return np.asarray(rng.random(shape) < 0.5)
+    return np.asarray(rng.integers(0 if dtype.kind == "u" else -4, 5, shape) / 2).astype(dtype)
+
+
+def draw_attributes(draw: st.DrawFn, op: Op, shape: Shape) -> Attributes:
+    given: dict[str, Any] = {}
+    if op.name == "astype":
+        given["dtype"] = draw(st.sampled_from(DTYPES))
+    if op.name == "broadcast_to":
+        given["shape"] = shape
+    return op.bind(given)
+
+
+@st.composite
+def examples(draw: st.DrawFn) -> Example:
+    """A chain of ops of every kind on operands of every kind, with some of its values written."""
+    shape = draw(shapes())
+    values = [draw_array(draw, shape, broadcast=i > 0) for i in range(draw(st.integers(1, 3)))]
+    noperands = len(values)
+    calls: list[tuple[Op, Attributes, tuple[int, ...]]] = []
+    for _ in range(draw(st.integers(1, 8))):
+        op = draw(st.sampled_from(ELEMENTWISE))
+        last = len(values) - 1
+        sources = [draw(st.integers(0, last)) for _ in op.inputs]
+        sources[draw(st.integers(0, len(sources) - 1))] = last
+        attributes = draw_attributes(draw, op, shape)
+        out = alone(op, attributes, *[values[i] for i in sources])
+        if out is not None and out.shape == shape:
+            calls.append((op, attributes, tuple(sources)))
+            values.append(out)
+    if not calls:
+        calls.append((OPS["copy"], NO_ATTRIBUTES, (0,)))
+        values.append(values[0].copy())
+    written = draw(st.sets(st.integers(noperands, len(values) - 1))) | {len(values) - 1}
+    for _ in range(draw(st.integers(0, 2))):
+        op = draw(st.sampled_from(REDUCTIONS))
+        axis = draw(st.sampled_from([None, *range(-len(shape), len(shape))]))
+        given = {"axis": axis, "keepdims": draw(st.booleans())}
+        attributes = op.bind({k: v for k, v in given.items() if k in op.attributes})
+        source = draw(st.integers(noperands, noperands + len(calls) - 1))
+        if values[source].shape == shape:
+            out = alone(op, attributes, values[source])
+            if out is not None:
+                calls.append((op, attributes, (source,)))
+                written.add(len(values))
+                values.append(out)
+    return Example(
+        number(calls, noperands, sorted(written), values), *parts(values, noperands, written)
+    )
+
+
+def parts(
+    values: list[Array], noperands: int, written: set[int]
+) -> tuple[list[Array], list[Array]]:
+    return values[:noperands], [values[i] for i in sorted(written)]
+
+
+def number(
+    calls: list[tuple[Op, Attributes, tuple[int, ...]]],
+    noperands: int,
+    written: list[int],
+    values: list[Array],
+) -> Chain:
+    """The chain of these calls, with scratch used again as soon as it may be."""
+    numbers = {value: len(written) + value for value in range(noperands)}
+    numbers.update({value: out for out, value in enumerate(written)})
+    last_read = {source: i for i, (_, _, sources) in enumerate(calls) for source in sources}
+    free: dict[Any, list[int]] = {}
+    taken = 0
+    links = []
+    for i, (op, attributes, sources) in enumerate(calls):
+        value = noperands + i
+        operands = tuple([numbers[source] for source in sources])
+        ended = {s for s in sources if last_read[s] == i and numbers[s] < 0}
+        if op.in_place:
+            for s in ended:
+                free.setdefault(values[s].dtype, []).append(numbers[s])
+        if value not in numbers:
+            stock = free.setdefault(values[value].dtype, [])
+            taken += not stock
+            numbers[value] = stock.pop() if stock else -taken
+        if not op.in_place:
+            for s in ended:
+                free.setdefault(values[s].dtype, []).append(numbers[s])
+        links.append(Link(op, numbers[value], operands, attributes))
+    return Chain(links, len(written))
+
+
+def launch(vm: VMProtocol, example: Example) -> list[Array]:
+    outs = [vm.alloc_tensor(TensorType.of(x)) for x in example.expected]
+    operands = []
+    for x in example.operands:
+        operands.append(vm.alloc_tensor(TensorType.of(x)))
+        vm.write(operands[-1], x)
+    assert vm.launch(example.program, [*outs, *operands]) == []
+    return [vm.read(handle) for handle in outs]
+
+
+def assert_same_bits(given: Sequence[Array], expected: Sequence[Array]) -> None:
+    assert [(x.dtype, x.shape) for x in given] == [(x.dtype, x.shape) for x in expected]
+    assert [x.tobytes() for x in given] == [x.tobytes() for x in expected]
+
+
+@given(examples(), st.integers(1, 40))
+def test_a_chain_has_the_bits_of_its_ops_one_by_one(example: Example, block: int) -> None:
+    with small_blocks(block):
+        assert_same_bits(launch(VM(), example), example.expected)
+
+
+@given(examples(), st.integers(1, 40))
+def test_so_has_one_that_is_not_bound_to_its_blocks(example: Example, block: int) -> None:
+    outs = [np.empty_like(x) for x in example.expected]
+    with small_blocks(block), np.errstate(all="ignore"):
+        fused.run(*outs, *example.operands, chain=example.chain)
+    assert_same_bits(outs, example.expected)
+
+
+@given(examples())
+def test_a_chain_survives_text_and_bytes(example: Example) -> None:
+    program = example.program
+    assert assemble(disassemble(program)) == program
+    assert Program.from_bytes(program.to_bytes()) == program
+
+
+def test_a_chain_runs_behind_the_wire_and_on_workers() -> None:
+    x = np.linspace(-2, 2, 3 * 70_000, dtype=np.float32).reshape(3, -1)
+    halved = x * np.float32(0.5)
+    example = Example(
+        Chain(
+            [
+                Link(OPS["multiply"], -1, (2, 3)),
+                Link(OPS["tanh"], 0, (-1,)),
+                Link(OPS["max"], 1, (-1,), OPS["max"].bind({"axis": 1})),
+            ],
+            2,
+        ),
+        [x, f32s(0.5)],
+        [np.tanh(halved), halved.max(1)],
+    )
+    for vm in (VM(), WireVM(VM()), VM(workers=2), VM(checked=False)):
+        assert_same_bits(launch(vm, example), example.expected)
+        assert_same_bits(launch(vm, example), example.expected)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, (0, 2)])
+def test_a_reduction_ends_in_a_parameter_whatever_its_axis(axis: Any, keepdims: bool) -> None:
+    x = np.arange(5 * 5 * 5, dtype=np.float64).reshape(5, 5, 5)
+    expected = [np.negative(x), np.negative(x).sum(axis, keepdims=keepdims)]
+    attributes = OPS["sum"].bind({"axis": axis, "keepdims": keepdims})
+    chain = Chain([Link(OPS["negative"], 0, (2,)), Link(OPS["sum"], 1, (0,), attributes)], 2)
+    with small_blocks(10):
+        assert_same_bits(launch(VM(), Example(chain, [x], expected)), expected)
+
+
+# --- writing over operands -----------------------------------------------------------
+
+IN_PLACE = {"chain": [["multiply", -1, 1, 2], ["add", 0, -1, 1]], "outputs": 1}
+READ_AFTER = {"chain": [["add", 0, 2, 3], ["add", 1, 2, 3]], "outputs": 2}
+
+
+def test_a_result_may_lie_over_an_operand_that_is_read_no_more() -> None:
+    vm = VM()
+    x, y = put(vm, f32s(*range(20))), put(vm, f32s(2))
+    with small_blocks(3):
+        vm.launch(Program.of_op("fused", 3, IN_PLACE, 0), [x, x, y])
+    np.testing.assert_array_equal(vm.read(x), np.arange(20) * 3)
+
+
+def test_a_result_over_an_operand_still_read_is_refused() -> None:
+    vm = VM()
+    x, y, z = (put(vm, f32s(1, 2)) for _ in range(3))
+    with pytest.raises(MachineError, match="fused would write parameter 0 over 2"):
+        vm.launch(Program.of_op("fused", 4, READ_AFTER, 0), [x, y, x, z])
+    with pytest.raises(MachineError, match="fused would write parameter 0 over 1"):
+        vm.launch(Program.of_op("fused", 4, READ_AFTER, 0), [x, x, y, z])
+    assert [vm.read(h).tolist() for h in (x, y, z)] == [[1, 2]] * 3
+
+
+@given(examples(), st.integers(1, 40), st.data())
+def test_whatever_may_lie_over_an_operand_gives_the_same_bits(
+    example: Example, block: int, data: st.DataObject
+) -> None:
+    vm = VM()
+    noutputs = len(example.expected)
+    operands = [put(vm, x) for x in example.operands]
+    free = list(range(len(operands)))
+    outs = []
+    for i, x in enumerate(example.expected):
+        fits = [
+            j
+            for j in free
+            if TensorType.of(example.operands[j]) is TensorType.of(x)
+            and example.chain.may_replace(i, noutputs + j)
+        ]
+        over: bool = data.draw(st.booleans())
+        if fits and over:
+            free.remove(fits[0])
+            outs.append(operands[fits[0]])
+        else:
+            outs.append(vm.alloc_tensor(TensorType.of(x)))
+    with small_blocks(block):
+        try:
+            vm.launch(example.program, [*outs, *operands])
+        except MachineError:  # written where another output's link still reads
+            return
+    assert_same_bits([vm.read(h) for h in outs], example.expected)
+
+
+def test_a_result_over_bytes_of_another_layout_is_refused() -> None:
+    """A bool[8,4] over the f64[4] that it broadcasts: the first block would end its operand."""
+    vm = VM()
+    storage = vm.alloc_storage(64)
+    out = vm.tensor_from_storage(storage, TensorType("bool", (8, 4)), 0)
+    x = vm.tensor_from_storage(storage, TensorType("f64", (4,)), 0)
+    y = put(vm, np.ones((8, 1)))
+    with pytest.raises(MachineError, match="fused would write parameter 0 over 1"):
+        vm.launch(Program.of_op("fused", 3, {"chain": [["less", 0, 1, 2]], "outputs": 1}, 0),
+                  [out, x, y])  # fmt: skip
+    with pytest.raises(MachineError, match="would write over an operand"):
+        vm.launch(Program.of_op("less.out", 3, {}, 0), [out, x, y])
+
+
+def test_a_result_may_lie_over_an_operand_with_leading_ones() -> None:
+    vm = VM()
+    storage = vm.alloc_storage(64)
+    row = vm.tensor_from_storage(storage, TensorType("f32", (1, 4)), 0)
+    flat = vm.tensor_from_storage(storage, TensorType("f32", (4,)), 0)
+    vm.write(flat, f32s(1, 2, 3, 4))
+    vm.launch(Program.of_op("add.out", 3, {}, 0), [row, row, flat])
+    np.testing.assert_array_equal(vm.read(flat), [2, 4, 6, 8])
+
+
+# --- chains that make no sense -------------------------------------------------------
+
+F = TensorType("f32", (4, 4))
+ROW = TensorType("f32", (1, 4))
+B = TensorType("bool", (4, 4))
+
+BAD = {
+    "no op of that name": ([["nonsense", 0, 1]], 1, [F, F], AttributeRefused),
+    "an op that is not elementwise": ([["matmul", 0, 1, 1]], 1, [F, F], AttributeRefused),
+    "an op of unknown shape": ([["nonzero_indices", 0, 1]], 1, [F, F], AttributeRefused),
+    "an op of any number of operands": ([["concat", 0, 1, 1]], 1, [F, F], AttributeRefused),
+    "reads no parameter": ([["negative", 0, 7]], 1, [F, F], AttributeRefused),
+    "reads scratch before it is written": ([["negative", 0, -1]], 1, [F, F], AttributeRefused),
+    "reads an output before": ([["negative", 0, 0]], 1, [F, F], AttributeRefused),
+    "writes an operand": ([["negative", 1, 0]], 1, [F, F], AttributeRefused),
+    "fewer tensors than outputs": ([["negative", 5, 1]], 6, [F, F], AttributeRefused),
+    "never writes an output": ([["negative", 0, 2]], 2, [F, F, F], AttributeRefused),
+    "writes an output twice": ([["abs", 0, 1], ["sign", 0, 1]], 1, [F, F], AttributeRefused),
+    "a reduction in the middle": (
+        [["sum", -1, 1, {"axis": 0}], ["add", 0, -1, 1]], 1, [F, F], AttributeRefused,
+    ),
+    "a reduction of another shape": (
+        [["abs", 0, 2], ["sum", 1, 3, {"axis": 0, "keepdims": True}]], 2, [F, ROW, F, ROW],
+        ShapeError,
+    ),
+    "ops on two shapes": ([["abs", -1, 1], ["abs", 0, 2]], 1, [F, ROW, F], ShapeError),
+    "too few operands": ([["add", 0, 1]], 1, [F, F], ShapeError),
+    "too many operands": ([["abs", 0, 1, 1]], 1, [F, F], ShapeError),
+    "an output of another dtype": ([["less", 0, 1, 1]], 1, [F, F], ShapeError),
+    "an output of another shape": ([["abs", 0, 1]], 1, [ROW, F], ShapeError),
+    "scratch of two dtypes": (
+        [["abs", -1, 1], ["less", -1, 1, 1], ["abs", 0, 1]], 1, [F, F], AttributeRefused,
+    ),
+    "written while it is read": (
+        [["abs", -1, 1], ["relu", -1, -1], ["abs", 0, -1]], 1, [F, F], AttributeRefused,
+    ),
+    "no tensors": ([["abs", 0, 1]], 1, [], AttributeRefused),
+    "an unknown attribute": ([["abs", 0, 1, {"axis": 0}]], 1, [F, F], AttributeRefused),
+    "a missing attribute": ([["astype", 0, 1]], 1, [F, F], AttributeRefused),
+    "dtypes that do not promote": ([["add", 0, 1, 2]], 1, [F, F, B], OpError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("chain", "outputs", "types", "error"), BAD.values(), ids=BAD.keys())
+def test_a_chain_that_makes_no_sense_is_refused(
+    chain: Any, outputs: int, types: list[TensorType], error: type[MlvmError]
+) -> None:
+    vm = VM()
+    program = Program.of_op("fused", len(types), {"chain": chain, "outputs": outputs}, 0)
+    before = vm.consumed_size_in_mib()
+    handles = [vm.alloc_tensor(type) for type in types]
+    with pytest.raises(error) as caught:
+        vm.launch(program, handles)
+    with pytest.raises(error):
+        vm.estimate(program, types)
+    text = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "fused" in text
+    for handle in handles:
+        vm.dealloc_tensor(handle)
+    assert vm.consumed_size_in_mib() == before
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"chain": []},
+        {"chain": [], "outputs": 1},
+        {"chain": [["abs", 0, 1]]},
+        {"chain": [["abs", 0, 1]], "outputs": 0},
+        {"chain": [["abs", 0, 1]], "outputs": True},
+        {"chain": [["abs", 0, 1]], "outputs": "1"},
+        {"chain": [["abs", 0, 1]], "outputs": 1, "more": 1},
+        {"chain": [["abs"]], "outputs": 1},
+        {"chain": [[]], "outputs": 1},
+        {"chain": [[["abs"], 0, 1]], "outputs": 1},
+        {"chain": [["abs", 0, "1"]], "outputs": 1},
+        {"chain": [["abs", 0, 1.0]], "outputs": 1},
+        {"chain": [["abs", False, True]], "outputs": 1},
+        {"chain": "abs", "outputs": 1},
+        {"chain": 7, "outputs": 1},
+        {"chain": [7], "outputs": 1},
+        {"chain": {"abs": 1}, "outputs": 1},
+        {"chain": [["abs", 0, {"x": 1}, 1]], "outputs": 1},
+    ],
+    ids=str,
+)
+def test_attributes_that_are_no_chain_are_refused(attributes: dict[str, Any]) -> None:
+    vm = VM()
+    x, y = put(vm, f32s(1)), put(vm, f32s(1))
+    with pytest.raises(AttributeRefused) as caught:
+        vm.launch(Program.of_op("fused", 2, attributes, 0), [x, y])
+    assert "fused" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def test_a_call_with_too_few_tensors_to_write_or_with_values_is_refused() -> None:
+    vm = VM()
+    chain = {"chain": [["abs", 0, 2], ["sign", 1, 2]], "outputs": 2}
+    with pytest.raises(MlvmError):
+        vm.launch(Program.of_op("fused", 1, chain, 0), [put(vm, f32s(1))])
+    text = '.func main 0 *\n push_int 1\n push_int 2\n push_str "fused"\n cfunc 2 0 {}\n halt'
+    with pytest.raises((ProgramError, OpError)):
+        vm.launch(assemble(text))
+
+
+def test_a_chain_on_a_constant_is_not_written_there() -> None:
+    text = """
+        .const c f32[2] 1 2
+        .func main 0 *
+        push_const c
+        load_arg 0
+        push_str "fused"
+        cfunc 2 0 {"chain": [["abs", 0, 1]], "outputs": 1}
+        halt
+    """
+    vm = VM()
+    with pytest.raises(ProgramError, match="constant"):
+        vm.launch(assemble(text), [put(vm, f32s(1, 2))])
+
+
+# --- costs ---------------------------------------------------------------------------
+
+
+def test_the_cost_of_a_chain_is_that_of_its_ops_and_no_bytes() -> None:
+    type = TensorType("f32", (100, 10))
+    chain = {"chain": [["multiply", -1, 1, 1], ["tanh", 0, -1]], "outputs": 1}
+    program = Program.of_op("fused", 2, chain, 0)
+    for vm in (VM(), DryVM()):
+        assert vm.estimate(program, [type, type]) == (0, 2000)
+    dry = DryVM()
+    out, x = dry.alloc_tensor(type), dry.alloc_tensor(type)
+    assert dry.launch(program, [out, x]) == []
+    with pytest.raises(HandleError):
+        dry.read(out)
+
+
+def test_a_chain_on_nothing_writes_nothing() -> None:
+    empty = np.zeros((0, 3), np.float32)
+    chain = Chain(
+        [Link(OPS["abs"], 0, (2,)), Link(OPS["sum"], 1, (0,), OPS["sum"].bind({"axis": 0}))], 2
+    )
+    expected = [empty, np.zeros(3, np.float32)]
+    assert_same_bits(launch(VM(), Example(chain, [empty], expected)), expected)
+
+
+@given(shapes(), st.integers(1, 50), st.integers(0, 4))
+def test_blocks_cover_the_shape_once_in_order(shape: Shape, size: int, depth: int) -> None:
+    with small_blocks(size):
+        blocks = fused._blocks(shape, min(depth, len(shape)))
+    marks = np.arange(math.prod(shape)).reshape(shape)
+    covered = [marks[block].ravel() for block in blocks]
+    assert np.concatenate(covered).tolist() == marks.ravel().tolist()
+    if depth >= len(shape):
+        assert len(blocks) == 1 or max(map(len, covered)) <= size
+
+
+# --- workers and the command line ----------------------------------------------------
+
+
+def test_what_a_chain_writes_anew_is_no_longer_bad() -> None:
+    """On a VM with workers an error stays with the bytes it left unwritten, until they are."""
+    vm = VM(workers=1)
+    loss, logits = put(vm, f32s(0)), put(vm, np.zeros((1, 3), np.float32))
+    labels = put(vm, np.array([7]))
+    vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), [loss, logits, labels])
+    vm.quiesce()
+    chain = {"chain": [["negative", 0, 1]], "outputs": 1}
+    vm.launch(Program.of_op("fused", 2, chain, 0), [loss, put(vm, f32s(3))])
+    np.testing.assert_array_equal(vm.read(loss), [-3])
+    vm.close()
+
+
+def test_the_command_line_checks_and_runs_a_chain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chain.mlasm"
+    path.write_text("""
+        .func main 0 *
+        load_arg 0
+        push_str "copy"
+        cfunc 1 1
+        get 0
+        load_arg 0
+        push_str "fused"
+        cfunc 2 0 {"chain": [["square", -1, 1], ["negative", 0, -1]], "outputs": 1}
+        halt
+    """)
+    np.save(tmp_path / "x.npy", f32s(1, 2, 3))
+    assert main(["check", str(path)]) == 0
+    given = ["--arg", str(tmp_path / "x.npy"), "--out", str(tmp_path)]
+    assert main(["run", str(path), *given]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "0.npy"), [-1, -4, -9])
+    path.write_text(path.read_text().replace("square", "nonsense"))
+    assert main(["run", str(path), *given]) == 1
+    assert "no op 'nonsense'" in capsys.readouterr().err

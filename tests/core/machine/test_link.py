@@ -1,0 +1,219 @@
+"""The linker: what it folds, what it leaves out, and that neither can be seen from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import AttributeRefused, MachineError, UnknownFunction
+from mlvm.core.machine import link as codes
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.fused import Scratch
+from mlvm.core.machine.link import Code, bind, link, nargs_of
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import STAR, Program
+from mlvm.core.types import TensorType, f32
+from mlvm.core.vm import VM
+from tests.core.programs import ADD_INTO, f32s, put, straight
+
+TABLE = FunctionTable()
+VECTOR = TensorType(f32, (2,))
+NAMES = {value: name for name, value in vars(codes).items() if isinstance(value, int)}
+
+
+def kinds(code: Code) -> list[str]:
+    """The names of a linked function's steps."""
+    return [NAMES[step[0]] for step in code.steps]
+
+
+def checked(program: Program, *types: TensorType) -> Code:
+    return link(program, TABLE, verify(program, TABLE, types or None))
+
+
+def test_a_name_and_its_call_become_one_step() -> None:
+    code = link(Program.of_op("negative", 1, {}, 1), TABLE)
+    assert kinds(code) == ["LOAD_ARG", "CALL", "HALT"]
+    assert (code.starts, code.ends) == ([0, 1, 3], [0, 2, 3])
+    assert code.steps[1][1] is TABLE.slot("negative")
+
+
+def test_a_kernel_on_all_arguments_in_order_becomes_one_step() -> None:
+    code = link(ADD_INTO, TABLE)
+    assert kinds(code) == ["CALL_ON_ARGS", "HALT"]
+    assert (code.starts, code.ends) == ([0, 5], [4, 5])
+    assert kinds(link(Program.of_op("add.out", 3, {}, STAR), TABLE)) == ["CALL_ON_ARGS", "HALT"]
+
+
+CALL_01 = 'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('load_arg 1\n load_arg 0\n push_str "negative.out"\n cfunc 2 0\n halt', (1, 0)),
+        (f"{CALL_01} load_arg 2\n halt", (0, 1)),
+        (f"load_arg 2\n {CALL_01} halt", (0, 1)),
+        (f"again:\n {CALL_01} jump again", (0, 1)),
+        (f"load_arg 2\n jump_if_false on\n halt\n on:\n {CALL_01} halt", (0, 1)),
+    ],
+    ids=["order", "before another", "after another", "a loop", "a jump to the first"],
+)
+def test_a_kernel_on_arguments_is_one_step_wherever_it_stands(
+    text: str, arguments: tuple[int, ...]
+) -> None:
+    steps = link(assemble(f".func main 0 *\n{text}"), TABLE).steps
+    assert [step[2] for step in steps if NAMES[step[0]] == "CALL_ON_ARGS"] == [arguments]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'load_arg 0\n push_str "negative.out"\n load_arg 1\n pop 1\n halt',
+        f"{CALL_01} call main\n halt",
+        "load_arg 2\n jump_if_false on\n load_arg 0\n jump go\n on:\n load_arg 0\n go:\n "
+        'load_arg 1\n push_str "negative.out"\n cfunc 2 0\n halt',
+        'load_arg 0\n load_arg 1\n push_str "abs"\n cfunc 1 1\n push_str "negative.out"\n '
+        "cfunc * 0\n halt",
+    ],
+    ids=["no call", "called again", "a jump between", "all above base"],
+)
+def test_what_is_not_called_on_arguments_alone(text: str) -> None:
+    assert "CALL_ON_ARGS" not in kinds(link(assemble(f".func main 0 *\n{text}"), TABLE))
+
+
+def test_bound_calls_hold_the_arrays_of_one_launch() -> None:
+    code, arrays = link(ADD_INTO, TABLE), (f32s(0), f32s(1), f32s(2))
+    assert all(
+        x is y
+        for x, y in zip(
+            bind(code, arrays, Scratch(), checked=True).steps[0][2], arrays, strict=True
+        )
+    )
+    assert code.steps[0][2] == (0, 1, 2)
+    overlapping = np.arange(3, dtype=np.float32)
+    with pytest.raises(MachineError, match="write over an operand"):
+        bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), Scratch(), checked=True)
+
+
+def test_a_jump_between_name_and_call_keeps_them_apart() -> None:
+    program = assemble("""
+        .func main 0 *
+            load_arg 0
+            load_arg 1
+            jump_if_false other
+            push_str "negative"
+            jump go
+        other:
+            push_str "abs"
+        go:
+            cfunc 1 1
+            halt
+    """)
+    code = checked(program, VECTOR, TensorType(f32))
+    assert kinds(code).count("CALL_NAMED") == 1
+    vm = VM()
+    x, yes, no = put(vm, f32s(1, -2)), put(vm, f32s(1)), put(vm, f32s(0))
+    assert [list(vm.launch(program, [x, c])[0]) for c in (yes, no)] == [[-1, 2], [1, 2]]
+
+
+def test_jumps_reach_their_step_across_folded_ones() -> None:
+    program = assemble("""
+        .func main 0 *
+            load_arg 0
+        again:
+            push_str "negative"
+            cfunc 1 1
+            load_arg 1
+            jump_if_false again
+            halt
+    """)
+    code = checked(program, VECTOR, TensorType(f32))
+    assert kinds(code) == ["LOAD_ARG", "CALL", "LOAD_ARG", "JUMP_IF_FALSE", "HALT"]
+    assert code.steps[3][2] == 1
+
+
+def test_nargs_counts_up_to_the_last_argument_used_in_any_function() -> None:
+    assert nargs_of(straight("halt")) == 0
+    assert nargs_of(straight(("load_arg", 2), "halt")) == 3
+    text = ".func main 0 *\n call f\n halt\n .func f 0 1\n load_arg 4\n return 1"
+    assert nargs_of(assemble(text)) == 5
+
+
+def test_a_far_argument_costs_nothing_to_link() -> None:
+    assert kinds(link(straight(("load_arg", 2**62), "halt"), TABLE)) == ["LOAD_ARG", "HALT"]
+    assert VM().launch(straight("halt", ("load_arg", 2**62))) == []
+
+
+def test_what_is_never_reached_is_left_out() -> None:
+    program = assemble("""
+        .func main 0 *
+            jump end
+            push_str "no such function"
+            cfunc 0 0
+            load_arg 7
+        end:
+            halt
+        .func never 1 1
+            push_str "no such function"
+            cfunc 0 0
+            return 0
+    """)
+    assert kinds(checked(program)) == ["JUMP", *["UNREACHED"] * 3, "HALT"]
+    assert VM().launch(program) == []
+    with pytest.raises(UnknownFunction):
+        link(program, TABLE)
+
+
+def test_functions_are_linked_to_each_other() -> None:
+    program = assemble("""
+        .func odd 1 1
+            get -1
+            call even
+            return 1
+        .func even 1 1
+            get -1
+            call odd
+            return 1
+        .func main 0 *
+            halt
+    """)
+    main = link(program, TABLE)
+    assert kinds(main) == ["HALT"]
+    text = program.functions
+    again = link(
+        Program(
+            [text["odd"], text["even"], straight(("load_arg", 0), ("call", "odd"), "halt").main]
+        ),
+        TABLE,
+    )
+    odd = again.steps[1][1]
+    assert odd.steps[1][1].steps[1][1] is odd
+
+
+@pytest.mark.parametrize(
+    ("attributes", "bound"),
+    [
+        ({"axis": [0]}, {"axis": (0,), "keepdims": False, "dtype": None}),
+        ({}, {"axis": None, "keepdims": False, "dtype": None}),
+    ],
+)
+def test_attributes_are_bound(attributes: dict[str, Any], bound: dict[str, Any]) -> None:
+    code = link(Program.of_op("sum", 1, attributes, 1), TABLE)
+    assert code.steps[1][3].attributes == bound
+
+
+def test_linking_refuses_names_and_attributes_that_there_are_not() -> None:
+    with pytest.raises(UnknownFunction, match="no function 'no such'"):
+        link(straight(("push_str", "no such"), ("cfunc", 0, 0), "halt"), TABLE)
+    with pytest.raises(AttributeRefused, match="no attribute 'colour'"):
+        link(Program.of_op("sum", 1, {"colour": 1}, 1), TABLE)
+
+
+def test_only_calls_on_operands_of_unknown_type_are_checked_when_they_run() -> None:
+    program = Program.of_op("negative", 1, {}, 1)
+    assert link(program, TABLE).steps[1][3].unproven is False
+    assert checked(program).steps[1][3].unproven is True
+    assert checked(program, VECTOR).steps[1][3].unproven is False

@@ -1,0 +1,277 @@
+"""The loop: what each instruction does, frames, and the limits."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import (
+    HandleError,
+    MachineError,
+    OperandValueError,
+)
+from mlvm.core.machine.functions import Frame
+from mlvm.core.machine.link import nargs_of
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import STAR, Function, Instruction, Program
+from mlvm.core.store import FreeStore
+from mlvm.core.types import Array, TensorType, f32
+from mlvm.core.vm import VM
+from tests.core.programs import (
+    ADD_INTO,
+    TABLE,
+    C,
+    f32s,
+    instruction,
+    main_of,
+    put,
+    run,
+    straight,
+)
+
+CONSTANT = f32s(10, 20)
+KERNELS: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "negative": np.negative}
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Program, list[Array], list[Array]]:
+    """A straight program over two arguments, with what it leaves on the stack and in them."""
+    args = [f32s(1, 2), f32s(3, 5)]
+    code: list[Instruction] = []
+    stack: list[Any] = []
+
+    def call(form: str, nparams: int, nresults: int) -> None:
+        count = draw(st.sampled_from([nparams, STAR])) if nparams == len(stack) else nparams
+        code.append(instruction("push_str", form))
+        code.append(instruction("cfunc", count, draw(st.sampled_from([nresults, STAR]))))
+
+    for _ in range(draw(st.integers(0, 12))):
+        match draw(st.sampled_from(["load", "load", "const", "int", "pop", "fresh", "into"])):
+            case "load":
+                i = draw(st.integers(0, 1))
+                code.append(instruction("load_arg", i))
+                stack.append(args[i])
+            case "const":
+                code.append(instruction("push_const", "c"))
+                stack.append(CONSTANT)
+            case "int":
+                code.append(instruction("push_int", 7))
+                stack.append(7)
+            case "pop":
+                n = draw(st.integers(0, len(stack)))
+                code.append(instruction("pop", n))
+                del stack[len(stack) - n :]
+            case form:
+                name = draw(st.sampled_from(sorted(KERNELS)))
+                arity = KERNELS[name].nin
+                params = stack[len(stack) - arity - (form == "into") :]
+                if len(stack) < arity + (form == "into") or 7 in map(type_or_7, params):
+                    continue
+                if form == "fresh":
+                    call(name, arity, 1)
+                    stack[len(stack) - arity :] = [KERNELS[name](*params)]
+                elif params[0] is not CONSTANT:
+                    call(f"{name}.out", arity + 1, 0)
+                    KERNELS[name](*params[1:], out=params[0])
+                    del stack[len(stack) - arity - 1 :]
+    code.append(instruction("halt"))
+    program = Program([Function("main", 0, STAR, tuple(code))], {"c": CONSTANT})
+    return program, stack, args
+
+
+def type_or_7(value: Any) -> Any:
+    return 7 if value.__class__ is int else None
+
+
+@given(runs())
+def test_a_straight_program_does_what_numpy_does(
+    case: tuple[Program, list[Array], list[Array]],
+) -> None:
+    program, stack, args = case
+    operands = [f32s(1, 2), f32s(3, 5)]
+    verify(program, TABLE, [TensorType(f32, (2,))] * 2)
+    np.testing.assert_equal(run(program, *operands), stack)
+    np.testing.assert_equal(operands, args)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 1), (1, 1, 2)])
+@pytest.mark.parametrize("count", [3, STAR])
+def test_arguments_reach_a_kernel_in_the_order_they_are_loaded(
+    order: tuple[int, int, int], count: Any
+) -> None:
+    program = straight(
+        *(("load_arg", i) for i in order), ("push_str", "subtract.out"), ("cfunc", count, 0), "halt"
+    )
+    operands = [f32s(1), f32s(20), f32s(300)]
+    expected = [x.copy() for x in operands]
+    z, x, y = (expected[i] for i in order)
+    np.subtract(x, y, z)
+    assert run(program, *operands[: nargs_of(program)]) == []
+    np.testing.assert_array_equal(operands, expected)
+
+
+def test_a_program_goes_on_after_a_call_on_all_arguments() -> None:
+    program = straight(
+        *((i.opcode.text, *i.immediates) for i in ADD_INTO.main.code[:-1]),
+        ("load_arg", 0),
+        ("load_arg", 2),
+        "halt",
+    )
+    z, y = run(program, f32s(0), f32s(1), f32s(2))
+    assert (z, y) == (f32s(3), f32s(2))
+
+
+def test_a_call_on_more_than_the_arguments_takes_what_is_on_the_stack() -> None:
+    program = straight(
+        ("load_arg", 0),
+        ("load_arg", 1),
+        ("load_arg", 1),
+        ("push_str", "add.out"),
+        ("cfunc", 3, 0),
+        "halt",
+    )
+    out = f32s(0)
+    run(program, out, f32s(4))
+    assert out == 8
+
+
+def test_a_call_on_fewer_than_the_arguments_takes_the_last() -> None:
+    program = straight(
+        *(("load_arg", i) for i in range(3)), ("push_str", "negative.out"), ("cfunc", 2, 0), "halt"
+    )
+    operands = [f32s(1), f32s(2), f32s(3)]
+    assert run(program, *operands) == [f32s(1)]
+    np.testing.assert_array_equal(operands, [[1], [-3], [3]])
+
+
+def test_attributes_reach_the_kernel() -> None:
+    x = f32s(1, 2, 3).reshape(1, 3)
+    for attributes, expected in (({"axis": [1]}, [6]), ({"axis": 0, "keepdims": True}, x)):
+        program = Program.of_op("sum", 1, attributes, 1)
+        np.testing.assert_array_equal(run(program, x), [expected])
+
+
+def test_values_of_every_kind_are_left_in_order() -> None:
+    x = f32s(1)
+    program = straight(("push_int", -3), ("load_arg", 0), ("push_str", "s"), "halt")
+    assert run(program, x) == [-3, x, "s"]
+
+
+def test_nothing_after_halt_runs_or_is_looked_at() -> None:
+    assert run(straight("halt", ("push_int", 1), ("load_arg", 5))) == []
+
+
+def test_load_global_names_a_tensor_of_the_store() -> None:
+    store = FreeStore()
+    handle = store.alloc_tensor(TensorType(f32, (2,)))
+    program = straight(("push_int", handle), "load_global", "halt")
+    assert run(program, store=store)[0] is store.entry(handle).array
+    store.dealloc_tensor(handle)
+    with pytest.raises(HandleError, match=r"f32\[2\], ended by dealloc_tensor"):
+        run(program, store=store)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [Program.of_op("pow", 2, {}, 1), Program.of_op("pow.out", 3, {}, 0)],
+    ids=["fresh", "into"],
+)
+def test_a_kernels_own_error_names_the_function_and_its_operands(program: Program) -> None:
+    """A user of the op knows neither `.out` nor the tensor that is written to."""
+    operands = [np.array([-1, -2]) for _ in range(nargs_of(program))]
+    with pytest.raises(OperandValueError) as caught:
+        run(program, *operands)
+    assert caught.value.op == "pow"
+    assert caught.value.operands == (TensorType("i64", (2,)),) * 2
+
+
+# --- each instruction -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "stack"),
+    [
+        ("", []),
+        ("push_int -5 | push_int 0", [-5, 0]),
+        ('push_str "" | push_str "a \\"b\\"; é"', ["", 'a "b"; é']),
+        ("push_const c | push_const c", [C, C]),
+        ("push_int 1 | push_int 2 | get 0 | get 1 | get 2", [1, 2, 1, 2, 1]),
+        ("push_int 1 | push_int 2 | set 0", [2]),
+        ("push_int 1 | push_int 2 | push_int 3 | set 1", [1, 3]),
+        ('push_int 1 | push_str "s" | set 0', ["s"]),
+        ("push_int 1 | push_int 2 | push_int 3 | pop 2", [1]),
+        ("push_int 1 | pop 0", [1]),
+        ("jump end | push_int 1 | end: | push_int 2", [2]),
+        ("push_int 0 | jump_if_false end | halt | end: | push_int 2", [2]),
+        ('push_int -1 | jump_if_false end | push_str "s" | pop 1 | end:', []),
+        ('push_const c | push_const c | push_str "add" | cfunc 2 1', [2 * C]),
+        ('push_const c | push_const c | push_str "add" | cfunc * *', [2 * C]),
+        ('push_int 1 | push_const c | push_str "negative" | cfunc 1 *', [1, -C]),
+    ],
+)
+def test_what_is_left_on_the_stack(body: str, stack: list[Any]) -> None:
+    program = main_of(body)
+    verify(program, TABLE, [])
+    np.testing.assert_equal(run(program), stack)
+
+
+@pytest.mark.parametrize(
+    ("condition", "jumps"),
+    [
+        ("push_int 0", True),
+        ("push_int 1", False),
+        ("push_int -7", False),
+        ("push_const zero", True),
+        ("push_const one", False),
+        ("push_const nan", False),
+    ],
+)
+def test_a_condition_is_false_if_it_is_zero(condition: str, jumps: bool) -> None:
+    program = main_of(f"push_int 0 | {condition} | jump_if_false end | push_int 1 | set 0 | end:")
+    verify(program, TABLE, [])
+    assert run(program) == [0 if jumps else 1]
+
+
+@pytest.mark.parametrize("array", [f32s(1, 2), f32s(), np.zeros((2, 0), np.int32)])
+def test_a_condition_has_one_element(array: Array) -> None:
+    vm = VM()
+    program = assemble("""
+        .func main 0 *
+            load_arg 0
+            push_str "nonzero_indices"   ; a type that only running tells
+            cfunc 1 1
+            jump_if_false end
+        end:
+            halt
+    """)
+    size = np.argwhere(array).size
+    with pytest.raises(MachineError, match="a condition is an Int or a Tensor of one element"):
+        vm.launch(program, [put(vm, array)])
+    assert size != 1
+
+
+def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten() -> None:
+    vm = VM()
+    gone: list[weakref.ref[Any]] = []
+
+    def fail(frame: Frame) -> None:
+        array = frame.new_tensor(TensorType("f32", (4,)))
+        gone.append(weakref.ref(array))
+        raise ValueError("on purpose")
+
+    vm.register("fail", fail)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="on purpose"):
+            vm.launch(Program.of_op("fail", 0, {}, 0))
+        assert gone[0]() is None
+    finally:
+        gc.enable()

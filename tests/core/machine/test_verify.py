@@ -1,0 +1,536 @@
+"""The verifier: what it refuses and how it says so; what it passes runs without surprise."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    MlvmError,
+    ProgramError,
+    ShapeError,
+    UnknownFunction,
+)
+from mlvm.core.machine.functions import FunctionTable, PythonFunction
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.types import TensorType, f32
+from mlvm.core.vm import VM
+from tests.core.programs import f32s, instruction, main_of, put, straight
+
+TABLE = FunctionTable()
+TABLE.register("open", PythonFunction("open", lambda frame: None, None, None))
+TABLE.register("one", PythonFunction("one", lambda frame: frame.push(1), None, 1))
+VECTOR = TensorType(f32, (2,))
+
+Code = tuple[tuple[Any, ...] | str, ...]
+X: Code = (("load_arg", 0),)
+NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ((), "main: the end is reached without halt"),
+        ((("push_int", 2**63),), "n must be an integer of 64 bits, not 9223372036854775808"),
+        ((("push_int", -(2**63) - 1),), "n must be an integer of 64 bits, not -92"),
+        ((("push_int", 10**5000), "load_global"), "n must be an integer of 64 bits, not <int too"),
+        ((("pop", 10**5000),), "n must be a count >= 0, not <int too"),
+        ((("get", 10**5000),), "i must be a slot's number, not <int too"),
+        ((("jump", 10**5000),), "label must be a pc below 1, not <int too"),
+        ((("push_str", "add"), ("cfunc", 10**5000, 1)), "nparams must be a count >= 0 or *, not <"),
+        (X, "main: the end is reached without halt"),
+        ((("halt", 1),), "main, pc 0: halt 1: takes no immediates"),
+        ((("push_int",), "halt"), "main, pc 0: push_int: takes n"),
+        ((("cfunc", 1),), "main, pc 0: cfunc 1: takes nparams nresults attrs?"),
+        ((("cfunc", 1, 1, {}, 0),), "takes nparams nresults attrs?"),
+        ((("push_int", "5"),), "main, pc 0: push_int 5: n must be an integer of 64 bits, not '5'"),
+        ((("push_int", True),), "push_int True: n must be an integer of 64 bits, not True"),
+        ((("push_str", 5),), "push_str 5: s must be a string, not 5"),
+        (
+            (("push_const", "c"),),
+            "main, pc 0: push_const c: name must be a constant, of none, not 'c'",
+        ),
+        ((("push_const", ["c"]),), "name must be a constant, of none, not ['c']"),
+        ((("load_arg", -1),), "load_arg -1: i must be an argument's number >= 0, not -1"),
+        ((("load_arg", "x"),), "i must be an argument's number >= 0, not 'x'"),
+        ((*X, ("load_arg", 1)), "main, pc 1: load_arg 1: the launch has 1 arguments"),
+        (("load_global",), "main, pc 0: load_global: needs 1 values above base; there are 0"),
+        ((*X, "load_global"), "Int is wanted on top of the stack, not f32[2]"),
+        ((("push_str", "5"), "load_global"), "Int is wanted on top of the stack, not Str"),
+        ((("pop", -1),), "pop -1: n must be a count >= 0, not -1"),
+        ((*X, ("pop", 2)), "pc 1: pop 2: needs 2 values above base; there are 1"),
+        ((("cfunc", 0, 0),), "cfunc 0 0: needs 1 values above base; there are 0"),
+        ((*X, ("cfunc", 0, 1)), "Str is wanted on top of the stack, not f32[2]"),
+        (
+            (*X, ("push_str", "add"), ("cfunc", 2, 1)),
+            "cfunc 2 1: needs 2 values above base; there are 1",
+        ),
+        (
+            (("push_str", "add"), ("cfunc", -1, 1)),
+            "cfunc -1 1: nparams must be a count >= 0 or *, not -1",
+        ),
+        ((("push_str", "add"), ("cfunc", 2, None)), "nresults must be a count >= 0 or *, not None"),
+        (
+            (*X, ("push_str", "negative"), ("cfunc", 1, 2)),
+            "main, pc 2: cfunc 1 2: negative leaves 1 results, not 2",
+        ),
+        (
+            (*X, ("push_str", "negative"), ("cfunc", 1, 1, 5)),
+            "attrs must be attributes by name, not 5",
+        ),
+        (
+            (*X, ("push_int", 5), ("push_str", "add"), ("cfunc", 2, 1)),
+            "add takes Tensors, not (f32[2], Int)",
+        ),
+        (
+            (("push_str", "add"), ("push_str", "negative"), ("cfunc", "*", 1)),
+            "negative takes Tensors, not (Str)",
+        ),
+        (
+            (*X, ("push_str", "negative"), ("cfunc", 1, 1, {5: 6})),
+            'cfunc 1 1 {"5": 6}: attrs must be attributes by name, not ',
+        ),
+        (("store_global",), "store_global: needs 1 values above base; there are 0"),
+        (
+            (("push_int", 5), "store_global"),
+            "pc 1: store_global: needs 1 values above base; there are 0",
+        ),
+        (
+            (("push_int", 5), ("push_int", 5), "store_global"),
+            "main, pc 2: store_global: a Tensor is wanted on top of the stack, not Int",
+        ),
+        (
+            (*X, *X, "store_global"),
+            "store_global: an Int is wanted on top of the stack, not f32[2]",
+        ),
+        ((("get", "0"),), "get 0: i must be a slot's number, not '0'"),
+        (
+            (("get", 0),),
+            "get 0: slot 0 is not there: 0 parameters lie below base, 0 values above",
+        ),
+        ((*X, ("get", 1)), "slot 1 is not there: 0 parameters lie below base, 1 values above"),
+        ((*X, ("get", -1)), "get -1: slot -1 is not there"),
+        ((*X, ("set", 0)), "set 0: slot 0 is not there"),
+        ((("set", 0),), "set 0: needs 1 values above base; there are 0"),
+        ((("call", "f"),), "main, pc 0: call f: func must be a function, of main, not 'f'"),
+        ((("call", ["f"]),), "func must be a function, of main, not ['f']"),
+        ((("return", 0),), "return 0: main has no caller to return to; it ends with halt"),
+        ((("return", "*"),), "return *: n must be a count >= 0, not '*'"),
+        ((("jump", 1),), "jump L1: label must be a pc below 1, not 1"),
+        ((("jump", -1),), "label must be a pc below 1, not -1"),
+        ((("jump", "L"),), "label must be a pc below 1, not 'L'"),
+        ((("jump_if_false", 0),), "jump_if_false L0: needs 1 values above base; there are 0"),
+        (
+            (("push_str", "s"), ("jump_if_false", 0)),
+            "pc 1: jump_if_false L0: a condition is an Int or a Tensor of one element, not Str",
+        ),
+        ((*X, ("jump_if_false", 0)), "a Tensor of one element, not f32[2]"),
+        # where paths meet
+        (
+            (("push_int", 1), ("jump_if_false", 3), ("push_int", 1), "halt"),
+            "main, pc 2: push_int 1: the stack has 0 or 1 values at pc 3, depending on the path",
+        ),
+        (
+            (("push_int", 1), ("jump", 0)),
+            "main, pc 1: jump L0: the stack has 0 or 1 values at pc 0, depending on the path",
+        ),
+        (
+            (*X, ("push_int", 1), ("jump_if_false", 5), ("push_str", "s"), ("set", 0), "halt"),
+            "main, pc 4: set 0: slot 0 is f32[2] or Str at pc 5, depending on the path",
+        ),
+        (
+            (("push_int", 1), *X, ("set", 0), ("push_int", 0), ("jump", 1)),
+            "the stack has 1 or 2 values at pc 1",
+        ),
+        # more values than are known
+        (
+            (("push_str", "open"), ("cfunc", 0, "*"), ("jump", 0)),
+            "main, pc 2: jump L0: the stack's height is not known here",
+        ),
+        (
+            (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("jump_if_false", 0)),
+            "main, pc 3: jump_if_false L0: the stack's height is not known here",
+        ),
+        (
+            (("push_str", "open"), ("cfunc", 0, "*"), ("get", 0)),
+            "main, pc 2: get 0: slot 0 is not there",
+        ),
+        (
+            (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("pop", 2)),
+            "main, pc 3: pop 2: needs 2 values above base; there are 1 known",
+        ),
+    ],
+)
+def test_a_malformed_program_is_refused_with_its_place(code: Code, error: str) -> None:
+    with pytest.raises(ProgramError, match=re.escape(error)):
+        verify(straight(*code), TABLE, [VECTOR])
+
+
+def test_an_unknown_function_is_refused_with_its_place() -> None:
+    program = straight(*X, ("push_str", "negativ"), ("cfunc", 1, 1), "halt")
+    with pytest.raises(
+        UnknownFunction, match=r"^no function 'negativ'; did you mean negative"
+    ) as e:
+        verify(program, TABLE)
+    assert e.value.__notes__ == ["at main, pc 2: cfunc 1 1"]
+
+
+def test_an_attribute_is_refused_whatever_the_types() -> None:
+    program = straight(*X, ("push_str", "sum"), ("cfunc", 1, 1, {"axes": 0}), "halt")
+    with pytest.raises(AttributeRefused, match=r"sum\(\): no attribute 'axes'"):
+        verify(program, TABLE)
+
+
+def test_operands_are_checked_where_their_types_are_known() -> None:
+    """Through results, too: the second call's operand is what the first one leaves."""
+    program = straight(*X, *NEGATIVE, ("load_arg", 1), ("push_str", "add"), ("cfunc", 2, 1), "halt")
+    verify(program, TABLE)
+    verify(program, TABLE, [VECTOR, VECTOR])
+    with pytest.raises(DTypeError) as caught:
+        verify(program, TABLE, [VECTOR, TensorType("i32", (2,))])
+    assert (caught.value.op, caught.value.operands[0]) == ("add", VECTOR)
+    with pytest.raises(ShapeError, match=r"add\(f32\[2\], f32\[3\]\): shapes do not broadcast"):
+        verify(program, TABLE, [VECTOR, TensorType(f32, (3,))])
+
+
+def test_a_value_from_the_free_store_has_a_type_that_only_running_tells() -> None:
+    verify(straight(("push_int", 5), "load_global", *NEGATIVE, "halt"), TABLE, [])
+
+
+def test_a_result_whose_shape_only_running_tells() -> None:
+    program = straight(*X, ("push_str", "nonzero_indices"), ("cfunc", 1, 1), *NEGATIVE, "halt")
+    verify(program, TABLE, [VECTOR])
+
+
+def test_constants_have_a_type_and_are_not_written_to() -> None:
+    def program(*code: tuple[Any, ...] | str) -> Program:
+        body = straight(("push_const", "c"), *code, "halt").main
+        return Program([body], {"c": f32s(1, 2)})
+
+    verify(program(*X, ("push_str", "add"), ("cfunc", 2, 1)), TABLE, [VECTOR])
+    with pytest.raises(ShapeError, match=r"add\(f32\[2\], f32\[3\]\)"):
+        verify(program(*X, ("push_str", "add"), ("cfunc", 2, 1)), TABLE, [TensorType(f32, (3,))])
+    with pytest.raises(ProgramError, match=r"cfunc 2 0: negative.out would write to a constant"):
+        verify(program(*X, ("push_str", "negative.out"), ("cfunc", 2, 0)), TABLE, [VECTOR])
+
+
+def test_star_takes_everything_and_accepts_any_number_of_results() -> None:
+    program = straight(*X, *X, ("push_str", "add"), ("cfunc", "*", "*"), "halt")
+    verify(program, TABLE, [VECTOR])
+    program = straight(*X, *X, *X, ("push_str", "add"), ("cfunc", "*", "*"), "halt")
+    with pytest.raises(ShapeError, match="takes 2 tensors, was given 3"):
+        verify(program, TABLE, [VECTOR])
+
+
+def test_nothing_after_halt_is_looked_at() -> None:
+    verify(straight("halt", ("pop", 5)), TABLE)
+
+
+def test_what_is_reached_and_what_has_to_be_looked_at() -> None:
+    program = assemble("""
+        .func main 0 *
+            load_arg 0
+            push_str "negative"
+            cfunc 1 1               ; 2: known if the argument is
+            push_str "one"
+            cfunc 0 1
+            load_global             ; 5: of what a host function left
+            push_str "negative"
+            cfunc 1 1               ; 7: of the free store
+            jump end
+            load_arg 7
+        end:
+            halt
+        .func never 0 0
+            return 0
+    """)
+    reached = {("main", pc) for pc in range(11) if pc != 9}
+    assert verify(program, TABLE).reached == verify(program, TABLE, [VECTOR]).reached == reached
+    assert verify(program, TABLE).unproven == {("main", 2), ("main", 5), ("main", 7)}
+    assert verify(program, TABLE, [VECTOR]).unproven == {("main", 5), ("main", 7)}
+
+
+def test_a_type_that_differs_between_paths_is_unknown() -> None:
+    program = assemble("""
+        .func main 0 *
+            load_arg 0
+        again:
+            get 0
+            get 0
+            push_str "concat"
+            cfunc 2 1
+            set 0
+            push_int 1
+            jump_if_false again
+            halt
+    """)
+    assert verify(program, TABLE, [VECTOR]).unproven == {("main", 4)}
+
+
+def test_a_name_that_differs_between_paths_is_computed() -> None:
+    program = main_of(
+        "push_const c | push_int 1 | jump_if_false other"
+        '| push_str "negative" | jump go | other: | push_str "abs" | go: | cfunc 1 1'
+    )
+    assert verify(program, TABLE).unproven == {("main", 6)}
+
+
+VARIES = (
+    ".func f 1 * | get -1 | jump_if_false other | push_int 1 | push_int 2 | return 2"
+    "| other: | push_int 3 | return 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "functions"),
+    [
+        ('push_int 0 | jump_if_false end | push_str "open" | cfunc 0 * | end:', ""),
+        ("push_int 1 | call f", VARIES),
+        ("push_int 5 | push_int 0 | call f | get 0 | pop 1 | get 0 | set 0", VARIES),
+        ('push_int 5 | push_int 1 | call f | push_str "open" | cfunc * 0 | push_int 1', VARIES),
+        ("push_int 0 | call f | call g", VARIES + "| .func g 0 * | push_int 1 | return 1"),
+        ("call g", VARIES + "| .func g 0 * | push_int 1 | call f | push_int 1 | return 1"),
+        (
+            "push_const c | push_int 0 | jump_if_false other"
+            '| push_str "abs" | jump go | other: | push_str "negative" | go: | cfunc 1 *',
+            "",
+        ),
+    ],
+)
+def test_the_height_may_be_unknown_where_nothing_depends_on_it(body: str, functions: str) -> None:
+    verify(main_of(body, functions), TABLE)
+
+
+def test_values_whose_number_only_running_tells_are_taken_together() -> None:
+    program = main_of(
+        'load_arg 0 | call parts | push_str "concat" | cfunc * 1',
+        ".func parts 1 * | get -1 | jump_if_false few"
+        "| push_const c | push_const c | push_const c | return 3"
+        "| few: | push_const c | return 1",
+    )
+    vm = VM()
+    for condition, times in ((0, 1), (1, 3)):
+        [joined] = vm.launch(program, [put(vm, np.array(condition))])
+        np.testing.assert_array_equal(joined, [10, 20] * times)
+
+
+# --- functions ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "functions", "error"),
+    [
+        ("call f", ".func f 0 1 | return 0", "f, pc 0: return 0: f leaves 1 results, not 0"),
+        ("call f", ".func f 0 1 | return 1", "f, pc 0: return 1: needs 1 values above base"),
+        ("call f", ".func f 0 * | push_int 1", "f: the end is reached without halt or return"),
+        ("push_int 1 | call f", ".func f 1 0 | pop 1 | return 0", "f, pc 0: pop 1: needs 1 values"),
+        ("push_int 1 | call f", ".func f 1 0 | get -2 | return 0", "slot -2 is not there: 1 param"),
+        ("push_int 1 | call f", ".func f 2 0 | return 0", "main, pc 1: call f: needs 2 values"),
+        ("call f", ".func f 0 0 | get 0 | return 0", "f, pc 0: get 0: slot 0 is not there"),
+        (
+            "push_int 1 | call f",
+            ".func f 1 1 | get -1 | jump_if_false other | push_int 1 | return 1"
+            '| other: | push_str "s" | return 1',
+            "slot 0 is Int or Str at the return, depending on the path",
+        ),
+        (
+            "push_int 1 | call f | pop 1",
+            ".func f 1 * | get -1 | jump_if_false other | push_int 1 | return 1| other: | return 0",
+            "main, pc 2: pop 1: needs 1 values above base; there are 0 known",
+        ),
+        (
+            'push_int 1 | call f | push_str "s" | call f',
+            ".func f 1 0 | get -1 | jump_if_false end | end: | return 0",
+            "f, pc 1: jump_if_false L2: a condition is an Int or a Tensor of one element, not Str",
+        ),
+        (
+            "push_const c | call f",
+            '.func f 1 0 | get -1 | push_const c | push_str "negative.out" | cfunc 2 0 | return 0',
+            "f, pc 3: cfunc 2 0: negative.out would write to a constant",
+        ),
+    ],
+)
+def test_a_function_is_followed_from_its_calls(body: str, functions: str, error: str) -> None:
+    with pytest.raises(ProgramError, match=re.escape(error)):
+        verify(main_of(body, functions), TABLE)
+
+
+def test_operands_are_checked_in_the_function_that_gets_them() -> None:
+    program = main_of(
+        "push_const c | load_arg 0 | call f",
+        '.func f 2 1 | get -2 | get -1 | push_str "add" | cfunc 2 1 | return 1',
+    )
+    verify(program, TABLE, [VECTOR])
+    with pytest.raises(ShapeError, match=r"add\(f32\[2\], f32\[3\]\)") as caught:
+        verify(program, TABLE, [TensorType(f32, (3,))])
+    assert caught.value.__notes__ == ["at f, pc 3: cfunc 2 1"]
+
+
+def test_a_function_may_be_called_with_parameters_of_other_kinds() -> None:
+    """And what it returns has the kinds of that call."""
+    program = main_of(
+        "push_const c | call f | push_int 0 | call f | jump_if_false end | end:"
+        '| push_str "abs" | call f | cfunc 1 1',
+        ".func f 1 1 | get -1 | return 1",
+    )
+    verify(program, TABLE)
+
+
+def test_functions_that_are_not_called_are_well_formed_and_no_more() -> None:
+    verify(main_of("", '.func f 0 0 | pop 5 | push_str "no such" | cfunc 0 0'), TABLE)
+    with pytest.raises(ProgramError, match="f, pc 0: push_const d: name must be a constant"):
+        verify(main_of("", ".func f 0 0 | push_const d | return 0"), TABLE)
+
+
+def test_a_function_that_never_returns() -> None:
+    program = main_of("call f | pop 100", ".func f 0 0 | call f | return 0")
+    assert verify(program, TABLE).reached == {("main", 0), ("f", 0)}
+
+
+def test_recursion_ends_where_no_more_is_learnt() -> None:
+    """The result's type is known from the last call, and unknown when the others are seen."""
+    program = assemble("""
+        .const start f32[1] 1
+        .func grow 1 1
+            get -1
+            jump_if_false last
+            get -1
+            get -1
+            push_str "concat"
+            cfunc 2 1
+            call grow
+            return 1
+        last:
+            get -1
+            return 1
+        .func main 0 *
+            push_const start
+            call grow
+            push_str "negative"
+            cfunc 1 1
+            halt
+    """)
+    assert verify(program, TABLE).unproven == {("grow", 5), ("main", 3)}
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (Function("f", -1, 0, ()), "f: nparams must be >= 0, not -1"),
+        (Function("f", None, 0, ()), "f: nparams must be >= 0, not None"),  # type: ignore[arg-type]
+        (Function("f", "*", 0, ()), "f: nparams must be >= 0, not '*'"),  # type: ignore[arg-type]
+        (Function("f", 0, -1, ()), "f: nresults must be >= 0 or *, not -1"),
+        (Function("f", 0, "x", ()), "f: nresults must be >= 0 or *, not 'x'"),  # type: ignore[arg-type]
+        (Function("f", True, 0, ()), "f: nparams must be >= 0, not True"),
+    ],
+)
+def test_a_function_has_counts(function: Function, error: str) -> None:
+    with pytest.raises(ProgramError, match=re.escape(error)):
+        verify(Program([straight("halt").main, function]), TABLE)
+
+
+def test_an_int_has_64_bits() -> None:
+    for n in (2**63 - 1, -(2**63)):
+        verify(straight(("push_int", n), "halt"), TABLE)
+    with pytest.raises(ProgramError, match="f: nparams must be >= 0, not <int too"):
+        verify(Program([straight("halt").main, Function("f", 10**5000, 0, ())]), TABLE)
+
+
+def test_main_has_no_parameters() -> None:
+    with pytest.raises(
+        ProgramError, match="main has no parameters; it loads the launch's arguments"
+    ):
+        verify(Program([straight("halt").main._replace(nparams=1)]), TABLE)
+
+
+def test_a_function_is_followed_for_few_combinations_of_kinds() -> None:
+    """This one calls itself with its parameters in every order: there are 10**10 of them."""
+    n = 24
+    rotated = [*range(-n + 1, 0), -n]
+    swapped = [-n + 1, -n, *range(-n + 2, 0)]
+
+    def call(order: list[int]) -> str:
+        return "|".join([*(f"get {i}" for i in order), "call f"])
+
+    text = main_of(
+        "|".join(["push_int 1"] * 8 + ["push_const c"] * 8 + ['push_str "s"'] * 8 + ["call f"]),
+        f".func f {n} 0 | push_int 0 | jump_if_false end | {call(rotated)} | {call(swapped)}"
+        "| end: | return 0",
+    )
+    started = time.perf_counter()
+    verify(text, TABLE)
+    assert time.perf_counter() - started < 5
+    assert VM().launch(text) == []
+
+
+# --- any program at all ---------------------------------------------------------------
+
+ARGS = (f32s(1, 2), f32s(3, 4), f32s(1, 2, 3), np.array([1, 0], np.int32))
+names = st.sampled_from(
+    ["add", "add.out", "negative", "sum", "sum.out", "nonzero_indices", "take", "no such", ""]
+)
+attributes = st.sampled_from(
+    [{}, {"axis": 0}, {"axis": (0,), "keepdims": True}, {"axis": 9}, {"axis": "x"}, {"colour": 1}]
+)
+counts = st.sampled_from([0, 1, 2, 3, STAR])
+small = st.integers(-1, 4)
+junk = st.one_of(small, st.none(), st.just("c"), st.just([1]), st.just(2**70), st.floats())
+
+likely = st.one_of(
+    st.builds(lambda i: [instruction("load_arg", i)], st.integers(0, 3)),
+    st.just([instruction("push_const", "c")]),
+    st.just([instruction("push_int", 2**70), instruction("load_global")]),
+    st.builds(lambda n: [instruction("pop", n)], st.integers(0, 2)),
+    st.builds(
+        lambda name, n, m, a: [instruction("push_str", name), instruction("cfunc", n, m, a)],
+        names,
+        counts,
+        counts,
+        attributes,
+    ),
+)
+unlikely = st.builds(
+    lambda opcode, immediates: [Instruction(opcode, tuple(immediates))],
+    st.sampled_from(list(Opcode)),
+    st.lists(junk, max_size=3),
+)
+codes = st.lists(st.one_of(likely, likely, likely, unlikely), max_size=6)
+
+
+@given(codes)
+def test_a_program_is_refused_with_a_typed_error_or_runs(pieces: list[list[Instruction]]) -> None:
+    """No error of numpy's or Python's own escapes, and no memory is lost."""
+    code = [*[i for piece in pieces for i in piece], instruction("halt")]
+    program = Program([Function("main", 0, STAR, tuple(code))], {"c": f32s(5, 6)})
+    vm = VM()
+    args = [put(vm, array) for array in ARGS]
+    before = vm.consumed_size_in_mib()
+    refused = refusal(verify, program, vm.functions, [vm.type_of(arg) for arg in args])
+    failed = refusal(partial(vm.launch, program, args, max_steps=1000))
+    if refused is None:
+        assert not isinstance(failed, ProgramError)
+    else:
+        assert str(refused)
+        assert failed is not None
+    assert vm.consumed_size_in_mib() == before
+
+
+def refusal(function: Callable[..., object], *args: Any) -> MlvmError | None:
+    """The typed error the call raises, if any."""
+    try:
+        function(*args)
+    except MlvmError as error:
+        return error
+    return None

@@ -1,0 +1,30 @@
+"""Blocks cover a range once, in order, and none is larger than it may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.ops.blocks import BLOCK, block_length, blocks, scratch
+from mlvm.core.types import ALIGNMENT
+
+
+@given(st.integers(0, 1000), st.integers(0, 2 * BLOCK))
+def test_blocks_cover_the_range(length: int, width: int) -> None:
+    cut = list(blocks(length, width))
+    assert [i for block in cut for i in range(length)[block]] == list(range(length))
+    longest = block_length(length, width)
+    assert longest == 1 or longest * width <= BLOCK
+    assert all(block.stop - block.start == longest for block in cut[:-1])
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scratch_is_aligned(shape: tuple[int, ...], dtype: type) -> None:
+    array = scratch(*shape, dtype=np.dtype(dtype))
+    assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+    assert array.ctypes.data % ALIGNMENT == 0
+    array[...] = 1
+    assert scratch(0, 3, dtype=np.dtype(dtype)).shape == (0, 3)

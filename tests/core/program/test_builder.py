@@ -1,0 +1,185 @@
+"""Programs written with method calls: the same as from assembly."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import DTypeError, ProgramError
+from mlvm.core.program import builder as module
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.builder import ProgramBuilder
+from mlvm.core.program.program import Opcode, Program
+from mlvm.core.types import Array, f32
+from mlvm.core.vm import VM
+from tests.core.programs import f32s, put, straight
+
+
+def built(*steps: Callable[[ProgramBuilder], object]) -> Program:
+    """A program that is one `main` of what the steps write."""
+    b = ProgramBuilder()
+    with b.function("main"):
+        for step in steps:
+            step(b)
+    return b.build()
+
+
+def test_it_builds_what_the_assembler_reads() -> None:
+    b = ProgramBuilder()
+    b.constant("one", np.int64(1)).constant("limits", f32s(0, 1))
+    with b.function("fib", 1, 1):
+        b.get(-1).push_int(2).host("less", 2, 1).jump_if_false("recurse")
+        b.get(-1).return_(1)
+        b.label("recurse")
+        b.get(-1).push_const("one").host("subtract", 2, 1).call("fib").return_(1)
+    with b.function("main", nresults=2):
+        b.label("again").load_arg(0).call("fib").set(0)
+        b.push_str("sum").cfunc("*", "*", {"axis": [0, 1], "keepdims": True}).pop(1)
+        b.push_int(7).load_global().push_int(7).store_global()
+        b.jump("again").label("unreached").halt()
+    assert b.build() == assemble("""
+        .const one i64[] 1
+        .const limits f32[2] 0 1
+        .func fib 1 1
+            get -1
+            push_int 2
+            push_str "less"
+            cfunc 2 1
+            jump_if_false recurse
+            get -1
+            return 1
+        recurse:
+            get -1
+            push_const one
+            push_str "subtract"
+            cfunc 2 1
+            call fib
+            return 1
+        .func main 0 2
+        again:
+            load_arg 0
+            call fib
+            set 0
+            push_str "sum"
+            cfunc * * {"axis": [0, 1], "keepdims": true}
+            pop 1
+            push_int 7
+            load_global
+            push_int 7
+            store_global
+            jump again
+            halt
+    """)
+
+
+def test_every_instruction_has_a_method_with_its_immediates() -> None:
+    for opcode in Opcode:
+        method = getattr(ProgramBuilder, opcode.name)
+        names = list(inspect.signature(method).parameters)[1:]
+        wanted = [name.replace("attrs?", "attributes") for name in opcode.immediates]
+        assert names == wanted, opcode
+
+
+def test_the_example_of_the_module_counts_down() -> None:
+    _, _, code = inspect.cleandoc(str(module.__doc__)).partition("\n\n")
+    namespace: dict[str, Any] = {"np": np, "ProgramBuilder": ProgramBuilder}
+    exec(textwrap.dedent(code), namespace)
+    vm = VM()
+    [output] = vm.launch(namespace["program"], [put(vm, np.array(3))])
+    assert output.tolist() == 0
+
+
+def test_attributes_take_their_one_form() -> None:
+    program = built(lambda b: b.host("sum", 1, 1, axis=[0, np.int64(1)], dtype=f32))
+    attributes = {"axis": (0, 1), "dtype": "f32"}
+    assert program == straight(("push_str", "sum"), ("cfunc", 1, 1, attributes))
+    assert built(lambda b: b.cfunc(1, 1, {})) == straight(("cfunc", 1, 1))
+
+
+def test_a_constant_is_a_copy() -> None:
+    array: Array = f32s(1, 2)
+    b = ProgramBuilder().constant("c", array)
+    array[...] = 0
+    with b.function("main"):
+        b.push_const("c").halt()
+    [output] = VM().launch(b.build())
+    np.testing.assert_array_equal(output, [1, 2])
+
+
+def test_a_builder_can_go_on_after_build() -> None:
+    b = ProgramBuilder()
+    with b.function("main"):
+        b.halt()
+    first = b.build()
+    with b.function("other"):
+        b.halt()
+    assert [*first.functions] == ["main"]
+    assert [*b.build().functions] == ["main", "other"]
+
+
+def nest(b: ProgramBuilder) -> None:
+    with b.function("inner"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (
+            lambda b: b.label("a").label("b").jump("c"),
+            "no label 'c' in function 'main'; there are: a, b",
+        ),
+        (lambda b: b.jump_if_false("c"), "no label 'c' in function 'main'; there are: none"),
+        (lambda b: b.label("a").label("a"), "label 'a' is defined twice in function 'main'"),
+        (nest, "function 'inner' begins inside function 'main'"),
+        (lambda b: b.build(), "function 'main' is not finished"),
+        (lambda b: b.constant("c", f32s(1)).constant("c", f32s(1)), "'c' is defined twice"),
+        (lambda b: b.constant("c", [1.0]), "constant 'c' must be an array, not a list"),
+    ],
+)
+def test_errors_inside_a_function(step: Callable[[Any], object], text: str) -> None:
+    with pytest.raises(ProgramError, match=text):
+        built(step)
+
+
+def test_errors_outside_of_a_function() -> None:
+    b = ProgramBuilder()
+    with pytest.raises(ProgramError, match="push_int stands outside of a function"):
+        b.push_int(1)
+    with pytest.raises(ProgramError, match="label 'x' stands outside of a function"):
+        b.label("x")
+    with pytest.raises(ProgramError, match="no function 'main' among none"):
+        b.build()
+    with b.function("f"):
+        b.halt()
+    with pytest.raises(ProgramError, match="function 'f' is defined twice"), b.function("f"):
+        pass
+
+
+def test_a_label_belongs_to_its_function() -> None:
+    b = ProgramBuilder()
+    with b.function("f"):
+        b.label("x").halt()
+    with pytest.raises(ProgramError, match="no label 'x' in function 'main'"), b.function("main"):
+        b.jump("x")
+
+
+def test_a_function_that_raises_is_not_there() -> None:
+    b = ProgramBuilder()
+    with pytest.raises(ZeroDivisionError), b.function("main"):
+        b.push_int(1 // 0)
+    with b.function("main"):
+        b.halt()
+    assert b.build() == straight("halt")
+
+
+def test_constants_and_names_are_checked_by_the_program() -> None:
+    with pytest.raises(DTypeError, match="no dtype for"):
+        built(lambda b: b.constant("c", np.zeros(2, np.complex64)))
+    with pytest.raises(ProgramError, match="a constant's name"):
+        built(lambda b: b.constant("1", f32s(1)))

@@ -1,0 +1,318 @@
+"""Programs as bytes: they come back as they were, and other bytes are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mlvm.core.errors import DTypeError, EncodingError, MlvmError, ProgramError
+from mlvm.core.op import MAX_NESTING
+from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
+from mlvm.core.types import Array, DType, TensorType, f32
+from mlvm.core.vm import VM
+from tests.core.programs import f32s, instruction, straight
+
+HEADER = 16
+
+# --- what a program may hold ---------------------------------------------------------
+
+texts = st.text(st.characters(), max_size=8)  # lone surrogates too
+names = st.from_regex(r"[A-Za-z_][\w.]{0,6}", fullmatch=True)
+integers = st.integers(-(2**70), 2**70)
+values: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        integers,
+        st.floats(allow_nan=False),
+        texts,
+        st.sampled_from(list(DType.all.values())),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(texts, inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+counts: st.SearchStrategy[Count] = st.one_of(st.integers(0, 2**40), st.just(STAR))
+IMMEDIATES: dict[str, st.SearchStrategy[Any]] = {
+    "n": integers,
+    "i": integers,
+    "s": texts,
+    "name": names,
+    "func": names,
+    "label": st.integers(0, 1000),
+    "nparams": counts,
+    "nresults": counts,
+    "attrs?": st.dictionaries(texts, values, max_size=3),
+}
+instructions: st.SearchStrategy[Instruction] = st.sampled_from(Opcode).flatmap(
+    lambda opcode: st.tuples(*(IMMEDIATES[kind] for kind in opcode.immediates)).map(
+        lambda immediates: Instruction(opcode, immediates)
+    )
+)
+constants: st.SearchStrategy[Array] = st.sampled_from(list(DType.all.values())).flatmap(
+    lambda dtype: hnp.arrays(dtype.numpy, hnp.array_shapes(min_dims=0, min_side=0, max_side=3))
+)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    functions = [
+        Function(name, draw(st.integers(0, 5)), draw(counts), tuple(draw(st.lists(instructions))))
+        for name in ["main", *draw(st.sets(names.filter("main".__ne__), max_size=2))]
+    ]
+    return Program(functions, draw(st.dictionaries(names, constants, max_size=3)))
+
+
+# --- there and back ------------------------------------------------------------------
+
+
+@given(programs())
+def test_a_program_comes_back_as_it_was(program: Program) -> None:
+    data = program.to_bytes()
+    again = Program.from_bytes(data)
+    assert again == program
+    assert again.to_bytes() == data
+    assert repr(list(again.functions.values())) == repr(list(program.functions.values()))
+
+
+@pytest.mark.parametrize("opcode", Opcode)
+def test_every_instruction(opcode: Opcode) -> None:
+    examples: dict[str, Any] = {"attrs?": {"axis": (0, 1)}, "s": "é", "name": "c", "func": "main"}
+    immediates = tuple(examples.get(kind, 3) for kind in opcode.immediates)
+    program = Program.straight([Instruction(opcode, immediates)])
+    assert Program.from_bytes(program.to_bytes()) == program
+
+
+@given(values)
+def test_a_value_comes_back_with_its_kind(value: Any) -> None:
+    again = there_and_back(value)
+    assert again == value
+    assert repr(again) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "as_read"),
+    [
+        (-0.0, -0.0),
+        (math.nan, math.nan),
+        (np.float32(0.5), 0.5),
+        (np.int64(-3), -3),
+        (np.bool_(True), True),
+        (1 - 2**2039, 1 - 2**2039),
+        (TensorType(f32, (2, 0)), TensorType(f32, (2, 0))),
+    ],
+)
+def test_other_values(value: Any, as_read: Any) -> None:
+    assert repr(there_and_back(value)) == repr(as_read)
+
+
+def test_arrays_come_back_in_memory_of_their_own() -> None:
+    writer = Writer()
+    writer.array(np.arange(6, dtype=np.int16).reshape(2, 3).T)
+    _, reader = open_message(writer.message(Kind.answer), Kind.answer)
+    array = reader.array()
+    np.testing.assert_array_equal(array, [[0, 3], [1, 4], [2, 5]])
+    assert array.dtype == np.int16
+    assert array.flags.c_contiguous
+    array[...] = 0  # writeable
+
+
+def there_and_back(value: Any) -> Any:
+    writer = Writer()
+    writer.value(value)
+    _, reader = open_message(writer.message(Kind.answer), Kind.answer)
+    again = reader.value()
+    reader.end()
+    return again
+
+
+# --- what has no encoding ------------------------------------------------------------
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (object, "no encoding for <class 'object'>"),
+        (1j, "no encoding for 1j"),
+        ({1: 2}, "a text is wanted, not 1"),
+        (2**2040, "an integer of 256 bytes is too large"),
+        (f32s(1), "no encoding for array"),
+        (nested(MAX_NESTING + 1), "nested more than 64 deep"),
+    ],
+)
+def test_values_without_an_encoding(value: Any, text: str) -> None:
+    with pytest.raises(EncodingError, match=text):
+        straight(("push_str", value)).to_bytes()
+
+
+def test_the_deepest_value() -> None:
+    assert there_and_back(nested(MAX_NESTING)) == nested(MAX_NESTING)
+
+
+def test_fields_refuse_other_values() -> None:
+    with pytest.raises(EncodingError, match="an integer is wanted, not 'x'"):
+        Writer().integer("x")  # type: ignore[arg-type]
+    with pytest.raises(EncodingError, match="a tensor type is wanted, not 'f32'"):
+        Writer().type("f32")  # type: ignore[arg-type]
+    with pytest.raises(EncodingError, match="too many for one field"):
+        Writer().count(2**32)
+    with pytest.raises(DTypeError, match="no dtype for dtype"):
+        Writer().array(np.zeros(2, np.complex64))
+
+
+# --- bytes that are no program -------------------------------------------------------
+
+PROGRAM = Program(
+    [
+        Function("double", 1, 1, (instruction("get", -1), instruction("return", 1))),
+        Function(
+            "main",
+            0,
+            STAR,
+            (
+                instruction("load_arg", 0),
+                instruction("push_str", "sum"),
+                instruction("cfunc", 1, 1, {"axis": (0, None), "keepdims": True}),
+                instruction("jump_if_false", 0),
+                instruction("push_const", "c"),
+                instruction("halt"),
+            ),
+        ),
+    ],
+    {"c": f32s(1, 2), "mask": np.array([True, False])},
+)
+DATA = PROGRAM.to_bytes()
+
+
+def with_header(payload: bytes, magic: bytes = b"MLVM", version: int = 1, kind: int = 1) -> bytes:
+    return struct.pack("<4sHHQ", magic, version, kind, len(payload)) + payload
+
+
+def text(string: str) -> bytes:
+    return struct.pack("<I", len(string)) + string.encode()
+
+
+def of_code(code: bytes) -> bytes:
+    """A program that is one `main` with these bytes as its code."""
+    return with_header(b"\1\0\0\0" + text("main") + b"\1\0" + b"s" + text("*") + code + bytes(4))
+
+
+def of_constant(array: bytes) -> bytes:
+    main = text("main") + b"\1\0" + b"i\1\0" + bytes(4)
+    return with_header(b"\1\0\0\0" + main + b"\1\0\0\0" + text("c") + array)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "a header has 16 bytes; there are 0"),
+        (DATA[:15], "a header has 16 bytes; there are 15"),
+        (with_header(b"", magic=b"ELF\0"), r"starts with b'MLVM', not b'ELF\\x00'"),
+        (with_header(b"", version=2), "format version 2 is not known; this is version 1"),
+        (with_header(b"", kind=2), r"of kind program \(1\) is wanted, not 2"),
+        (with_header(b"", kind=77), r"of kind program \(1\) is wanted, not 77"),
+        (DATA[:-1], r"header announces \d+ bytes; \d+ follow it"),
+        (DATA + b"\0", r"header announces \d+ bytes; \d+ follow it"),
+        (with_header(DATA[HEADER:] + b"\0"), f"byte {len(DATA)}: 1 bytes too many"),
+        (with_header(b""), "byte 16: 4 bytes are wanted; 0 are left"),
+        (with_header(b"\xff\xff\xff\xff"), "4294967295 items or bytes are announced; 0 bytes"),
+        (with_header(b"\1\0\0\0\2\0\0\0\xff\xfe"), r"b'\\xff\\xfe' is not UTF-8"),
+        (with_header(b"\1\0\0\0" + text("main") + b"\1\xffi\1\0" + bytes(8)), "0 or more param"),
+        (with_header(b"\1\0\0\0" + text("main") + b"\1\0n" + bytes(8)), "results, or .*not None"),
+        (with_header(b"\1\0\0\0" + text("main") + b"\1\0t" + bytes(8)), "results, or .*not True"),
+        (of_code(b"\1\0\0\0" + text("jmp") + bytes(4)), "no instruction 'jmp'"),
+        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0x"), "no value has the tag b'x'"),
+        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0D" + text("f16")), "no dtype 'f16'"),
+        (
+            of_code(
+                b"\1\0\0\0" + text("pop") + b"\1\0\0\0{\2\0\0\0" + 2 * (text("a") + b"n") + bytes(4)
+            ),
+            "'a' is given twice",
+        ),
+        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0" + 99 * b"[\1\0\0\0"), "more than 64 deep"),
+        (of_constant(text("f32") + b"\1\0\0\0\1\5"), "20 bytes are wanted; 0 are left"),
+        (of_constant(text("f32") + b"\1\0\0\0\1\xff"), r"integers >= 0, not \[-1\]"),
+        (of_constant(text("u8") + b"\1\0\0\0\x08" + 7 * b"\0" + b"\x40"), "bytes are wanted; 0"),
+        (of_constant(text("f32") + b"\1\0\0\0\x09" + 8 * b"\xff" + b"\0"), "is larger than"),
+        (of_constant(text("f32") + b"\x41\0\0\0" + 65 * b"\1\1" + bytes(4)), "at most 64 dim"),
+        (of_constant(text("bool") + b"\0\0\0\0\2"), "a bool is 0 or 1"),
+    ],
+)
+def test_bytes_that_are_no_program(data: bytes, message: str) -> None:
+    with pytest.raises(EncodingError, match=message):
+        Program.from_bytes(data)
+
+
+@pytest.mark.parametrize("data", [None, "MLVM", 3, [77]])
+def test_what_is_no_bytes(data: Any) -> None:
+    with pytest.raises(EncodingError, match="bytes are wanted, not a"):
+        Program.from_bytes(data)
+
+
+def test_bytes_of_any_kind_are_read() -> None:
+    assert Program.from_bytes(bytearray(DATA)) == PROGRAM
+    assert Program.from_bytes(memoryview(DATA)) == PROGRAM
+
+
+def test_what_the_constructor_refuses() -> None:
+    empty = with_header(bytes(8))
+    with pytest.raises(ProgramError, match="no function 'main'"):
+        Program.from_bytes(empty)
+
+
+def test_every_beginning_is_refused() -> None:
+    for n in range(len(DATA)):
+        with pytest.raises(EncodingError):
+            Program.from_bytes(DATA[:n])
+        with pytest.raises(EncodingError):
+            Program.from_bytes(with_header(DATA[HEADER : max(n, HEADER)]))
+
+
+@given(st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(0, 255)), min_size=1))
+def test_changed_bytes_are_refused_or_a_program(changes: list[tuple[int, int]]) -> None:
+    """Never another error, and what is read can be verified and launched or refused."""
+    data = bytearray(DATA)
+    for at, byte in changes:
+        data[at] = byte
+    check(bytes(data))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused_or_a_program(payload: bytes) -> None:
+    check(with_header(payload))
+
+
+def check(data: bytes) -> None:
+    try:
+        program = Program.from_bytes(data)
+    except (EncodingError, ProgramError):
+        return
+    assert Program.from_bytes(program.to_bytes()).to_bytes() == program.to_bytes()
+    vm = VM()
+    with contextlib.suppress(MlvmError):
+        vm.launch(program, [vm.alloc_tensor(TensorType(f32, (2,)))], max_steps=100)
+
+
+def test_reading_does_not_go_past_the_end() -> None:
+    reader = Reader(b"\5ab", 0)
+    with pytest.raises(EncodingError, match="byte 1: 5 bytes are wanted; 2 are left"):
+        reader.integer()

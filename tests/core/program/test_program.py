@@ -1,0 +1,144 @@
+"""Programs: immutable, compared by content."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import DTypeError, ProgramError
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.types import Array
+from tests.core.programs import f32s, instruction, straight
+
+HALT = instruction("halt")
+
+
+def with_constants(constants: Mapping[str, Array]) -> Program:
+    return Program([Function("main", 0, STAR, (HALT,))], constants)
+
+
+def test_the_instruction_set() -> None:
+    assert " ".join(opcode.text for opcode in Opcode) == (
+        "halt push_int push_str push_const load_arg load_global store_global get set pop cfunc"
+        " call return jump jump_if_false"
+    )
+    assert len({(o.immediates, o.effect, o.meaning) for o in Opcode}) == len(Opcode)
+    for opcode in Opcode:
+        assert opcode.meaning
+        assert " -- " in opcode.effect
+
+
+def test_of_op_pushes_the_arguments_calls_and_halts() -> None:
+    assert Program.of_op("add.out", 3, {}, 0) == straight(
+        ("load_arg", 0),
+        ("load_arg", 1),
+        ("load_arg", 2),
+        ("push_str", "add.out"),
+        ("cfunc", 3, 0),
+        "halt",
+    )
+    attributes = {"axis": 0}
+    program = Program.of_op("sum", 1, attributes, 1)
+    attributes["axis"] = 1
+    assert program.main.code[-2] == instruction("cfunc", 1, 1, {"axis": 0})
+    assert (program.main.nparams, program.main.nresults) == (0, "*")
+
+
+def test_there_is_one_main() -> None:
+    with pytest.raises(ProgramError, match="no function 'main' among none"):
+        Program([])
+    other = Function("other", 0, 0, (HALT,))
+    with pytest.raises(ProgramError, match="no function 'main' among other"):
+        Program([other])
+    with pytest.raises(ProgramError, match="function 'other' is defined twice"):
+        Program([other, other])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "1st", ".x", "f;", 'f"', "main\n", 5, None])
+def test_a_name_is_one_that_assembly_can_write(name: Any) -> None:
+    body = straight("halt").main
+    with pytest.raises(ProgramError, match="a function's name is letters, digits, _ and"):
+        Program([body, body._replace(name=name)])
+    with pytest.raises(ProgramError, match="a constant's name is letters, digits, _ and"):
+        with_constants({name: f32s(1)})
+
+
+def test_functions_come_from_any_iterable_and_keep_their_order() -> None:
+    functions = [Function(name, 0, 0, (HALT,)) for name in ("b", "main", "a")]
+    program = Program(iter(functions))
+    assert list(program.functions) == ["b", "main", "a"]
+    assert program.main == functions[1]
+
+
+def test_constants_are_copied_read_only_and_packed() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    program = with_constants({"c": array})
+    array[...] = 0
+    constant = program.constants["c"]
+    np.testing.assert_array_equal(constant, [[0, 3], [1, 4], [2, 5]])
+    assert constant.flags.c_contiguous
+    with pytest.raises(ValueError, match="read-only"):
+        constant[0, 0] = 1
+
+
+def test_a_constant_is_of_a_dtype_that_there_is() -> None:
+    with pytest.raises(DTypeError, match="no dtype for dtype"):
+        with_constants({"c": np.zeros(2, np.complex64)})
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "equal"),
+    [
+        (f32s(1, 2), f32s(1, 2), True),
+        (f32s(np.nan), f32s(np.nan), True),
+        (f32s(0.0), f32s(-0.0), False),
+        (f32s(1, 2), f32s(1, 3), False),
+        (f32s(1, 2), f32s(1, 2).reshape(2, 1), False),
+        (np.zeros(2, np.int32), np.zeros(2, np.float32), False),
+    ],
+)
+def test_constants_are_compared_by_type_and_bytes(x: Array, y: Array, equal: bool) -> None:
+    first, second = with_constants({"c": x}), with_constants({"c": y})
+    assert (first == second) is equal
+    if equal:
+        assert hash(first) == hash(second)
+    assert first != with_constants({"d": x})
+    assert first != with_constants({"c": x, "d": x})
+
+
+def test_equality_sees_every_part() -> None:
+    base = straight(("push_int", 1), "halt")
+    assert base == straight(("push_int", 1), "halt")
+    assert hash(base) == hash(straight(("push_int", 1), "halt"))
+    assert base != straight(("push_int", 2), "halt")
+    assert base != straight(("push_int", 1), "halt", "halt")
+    assert base != Program([Function("main", 0, 0, base.main.code)])
+    helper = Function("helper", 0, 0, (HALT,))
+    assert Program([base.main, helper]) != Program([helper, base.main])
+    assert base != "a program"
+
+
+def test_a_program_is_freed_when_nobody_refers_to_it() -> None:
+    program = straight("halt")
+    reference = weakref.ref(program)
+    gc.disable()
+    try:
+        del program
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_repr_shows_functions_and_constants() -> None:
+    assert repr(with_constants({"c": f32s(1)})) == "<Program main: 1; 1 constants>"
+
+
+@pytest.mark.parametrize("part", [Instruction(Opcode.halt), Function("f", 0, 0, ())])
+def test_parts_are_immutable(part: Any) -> None:
+    with pytest.raises(AttributeError):
+        part.opcode = part.name = None

@@ -1,0 +1,1114 @@
+"""`ml.capture` and `ml.measure`: a replay is the eager step, to the bit, or an error.
+
+What reference models train to is in test_capture_models.py, and what
+takes from queues in test_capture_queues.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    ArenaOverflow,
+    AttributeRefused,
+    CaptureError,
+    DTypeError,
+    GradientError,
+    HandleError,
+    OperandValueError,
+    ShapeError,
+    StaleTensor,
+)
+from mlvm.core.types import TensorType
+from mlvm.eager import nn, optim
+from mlvm.eager import random as ml_random
+from models.mlp import Mlp
+
+HERE = Path(__file__).name
+
+
+def cross_entropy(model: Any, images: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
+
+
+class Place(NamedTuple):
+    """A VM with an arena for weights and one for batches."""
+
+    vm: Any
+    weights: ml.Arena
+    batch: ml.Arena
+
+
+def make_place(vm: Any = None) -> Place:
+    vm = vm or ml.VM("captured")
+    return Place(vm, ml.Arena(vm, "weights"), ml.Arena(vm, "batch"))
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = make_place()
+    with place.weights.allocating():
+        yield place
+
+
+def ones(*shape: int) -> ml.Tensor:
+    return ml.ones(shape)
+
+
+def line_of(fn: Callable[..., Any], text: str) -> str:
+    """The place of a line of the function, as errors name it."""
+    lines, first = inspect.getsourcelines(fn)
+    [found] = [first + i for i, line in enumerate(lines) if text in line]
+    return f"{HERE}:{found}"
+
+
+# --- updates in place -------------------------------------------------------------------
+
+
+class Normalize(nn.Module):
+    """Batch normalisation, whose running mean is state that a training step updates in place."""
+
+    def __init__(self, features: int) -> None:
+        self.mean = ml.zeros((features,))
+
+    def __call__(self, x: ml.Tensor, *, training: bool) -> ml.Tensor:
+        if not training:
+            return x - self.mean
+        mean = ml.mean(x, axis=0)
+        self.mean *= 0.9
+        self.mean += 0.1 * ml.stop_gradient(mean)
+        return x - mean
+
+
+def test_running_statistics_advance_with_each_replay(place: Place) -> None:
+    layers = Normalize(3), Normalize(3)
+    rng = np.random.default_rng(0)
+
+    def step(layer: Normalize, x: ml.Tensor, *, training: bool) -> ml.Tensor:
+        return ml.sum(layer(x, training=training), axis=0)
+
+    captured = ml.capture(step)
+    for i in range(12):
+        x = ml.asarray(rng.normal(size=(4, 3)).astype(np.float32))
+        training = i % 3 != 2
+        expected = step(layers[0], x, training=training).numpy()
+        given = captured(layers[1], x, training=training).numpy()
+        np.testing.assert_array_equal(given, expected)
+        np.testing.assert_array_equal(layers[1].mean.numpy(), layers[0].mean.numpy())
+    assert captured.signatures == 2
+
+
+def test_an_update_in_place_is_read_by_what_comes_after_and_not_before(place: Place) -> None:
+    def step(w: ml.Tensor, x: ml.Tensor) -> tuple[ml.Tensor, ...]:
+        flat = ml.reshape(w, (4,))
+        before = flat * x
+        w += 1.0
+        between = ml.reshape(w, (4,)) - x
+        w *= ml.reshape(before, (2, 2))
+        return before, between, ml.copy(w), flat + 0.0
+
+    for fuse in (False, True):
+        w1, w2 = ones(2, 2), ones(2, 2)
+        captured = ml.capture(step, fuse=fuse)
+        for i in range(4):
+            x = ml.arange(4.0) + i
+            for given, expected in zip(captured(w1, x), step(w2, x), strict=True):
+                np.testing.assert_array_equal(given.numpy(), expected.numpy())
+            np.testing.assert_array_equal(w1.numpy(), w2.numpy())
+
+
+# --- arguments ---------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_results_are_whatever_tree_of_whatever_tensors(place: Place) -> None:
+    state = ones(3)
+    inner = [1, "two", 3.0]
+
+    @ml.capture
+    def step(x: ml.Tensor, pair: Any) -> Any:
+        y = x * 2
+        nonlocal state
+        state += y
+        return {
+            "argument": x,
+            "view": ml.reshape(x, (3, 1)),
+            "made": Pair(y, [y, ml.reshape(y, (1, 3))]),
+            "state": (state, ml.reshape(state, (3, 1))),
+            "of a tree": pair.right["x"][0] + 1,
+            "rest": (None, inner, 5),
+        }
+
+    for i in range(3):
+        x, z = ml.asarray(np.full(3, i, np.float32)), ml.asarray(np.full(2, i, np.float32))
+        found = step(x, Pair(None, {"x": [z]}))
+        assert found["argument"] is x
+        assert found["view"].root is x
+        assert found["made"].left is found["made"].right[0]
+        assert found["made"].right[1].shape == (1, 3)
+        np.testing.assert_array_equal(found["made"].right[1].numpy(), [[2 * i] * 3])
+        assert found["state"][0] is state
+        assert found["state"][1].root is state
+        np.testing.assert_array_equal(found["of a tree"].numpy(), [i + 1] * 2)
+        assert found["rest"] == (None, [1, "two", 3.0], 5)
+    assert state.tolist() == [1 + 2 * (0 + 1 + 2)] * 3
+    assert step.signatures == 1
+
+
+def test_numpy_arrays_become_tensors(place: Place) -> None:
+    @ml.capture
+    def step(x: Any, scale: Any) -> Any:
+        return x * scale
+
+    for i in range(3):
+        with place.batch:
+            x = np.arange(3, dtype=np.float32) + i
+            found = step(x, np.float32(i))
+            np.testing.assert_array_equal(found.numpy(), x * i)
+    assert step.signatures == 1
+
+
+def test_the_same_tensor_twice_is_another_signature_than_two(place: Place) -> None:
+    @ml.capture
+    def step(x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
+        x += 1.0
+        return x * y
+
+    x, y = ones(3), ones(3)
+    assert step(x, y).tolist() == [2, 2, 2]
+    assert step(x, x).tolist() == [9, 9, 9]
+    assert step(x, ml.reshape(x, (3,))).tolist() == [16, 16, 16]
+    assert step(x, y).tolist() == [5, 5, 5]
+    assert step.signatures == 2
+
+
+def test_views_of_one_tensor_see_its_updates(place: Place) -> None:
+    @ml.capture
+    def step(view: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+        before = view * 1.0
+        x += 1.0
+        return view - before
+
+    x = ones(2, 3)
+    for _ in range(3):
+        np.testing.assert_array_equal(step(ml.reshape(x, (6,)), x).numpy(), np.ones(6))
+
+
+def test_an_argument_that_the_function_also_has_otherwise(place: Place) -> None:
+    params = {"w": ones(3)}
+    opt = optim.SGD(params, 0.5)
+
+    @ml.capture
+    def step(given: dict[str, ml.Tensor], x: ml.Tensor) -> Any:
+        loss, grads = ml.value_and_grad(lambda p: ml.sum(p["w"] * x))(given)
+        opt.update(grads)
+        return loss
+
+    losses = [float(step(params, ones(3))) for _ in range(3)]
+    assert losses == [3.0, 1.5, 0.0]
+    assert step.signatures == 1
+    other = {"w": ones(3)}  # not what the optimizer updates: a program of its own
+    assert float(step(other, ones(3))) == 3.0
+    assert step.signatures == 2
+    assert params["w"].tolist() == [-1, -1, -1]
+    assert other["w"].tolist() == [1, 1, 1]
+
+
+def test_an_argument_that_becomes_state_and_the_other_way_round(place: Place) -> None:
+    w = ones(2)
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        nonlocal w
+        y = x * 1.0
+        w += 1.0
+        return x - y
+
+    assert step(ones(2)).tolist() == [0, 0]
+    assert step(w).tolist() == [1, 1]  # w is x: the update shows
+    assert step(ones(2)).tolist() == [0, 0]
+    assert w.tolist() == [4, 4]
+
+
+def test_other_arguments_are_known_by_value(place: Place) -> None:
+    @ml.capture
+    def step(x: ml.Tensor, how: Any = None, **more: Any) -> ml.Tensor:
+        return x * (2.0 if how else 1.0)
+
+    x = ones(2)
+    values = [None, True, 1, 1.0, "1", b"1", 0.0, -0.0, (1, 2), [1, 2], {"a": 1}, math.nan]
+    for how in values * 2:
+        step(x, how)
+    assert step.signatures == len(values)
+    step(x, how=None)
+    step(x, None, more=1)
+    assert step.signatures == len(values) + 2
+
+
+def test_types_and_structure_are_part_of_the_signature(place: Place) -> None:
+    @ml.capture
+    def step(tree: Any) -> Any:
+        return ml.sum(tree[0] if isinstance(tree, (list, tuple)) else tree["x"])
+
+    trees: list[Any] = [
+        [ones(2)],
+        (ones(2),),
+        [ones(3)],
+        [ml.ones((2,), dtype="f64")],
+        {"x": ones(2)},
+        [ones(2), 1],
+    ]
+    for tree in trees * 2:
+        step(tree)
+    assert step.signatures == len(trees)
+
+
+def test_a_queue_of_signatures_does_not_grow_for_ever(place: Place) -> None:
+    @ml.capture
+    def step(x: ml.Tensor, scale: int) -> ml.Tensor:
+        return x * scale
+
+    for scale in range(200):
+        assert step(ones(1), scale).tolist() == [scale]
+        assert step.signatures <= 64
+
+
+# --- what the function finds around it -----------------------------------------------------
+
+SCALE = 2.0
+TENSOR: Any = None
+
+
+def scaled(x: ml.Tensor) -> ml.Tensor:
+    return x * SCALE
+
+
+class Scales(nn.Module):
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.inner = [nn.Sequential(ml.relu)]
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        return self.inner[0](x) * self.factor
+
+
+class Trainer:
+    rate = 0.5
+
+    def __init__(self) -> None:
+        self.model = Scales(1.0)
+        self.w = ones(2)
+        self.optimizer = optim.SGD({"w": self.w}, 1.0)
+        self.options = {"sign": 1.0}
+        self.history: list[float] = []
+
+    @property
+    def sign(self) -> float:
+        return self.options["sign"]
+
+    def loss(self, w: ml.Tensor) -> ml.Tensor:
+        return ml.sum(self.model(w) * self.rate * self.sign)
+
+    @ml.capture
+    def step(self) -> Any:
+        loss, grads = ml.value_and_grad(lambda p: self.loss(p["w"]))({"w": self.w})
+        self.optimizer.update(grads)
+        return loss
+
+
+def test_a_global_of_nested_code_or_of_another_function_is_guarded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @ml.capture
+    def step(x: ml.Tensor) -> Any:
+        def inner(x: ml.Tensor) -> ml.Tensor:
+            return ml.sum(x * SCALE)
+
+        return ml.grad(inner)(x), scaled(x)
+
+    for scale in (2.0, 3.0, 2.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        assert [each.tolist() for each in step(ones(1))] == [[scale], [scale]]
+    assert step.signatures == 2
+    monkeypatch.setitem(globals(), "scaled", lambda x: x)
+    assert step(ones(1))[1].tolist() == [1]
+
+
+def test_a_replaced_tensor_is_guarded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    @ml.capture
+    def step() -> Any:
+        return TENSOR * 1.0
+
+    for value in (1.0, 2.0):
+        monkeypatch.setitem(globals(), "TENSOR", ml.full((2,), value))
+        assert step().tolist() == [value] * 2
+
+
+def test_variables_around_and_around_functions_around_are_guarded(place: Place) -> None:
+    scale, shift = 1.0, 0.0
+    helpers = SimpleNamespace(shift=0.0)
+
+    def shifted(x: ml.Tensor) -> ml.Tensor:
+        return x + shift
+
+    @ml.capture
+    def step(x: ml.Tensor) -> Any:
+        return shifted(x) * scale + helpers.shift
+
+    assert step(ones(1)).tolist() == [1]
+    scale = 3.0
+    assert step(ones(1)).tolist() == [3]
+    shift = 1.0
+    assert step(ones(1)).tolist() == [6]
+    helpers.shift = 1.0
+    assert step(ones(1)).tolist() == [7]
+    helpers.unrelated = 1.0
+    scale, shift, helpers.shift = 1.0, 0.0, 0.0
+    assert step(ones(1)).tolist() == [1]
+    assert step.signatures == 4
+
+
+def test_defaults_partial_calls_and_callable_objects_are_guarded(place: Place) -> None:
+    model = Scales(1.0)
+
+    def with_default(x: ml.Tensor, model: Any = model) -> ml.Tensor:
+        found: ml.Tensor = model(x)
+        return found
+
+    def given(model: Any, x: ml.Tensor) -> ml.Tensor:
+        found: ml.Tensor = model(x)
+        return found
+
+    steps: list[Any] = [
+        ml.capture(with_default),
+        ml.capture(functools.partial(given, model)),
+        ml.capture(model),
+        ml.capture(model.__call__),
+        ml.capture(lambda x: model(x)),
+    ]
+    for factor in (1.0, 2.0, 1.0):
+        model.factor = factor
+        assert [step(ones(1)).tolist() for step in steps] == [[factor]] * len(steps)
+    assert [step.signatures for step in steps] == [2] * len(steps)
+    model.inner[0] = nn.Sequential(ml.negative)
+    assert [step(ones(1)).tolist() for step in steps] == [[-1]] * len(steps)
+
+
+def test_a_method_is_captured_for_each_instance_with_what_it_reaches(place: Place) -> None:
+    first, second = Trainer(), Trainer()
+    assert [float(first.step()) for _ in range(2)] == [1.0, 0.5]
+    assert float(second.step()) == 1.0
+    assert Trainer.step.signatures == 2
+    first.history.append(1.0)  # which no step names
+    assert float(first.step()) == 0.0
+    assert Trainer.step.signatures == 2
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(first.optimizer, "learning_rate", 0.1),
+        lambda: setattr(first, "rate", 1.0),
+        lambda: first.options.update(sign=-1.0),
+        lambda: setattr(first.model, "factor", 3.0),
+        lambda: setattr(first, "optimizer", optim.SGD({"w": first.w}, 0.1, momentum=0.9)),
+    ]
+    for change in changes:
+        before = Trainer.step.signatures
+        change()
+        first.step()
+        assert Trainer.step.signatures == before + 1
+    Trainer.step.close()
+
+
+def test_an_optimizer_with_other_numbers_records_anew(place: Place) -> None:
+    w = ones(1)
+    opt = optim.Adam({"w": w}, 0.1)
+
+    @ml.capture
+    def step() -> None:
+        opt.update({"w": ml.ones((1,))})
+
+    step()
+    step()
+    assert step.signatures == 1
+    opt.learning_rate = 0.2
+    step()
+    opt.betas = (0.5, 0.9)
+    step()
+    assert step.signatures == 3
+
+
+def test_objects_that_contain_themselves_are_no_trap(place: Place) -> None:
+    model = Scales(1.0)
+    model.inner.append(model)  # type: ignore[arg-type]
+    ring: list[Any] = [model]
+    ring.append(ring)
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        return x * model.factor * len(ring)
+
+    assert step(ones(1)).tolist() == [2]
+    assert step(ones(1)).tolist() == [2]
+    assert step.signatures == 1
+
+
+def test_nothing_is_taken_for_something_that_has_died(place: Place) -> None:
+    """Ids are used again; what a program was recorded with lives as long as it."""
+
+    @ml.capture
+    def step(x: ml.Tensor, model: Any) -> ml.Tensor:
+        found: ml.Tensor = model(x)
+        return found
+
+    for i in range(50):
+        assert step(ones(1), Scales(float(i))).tolist() == [i]
+        assert step(ones(1), lambda x, i=i: x + i).tolist() == [1 + i]
+        gc.collect(0)
+
+
+# --- what is held ----------------------------------------------------------------------------
+
+
+def test_results_of_earlier_calls_keep_their_values(place: Place) -> None:
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        return ml.exp(x) * 0.0 + x
+
+    kept = [step(ml.full((5,), float(i))) for i in range(5)]
+    assert [y.tolist() for y in kept] == [[i] * 5 for i in range(5)]
+
+
+def test_results_are_stale_when_their_arena_was_reset(place: Place) -> None:
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        return x + 1
+
+    for _ in range(2):
+        with place.batch:
+            y = step(ones(2))
+        with pytest.raises(StaleTensor, match="batch"):
+            y.numpy()
+
+
+def test_a_stale_tensor_around_the_function_is_named(place: Place) -> None:
+    with place.batch:
+        w = ml.ones((7,))
+
+        @ml.capture
+        def step(x: ml.Tensor) -> ml.Tensor:
+            return x * w
+
+        step(ones(7))
+    for _ in range(2):
+        with pytest.raises(StaleTensor, match=r"f32\[7\] of arena 'batch'"):
+            step(ones(7))
+    recorded_later = ml.capture(lambda x: x * w)
+    with pytest.raises(StaleTensor, match=r"f32\[7\] of arena 'batch'"):
+        recorded_later(ones(7))
+    with place.batch:
+        x = ml.ones((7,))
+    with pytest.raises(StaleTensor, match=r"f32\[7\] of arena 'batch'"):
+        step(x)
+
+
+def test_what_a_function_keeps_by_itself_is_stale(place: Place) -> None:
+    kept: list[ml.Tensor] = []
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        kept.extend([x, x + 1])
+        return x * 2
+
+    step(ones(2))
+    assert len(kept) == 2
+    for x in kept:
+        with pytest.raises(StaleTensor):
+            x.numpy()
+        with pytest.raises(StaleTensor):
+            x + 1
+
+
+def test_nothing_is_allocated_once_all_was_recorded(place: Place) -> None:
+    model = Mlp((4, 4, 1), 3, (8,), key=ml.random.key(0))
+    opt = optim.Adam(model, 0.01)
+
+    def step(images: Any, labels: Any) -> Any:
+        loss, grads = ml.value_and_grad(cross_entropy)(model, images, labels)
+        opt.update(grads)
+        return loss
+
+    train = ml.capture(step)
+    evaluate = ml.capture(lambda images: ml.argmax(model(images), axis=-1))
+    sizes = [6, 6, 4]
+
+    def epoch() -> None:
+        for n in sizes:
+            with place.batch:
+                train(np.ones((n, 4, 4, 1), np.float32), np.zeros(n, np.int64))
+                evaluate(np.ones((n, 4, 4, 1), np.float32))
+
+    def held() -> Any:
+        return (
+            place.vm.consumed_size_in_mib(),
+            place.batch.views_created,
+            place.weights.views_created,
+            place.weights.used,
+            place.batch.high_water,
+        )
+
+    epoch()
+    before = held()
+    for _ in range(30):
+        epoch()
+    assert held() == before
+    assert (train.signatures, evaluate.signatures) == (2, 2)
+
+
+def test_scratch_is_the_plan_and_goes_with_the_captured_function(place: Place) -> None:
+    def step(x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.softmax(ml.matmul(x, x), axis=-1))
+
+    x, small = ones(40, 40), ones(8, 8)
+    ml.capture(step)(x)  # constants and all that
+    gc.collect()
+    before = place.vm.consumed_size_in_mib()
+    captured = ml.capture(step)
+    kept = captured(x), captured(small), captured(x)
+    assert captured.signatures == 2
+    largest = captured.plan.nbytes
+    assert place.vm.consumed_size_in_mib() == before + largest / 2**20
+    captured.close()
+    assert place.vm.consumed_size_in_mib() == before
+    assert captured.signatures == 0
+    assert captured(x).tolist() == kept[0].tolist()  # records anew
+    assert place.vm.consumed_size_in_mib() == before + largest / 2**20
+    del captured
+    gc.collect()
+    assert place.vm.consumed_size_in_mib() == before
+
+
+def test_a_vm_may_die_after_what_was_captured_on_it() -> None:
+    captured = ml.capture(lambda x: ml.sum(ml.softmax(x, axis=-1)))
+    for _ in range(2):
+        with make_place().weights.allocating():
+            assert float(captured(ones(2, 4))) == 2.0
+    captured.close()
+    captured.close()
+
+
+# --- what cannot be captured -----------------------------------------------------------------
+
+
+def reads_a_float(x: ml.Tensor) -> Any:
+    return x * float(x[0])  # here
+
+
+def reads_numpy(x: ml.Tensor) -> Any:
+    return x.numpy()  # here
+
+
+def reads_to_print(x: ml.Tensor) -> Any:
+    return f"{x + 1}"  # here
+
+
+def branches(x: ml.Tensor) -> Any:
+    return x if x[0] > 0 else -x  # here
+
+
+def reads_an_argument_of_range(x: ml.Tensor) -> Any:
+    return list(range(ml.argmax(x)))  # here
+
+
+def copies_an_array(x: ml.Tensor) -> Any:
+    return x + ml.asarray(np.ones(3, np.float32))  # here
+
+
+def makes_a_key(x: ml.Tensor) -> Any:
+    return ml.random.normal((3,), key=ml.random.key(0))  # here
+
+
+def seeds(x: ml.Tensor) -> Any:
+    ml.random.seed(7)  # here
+    return ml.random.normal((3,))
+
+
+def finds_nonzero(x: ml.Tensor) -> Any:
+    return ml.nonzero(x)  # here
+
+
+def masks(x: ml.Tensor) -> Any:
+    return x[x > 0]  # here
+
+
+def calls_a_host_function(x: ml.Tensor) -> Any:
+    return ml.call("host", x)  # here
+
+
+def loads_parameters(x: ml.Tensor) -> Any:
+    MODULES[-1].load_parameters({"kernel": np.ones((2, 2), np.float32)})  # here
+
+
+def uses_a_pad(x: ml.Tensor) -> Any:
+    return x + PADS[-1].tensor("f32[3]", 0)  # here
+
+
+MODULES: list[Any] = []
+PADS: list[Any] = []
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["", "differentiated"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        reads_a_float,
+        reads_numpy,
+        reads_to_print,
+        branches,
+        reads_an_argument_of_range,
+        copies_an_array,
+        makes_a_key,
+        seeds,
+        finds_nonzero,
+        masks,
+        calls_a_host_function,
+        loads_parameters,
+        uses_a_pad,
+    ],
+)
+def test_what_a_replay_could_not_do_is_refused_with_its_line(
+    fn: Callable[[ml.Tensor], Any], nested: bool, place: Place
+) -> None:
+    place.vm.register("host", lambda frame: frame.push(frame.param(0)))
+    MODULES[:] = [nn.Linear(2, 2, bias=False, key=ml.random.key(0))]
+    PADS[:] = [ml.ScratchPad(place.vm, 64)]
+    x = ml.asarray(np.array([1.0, 2.0, 3.0], np.float32))
+    w = ones(3)
+    ml.random.normal((1,))
+
+    def around(x: ml.Tensor) -> Any:
+        nonlocal w
+        w += 1.0
+        return ml.grad(lambda y: ml.sum(y * w) + 0.0 * bool(fn(y) is None))(x) if nested else fn(x)
+
+    captured = ml.capture(around)
+    held = place.vm.consumed_size_in_mib(), place.weights.used, ml.random.state().tobytes()
+    for _ in range(2):
+        with pytest.raises(CaptureError) as caught:
+            captured(x)
+        assert line_of(fn, "here") in str(caught.value)
+        del caught
+        gc.collect()
+        assert captured.signatures == 0
+        assert w.tolist() == [1, 1, 1]
+        now = place.vm.consumed_size_in_mib(), place.weights.used, ml.random.state().tobytes()
+        assert now == held
+    assert (x + w).tolist() == [2, 3, 4]
+    PADS.clear()
+
+
+def test_keeping_a_tensor_in_an_arena_entered_inside_is_refused(place: Place) -> None:
+    best: list[Any] = []
+
+    def step(x: ml.Tensor) -> ml.Tensor:
+        with place.weights.allocating():
+            best[:] = [x * 2]  # here
+        return x + 1
+
+    with pytest.raises(CaptureError, match="kept in arena 'weights'") as caught:
+        ml.capture(step)(ones(3))
+    assert line_of(step, "here") in str(caught.value)
+
+    @ml.capture
+    def by_keep(x: ml.Tensor) -> ml.Tensor:
+        best[:] = [place.weights.keep(x)]
+        return x + 1
+
+    with pytest.raises(CaptureError, match="kept in arena 'weights'"):
+        by_keep(ones(3))
+    best.clear()
+
+
+def test_what_an_arena_left_inside_has_ended_is_not_returned(place: Place) -> None:
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        with place.batch:
+            return x * 2
+
+    with pytest.raises(CaptureError, match=r"has ended: this f32\[3\] of arena 'batch'"):
+        step(ones(3))
+
+
+def test_an_arena_entered_inside_for_temporaries_is_fine(place: Place) -> None:
+    @ml.capture
+    def step(x: ml.Tensor, w: ml.Tensor) -> None:
+        with place.batch:
+            y = x * 2
+            w += y
+
+    w = ones(3)
+    for _ in range(3):
+        step(ones(3), w)
+    assert w.tolist() == [7, 7, 7]
+    assert place.batch.used == 0
+
+
+def test_pads_lie_over_each_other_and_are_refused_as_arguments(place: Place) -> None:
+    pad = ml.ScratchPad(place.vm, 64)
+    captured = ml.capture(lambda x: x + 1.0)
+    captured(ones(4))
+    with pytest.raises(CaptureError, match="scratch pad"):
+        captured(pad.tensor("f32[4]", 0))
+
+
+def test_a_captured_function_has_no_gradient(place: Place) -> None:
+    captured = ml.capture(lambda x: ml.sum(x * x))
+    for _ in range(2):
+        with pytest.raises(GradientError, match="capture the function that takes the gradient"):
+            ml.grad(captured)(ones(2))
+        captured(ones(2))
+
+
+def test_an_update_that_a_tape_has_to_see_is_refused_by_replays_too(place: Place) -> None:
+    w = ones(2)
+
+    @ml.capture
+    def step() -> None:
+        nonlocal w
+        w += 1.0
+
+    step()
+    _, pull = ml.vjp(lambda w: ml.sum(w * w), w)
+    with pytest.raises(GradientError):
+        step()
+    assert [g.tolist() for g in pull(ml.ones(()))] == [[4, 4]]
+    del pull
+    step()
+    assert w.tolist() == [3, 3]
+
+
+def test_only_functions_are_captured() -> None:
+    with pytest.raises(CaptureError, match="takes a function"):
+        ml.capture(3)  # type: ignore[arg-type]
+    for name in ("plan", "program", "planned"):
+        with pytest.raises(CaptureError, match="not been called"):
+            getattr(ml.capture(lambda: None), name)
+
+
+# --- errors in the middle --------------------------------------------------------------------
+
+
+def test_a_function_that_raises_has_changed_nothing_and_is_recorded_again(place: Place) -> None:
+    w, fails = ones(3), [True]
+    kept = []
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        nonlocal w
+        y = x * ml.random.uniform((3,))
+        kept.append(y)
+        w += y
+        if fails[0]:
+            raise ValueError("mine")
+        return y
+
+    ml.random.uniform(())
+    state = ml.random.state().tobytes()
+    held = place.vm.consumed_size_in_mib(), place.weights.used
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            step(ones(3))
+    with pytest.raises(StaleTensor):
+        kept[0].numpy()
+    kept.clear()
+    gc.collect()  # frames of the traceback
+    assert (place.vm.consumed_size_in_mib(), place.weights.used) == held
+    assert w.tolist() == [1, 1, 1]
+    assert ml.random.state().tobytes() == state
+    fails[0] = False
+    y = step(ones(3))
+    np.testing.assert_array_equal(w.numpy(), 1 + y.numpy())
+
+
+def test_ops_that_refuse_types_say_so_at_the_recording(place: Place) -> None:
+    captured = ml.capture(lambda x, y: ml.matmul(x, y))
+    with pytest.raises(ShapeError, match="matmul"):
+        captured(ones(2, 3), ones(2, 3))
+    with pytest.raises(DTypeError):
+        captured(ones(2, 2), ml.ones((2, 2), dtype="bool"))
+    assert captured.signatures == 0
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_value_out_of_range_raises_at_the_replay_with_its_line(place: Place, fuse: bool) -> None:
+    model = nn.Linear(4, 3, key=ml.random.key(0))
+    opt = optim.SGD(model, 0.1, momentum=0.9)
+
+    def loss_of(model: Any, x: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+        logits = model(x)
+        return ml.mean(ml.softmax_cross_entropy(logits, labels))  # here
+
+    @functools.partial(ml.capture, fuse=fuse)
+    def step(x: ml.Tensor, labels: ml.Tensor) -> Any:
+        loss, grads = ml.value_and_grad(loss_of)(model, x, labels)
+        opt.update(grads)
+        return loss
+
+    good, bad = ml.asarray(np.array([0, 2])), ml.asarray(np.array([0, 3]))
+    losses = [float(step(ones(2, 4), good))]
+    before = model.kernel.numpy(), opt.state()["momentum/kernel"].numpy()
+    with pytest.raises(OperandValueError, match="3") as caught:
+        step(ones(2, 4), bad)
+    assert any(
+        note.startswith("recorded at") and line_of(loss_of, "here") in note
+        for note in caught.value.__notes__
+    )
+    after = model.kernel.numpy(), opt.state()["momentum/kernel"].numpy()
+    np.testing.assert_array_equal(before, after)
+    losses.append(float(step(ones(2, 4), good)))
+    assert losses[1] < losses[0]
+
+
+def test_memory_that_is_not_there_leaves_the_function_usable(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = ml.capture(lambda x: ml.sum(ml.softmax(x, axis=-1)))
+    x = ones(4, 4)
+    alloc = place.vm.alloc_storage
+
+    def refuse(nbytes: int) -> int:
+        raise ml.errors.OutOfMemory("none left")
+
+    monkeypatch.setattr(place.vm, "alloc_storage", refuse)
+    with pytest.raises(ml.errors.OutOfMemory):
+        captured(x)
+    monkeypatch.setattr(place.vm, "alloc_storage", alloc)
+    assert float(captured(x)) == 4.0
+
+
+def test_results_that_do_not_fit_their_arena_overflow(place: Place) -> None:
+    small = ml.Arena(place.vm, "small", capacity=64)
+    captured = ml.capture(lambda x: (x + 1, x + 2))
+    with small, pytest.raises(ArenaOverflow, match="small"):
+        captured(ones(16))
+    assert small.used == 0
+    assert [y.tolist() for y in captured(ones(1))] == [[2], [3]]
+
+
+def test_tensors_of_another_vm_are_refused(place: Place) -> None:
+    other = ml.Arena(ml.VM("other"), "there")
+    with other.allocating():
+        x = ones(2)
+    captured = ml.capture(lambda y: y + 1)
+    for _ in range(2):
+        with pytest.raises(HandleError, match="lives on other"):
+            captured(x)
+    with pytest.raises((HandleError, CaptureError)):
+        ml.capture(lambda: x + 1)()
+    with other.allocating():
+        assert captured(x).tolist() == [2, 2]
+
+
+# --- nesting, threads, VMs ---------------------------------------------------------------------
+
+
+def test_a_captured_function_within_one_is_part_of_it(place: Place) -> None:
+    inner = ml.capture(lambda x: x * 2)
+    outer = ml.capture(lambda x: inner(x) + 1)
+    assert outer(ones(1)).tolist() == [3]
+    assert (inner.signatures, outer.signatures) == (0, 1)
+    assert inner(ones(1)).tolist() == [2]
+    gradient = ml.capture(lambda x: ml.grad(lambda y: ml.sum(inner(y)))(x))
+    assert gradient(ones(1)).tolist() == [2]
+
+
+def test_two_captured_functions_share_weights_and_a_vm(place: Place) -> None:
+    w = ones(2)
+
+    @ml.capture
+    def grow(x: ml.Tensor) -> ml.Tensor:
+        nonlocal w
+        w += x
+        return w * 1.0
+
+    double = ml.capture(lambda: w * 2)
+    for i in range(1, 4):
+        assert grow(ones(2)).tolist() == [1 + i] * 2
+        assert double().tolist() == [2 + 2 * i] * 2
+        assert (w + 0).tolist() == [1 + i] * 2
+
+
+def test_others_use_the_vm_while_one_records(place: Place) -> None:
+    inside, done = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def other() -> None:
+        assert inside.wait(10)
+        with place.weights.allocating():
+            x = ml.asarray(np.ones(2, np.float32))
+            found.append((x + 1).tolist())
+            found.append(replayed(x).tolist())
+        done.set()
+
+    replayed = ml.capture(lambda x: x * 5)
+    replayed(ones(2))
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        y = x + 1
+        inside.set()
+        assert done.wait(10)
+        return y * 2
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    y = step(ones(2))
+    thread.join()
+    assert found == [[2, 2], [5, 5]]
+    assert y.tolist() == [4, 4]
+
+
+def test_threads_share_a_captured_function(place: Place) -> None:
+    captured = ml.capture(lambda x: ml.sum(ml.softmax(x, axis=-1) * 1.0, axis=-1) * x[:, 0])
+    failures: list[Any] = []
+
+    def work(value: float) -> None:
+        arena = ml.Arena(place.vm, f"thread {value}")
+        for _ in range(20):
+            with arena:
+                found = captured(ml.full((3, 4), value)).numpy()
+                if not np.allclose(found, value):
+                    failures.append(found)
+
+    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_on_workers_and_behind_the_wire() -> None:
+    from mlvm.machines.wire import WireVM
+
+    def step(x: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
+        y = ml.softmax(ml.matmul(x, w), axis=-1)
+        w -= 0.1 * ml.matmul(x.T, ml.exp(ml.negative(y) * 2) + 1)
+        return y
+
+    found = []
+    for vm in (ml.VM("plain"), ml.VM("workers", workers=2), WireVM(ml.VM("far"))):
+        with make_place(vm).weights.allocating():
+            w, captured = ml.ones((4, 3)), ml.capture(step)
+            outputs = [captured(ml.full((2, 4), float(i)), w).numpy() for i in range(3)]
+            found.append([*[y.tobytes() for y in outputs], w.numpy().tobytes()])
+            captured.close()
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_error_on_workers_is_gone_with_the_next_good_replay() -> None:
+    vm = ml.VM("workers", workers=2)
+    with make_place(vm).weights.allocating():
+
+        @ml.capture
+        def step(x: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+            losses = ml.softmax_cross_entropy(ml.exp(x), labels)
+            return ml.mean(ml.exp(ml.negative(ml.abs(losses) * 2)) + 1)
+
+        x = ones(2, 3)
+        good, bad = ml.asarray(np.array([0, 2])), ml.asarray(np.array([0, 3]))
+        expected = step(x, good).tolist()
+        with pytest.raises(OperandValueError):
+            step(x, bad).numpy()
+        assert step(x, good).tolist() == expected
+        step.close()
+    vm.close()
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+
+def test_a_step_is_measured_on_a_machine_without_bytes() -> None:
+    with ml.Arena(ml.DryVM(), "weights").allocating():
+        model = Mlp((28, 28, 1), 10, (4096, 4096), key=ml.zeros((2,), dtype="u64"))
+        opt = optim.SGD(model, 0.1, momentum=0.9)
+
+        def step(images: ml.Tensor, labels: ml.Tensor) -> Any:
+            loss, grads = ml.value_and_grad(cross_entropy)(model, images, labels)
+            opt.update(grads)
+            return loss
+
+        types = TensorType("f32", (1024, 28, 28, 1)), TensorType("i64", (1024,))
+        measured = ml.measure(step, *types)
+        hidden = 1024 * 4096 * 4
+        assert measured.plan.lower_bound <= measured.plan.nbytes <= measured.arena
+        assert measured.arena > 2 * hidden
+        captured = ml.capture(step)
+        captured(ml.zeros(types[0].shape), ml.zeros(types[1].shape, dtype="i64"))
+        assert captured.plan == measured.plan
+
+
+# --- what a captured function is -----------------------------------------------------------------
+
+
+def test_a_captured_function_can_be_looked_at(place: Place, tmp_path: Path) -> None:
+    def softmax(x: ml.Tensor) -> ml.Tensor:
+        """The softmax, and more."""
+        return ml.softmax(x, axis=-1) * 2
+
+    step: Any = ml.capture(softmax)
+    assert (step.__name__, step.__doc__) == ("softmax", "The softmax, and more.")
+    assert "0 programs" in repr(step)
+    step(ones(2, 2))
+    assert "1 program" in repr(step)
+    text = ml.disassemble(step.program)
+    assert "softmax.out" in text
+    step.plot(tmp_path / "step.svg")
+    assert (tmp_path / "step.svg").read_text().startswith("<svg")
+
+
+def test_a_module_that_is_captured_lends_it_no_fields(place: Place) -> None:
+    model = Scales(1.0)
+    model.plan = "mine"  # type: ignore[attr-defined]
+    model.fuse = "mine"  # type: ignore[attr-defined]
+    captured: Any = ml.capture(model)
+    assert captured(ones(1)).tolist() == [1]
+    assert captured.plan.nbytes == 0
+    assert captured.fuse is True
+
+
+def test_random_state_set_between_calls_is_that_of_the_next(place: Place) -> None:
+    captured = ml.capture(lambda: ml.random.normal((3,)))
+    ml.random.seed(3)
+    state = ml.random.state()
+    first, second = captured().tolist(), captured().tolist()
+    assert first != second
+    ml_random.set_state(state)
+    assert captured().tolist() == first
+    ml.random.seed(3)
+    assert ml.random.normal((3,)).tolist() == first
+
+
+def test_attributes_of_ops_are_checked_at_the_recording(place: Place) -> None:
+    with pytest.raises((AttributeRefused, ShapeError)):
+        ml.capture(lambda x: ml.softmax(x, axis=9))(ones(2))
+
+
+def test_an_empty_batch_is_captured_like_any_other(place: Place) -> None:
+    captured = ml.capture(lambda x: (ml.exp(x) * 2 + 1, ml.sum(ml.tanh(ml.abs(x) + 1))))
+    y, total = captured(ones(0, 3))
+    assert y.shape == (0, 3)
+    assert float(total) == 0.0

@@ -1,0 +1,227 @@
+"""Which samples are in which batch, and what is said of data sets that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import PipelineError
+from mlvm.input.batches import Batch, Recipe, Schedule
+from mlvm.input.sampling import Indices, SampleRandom
+
+
+class Numbers:
+    """Sample i is the number i, as f32[2] and as i64."""
+
+    def __init__(self, length: Any = 10) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length  # type: ignore[no-any-return]
+
+    def __getitem__(self, indices: Indices) -> Any:
+        return np.repeat(indices[:, None], 2, 1).astype(np.float32), indices
+
+
+def recipe(dataset: Any, transform: Any = None, *, shuffle: bool = False) -> Recipe:
+    return Recipe(dataset, transform, shuffle=shuffle, seed=0)
+
+
+# --- the schedule --------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 12), st.integers(0, 4), st.booleans(), st.integers(0, 200)
+)
+def test_each_epoch_has_each_position_once(
+    length: int, batch_size: int, epochs: int, drop_last: bool, start: int
+) -> None:
+    schedule = Schedule(length, batch_size, epochs, drop_last)
+    if drop_last and length < batch_size:
+        return
+    whole = list(schedule.starting(schedule.at(0, 0)))
+    kept = length // batch_size * batch_size if drop_last else length
+    for epoch in range(epochs):
+        seen = [range(b.start, b.stop) for b in whole if b.epoch == epoch]
+        assert [i for each in seen for i in each] == list(range(kept))
+        assert all(len(each) == batch_size for each in seen[:-1])
+    assert {b.epoch for b in whole} == set(range(epochs))
+    if whole:
+        assert {b.size for b in whole} <= schedule.sizes(whole[0])
+        k = start % len(whole)
+        assert list(schedule.starting(schedule.at(whole[k].epoch, whole[k].start))) == whole[k:]
+
+
+def test_a_schedule_may_have_no_end() -> None:
+    schedule = Schedule(3, 2, None, False)
+    batches = schedule.starting(schedule.at(0, 0))
+    assert [next(batches) for _ in range(5)][-1] == Batch(2, 0, 2)
+
+
+def test_a_start_within_a_batch_shifts_the_epoch_it_is_in() -> None:
+    schedule = Schedule(10, 4, 2, False)
+    batches = list(schedule.starting(schedule.at(0, 3)))
+    assert [(b.epoch, b.start, b.stop) for b in batches] == [
+        (0, 3, 7),
+        (0, 7, 10),
+        (1, 0, 4),
+        (1, 4, 8),
+        (1, 8, 10),
+    ]
+    assert schedule.sizes(batches[0]) == {4, 3, 2}
+
+
+# --- the recipe ----------------------------------------------------------------------
+
+
+def filled(recipe: Recipe, batch: Batch) -> tuple[np.ndarray[Any, Any], ...]:
+    slot = tuple(
+        np.zeros((batch.size, *type.shape[1:]), type.dtype.numpy) for type in recipe.types()
+    )
+    recipe.fill(batch, slot)
+    return slot
+
+
+def test_a_batch_has_the_samples_of_its_positions() -> None:
+    x, y = filled(recipe(Numbers()), Batch(0, 3, 6))
+    assert x.tolist() == [[3, 3], [4, 4], [5, 5]]
+    assert y.tolist() == [3, 4, 5]
+    shuffled = recipe(Numbers(), shuffle=True)
+    _, one = filled(shuffled, Batch(1, 0, 10))
+    _, part = filled(recipe(Numbers(), shuffle=True), Batch(1, 4, 9))
+    assert sorted(one) == list(range(10))
+    assert part.tolist() == one[4:9].tolist()
+
+
+def test_a_transform_may_give_other_types_than_the_dataset() -> None:
+    def halves(arrays: Any, random: SampleRandom) -> Any:
+        assert len(random) == len(arrays[0])
+        return (arrays[0][:, :1].astype(np.float64) / 2,)
+
+    made = recipe(Numbers(), halves)
+    assert [str(type) for type in made.types()] == ["f64[1,1]"]
+    assert filled(made, Batch(0, 2, 4))[0].tolist() == [[1.0], [1.5]]
+
+
+class Lying(Numbers):
+    """It says it has 20 samples, and has 10."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, indices: Indices) -> Any:
+        return (np.arange(10)[indices],)
+
+
+class Short(Numbers):
+    """It drops odd samples."""
+
+    def __getitem__(self, indices: Indices) -> Any:
+        return (indices[indices % 2 == 0],)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (3, "a dataset has a length and samples by number, unlike a int"),
+        (Numbers(0), "no samples"),
+        (Numbers(-1), "length is none"),
+        (Numbers("many"), "length is none"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(dataset: Any, reason: str) -> None:
+    with pytest.raises(PipelineError, match=reason):
+        recipe(dataset)
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, "gives a tuple of arrays, not None"),
+        ((), "gives a tuple of arrays"),
+        (np.zeros(1), "gives a tuple of arrays"),
+        (([1.0],), "gives numpy arrays, not a list"),
+        ((np.array(1.0),), r"asked for 1 samples, and gives an array \(\)"),
+        ((np.zeros((2, 3)),), r"asked for 1 samples, and gives an array \(2, 3\)"),
+    ],
+)
+def test_what_is_no_batch_is_refused(returned: Any, reason: str) -> None:
+    class Wrong(Numbers):
+        def __getitem__(self, indices: Indices) -> Any:
+            return returned
+
+    with pytest.raises(PipelineError, match=f"the dataset .*{reason}|the dataset {reason}"):
+        recipe(Wrong()).types()
+    with pytest.raises(PipelineError, match=f"the transform .*{reason}|the transform {reason}"):
+        recipe(Numbers(), lambda arrays, random: returned).types()
+
+
+def test_samples_that_no_tensor_holds_are_refused() -> None:
+    def texts(arrays: Any, random: SampleRandom) -> Any:
+        return (np.array(["a"]),)
+
+    with pytest.raises(PipelineError, match=r"samples are what no tensor holds: .*<U1"):
+        recipe(Numbers(), texts).types()
+
+
+def test_a_length_that_lies_is_told_with_the_sample() -> None:
+    with pytest.raises(PipelineError, match="says it has 20 samples, and has no") as caught:
+        filled(recipe(Lying()), Batch(2, 8, 12))
+    assert caught.value.__notes__ == ["at sample 10, position 10 of epoch 2"]
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_too_few_rows_are_told_with_the_batch() -> None:
+    with pytest.raises(PipelineError, match=r"asked for 4 samples, and gives an array \(2,\)") as e:
+        filled(recipe(Short()), Batch(0, 2, 6))
+    assert e.value.__notes__ == ["at sample 3, position 3 of epoch 0"]
+
+
+def test_samples_of_another_type_than_the_first_are_refused() -> None:
+    class Changing(Numbers):
+        def __getitem__(self, indices: Indices) -> Any:
+            return (np.zeros((len(indices), 3 if indices[-1] > 4 else 2), np.float32),)
+
+    with pytest.raises(PipelineError, match=r"has float32 \(3, 3\) .* told float32 \(3, 2\)") as e:
+        filled(recipe(Changing()), Batch(0, 4, 7))
+    assert e.value.__notes__ == ["at epoch 0, in the batch of samples 4, 5, 6"]
+
+    class Growing(Numbers):
+        def __getitem__(self, indices: Indices) -> Any:
+            return (indices,) * (1 + int(indices[-1] > 4))
+
+    with pytest.raises(PipelineError, match="this batch has 2 arrays, the first sample 1"):
+        filled(recipe(Growing()), Batch(0, 4, 7))
+
+
+def test_the_first_sample_that_fails_is_named() -> None:
+    def picky(arrays: Any, random: SampleRandom) -> Any:
+        if (arrays[1] == 7).any():
+            raise ZeroDivisionError("seven")
+        return arrays
+
+    made = recipe(Numbers(), picky, shuffle=True)
+    position = list(made.indices(Batch(0, 0, 10))).index(7)
+    with pytest.raises(ZeroDivisionError, match="seven") as caught:
+        filled(made, Batch(0, 0, 10))
+    assert caught.value.__notes__ == [f"at sample 7, position {position} of epoch 0"]
+
+
+def test_a_failure_that_does_not_repeat_is_told_with_the_batch() -> None:
+    calls: list[int] = []
+
+    def once(arrays: Any, random: SampleRandom) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("once")
+        return arrays
+
+    with pytest.raises(RuntimeError, match="once") as caught:
+        filled(recipe(Numbers(100), once), Batch(0, 0, 30))
+    [note] = caught.value.__notes__
+    assert note.startswith("at epoch 0, in the batch of samples 0, 1, 2")
+    assert note.endswith("19, ...")

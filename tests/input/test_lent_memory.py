@@ -1,0 +1,159 @@
+"""Memory from outside: storages over given bytes, and results that are lent, not copied."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import (
+    DTypeError,
+    HandleError,
+    MachineError,
+    MlvmError,
+    OperandValueError,
+    ShapeError,
+)
+from mlvm.core.machine.functions import Frame
+from mlvm.core.program.builder import ProgramBuilder
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import LocalVMProtocol
+from mlvm.core.types import Array, TensorType, aligned_zeros
+from mlvm.core.vm import VM
+from mlvm.machines.dry import DryVM
+from mlvm.machines.wire import WireVM
+
+
+def test_a_storage_over_given_bytes_is_a_storage_like_others() -> None:
+    vm = VM()
+    memory = aligned_zeros(256)
+    storage = vm.storage_over(memory)
+    assert vm.consumed_size_in_mib() == 256 / 2**20
+    x = vm.tensor_from_storage(storage, TensorType("f32", (4,)), 64)
+    memory[64:80].view(np.float32)[...] = 5
+    np.testing.assert_array_equal(vm.read(x), [5, 5, 5, 5])
+    vm.write(x, np.ones(4, np.float32))
+    np.testing.assert_array_equal(memory[64:80].view(np.float32), [1, 1, 1, 1])
+    with pytest.raises(HandleError, match="a storage of the VM already"):
+        vm.storage_over(memory[:128])
+    vm.dealloc_storage(storage)
+    assert vm.consumed_size_in_mib() == 0
+    with pytest.raises(HandleError, match="ended with its storage"):
+        vm.read(x)
+    vm.dealloc_storage(vm.storage_over(memory))
+
+
+def read_only() -> Array:
+    memory = aligned_zeros(64)
+    memory.flags.writeable = False
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("memory", "refused"),
+    [
+        (b"0" * 64, DTypeError),
+        (np.zeros(64, np.int8), DTypeError),
+        (aligned_zeros(64).reshape(8, 8), ShapeError),
+        (aligned_zeros(64)[::2], ShapeError),
+        (aligned_zeros(64)[1:], ShapeError),
+        (read_only(), ShapeError),
+    ],
+)
+def test_other_memory_is_refused(memory: Any, refused: type[MlvmError]) -> None:
+    vm = VM()
+    with pytest.raises(refused, match="a storage is a"):
+        vm.storage_over(memory)
+    assert vm.consumed_size_in_mib() == 0
+
+
+def test_only_a_vm_of_this_process_takes_memory() -> None:
+    assert isinstance(VM(), LocalVMProtocol)
+    assert not isinstance(WireVM(VM()), LocalVMProtocol)
+    with pytest.raises(HandleError, match="is a dry VM"):
+        DryVM().storage_over(aligned_zeros(64))
+
+
+def test_make_writable_waits_for_the_ops_that_read() -> None:
+    vm = VM(workers=1)
+    memory = aligned_zeros(64)
+    type = TensorType("i64", (2,))
+    x = vm.tensor_from_storage(vm.storage_over(memory), type, 0)
+    y = vm.alloc_tensor(type)
+    memory.view(np.int64)[...] = 1
+    gate = threading.Event()
+
+    class Gate:
+        def before(self, name: str, params: Any, attributes: Any) -> None:
+            gate.wait(30)
+
+        def after(self, *_: Any) -> None:
+            pass
+
+    with vm.instrumented(Gate()):
+        vm.launch(Program.of_op("add.out", 3, {}, 0), (y, x, x))
+        writer = threading.Thread(target=vm.make_writable, args=([x],))
+        writer.start()
+        writer.join(0.05)
+        assert writer.is_alive()
+        gate.set()
+        writer.join(30)
+        assert not writer.is_alive()
+    memory[...] = 0
+    np.testing.assert_array_equal(vm.read(y), [2, 2])
+    with pytest.raises(HandleError):
+        vm.make_writable([0])
+    vm.close()
+    VM().make_writable([0])  # nobody to wait for
+
+
+def test_make_writable_makes_bytes_whole_that_a_failed_op_left() -> None:
+    vm = VM(workers=1)
+    memory = aligned_zeros(64)
+    x = vm.tensor_from_storage(vm.storage_over(memory), TensorType("f32", (2,)), 0)
+    logits, labels = (
+        vm.alloc_tensor(TensorType("f32", (2, 3))),
+        vm.alloc_tensor(TensorType("i64", (2,))),
+    )
+    vm.write(labels, np.array([0, 7]))
+    vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (x, logits, labels))
+    with pytest.raises(OperandValueError):
+        vm.read(x)
+    vm.make_writable([x])
+    memory[:8].view(np.float32)[...] = 3
+    np.testing.assert_array_equal(vm.read(x), [3, 3])
+    vm.close()
+
+
+def test_what_is_lent_is_not_copied() -> None:
+    vm = VM()
+    memory = np.zeros(3, np.float32)
+
+    def lend(frame: Frame) -> None:
+        frame.lend(memory)
+
+    vm.register("lend", lend, nparams=0, nresults=1)
+    b = ProgramBuilder()
+    with b.function("main"):
+        b.host("lend", 0, 1).get(0).get(0).get(0).host("add.out", 3, 0).halt()
+    memory[...] = 1
+    np.testing.assert_array_equal(vm.launch(b.build())[0], [2, 2, 2])
+    np.testing.assert_array_equal(memory, [2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("array", "refused"),
+    [
+        ([1.0], MachineError),
+        (np.zeros((3, 4)).T, MachineError),
+        (np.zeros(3, np.complex128), DTypeError),
+        (read_only(), MachineError),
+    ],
+)
+def test_what_the_machine_cannot_use_is_not_lent(array: Any, refused: type[MlvmError]) -> None:
+    frame = Frame("lend", (), {})
+    with pytest.raises(refused):
+        frame.lend(array)
+    assert frame.results == []

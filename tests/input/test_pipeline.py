@@ -1,0 +1,520 @@
+"""Pipelines: the same batches whoever makes them, and every fault an error at `get`.
+
+tests/input/test_pipeline_processes.py has what only processes can do.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.arena.arena import Allocation
+from mlvm.core.errors import (
+    MlvmError,
+    PipelineError,
+    QueueEmpty,
+    ShutDown,
+    StaleTensor,
+    WorkerDied,
+)
+from mlvm.core.vm import VM
+from mlvm.input import workers as crew_module
+from mlvm.input.pipeline import Pipeline
+from mlvm.input.sampling import Indices, SampleRandom
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Numbers:
+    """Sample i is i, as f32[2] and as i64."""
+
+    def __init__(self, length: int = 23) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, indices: Indices) -> Any:
+        return np.repeat(indices[:, None], 2, 1).astype(np.float32), indices
+
+
+def noisy(arrays: Any, random: SampleRandom) -> Any:
+    numbers, indices = arrays
+    return numbers + random.normal((2,)), indices
+
+
+def failing_at(sample: int, error: BaseException) -> Any:
+    def transform(arrays: Any, random: SampleRandom) -> Any:
+        if (arrays[1] == sample).any():
+            raise error
+        return arrays
+
+    return transform
+
+
+def pipeline(dataset: Any = None, batch_size: int = 5, **options: Any) -> Pipeline[Allocation]:
+    return Pipeline(dataset or Numbers(), batch_size, vm=options.pop("vm", VM()), **options)
+
+
+def values(pipeline: Pipeline[Any], tensors: Any) -> tuple[bytes, ...]:
+    return tuple(pipeline._vm.read(tensor.handle).tobytes() for tensor in tensors)
+
+
+def digests(pipeline: Pipeline[Any], count: int | None = None) -> list[str]:
+    """A digest of each of the next batches."""
+    found = []
+    for tensors in pipeline:
+        found.append(hashlib.sha256(b"".join(values(pipeline, tensors))).hexdigest())
+        if len(found) == count:
+            break
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Whatever a test does, its threads are gone afterwards."""
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    assert set(threading.enumerate()) <= before
+
+
+OPTIONS: dict[str, Any] = {"shuffle": True, "seed": 5, "epochs": 3, "transform": noisy}
+
+
+# --- the same batches ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_any_number_of_workers_gives_the_same_batches(drop_last: bool) -> None:
+    results = []
+    for workers in (0, 1, 3):
+        with pipeline(**OPTIONS, drop_last=drop_last, workers=workers) as batches:
+            results.append(digests(batches))
+    assert len(results[0]) == len(set(results[0])) == (12 if drop_last else 15)
+    assert results[0] == results[1] == results[2]
+
+
+def test_samples_and_types() -> None:
+    with pipeline(epochs=2) as batches:
+        got = [
+            [str(x.type) for x in tensors]
+            + np.frombuffer(values(batches, tensors)[1], np.int64).tolist()
+            for tensors in batches
+        ]
+    assert got[0] == ["f32[5,2]", "i64[5]", 0, 1, 2, 3, 4]
+    assert got[4] == ["f32[3,2]", "i64[3]", 20, 21, 22]
+    assert got[5:] == got[:5]
+
+
+def test_a_dataset_smaller_than_a_batch() -> None:
+    for workers in (0, 2):
+        with pipeline(Numbers(3), epochs=4, workers=workers) as batches:
+            assert len(digests(batches)) == 4
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 30),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(1, 5),
+    st.integers(0, 40),
+)
+def test_a_state_is_gone_on_from(
+    length: int, batch_size: int, epochs: int, workers: int, prefetch: int, stop: int
+) -> None:
+    options: dict[str, Any] = OPTIONS | {"epochs": epochs}
+    with pipeline(Numbers(length), batch_size, **options) as batches:
+        whole = digests(batches)
+        assert batches.state() == {"epoch": epochs, "next_index": 0, "seed": 5}
+    options |= {"workers": workers, "prefetch": prefetch}
+    with pipeline(Numbers(length), batch_size, **options) as batches:
+        first = digests(batches, stop) if stop else []
+        state = batches.state()
+    with pipeline(Numbers(length), batch_size, **(options | {"seed": 0})) as batches:
+        batches.restore(state)
+        assert batches.state() == state
+        assert first + digests(batches) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_restoring_in_the_middle_drops_what_was_made_ahead(workers: int) -> None:
+    with pipeline(**OPTIONS, workers=workers) as batches:
+        start = batches.state()
+        first = digests(batches, 3)
+        middle = batches.state()
+        assert middle == {"epoch": 0, "next_index": 15, "seed": 5}
+        rest = digests(batches)
+        batches.restore(middle)
+        assert digests(batches) == rest
+        batches.restore(start)
+        assert digests(batches) == first + rest
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"epoch": 0, "next_index": 0},
+        {"epoch": 0, "next_index": 0, "seed": 0, "more": 1},
+        {"epoch": 4, "next_index": 0, "seed": 0},
+        {"epoch": -1, "next_index": 0, "seed": 0},
+        {"epoch": 0, "next_index": 23, "seed": 0},
+        {"epoch": 0, "next_index": -5, "seed": 0},
+        {"epoch": 0, "next_index": 0, "seed": -1},
+        {"epoch": 0, "next_index": 0, "seed": 2**64},
+        {"epoch": 0, "next_index": "0", "seed": 0},
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pipeline(**OPTIONS) as batches:
+        digests(batches, 2)
+        before = batches.state()
+        with pytest.raises(PipelineError):
+            batches.restore(state)
+        assert batches.state() == before
+        assert len(digests(batches)) == 13
+
+
+# --- the tensors ---------------------------------------------------------------------
+
+
+def test_a_batch_lasts_as_long_as_its_tensors_or_the_step() -> None:
+    vm = ml.VM()
+    batch = ml.Arena(vm, "batch")
+    with ml.Pipeline(Numbers(), 5, vm=vm, epochs=None, workers=1, prefetch=1) as batches:
+        for _ in range(20):
+            with batch:
+                numbers, indices = batches.get(timeout=10)
+                assert bool(ml.all(ml.astype(numbers[:, 0], ml.int64) == indices))
+        with pytest.raises(StaleTensor):
+            numbers + 1
+        kept, _ = batches.get()
+    assert kept.shape == (5, 2)
+    assert (kept.numpy() >= 0).all()
+
+
+def test_the_eager_pipeline_takes_the_vm_of_the_current_arena() -> None:
+    vm = ml.VM("mine")
+    with ml.Arena(vm, "a").allocating(), ml.Pipeline(Numbers(), 5) as batches:
+        assert batches.get()[0].arena.vm is vm
+    with ml.Pipeline(Numbers(), 5) as batches:
+        assert batches.get()[0].arena.vm is ml.default_vm()
+    with pytest.raises(PipelineError, match="which vm"):
+        Pipeline(Numbers(), 5)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_keeping_every_batch_is_an_error_and_no_hang(workers: int) -> None:
+    with (
+        pipeline(workers=workers, prefetch=1, epochs=3) as batches,
+        pytest.raises((PipelineError, QueueEmpty), match="slots"),
+    ):
+        list(batches)
+
+
+def test_steady_batches_take_no_new_memory() -> None:
+    vm = VM()
+    with pipeline(vm=vm, epochs=None, workers=2) as batches:
+        digests(batches, 6)
+        before = vm.consumed_size_in_mib()
+        digests(batches, 60)
+        assert vm.consumed_size_in_mib() == before
+    del batches
+    gc.collect()
+    assert vm.consumed_size_in_mib() == 0
+
+
+def test_statistics_tell_who_waits() -> None:
+    def slow(arrays: Any, random: SampleRandom) -> Any:
+        time.sleep(0.01)
+        return arrays
+
+    with pipeline(transform=slow, workers=1) as batches:
+        digests(batches)
+        slow_producer = batches.stats()
+    assert slow_producer.batches == 5
+    assert slow_producer.consumer_waited > 0.03
+    with pipeline(workers=1, prefetch=1, epochs=2) as batches:
+        for _ in batches:
+            time.sleep(0.01)
+        slow_consumer = batches.stats()
+    assert slow_consumer.producers_waited > 0.03
+    assert slow_consumer.producers_waited > slow_consumer.consumer_waited
+    with pipeline(transform=slow) as batches:
+        digests(batches)
+        assert batches.stats().consumer_waited > 0.03
+
+
+# --- faults --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_an_exception_takes_the_place_of_its_batch(workers: int) -> None:
+    error = ZeroDivisionError("no seven")
+    with pipeline(transform=failing_at(7, error), workers=workers) as batches:
+        assert len(digests(batches, 1)) == 1
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError, match="no seven") as caught:
+                batches.get(timeout=10)
+        assert caught.value is error
+        assert error.__notes__ == ["at sample 7, position 7 of epoch 0"]
+        assert "in transform" in "".join(traceback.format_exception(error))
+        assert batches.state()["next_index"] == 5
+        batches.restore({"epoch": 0, "next_index": 10, "seed": 0})
+        assert len(digests(batches)) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_thread_that_exits_is_an_error(workers: int) -> None:
+    with pipeline(transform=failing_at(12, SystemExit(3)), workers=workers) as batches:
+        assert len(digests(batches, 2)) == 2
+        with pytest.raises(WorkerDied, match=r"ended by SystemExit\(3\)"):
+            batches.get(timeout=10)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_error_that_looks_like_the_end_is_none(workers: int) -> None:
+    for error in (ShutDown("mine"), StopIteration("mine")):
+        with (
+            pipeline(transform=failing_at(2, error), workers=workers) as batches,
+            pytest.raises(type(error), match="mine"),
+        ):
+            batches.get(timeout=10)
+
+
+def test_an_interrupt_without_workers_loses_no_batch() -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def transform(arrays: Any, random: SampleRandom) -> Any:
+        if len(arrays[1]) > 1 and interrupts and arrays[1][0] == 5:
+            raise interrupts.pop()
+        return arrays
+
+    with pipeline(transform=transform) as batches:
+        with pytest.raises(KeyboardInterrupt):
+            digests(batches)
+        assert batches.state()["next_index"] == 5
+        assert len(digests(batches)) == 4
+
+
+class Gate:
+    """A transform that waits till it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, arrays: Any, random: SampleRandom) -> Any:
+        if len(arrays[1]) > 1:
+            self.reached.set()
+            assert self.opened.wait(20)
+        return arrays
+
+
+def test_a_timeout_changes_nothing() -> None:
+    gate = Gate()
+    with pipeline(transform=gate, workers=1) as batches:
+        with pytest.raises(QueueEmpty):
+            batches.get(timeout=0.01)
+        assert batches.state()["next_index"] == 0
+        gate.opened.set()
+        assert len(digests(batches)) == 5
+
+
+def test_a_consumer_that_leaves_early_leaves_nothing() -> None:
+    with pipeline(epochs=None, workers=3) as batches:
+        for _ in batches:
+            break
+    with pytest.raises(ShutDown, match="closed"):
+        batches.get()
+
+
+def test_a_pipeline_that_is_dropped_ends_its_threads() -> None:
+    batches = pipeline(epochs=None, workers=2)
+    digests(batches, 3)
+    reference = weakref.ref(batches)
+    del batches
+    gc.collect()
+    assert reference() is None  # and `nothing_left` sees to the threads
+
+
+def test_close_is_idempotent_and_ends_a_blocked_get() -> None:
+    gate = Gate()
+    batches = pipeline(transform=gate, workers=1)
+    found: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            batches.get()
+        except BaseException as error:
+            found.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert gate.reached.wait(10)
+    closer = threading.Thread(target=batches.close)
+    closer.start()
+    consumer.join(10)
+    assert [type(error) for error in found] == [ShutDown]
+    gate.opened.set()
+    closer.join(10)
+    batches.close()
+    for call in (batches.get, lambda: batches.restore({})):
+        with pytest.raises(ShutDown, match="pipeline was closed"):
+            call()
+
+
+def test_close_ends_producers_that_wait_for_a_slot() -> None:
+    batches = pipeline(epochs=None, workers=3, prefetch=1)
+    held = batches.get()
+    time.sleep(0.05)
+    batches.close()
+    assert len(held) == 2
+
+
+def test_close_does_not_wait_for_ever_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "_PATIENCE", 0.05)
+    gate = Gate()
+    batches = pipeline(transform=gate, workers=1)
+    with pytest.raises(QueueEmpty):
+        batches.get(timeout=0)
+    assert gate.reached.wait(10)
+    with pytest.warns(RuntimeWarning, match="still busy: pipeline worker 0"):
+        batches.close()
+    gate.opened.set()
+    for thread in threading.enumerate():
+        if thread.name == "pipeline worker 0":
+            thread.join(10)
+
+
+def test_the_end_of_the_last_epoch() -> None:
+    with pipeline(epochs=0) as batches:
+        assert digests(batches) == []
+    with pipeline(workers=1) as batches:
+        assert len(digests(batches)) == 5
+        assert digests(batches) == []
+        with pytest.raises(ShutDown, match="all 1 epochs are over"):
+            batches.get()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"batch_size": 0}, "batch_size is an integer >= 1, not 0"),
+        ({"batch_size": -3}, "batch_size is an integer >= 1, not -3"),
+        ({"batch_size": 2.5}, "batch_size is an integer >= 1, not 2.5"),
+        ({"epochs": -1}, "epochs is an integer >= 0"),
+        ({"workers": -1}, "workers is an integer >= 0"),
+        ({"prefetch": 0}, "prefetch is an integer >= 1"),
+        ({"seed": -1}, "seed is an integer in 0"),
+        ({"seed": "one"}, "seed is an integer in 0"),
+        ({"transform": 3}, "a transform is a function, not 3"),
+        ({"batch_size": 24, "drop_last": True}, "23 samples make no batch of 24"),
+        ({"dataset": 3}, "a dataset has a length"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], reason: str) -> None:
+    given: dict[str, Any] = {"dataset": Numbers(), "batch_size": 5} | options
+    with pytest.raises(PipelineError, match=reason) as caught:
+        pipeline(**given)
+    assert isinstance(caught.value, MlvmError)
+
+
+# --- other processes -----------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, if a test has loaded it
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_is_told_and_harms_nobody() -> None:
+    with pipeline(**OPTIONS, workers=2) as batches:
+        first = digests(batches, 2)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                try:
+                    batches.get()
+                except PipelineError as error:
+                    batches.close()
+                    status = 0 if "make one in each process" in str(error) else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        whole = first + digests(batches)
+    with pipeline(**OPTIONS) as batches:
+        assert digests(batches) == whole
+
+
+def script(body: str) -> list[str]:
+    """A command that runs the body with `Numbers` and `ml`."""
+    head = """
+    import os, signal, sys, time
+    import numpy as np
+    import mlvm.eager as ml
+
+    class Numbers:
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, indices):
+            return (indices,)
+    """
+    return [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
+    body = f"""
+    def slow(arrays, random):
+        time.sleep(0.02)
+        return arrays
+
+    with ml.Pipeline(Numbers(), 4, epochs=None, workers={workers}, transform=slow) as pipeline:
+        pipeline.get()
+        print("ready", flush=True)
+        for _ in pipeline:
+            pass
+    """
+    child = subprocess.Popen(
+        script(body), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=20)
+    assert child.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_program_may_end_without_closing() -> None:
+    body = """
+    pipeline = ml.Pipeline(Numbers(), 4, epochs=None, workers=3)
+    pipeline.get()
+    """
+    done = subprocess.run(
+        script(body), cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,487 @@
+"""Queue tensors in one thread: elements, slots that come back, bad input."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.arena.arena import Allocation, Arena
+from mlvm.core import errors
+from mlvm.core.errors import (
+    ArenaError,
+    DTypeError,
+    HandleError,
+    MlvmError,
+    OutOfMemory,
+    QueueEmpty,
+    QueueFull,
+    ShapeError,
+    ShutDown,
+)
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM
+from mlvm.input.queue import QueueTensor
+from mlvm.machines.dry import DryVM
+from mlvm.machines.wire import WireVM
+
+PAIR = ["f32[2,3]", "i64[2]"]
+
+
+@pytest.fixture
+def vm() -> VM:
+    return VM()
+
+
+def pair(value: int) -> tuple[Array, Array]:
+    return np.full((2, 3), value, np.float32), np.full(2, value)
+
+
+def values(vm: VM, tensors: tuple[Allocation, ...]) -> set[int]:
+    return {int(x) for tensor in tensors for x in vm.read(tensor.handle).ravel()}
+
+
+@pytest.mark.parametrize("single_threaded", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_elements_come_out_in_order(vm: VM, single_threaded: bool, shared: bool) -> None:
+    q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded, shared=shared)
+    for turn in range(4):
+        for i in range(3):
+            q.put(pair(10 * turn + i))
+        for i in range(3):
+            tensors = q.get()
+            assert [x.type for x in tensors] == [TensorType.parse(text) for text in PAIR]
+            assert values(vm, tensors) == {10 * turn + i}
+            del tensors
+    assert q.stats()[:2] == (12, 12)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u8", "i16", "u64", "f64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (1, 5)])
+def test_every_type_survives_the_slots(vm: VM, dtype: str, shape: tuple[int, ...]) -> None:
+    type = TensorType(dtype, shape)
+    array = np.arange(type.size).reshape(shape).astype(type.dtype.numpy)
+    q = QueueTensor(vm, [type, type], 2)
+    q.put((array, array))
+    for tensor in q.get():
+        np.testing.assert_array_equal(vm.read(tensor.handle), array)
+
+
+def test_get_moves_no_byte(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 2)
+    with q.reserve() as slots:
+        for slot in slots:
+            slot[...] = 7
+    tensors = q.get()
+    for slot, tensor in zip(slots, tensors, strict=True):
+        assert slot.ctypes.data == vm.borrow(tensor.handle).ctypes.data
+        assert slot.ctypes.data % 64 == 0
+    before = q.arena.views_created
+    del tensors, tensor
+    for _ in range(10):
+        q.put(pair(1))
+        q.get()
+    assert q.arena.views_created == before
+
+
+def test_put_takes_strided_arrays(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[2,3]"], 1)
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
+    q.put((array,))
+    np.testing.assert_array_equal(vm.read(q.get()[0].handle), array)
+
+
+def test_one_slot_is_one_element_at_a_time(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    q.put(pair(1))
+    first = q.get()
+    with pytest.raises(QueueFull, match=r"1 slots, 0 free, 0 waiting, 1 held"):
+        q.put_nowait(pair(2))
+    del first
+    q.put_nowait(pair(2))
+
+
+def test_the_slot_comes_back_when_the_last_tensor_and_view_has_ended(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    q.put(pair(1))
+    images, labels = q.get()
+    view = q.arena.view(images, TensorType("f32", (6,)))
+    del images
+    assert q.full()
+    del labels
+    assert q.full()
+    del view
+    assert not q.full()
+
+
+def test_a_cycle_is_collected_even_amid_a_call(vm: VM) -> None:
+    """The collector may run anywhere; the slot comes back without a lock."""
+    q = QueueTensor(vm, PAIR, 2)
+    for _ in range(50):
+        q.put(pair(1))
+        cycle: list[object] = [q.get()]
+        cycle.append(cycle)
+        del cycle
+        with q._lock:
+            gc.collect()
+    assert q._free.qsize() == 2
+
+
+def test_free_ends_a_tensor_and_the_slot_comes_back_with_the_last(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    q.put(pair(1))
+    images, labels = q.get()
+    q.arena.free(images)
+    with pytest.raises(HandleError):
+        vm.read(images.handle)
+    assert q.full()
+    q.arena.free(labels)
+    assert not q.full()
+    with pytest.raises(errors.StaleTensor, match=r"i64\[2\] of arena 'queue' ended: it was freed"):
+        q.arena.free(labels)
+
+
+def test_tensors_got_in_a_step_end_with_its_arena(vm: VM) -> None:
+    q, step = QueueTensor(vm, PAIR, 1), Arena(vm, "step")
+    kept = []
+    for i in range(3):
+        q.put_nowait(pair(i))
+        with step:
+            tensors = q.get_nowait()
+            assert values(vm, tensors) == {i}
+            kept.append(tensors)
+    assert {x.handle for tensors in kept for x in tensors} == {0}
+    assert "its arena was reset" in str(kept[0][0].stale())
+    assert not step.guests
+
+
+def test_a_tensor_that_died_in_the_step_is_no_guest_any_more(vm: VM) -> None:
+    q, step = QueueTensor(vm, PAIR, 1), Arena(vm, "step")
+    q.put(pair(1))
+    with step:
+        q.get()
+        q.put(pair(2))
+        tensors = q.get()
+        assert step.guests
+        del tensors
+        assert not step.guests
+        q.put(pair(3))
+    tensors = q.get()
+    step.reset()
+    assert values(vm, tensors) == {3}
+
+
+def test_a_kind_of_its_own(vm: VM) -> None:
+    class Kind(Allocation):
+        __slots__ = ("prepared",)
+        prepared: bool
+
+        def prepare(self) -> None:
+            self.prepared = True
+
+    q = QueueTensor(vm, PAIR, 1)
+    q.put(pair(1))
+    tensors = q.get(kind=Kind)
+    assert all(tensor.prepared for tensor in tensors)
+
+
+def test_iteration_ends_at_the_close(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 4)
+    for i in range(3):
+        q.put(pair(i))
+    q.close()
+    assert [values(vm, tensors) for tensors in q] == [{0}, {1}, {2}]
+
+
+# --- reservations ---------------------------------------------------------------------
+
+
+def test_the_order_is_that_of_the_commits(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 3)
+    reservations = [q.reserve() for _ in range(3)]
+    assert sorted(r.index for r in reservations) == [0, 1, 2]
+    for value, r in enumerate(reservations):
+        for slot in r.arrays:
+            slot[...] = value
+    for k in (1, 2, 0):
+        reservations[k].commit()
+    assert [values(vm, q.get()) for _ in range(3)] == [{1}, {2}, {0}]
+
+
+def test_an_exception_inside_gives_the_slot_back(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), q.reserve(0):
+            _ = 1 / 0
+    assert (q.qsize(), q.full(), q.stats().elements_in) == (0, False, 0)
+
+
+def test_a_reservation_ends_once(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 2)
+    r = q.reserve()
+    r.commit()
+    r.cancel()
+    with pytest.raises(ArenaError, match="slot 0 is no longer reserved"):
+        r.commit()
+    with q.reserve() as _:
+        pass
+    assert q.qsize() == 2
+
+
+def test_a_reservation_cancelled_inside_its_block_stays_cancelled(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    r = q.reserve()
+    with r:
+        r.cancel()
+    assert (q.qsize(), q.full()) == (0, False)
+
+
+def test_a_reservation_that_is_dropped_is_cancelled(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    r = q.reserve()
+    assert q.full()
+    del r
+    assert not q.full()
+
+
+# --- the end --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("single_threaded", [False, True])
+def test_close_drains(vm: VM, single_threaded: bool) -> None:
+    q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded)
+    q.put(pair(1))
+    late = q.reserve()
+    q.close()
+    q.close()
+    assert (q.qsize(), q.closed, q.full()) == (1, True, False)
+    for refused in (lambda: q.put(pair(2)), q.reserve, late.commit):
+        with pytest.raises(ShutDown, match="queue 'queue' is closed"):
+            refused()
+    assert values(vm, q.get()) == {1}
+    for _ in range(2):
+        with pytest.raises(ShutDown):
+            q.get()
+    assert q.empty()
+    assert q._free.qsize() == 4  # all slots, and the mark of the end
+
+
+@pytest.mark.parametrize("single_threaded", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+def test_cancel_ends_both_sides_at_once(vm: VM, single_threaded: bool, closed: bool) -> None:
+    q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded)
+    q.put(pair(1))
+    late = q.reserve()
+    if closed:
+        q.close()
+    error = OSError("the disk is gone")
+    q.cancel(error)
+    q.cancel(OSError("too late"))
+    for refused in (lambda: q.put(pair(2)), q.reserve, late.commit, q.get, q.get_nowait):
+        with pytest.raises(OSError, match="the disk is gone") as caught:
+            refused()
+        assert caught.value is error
+    q.close()
+    with pytest.raises(OSError, match="the disk is gone"):
+        q.get()
+
+
+def test_cancel_keeps_the_traceback_that_the_error_came_with(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+
+    def load() -> None:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError) as loading:
+        load()
+    q.cancel(loading.value)
+    depths = []
+    for _ in range(3):
+        with pytest.raises(OSError) as caught:
+            q.get()
+        assert "load" in [entry.name for entry in caught.traceback]
+        depths.append(len(caught.traceback))
+    assert depths == depths[:1] * 3
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_slots_are_memory_of_the_vm_until_queue_and_tensors_are_gone(
+    vm: VM, shared: bool
+) -> None:
+    q = QueueTensor(vm, ["f32[1024,256]"], 2, name="images", shared=shared)
+    assert vm.consumed_size_in_mib() == 2
+    assert (q.arena.name, q.arena.capacity, q.arena.used) == ("images", 2 << 20, 0)
+    q.put((np.ones((1024, 256), np.float32),))
+    [tensor] = q.get()
+    assert (q.arena.used, q.arena.high_water, q.arena.live()) == (1 << 20, 1 << 20, [tensor])
+    memory = weakref.ref(q.memory)
+    del q
+    assert (vm.read(tensor.handle) == 1).all()
+    del tensor
+    assert vm.consumed_size_in_mib() == 0
+    assert memory() is None
+
+
+def test_nothing_else_is_allocated_in_the_slots(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    with pytest.raises(ArenaError, match="has the slots of a queue tensor"):
+        q.arena.alloc(TensorType.parse(PAIR[0]))
+    q.put(pair(1))
+    q.get()
+
+
+def test_a_reset_of_the_slots_ends_what_was_got(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 2)
+    q.put(pair(1))
+    q.put(pair(2))
+    images, labels = q.get()
+    q.arena.reset()
+    assert (images.handle, labels.handle, q.arena.used) == (0, 0, 0)
+    q.put_nowait(pair(3))
+    assert [values(vm, q.get_nowait()) for _ in range(2)] == [{2}, {3}]
+
+
+# --- bad input ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("types", "maxsize", "refused"),
+    [
+        (PAIR, 0, ArenaError),
+        (PAIR, -1, ArenaError),
+        (PAIR, 2.0, ArenaError),
+        (PAIR, True, ArenaError),
+        (PAIR, None, ArenaError),
+        ([], 1, ArenaError),
+        ("f32[2]", 1, ArenaError),
+        (3, 1, ArenaError),
+        ([3], 1, DTypeError),
+        (["f33[2]"], 1, DTypeError),
+        (["f32[-2]"], 1, ShapeError),
+        (["f32[1048576,1048576]"], 64, OutOfMemory),
+        (["u8[4611686018427387904]"], 9, OutOfMemory),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_impossible_queue_is_refused(
+    vm: VM, types: Any, maxsize: Any, refused: type[MlvmError], shared: bool
+) -> None:
+    with pytest.raises(refused):
+        QueueTensor(vm, types, maxsize, shared=shared)
+    assert vm.consumed_size_in_mib() == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "refused", "message"),
+    [
+        ((), ArenaError, "a tuple of 2 arrays, not 0"),
+        (pair(1)[:1], ArenaError, "a tuple of 2 arrays, not 1"),
+        ((*pair(1), pair(1)[0]), ArenaError, "not 3"),
+        (np.zeros((2, 2, 3)), ArenaError, "a tuple of 2 arrays, not array"),
+        (None, ArenaError, "not None"),
+        (
+            ([[1.0]], pair(1)[1]),
+            DTypeError,
+            r"array 0 is f32\[2,3\]: an array is wanted, not a list",
+        ),
+        (
+            (pair(1)[0], np.zeros(2, np.int32)),
+            DTypeError,
+            "array 1 is .*: the dtype given is int32",
+        ),
+        ((np.zeros((2, 3)), pair(1)[1]), DTypeError, "the dtype given is float64"),
+        ((pair(1)[0].T, pair(1)[1]), ShapeError, r"the shape given is \(3, 2\)"),
+        ((pair(1)[0], np.int64(3)), ShapeError, r"the shape given is \(\)"),
+    ],
+)
+def test_an_element_that_does_not_fit_is_refused(
+    vm: VM, arrays: Any, refused: type[MlvmError], message: str
+) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    with pytest.raises(refused, match=message):
+        q.put(arrays)
+    q.put(pair(5), timeout=0)
+    assert values(vm, q.get(timeout=0)) == {5}
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.5, float("nan"), "soon", [1]])
+def test_a_timeout_is_seconds(vm: VM, timeout: Any) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    calls: list[Callable[[], object]] = [
+        lambda: q.get(timeout),
+        lambda: q.reserve(timeout),
+        lambda: q.put(pair(1), timeout),
+    ]
+    for call in calls:
+        with pytest.raises(ArenaError, match="a timeout is None or seconds >= 0"):
+            call()
+    assert not q.full()
+
+
+def test_an_endless_timeout(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    q.put(pair(1), timeout=float("inf"))
+    q.get(timeout=1e300)
+
+
+@pytest.mark.parametrize("error", [None, "no", OSError])
+def test_only_an_exception_cancels(vm: VM, error: Any) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    with pytest.raises(ArenaError, match="is cancelled by an exception"):
+        q.cancel(error)
+    q.put(pair(1))
+
+
+def test_a_vm_elsewhere_is_refused() -> None:
+    with pytest.raises(ArenaError, match="a VM of this process"):
+        QueueTensor(WireVM(VM()), PAIR, 1)
+
+
+def test_a_dry_vm_has_no_slots() -> None:
+    with pytest.raises((HandleError, ArenaError)):
+        QueueTensor(DryVM(), PAIR, 1)
+
+
+def test_the_errors_are_those_of_the_queue_module(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    with pytest.raises(queue.Empty):
+        q.get_nowait()
+    q.put(pair(1))
+    with pytest.raises(queue.Full):
+        q.put_nowait(pair(2))
+
+
+def test_single_threaded_raises_where_it_would_wait(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1, single_threaded=True)
+    with pytest.raises(QueueEmpty):
+        q.get()
+    with pytest.raises(QueueEmpty):
+        q.get(timeout=3600)
+    q.put(pair(1))
+    with pytest.raises(QueueFull):
+        q.put(pair(2), timeout=3600)
+    with pytest.raises(QueueFull):
+        q.reserve()
+
+
+def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 2)
+    held = []
+    for i in range(2):
+        q.put(pair(i))
+        held.append(q.get())
+    with pytest.raises(QueueEmpty, match="2 held by tensors that were got by this thread"):
+        q.get()
+    with pytest.raises(QueueFull, match="by this thread"):
+        q.put(pair(2))
+    held.clear()
+    q.put(pair(3))
+    assert values(vm, q.get()) == {3}

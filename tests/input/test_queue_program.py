@@ -1,0 +1,325 @@
+"""`queue.get` inside programs: loops, ends, futures, errors with their place."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import (
+    AttributeRefused,
+    HandleError,
+    MachineError,
+    MlvmError,
+    ProgramError,
+    QueueEmpty,
+    ShutDown,
+)
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.builder import ProgramBuilder
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM
+from mlvm.input.queue import QueueTensor
+
+SUMS = """
+.const zero f64[] 0
+.func main 0 *                  ; ( -- s ): the sum over all elements of sum(x) * w
+    push_const zero
+next:
+    {queue}
+    push_str "queue.get"
+    cfunc 1 3                   ; s x w ok
+    jump_if_false end
+    get 0
+    get 1
+    push_str "sum"
+    cfunc 1 1 {{"axis": null, "keepdims": false}}
+    get 2
+    push_str "multiply"
+    cfunc 2 1
+    push_str "add"
+    cfunc 2 1
+    set 0
+    pop 2
+    jump next
+end:
+    pop 2
+    halt
+"""
+
+
+def sums(queue: str) -> Program:
+    return assemble(SUMS.format(queue=queue))
+
+
+def fill(q: QueueTensor, elements: int, size: int = 100) -> float:
+    """Put so many random elements, close, and return what the program makes of them."""
+    generator = np.random.default_rng(0)
+    total = 0.0
+    for _ in range(elements):
+        x, w = generator.standard_normal(size), np.array(generator.standard_normal())
+        q.put((x, w))
+        total += float(x.sum() * w)
+    q.close()
+    return total
+
+
+@pytest.fixture(params=[0, 2], ids=["", "2 workers"])
+def vm(request: pytest.FixtureRequest) -> Iterator[VM]:
+    vm = VM(workers=request.param)
+    yield vm
+    vm.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("maxsize", [1, 3])
+@pytest.mark.parametrize("elements", [0, 1, 2, 50])
+def test_a_program_loops_to_the_end(
+    vm: VM, pool: ThreadPoolExecutor, maxsize: int, elements: int
+) -> None:
+    q = QueueTensor(vm, ["f64[100]", "f64[]"], maxsize)
+    filled = pool.submit(fill, q, elements)
+    [total] = vm.launch(sums(f"push_int {q.handle}"))
+    assert total == pytest.approx(filled.result())
+    vm.synchronize()
+    assert q._free.qsize() == maxsize + 1
+    assert q.stats()[:2] == (elements, elements)
+
+
+def test_one_program_serves_the_queue_that_its_argument_names(vm: VM) -> None:
+    program = sums("load_arg 0")
+    handle = vm.alloc_tensor(TensorType("i64"))
+    for elements in (3, 5):
+        q = QueueTensor(vm, ["f64[100]", "f64[]"], 8)
+        total = fill(q, elements)
+        vm.write(handle, np.array(q.handle))
+        assert vm.launch(program, [handle])[0] == pytest.approx(total)
+
+
+def test_a_slot_waits_for_the_ops_that_read_it() -> None:
+    """The program is far ahead of its workers; no element is overwritten before it was read."""
+    vm = VM(workers=2)
+    q = QueueTensor(vm, ["f64[300,300]"], 2)
+    b = ProgramBuilder()
+    with b.function("main"):
+        for _ in range(6):
+            q.emit(b, raises=True)
+            b.host("mean", 1, 1, axis=None, keepdims=False)
+        b.halt()
+
+    def produce() -> None:
+        for i in range(6):
+            q.put((np.full((300, 300), i, np.float64),))
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    means = vm.launch(b.build())
+    producer.join()
+    assert [float(x) for x in means] == [0, 1, 2, 3, 4, 5]
+    vm.close()
+
+
+def test_a_producer_waits_for_the_workers_that_read_a_dropped_tensor() -> None:
+    """Outside of programs: the tensor is dropped while its reader is still to run."""
+    vm = VM(workers=1)
+    type = TensorType("f64", (500, 500))
+    q = QueueTensor(vm, [type], 1)
+    product = Program.of_op("matmul.out", 3, {}, 0)
+    copy = Program.of_op("copy.out", 2, {}, 0)
+    x, into, *copies = [vm.alloc_tensor(type) for _ in range(5)]
+    for i, copied in enumerate(copies):
+        q.put((np.full(type.shape, i, np.float64),))
+        [element] = q.get()
+        for _ in range(5):
+            vm.launch(product, [into, x, x])  # keeps the one worker from the copy
+        vm.launch(copy, [copied, element.handle])
+        del element
+    for i, copied in enumerate(copies):
+        assert (vm.read(copied) == i).all()
+    vm.close()
+
+
+def test_a_waiting_program_keeps_no_producer_from_filling_a_slot(
+    vm: VM, pool: ThreadPoolExecutor
+) -> None:
+    """It has the VM's lock all the while: every call of a producer gets along without."""
+    q = QueueTensor(vm, ["f64[100]", "f64[]"], 1)
+    launched = pool.submit(vm.launch, sums(f"push_int {q.handle}"))
+    time.sleep(0.02)
+    total = fill(q, 10)
+    assert launched.result(30)[0] == pytest.approx(total)
+
+
+def test_an_element_may_be_an_output_or_a_global(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[3]"], 1)
+    kept = vm.alloc_tensor(TensorType("f32", (3,)))
+    b = ProgramBuilder()
+    with b.function("main"):
+        q.emit(b)
+        b.pop(1).get(0).push_int(kept).store_global().halt()
+    program = b.build()
+    q.put((np.arange(3, dtype=np.float32),))
+    [out] = vm.launch(program)
+    np.testing.assert_array_equal(out, [0, 1, 2])
+    assert q.full()  # a global names the slot's memory
+    np.testing.assert_array_equal(vm.read(kept), [0, 1, 2])
+    vm.dealloc_tensor(kept)
+    assert not q.full()
+
+
+def test_a_program_may_write_over_an_element(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[3]"], 1)
+    b = ProgramBuilder()
+    with b.function("main"):
+        q.emit(b, raises=True)
+        b.get(0).get(0).get(0).host("add.out", 3, 0).halt()
+    q.put((np.arange(3, dtype=np.float32),))
+    np.testing.assert_array_equal(vm.launch(b.build())[0], [0, 2, 4])
+
+
+def test_the_ends_are_empty_tensors_of_the_same_dtypes(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[3,4]", "u8[]"], 1)
+    q.close()
+    b = ProgramBuilder()
+    with b.function("main"):
+        q.emit(b)
+        b.pop(1).halt()
+    outputs = vm.launch(b.build())
+    assert [TensorType.of(x) for x in outputs] == [
+        TensorType("f32", (0,)),
+        TensorType("u8", (0,)),
+    ]
+
+
+def test_raises_gets_without_a_flag_and_raises_at_the_end(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[2]"], 1)
+    b = ProgramBuilder()
+    with b.function("main"):
+        q.emit(b, raises=True)
+        b.halt()
+    program = b.build()
+    q.put((np.ones(2, np.float32),))
+    np.testing.assert_array_equal(vm.launch(program)[0], [1, 1])
+    q.close()
+    with pytest.raises(ShutDown) as caught:
+        vm.launch(program)
+    assert "at main, pc 2: cfunc 1 1" in caught.value.__notes__[0]
+
+
+# --- what goes wrong ------------------------------------------------------------------
+
+
+def launch_text(vm: VM, text: str, *args: Array) -> Any:
+    handles = [vm.alloc_tensor(TensorType.of(array)) for array in args]
+    for handle, array in zip(handles, args, strict=True):
+        vm.write(handle, array)
+    return vm.launch(assemble(f".func main 0 *\n{text}\n halt"), handles)
+
+
+@pytest.mark.parametrize(
+    ("text", "refused", "message"),
+    [
+        (
+            'push_int 0\n push_str "queue.get"\n cfunc 1 2',
+            HandleError,
+            "0 is the handle of no queue",
+        ),
+        ('push_str "q"\n push_str "queue.get"\n cfunc 1 2', MachineError, "an Int, not Str"),
+        ('load_arg 0\n push_str "queue.get"\n cfunc 1 2', MachineError, r"an Int, not f64\[2\]"),
+        ('load_arg 1\n push_str "queue.get"\n cfunc 1 2', HandleError, "-1 is the handle"),
+        ('push_str "queue.get"\n cfunc 0 2', MachineError, "takes 1 parameters"),
+        ('push_int {q}\n push_str "queue.get"\n cfunc 1 1', MachineError, "left 2 results where 1"),
+        (
+            'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raise": true}}',
+            AttributeRefused,
+            "the one attribute is raises",
+        ),
+        (
+            'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raises": 1}}',
+            AttributeRefused,
+            "true or false",
+        ),
+    ],
+)
+def test_a_wrong_call_is_a_typed_error_with_its_place(
+    vm: VM, text: str, refused: type[MlvmError], message: str
+) -> None:
+    q = QueueTensor(vm, ["f32[2]"], 1)
+    q.put((np.ones(2, np.float32),))
+    with pytest.raises((refused, ProgramError), match=message) as caught:
+        launch_text(vm, text.format(q=q.handle), np.zeros(2), np.array(-1))
+    assert "main, pc" in "".join([str(caught.value), *caught.value.__notes__])
+    del caught
+    q2 = QueueTensor(vm, ["f32[2]"], 1)
+    q2.put((np.ones(2, np.float32),))
+    q2.get()
+
+
+def test_a_queue_that_is_gone_is_named(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[2]"], 1)
+    program = sums(f"push_int {q.handle}")
+    del q
+    with pytest.raises(HandleError, match="is the handle of no queue tensor of this VM"):
+        vm.launch(program)
+
+
+def test_a_program_that_keeps_all_slots_does_not_wait_for_itself(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[2]"], 2)
+    b = ProgramBuilder()
+    with b.function("main"):
+        for _ in range(3):
+            q.emit(b, raises=True)
+        b.halt()
+    for _ in range(2):
+        q.put((np.ones(2, np.float32),))
+    with pytest.raises(QueueEmpty, match="held by tensors that were got by this thread") as caught:
+        vm.launch(b.build())
+    assert "at main, pc 8" in caught.value.__notes__[0]
+    del caught
+    assert q._free.qsize() == 2
+
+
+def test_cancel_ends_a_waiting_program(vm: VM, pool: ThreadPoolExecutor) -> None:
+    q = QueueTensor(vm, ["f64[100]", "f64[]"], 1)
+    launched = pool.submit(vm.launch, sums(f"push_int {q.handle}"))
+    time.sleep(0.02)
+    q.cancel(OSError("the source is gone"))
+    with pytest.raises(OSError, match="the source is gone") as caught:
+        launched.result(30)
+    assert "cfunc 1 3" in caught.value.__notes__[0]
+    assert vm.consumed_size_in_mib() == q.arena.capacity / 2**20
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+def test_control_c_ends_a_waiting_program(vm: VM) -> None:
+    q = QueueTensor(vm, ["f64[100]", "f64[]"], 1)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        vm.launch(sums(f"push_int {q.handle}"))
+    timer.join()
+    total = fill(q, 1)
+    assert vm.launch(sums(f"push_int {q.handle}"))[0] == pytest.approx(total)
+
+
+def test_a_vm_with_queues_is_free_to_die() -> None:
+    vm = VM()
+    q = QueueTensor(vm, ["f32[2]"], 1)
+    reference = weakref.ref(vm)
+    del vm, q
+    assert reference() is None

@@ -1,0 +1,570 @@
+"""Host functions in C: what they see, what they leave, and what they get wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import (
+    AttributeRefused,
+    HostFunctionError,
+    LibraryError,
+    MachineError,
+    ProgramError,
+    UnknownFunction,
+)
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import STAR, Program
+from mlvm.core.types import ALIGNMENT, Array, f32
+from mlvm.core.vm import VM
+from mlvm.machines import c_functions as clib
+from mlvm.machines.c_functions import DTYPES, CFunction, include_dir, load_library
+from tests.core.programs import f32s, put
+from tests.machines.libraries import EXAMPLE, ROOT, compile_c, compile_text, needs_compiler
+
+HEADER = Path(include_dir()) / "mlvm.h"
+
+FUNCTIONS = r"""
+#include <stdio.h>
+#include <string.h>
+
+/* Pushes each parameter as it is. */
+static int echo(mlvm_frame *frame)
+{
+    for (int64_t i = 0; i < frame->nparams; i++) {
+        const mlvm_value *v = &frame->params[i];
+        if (v->kind == MLVM_TENSOR ? frame->push(frame, &v->tensor)
+            : v->kind == MLVM_INT ? frame->push_int(frame, v->integer)
+                                  : frame->push_str(frame, v->string))
+            return 1;
+    }
+    return 0;
+}
+
+/* Everything a tensor says, as i64s: dtype, ndim, size, nbytes, alignment, shape ... */
+static int describe(mlvm_frame *frame)
+{
+    const mlvm_tensor *x = &frame->params[0].tensor;
+    int64_t length = 5 + x->ndim;
+    mlvm_tensor *y = frame->new_tensor(frame, MLVM_I64, 1, &length);
+    int64_t *to = (int64_t *)y->data;
+    to[0] = x->dtype;
+    to[1] = x->ndim;
+    to[2] = x->size;
+    to[3] = x->nbytes;
+    to[4] = (int64_t)((uintptr_t)x->data % 64);
+    for (int i = 0; i < x->ndim; i++)
+        to[5 + i] = x->shape[i];
+    return frame->push(frame, y);
+}
+
+/* The attributes as u8s. */
+static int attributes(mlvm_frame *frame)
+{
+    int64_t length = (int64_t)strlen(frame->attributes);
+    mlvm_tensor *y = frame->new_tensor(frame, MLVM_U8, 1, &length);
+    memcpy(y->data, frame->attributes, (size_t)length);
+    return frame->push(frame, y);
+}
+
+static int number(mlvm_frame *frame)
+{
+    double value = -1.0;
+    mlvm_tensor *y = frame->new_tensor(frame, MLVM_F64, 0, NULL);
+    frame->number(frame, "value", &value);
+    *(double *)y->data = value;
+    return frame->push(frame, y);
+}
+
+/* What goes wrong: the case is the Int on top. */
+static int wrong(mlvm_frame *frame)
+{
+    const int64_t negative[] = {2, -1}, huge[] = {1LL << 50}, endless[] = {1LL << 60, 1LL << 60};
+    mlvm_tensor stray;
+    memset(&stray, 0, sizeof stray);
+    switch (frame->params[frame->nparams - 1].integer) {
+    case 0: return frame->error(frame, "no cream left");
+    case 1: frame->error(frame, "reported, and still 0"); return 0;
+    case 2: return 7;
+    case 3: return frame->error(frame, NULL);
+    case 4: return frame->error(frame, "caf\xe9");
+    case 10: return frame->new_tensor(frame, 11, 0, NULL) == NULL ? 5 : 0;
+    case 11: frame->new_tensor(frame, -1, 0, NULL); return 0;
+    case 12: frame->new_tensor(frame, MLVM_F32, 65, negative); return 0;
+    case 13: frame->new_tensor(frame, MLVM_F32, -1, negative); return 0;
+    case 14: frame->new_tensor(frame, MLVM_F32, 2, negative); return 0;
+    case 15: frame->new_tensor(frame, MLVM_F32, 1, NULL); return 0;
+    case 16: frame->new_tensor(frame, MLVM_F64, 1, huge); return 0;
+    case 17: frame->new_tensor(frame, MLVM_F64, 2, endless); return 0;
+    case 20: return frame->push(frame, NULL);
+    case 21: return frame->push(frame, &stray);
+    case 22: return frame->push(frame, &frame->params[frame->nparams].tensor);
+    case 23: return frame->push(frame, (const mlvm_tensor *)(const void *)
+                                       ((const char *)&frame->params[0].tensor + 1));
+    case 24: return frame->push(frame, &frame->params[frame->nparams - 1].tensor);
+    case 25: return frame->push_str(frame, NULL);
+    case 26: return frame->push_str(frame, "\xff");
+    case 30: return frame->number(frame, NULL, &(double){0});
+    case 31: return frame->number(frame, "value", NULL);
+    default: return 0;
+    }
+}
+
+/* Makes two tensors and pushes one of them, twice. */
+static int one_of_two(mlvm_frame *frame)
+{
+    const int64_t shape[] = {1 << 18};
+    mlvm_tensor *x = frame->new_tensor(frame, MLVM_F32, 1, shape);
+    frame->new_tensor(frame, MLVM_F32, 1, shape);
+    return frame->push(frame, x) || frame->push(frame, x);
+}
+
+/* Spins until the i64 it is given is no longer 0. */
+static int wait_for(mlvm_frame *frame)
+{
+    const volatile int64_t *flag = (const volatile int64_t *)frame->params[0].tensor.data;
+    for (int64_t i = 0; i < 20000000000LL && *flag == 0; i++) {}
+    return *flag == 0;
+}
+
+/* A frame after its call. */
+static mlvm_frame *kept;
+static int keep(mlvm_frame *frame) { kept = frame; return 0; }
+static int call_kept(void) { return kept->error(kept, "late") + kept->push_int(kept, 1)
+                                  + (kept->new_tensor(kept, MLVM_F32, 0, NULL) == NULL); }
+MLVM_EXPORT int use_kept(void);
+int use_kept(void) { return call_kept(); }
+
+MLVM_FUNCTIONS({"echo", echo, MLVM_ANY, MLVM_ANY}, {"describe", describe, 1, 1},
+               {"attributes", attributes, 0, 1}, {"number", number, 0, 1},
+               {"wrong", wrong, MLVM_ANY, MLVM_ANY}, {"one_of_two", one_of_two, 0, 2},
+               {"wait_for", wait_for, 1, 0}, {"keep", keep, 0, 0}, {"liar", keep, 0, 1});
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_text(FUNCTIONS, tmp_path_factory.mktemp("clib"), "functions")
+
+
+@pytest.fixture
+def vm(library: Path) -> VM:
+    vm = VM()
+    vm.register_library(library)
+    return vm
+
+
+@pytest.fixture(scope="module")
+def call(library: Path) -> Callable[..., Any]:
+    """The results of the library's function of that name, past the machine."""
+    functions = {function.name: function for function in load_library(library)}
+
+    def call(name: str, *params: Any, **attributes: Any) -> Any:
+        return functions[name].call(params, attributes)
+
+    return call
+
+
+def wrong(case: int) -> Program:
+    return assemble(
+        f'.func main 0 *\n load_arg 0\n push_int {case}\n push_str "wrong"\n cfunc 2 *\n halt'
+    )
+
+
+# --- the header ----------------------------------------------------------------------
+
+
+def test_the_header_has_the_codes_and_the_version_of_the_machine() -> None:
+    text = HEADER.read_text()
+    [enum] = re.findall(r"enum mlvm_dtype \{(.*?)\}", text, re.S)
+    codes = {name.lower(): int(code) for name, code in re.findall(r"MLVM_(\w+) = (\d+)", enum)}
+    assert codes == {dtype.name: code for code, dtype in enumerate(DTYPES)}
+    assert f"#define MLVM_ABI_VERSION {clib.ABI_VERSION}\n" in text
+
+
+@needs_compiler
+def test_the_headers_own_example_works(tmp_path: Path) -> None:
+    comment = HEADER.read_text().split("*/")[0]
+    lines = [line[3:] for line in comment.splitlines() if line.startswith(" *     ")]
+    vm = VM()
+    vm.register_library(compile_text("\n".join(lines), tmp_path, "twice"))
+    [y] = vm.launch(Program.of_op("twice", 1, {}, 1), [put(vm, np.array([1, -2]))])
+    assert y.tolist() == [2, -4]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_the_example_compiles_as_cpp(tmp_path: Path) -> None:
+    source = tmp_path / "functions.cpp"
+    source.write_text(EXAMPLE.read_text())
+    library = compile_c(source, tmp_path / "cpp.so", "-std=c++11", compiler="c++")
+    assert VM().register_library(library) == ["softclip", "min_max", "nothing"]
+
+
+# --- what a function sees and leaves -------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("code", range(len(DTYPES)), ids=[dtype.name for dtype in DTYPES])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (2, 0, 5)])
+def test_a_tensor_is_described(vm: VM, code: int, shape: tuple[int, ...]) -> None:
+    x = np.ones(shape, DTYPES[code].numpy)
+    [y] = vm.launch(Program.of_op("describe", 1, {}, 1), [put(vm, x)])
+    dtype, ndim, size, nbytes, askew, *lengths = y.tolist()
+    assert (dtype, ndim, size, nbytes, tuple(lengths)) == (code, x.ndim, x.size, x.nbytes, shape)
+    assert not (size and askew)
+
+
+@needs_compiler
+def test_as_many_dimensions_as_there_may_be(vm: VM) -> None:
+    [y] = vm.launch(Program.of_op("describe", 1, {}, 1), [put(vm, np.ones((1,) * 64))])
+    assert y[1] == 64
+
+
+@needs_compiler
+def test_values_of_every_kind_come_and_go(call: Callable[..., Any]) -> None:
+    x = f32s(1, 2)
+    values = [x, -(1 << 63), (1 << 63) - 1, "grüße", "", *range(20)]
+    echoed = call("echo", *values)
+    assert echoed[0] is x
+    assert echoed[1:] == values[1:]
+    assert call("echo") == []
+
+
+@needs_compiler
+def test_new_tensors_are_aligned_zeros(call: Callable[..., Any]) -> None:
+    x, y = call("one_of_two")
+    assert x is y
+    assert x.dtype == np.float32
+    assert x.ctypes.data % ALIGNMENT == 0
+    assert not x.any()
+
+
+@needs_compiler
+def test_attributes_are_json(vm: VM) -> None:
+    given = {"axis": [0, (1, 2)], "name": 'a"ü', "eps": np.float32(0.5), "dtype": f32, "no": None}
+    [text] = vm.launch(Program.of_op("attributes", 0, given, 1))
+    assert json.loads(text.tobytes()) == given | {"axis": [0, [1, 2]], "dtype": "f32", "eps": 0.5}
+    [text] = vm.launch(Program.of_op("attributes", 0, {}, 1))
+    assert text.tobytes() == b"{}"
+
+
+@needs_compiler
+def test_attributes_are_encoded_once_and_the_memory_of_it_is_bounded(library: Path) -> None:
+    function = next(f for f in load_library(library) if f.name == "attributes")
+    kept = {"a": 1}
+    assert function._text(kept) is function._text(kept)
+    for i in range(1000):
+        [text] = function.call([], {"i": i})
+        assert isinstance(text, np.ndarray)
+        assert json.loads(text.tobytes()) == {"i": i}
+    assert len(function._texts) <= clib._TEXTS_LIMIT
+
+
+@needs_compiler
+def test_an_attribute_that_is_not_json_is_refused(vm: VM) -> None:
+    with pytest.raises(AttributeRefused, match=r"^number\(\): the attributes are not JSON: .*set"):
+        vm.launch(Program.of_op("number", 0, {"value": {1}}, 1))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [({}, -1.0), ({"value": 2}, 2.0), ({"value": True}, 1.0), ({"value": -0.5}, -0.5)],
+)
+def test_a_number_among_the_attributes(vm: VM, attributes: dict[str, Any], expected: float) -> None:
+    [y] = vm.launch(Program.of_op("number", 0, attributes, 1))
+    assert y == expected
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", ["two", None, [1]])
+def test_an_attribute_that_is_no_number(vm: VM, value: Any) -> None:
+    with pytest.raises(HostFunctionError, match="number: attribute 'value' is a number, not"):
+        vm.launch(Program.of_op("number", 0, {"value": value}, 1))
+
+
+@needs_compiler
+def test_an_attribute_too_large_for_a_double(vm: VM) -> None:
+    with pytest.raises(HostFunctionError, match="number: attribute 'value' is too large"):
+        vm.launch(Program.of_op("number", 0, {"value": 10**400}, 1))
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+WRONG = {
+    0: "no cream left",
+    1: "reported, and still 0",
+    2: "status 7",
+    3: "an error without a message",
+    4: "caf�",
+    10: "new_tensor: no dtype has the code 11",
+    11: "new_tensor: no dtype has the code -1",
+    12: "new_tensor: ndim is 0 to 64, not 65",
+    13: "new_tensor: ndim is 0 to 64, not -1",
+    14: "a shape is a tuple of integers >= 0, not [2, -1]",
+    15: "new_tensor: the shape of 1 lengths is NULL",
+    16: "new_tensor: no memory for f64[1125899906842624]",
+    17: "f64 of shape (1152921504606846976, 1152921504606846976) is larger than "
+    "4611686018427387904 bytes",
+    20: "push: the pointer is no tensor of this frame",
+    21: "push: the pointer is no tensor of this frame",
+    22: "push: the pointer is no tensor of this frame",
+    23: "push: the pointer is no tensor of this frame",
+    24: "push: the pointer is no tensor of this frame",
+    25: "a string is NULL",
+    26: "a string is not in UTF-8: b'\\xff'",
+    30: "a string is NULL",
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", WRONG)
+def test_an_error_is_typed_and_leaves_the_vm_as_it_was(vm: VM, case: int) -> None:
+    x = put(vm, f32s(1))
+    before = vm.consumed_size_in_mib()
+    with pytest.raises(HostFunctionError) as caught:
+        vm.launch(wrong(case), [x])
+    assert str(caught.value) == f"wrong: {WRONG[case]}"
+    assert "cfunc 2 *; stack: f32[1], Int" in caught.value.__notes__[0]
+    assert vm.consumed_size_in_mib() == before
+    assert vm.launch(wrong(99), [x]) == []
+
+
+@needs_compiler
+def test_no_place_for_a_number(call: Callable[..., Any]) -> None:
+    with pytest.raises(HostFunctionError, match=r"^wrong: number: the place for 'value' is NULL$"):
+        call("wrong", 31, value=1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1, "nul\0", "\ud800"])
+def test_values_that_c_does_not_have(call: Callable[..., Any], value: int | str) -> None:
+    with pytest.raises(HostFunctionError, match=r"^echo: parameter 1, .*, is no"):
+        call("echo", 0, value)
+
+
+@needs_compiler
+def test_calls_are_held_to_the_counts_of_the_table(vm: VM) -> None:
+    with pytest.raises(MachineError, match="describe takes 1 parameters, was given 0"):
+        vm.launch(Program.of_op("describe", 0, {}, 1))
+    with pytest.raises(ProgramError, match="describe leaves 1 results, not 2"):
+        vm.launch(Program.of_op("describe", 1, {}, 2), [put(vm, f32s(1))])
+    with pytest.raises(MachineError, match="liar: announced 1 results, left 0"):
+        vm.launch(Program.of_op("liar", 0, {}, 1))
+
+
+@needs_compiler
+def test_a_frame_serves_nobody_after_its_call(library: Path) -> None:
+    functions = {function.name: function for function in load_library(library)}
+    functions["keep"].call([], {})
+    assert functions["keep"].library.use_kept() == 3  # each callback failed
+    assert functions["echo"].call([5], {}) == [5]
+
+
+@needs_compiler
+def test_an_exception_in_a_callback_does_not_unwind_through_c(
+    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(type: object) -> Array:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clib, "aligned_array", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call("wrong", 16)
+    assert call("echo", 1) == [1]
+
+
+# --- threads -------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_the_gil_is_released_while_c_runs(vm: VM) -> None:
+    flag = put(vm, np.array(0))
+    memory = vm.borrow(flag)
+    timer = threading.Timer(0.05, lambda: memory.fill(1))
+    timer.start()
+    vm.launch(Program.of_op("wait_for", 1, {}, 0), [flag])
+    timer.join()
+
+
+@needs_compiler
+def test_several_vms_call_one_function_at_once(library: Path) -> None:
+    [describe] = [f for f in load_library(library) if f.name == "describe"]
+    errors = []
+
+    def work(n: int) -> None:
+        x = np.ones((n, 3), np.float32)
+        for _ in range(500):
+            [y] = describe.call([x], {})
+            if not isinstance(y, np.ndarray) or y[5] != n:
+                errors.append(y)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+# --- libraries -----------------------------------------------------------------------
+
+
+@needs_compiler
+def test_registering_replaces_and_removing_takes_out(library: Path) -> None:
+    vm = VM()
+    vm.register("echo", lambda frame: frame.push("python"))
+    assert "echo" in vm.register_library(library)
+    assert isinstance(vm.functions.slot("echo").callee, CFunction)
+    program = Program.of_op("echo", 1, {}, 1)
+    x = put(vm, f32s(4))
+    assert vm.launch(program, [x])[0].tolist() == [4]
+    vm.register("echo", lambda frame: frame.push(f32s(5)))
+    assert vm.launch(program, [x])[0].tolist() == [5]
+    vm.remove("echo")
+    with pytest.raises(UnknownFunction):
+        vm.launch(program, [x])
+
+
+@needs_compiler
+def test_a_relative_path_is_found_from_the_working_directory(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(library.parent)
+    assert VM().register_library(library.name)
+
+
+def test_no_library(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match=r"^no library at .*missing\.so$"):
+        VM().register_library(tmp_path / "missing.so")
+    with pytest.raises(LibraryError, match=r"^no library at"):
+        VM().register_library(tmp_path)
+    text = tmp_path / "text.so"
+    text.write_text("this is no library")
+    with pytest.raises(LibraryError, match=r"text\.so is not loaded: "):
+        VM().register_library(text)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("empty", "int x;", "lists no functions; MLVM_FUNCTIONS does so$"),
+        (
+            "unversioned",
+            "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
+            "lists no functions",
+        ),
+        (
+            "future",
+            "const int32_t mlvm_abi_version = 99;"
+            "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
+            r"was built for version 99 of mlvm\.h; this is version 1$",
+        ),
+        (
+            "null",
+            'MLVM_FUNCTIONS({"f", NULL, 0, 0});',
+            "impossible function: name 'f', address 0x0",
+        ),
+        ("nameless", 'MLVM_FUNCTIONS({"", f, 0, 0});', "impossible function: name ''"),
+        ("minus", 'MLVM_FUNCTIONS({"f", f, -2, 0});', "-2 parameters, 0 results$"),
+        ("twice", 'MLVM_FUNCTIONS({"f", f, 0, 0}, {"f", f, 1, 0});', "lists 'f' twice$"),
+    ],
+)
+def test_a_library_that_does_not_list_its_functions_well(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    used = "static int f(mlvm_frame *frame) { return frame == NULL; }\n" if "f, " in text else ""
+    library = compile_text(used + text, tmp_path, name)
+    vm = VM()
+    before = set(vm.functions)
+    with pytest.raises(LibraryError, match=message) as caught:
+        vm.register_library(library)
+    assert "\n" not in str(caught.value)
+    assert set(vm.functions) == before
+
+
+# --- the example ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_c(EXAMPLE, tmp_path_factory.mktemp("example") / "example_c.so", "-std=c99")
+
+
+@needs_compiler
+def test_the_example_from_a_program(example: Path) -> None:
+    vm = VM()
+    vm.register_library(example)
+    x = np.linspace(-5, 5, 12, dtype=np.float32).reshape(3, 4)
+    for values in (x, x.astype(np.float64)):
+        [y] = vm.launch(Program.of_op("softclip", 1, {"limit": 2.5}, 1), [put(vm, values)])
+        assert y.dtype == values.dtype
+        np.testing.assert_allclose(y, 2.5 * np.tanh(values / 2.5), rtol=1e-6)
+    least, greatest = vm.launch(
+        Program.of_op("min_max", 1, {}, STAR), [put(vm, np.array([[3, -4], [7, 0]]))]
+    )
+    assert [least.item(), greatest.item()] == [-4, 7]
+    assert vm.launch(Program.of_op("nothing", 1, {}, 0), [put(vm, x)]) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "operand", "attributes", "message"),
+    [
+        ("softclip", np.array([1]), {}, "softclip: takes a tensor of f32 or f64"),
+        ("softclip", f32s(1), {"limit": 0}, "softclip: limit must be > 0"),
+        ("softclip", f32s(1), {"limit": "a"}, "softclip: attribute 'limit' is a number, not 'a'"),
+        ("min_max", np.zeros(0, np.int64), {}, "min_max: takes a tensor of i64 that is not empty"),
+    ],
+)
+def test_the_examples_errors(
+    example: Path, name: str, operand: Array, attributes: dict[str, Any], message: str
+) -> None:
+    vm = VM()
+    vm.register_library(example)
+    with pytest.raises(HostFunctionError) as caught:
+        vm.launch(Program.of_op(name, 1, attributes, STAR), [put(vm, operand)])
+    assert str(caught.value) == message
+
+
+@needs_compiler
+def test_the_demo_prints_what_the_page_says(example: Path) -> None:
+    """The demo calls the example from a program, from assembly and from `ml.call`."""
+    page = (ROOT / "docs" / "functions.md").read_text()
+    expected = page.split("```text\n")[-1].split("```")[0]
+    demo = [sys.executable, str(ROOT / "examples" / "c" / "demo.py"), str(example)]
+    ran = subprocess.run(
+        demo, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}
+    )
+    assert ran.stdout == expected
+
+
+@needs_compiler
+def test_the_page_on_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python runs in order and prints what it says, with its C function compiled."""
+    page = (ROOT / "docs" / "functions.md").read_text()
+    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.S)
+    [source] = [body for kind, body in blocks if kind == "c"]
+    compile_text(source, tmp_path, "twice")
+    monkeypatch.chdir(tmp_path)
+    script = "".join(body for kind, body in blocks if kind == "python")
+    texts = [body for kind, body in blocks if kind == "text"]
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert ran.stdout == "".join(texts[:-1])

@@ -1,0 +1,80 @@
+"""The dry VM refuses and counts as the real one does, and holds no bytes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import DTypeError, HandleError, ProgramError, ShapeError
+from mlvm.core.program.program import Program
+from mlvm.core.types import MAX_NBYTES, TensorType, f32
+from mlvm.core.vm import VM
+from mlvm.machines.dry import DryVM
+from tests.core.programs import ADD_INTO, f32s, straight
+
+VECTOR = TensorType(f32, (2,))
+
+
+@pytest.mark.parametrize("kind", [VM, DryVM])
+def test_it_counts_as_the_real_one(kind: type[VM]) -> None:
+    vm = kind()
+    tensor, storage = vm.alloc_tensor(VECTOR), vm.alloc_storage(256)
+    view = vm.tensor_from_storage(storage, VECTOR, 64)
+    assert vm.consumed_size_in_mib() * 2**20 == 8 + 256
+    vm.swap(tensor, view)
+    vm.dealloc_tensor(view)  # names the tensor of its own storage now
+    assert vm.consumed_size_in_mib() * 2**20 == 256
+    vm.dealloc_storage(storage)
+    assert vm.consumed_size_in_mib() == 0
+    with pytest.raises(HandleError, match="ended with its storage"):
+        vm.type_of(tensor)
+    with pytest.raises(ShapeError, match="needs bytes 60 to 68 of a storage of 64"):
+        vm.tensor_from_storage(vm.alloc_storage(64), VECTOR, 60)
+
+
+def test_what_no_machine_could_hold_costs_nothing() -> None:
+    vm = DryVM()
+    tracemalloc.start()
+    try:
+        huge = TensorType("u8", (MAX_NBYTES,))
+        handles = [vm.alloc_tensor(huge) for _ in range(3)]
+        vm.launch(Program.of_op("add.out", 3, {}, 0), handles)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert vm.consumed_size_in_mib() * 2**20 == 3 * MAX_NBYTES
+
+
+def test_a_launch_is_verified_and_not_run() -> None:
+    vm = DryVM()
+    handles = [vm.alloc_tensor(VECTOR) for _ in range(3)]
+    assert vm.launch(ADD_INTO, handles) == []
+    with pytest.raises(HandleError, match="is a dry VM: it has no values to return"):
+        vm.launch(Program.of_op("add", 2, {}, 1), handles[:2])
+    with pytest.raises(ShapeError, match="shapes do not broadcast"):
+        vm.launch(ADD_INTO, [*handles[:2], vm.alloc_tensor(TensorType(f32, (3,)))])
+    with pytest.raises(ProgramError, match="the end is reached without halt"):
+        vm.launch(straight(("load_arg", 0)), handles)
+    vm.dealloc_tensor(handles[0])
+    with pytest.raises(HandleError, match="ended by dealloc_tensor"):
+        vm.launch(ADD_INTO, handles)
+
+
+def test_writes_are_checked_and_dropped() -> None:
+    vm = DryVM()
+    handle = vm.alloc_tensor(VECTOR)
+    vm.write(handle, f32s(1, 2))
+    with pytest.raises(DTypeError, match="the array's dtype is float64"):
+        vm.write(handle, np.zeros(2))
+    with pytest.raises(ShapeError, match=r"the array's shape is \(3,\)"):
+        vm.write(handle, f32s(1, 2, 3))
+
+
+def test_there_is_nothing_to_read() -> None:
+    vm = DryVM("plan")
+    handle = vm.alloc_tensor(VECTOR)
+    for read in (vm.read, vm.borrow):
+        with pytest.raises(HandleError, match=r"plan is a dry VM: f32\[2\] has no bytes to read"):
+            read(handle)

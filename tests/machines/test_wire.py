@@ -1,0 +1,640 @@
+"""The protocol as bytes: a WireVM answers as the VM behind it does, errors included."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import io
+import math
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core import errors
+from mlvm.core.errors import (
+    AssemblyError,
+    DTypeError,
+    EncodingError,
+    HandleError,
+    LimitExceeded,
+    MlvmError,
+    OpError,
+    ProgramError,
+    ShapeError,
+)
+from mlvm.core.machine.functions import Frame
+from mlvm.core.program.encoding import Kind, Writer
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import TensorType, f32
+from mlvm.core.vm import VM
+from mlvm.machines import wire
+from mlvm.machines.dry import DryVM
+from mlvm.machines.wire import (
+    CALLS,
+    Field,
+    WireServer,
+    WireVM,
+    decode_answer,
+    decode_call,
+    encode_answer,
+    encode_call,
+    encode_error,
+)
+from tests.core.programs import ADD_INTO, f32s, put, straight
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = TensorType(f32, (2,))
+LOAD = straight(("load_arg", 0), "halt")
+FOREVER = straight(("push_int", 1), ("pop", 1), ("jump", 0))
+
+
+def wired() -> tuple[VM, WireVM]:
+    vm = VM("there")
+    return vm, WireVM(vm)
+
+
+# --- every call ----------------------------------------------------------------------
+
+
+def test_it_speaks_the_whole_protocol() -> None:
+    vm: VMProtocol = wired()[1]
+    asked = {name for name in vars(VMProtocol) if not name.startswith("_")}
+    assert asked <= {name for name, _ in inspect.getmembers(vm)}
+    assert set(CALLS) == asked - {"attachments"} | {"load_program", "drop_program"}
+
+
+def test_tensors() -> None:
+    vm, wire_vm = wired()
+    handle = wire_vm.alloc_tensor(PAIR)
+    np.testing.assert_array_equal(vm.read(handle), [0, 0])
+    wire_vm.write(handle, f32s(1, 2))
+    np.testing.assert_array_equal(vm.read(handle), [1, 2])
+    array = wire_vm.read(handle)
+    assert (array.tobytes(), TensorType.of(array)) == (f32s(1, 2).tobytes(), PAIR)
+    array[...] = 0  # a copy
+    np.testing.assert_array_equal(vm.read(handle), [1, 2])
+    other = put(vm, f32s(3, 4))
+    wire_vm.swap(handle, other)
+    np.testing.assert_array_equal(vm.read(handle), [3, 4])
+    assert wire_vm.consumed_size_in_mib() == vm.consumed_size_in_mib() == 16 / 2**20
+    wire_vm.dealloc_tensor(handle)
+    assert wire_vm.consumed_size_in_mib() == 8 / 2**20
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(True),
+        np.zeros((0, 3), np.int8),
+        np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        np.array([2**64 - 1], np.uint64),
+        f32s(math.nan, -0.0, math.inf)[::-1],
+        np.float32(3),
+    ],
+)
+def test_arrays_pass_as_they_are(array: Any) -> None:
+    vm, wire_vm = wired()
+    handle = wire_vm.alloc_tensor(TensorType.of(array))
+    wire_vm.write(handle, array)
+    assert vm.read(handle).tobytes() == array.tobytes()
+    assert wire_vm.read(handle).tobytes() == array.tobytes()
+    [output] = wire_vm.launch(LOAD, [handle])
+    assert TensorType.of(output) is TensorType.of(array)
+    output[...] = 0  # the caller's own
+
+
+def test_storages() -> None:
+    vm, wire_vm = wired()
+    storage = wire_vm.alloc_storage(128)
+    handle = wire_vm.tensor_from_storage(storage, PAIR, 64)
+    wire_vm.write(handle, f32s(5, 6))
+    np.testing.assert_array_equal(
+        vm.read(vm.tensor_from_storage(storage, TensorType(f32, (18,)), 0))[16:], [5, 6]
+    )
+    wire_vm.dealloc_storage(storage)
+    assert vm.consumed_size_in_mib() == 0
+    with pytest.raises(HandleError, match="ended with its storage"):
+        wire_vm.read(handle)
+
+
+def test_launch_and_estimate() -> None:
+    vm, wire_vm = wired()
+    x, y, z = put(vm, f32s(1, 2)), put(vm, f32s(3, 4)), vm.alloc_tensor(PAIR)
+    assert wire_vm.launch(ADD_INTO, (z, x, y)) == []
+    first, second = wire_vm.launch(straight(("load_arg", 1), ("load_arg", 0), "halt"), [x, z])
+    np.testing.assert_array_equal([first, second], [[4, 6], [1, 2]])
+    estimate = wire_vm.estimate(Program.of_op("add", 2, {}, 1), (PAIR, PAIR))
+    assert estimate == vm.estimate(Program.of_op("add", 2, {}, 1), (PAIR, PAIR))
+    assert (estimate.bytes, estimate.flops) == (8, 2)
+
+
+def test_a_limit_of_steps_passes() -> None:
+    _, wire_vm = wired()
+    with pytest.raises(LimitExceeded):
+        wire_vm.launch(FOREVER, max_steps=100)
+
+
+def test_its_name_is_the_vms_and_its_attachments_are_its_own() -> None:
+    vm, wire_vm = wired()
+    wire_vm.attachments["x"] = 1
+    assert (wire_vm.name, wire_vm.attachments, vm.attachments) == ("there", {"x": 1}, {})
+
+
+def test_a_dry_vm_behind_it_refuses_to_read() -> None:
+    wire_vm = WireVM(DryVM("dry"))
+    handle = wire_vm.alloc_tensor(PAIR)
+    with pytest.raises(HandleError, match="dry is a dry VM"):
+        wire_vm.read(handle)
+
+
+def test_a_host_function_may_launch_over_the_wire() -> None:
+    vm, wire_vm = wired()
+    x = put(vm, f32s(1, 2))
+
+    def again(frame: Frame) -> None:
+        frame.push(wire_vm.launch(LOAD, [x])[0])
+
+    vm.register("again", again)
+    [output] = wire_vm.launch(straight(("push_str", "again"), ("cfunc", 0, 1), "halt"))
+    np.testing.assert_array_equal(output, [1, 2])
+
+
+def test_nothing_but_bytes_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, wire_vm = wired()
+    send, kinds = wire_vm._send, []
+
+    def spy(message: bytes) -> bytes:
+        answer = send(message)
+        kinds.extend([type(message), type(answer)])
+        return answer
+
+    monkeypatch.setattr(wire_vm, "_send", spy)
+    wire_vm.launch(LOAD, [put(wire_vm, f32s(1))])  # type: ignore[arg-type]
+    assert kinds == 8 * [bytes]  # alloc_tensor, write, load_program, launch
+
+
+# --- programs are sent once ----------------------------------------------------------
+
+
+def calls_of(wire_vm: WireVM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the calls that the WireVM makes from now on."""
+    send, names = wire_vm._send, []
+
+    def spy(message: bytes) -> bytes:
+        names.append(decode_call(message)[0])
+        return send(message)
+
+    monkeypatch.setattr(wire_vm, "_send", spy)
+    return names
+
+
+def test_a_program_is_sent_once_and_dropped_when_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    vm = VM()
+    server = WireServer(vm)
+    wire_vm = WireVM(vm)
+    monkeypatch.setattr(wire_vm, "_send", server.answer)
+    names = calls_of(wire_vm, monkeypatch)
+    x = put(vm, f32s(1))
+    for n in range(3):
+        program = straight(("push_int", n), ("load_arg", 0), "halt")
+        for _ in range(3):
+            wire_vm.launch(program, [x])
+        wire_vm.estimate(program, [TensorType(f32, (1,))])
+        assert len(server._programs) == 1
+    once = ["load_program", "launch", "launch", "launch", "estimate"]
+    assert names == [*once, "drop_program", *once, "drop_program", *once]
+
+
+def test_a_program_refused_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, wire_vm = wired()
+    names = calls_of(wire_vm, monkeypatch)
+    program = straight(("push_str", object()))
+    for _ in range(2):
+        with pytest.raises(EncodingError, match="no encoding for <object"):
+            wire_vm.launch(program)
+    assert names == []
+
+
+def test_threads_may_share_a_wire() -> None:
+    vm, wire_vm = wired()
+    x = put(vm, f32s(1, 2))
+    wrong = []
+
+    def work() -> None:
+        for n in range(50):
+            program = straight(("push_int", n), ("pop", 1), ("load_arg", 0), "halt")
+            for _ in range(3):
+                [output] = wire_vm.launch(program, [x])
+                if output.tolist() != [1, 2] or wire_vm.launch(LOAD, [x])[0].tolist() != [1, 2]:
+                    wrong.append(output)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_both_ends_are_freed_when_nobody_refers_to_them() -> None:
+    vm, wire_vm = wired()
+    wire_vm.launch(straight("halt"))
+    references = weakref.ref(vm), weakref.ref(wire_vm)
+    gc.disable()
+    try:
+        del vm, wire_vm
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
+
+
+# --- errors --------------------------------------------------------------------------
+
+
+def of_op(name: str, *args: int) -> Callable[[Any], Any]:
+    return lambda vm: vm.launch(Program.of_op(name, len(args), {}, 1), args)
+
+
+def failures(vm: VM) -> dict[str, Callable[[Any], Any]]:
+    """Calls that go wrong on any VM, by name."""
+    x, y, ints = put(vm, f32s(1, 2)), put(vm, f32s(1, 2, 3)), put(vm, np.arange(2))
+    ended = put(vm, f32s(9))
+    vm.dealloc_tensor(ended)
+    storage = vm.alloc_storage(64)
+    unknown = straight(("push_str", "ad"), ("cfunc", 0, 1), "halt")
+    divide = straight(("push_str", "divide by zero"), ("cfunc", 0, 1), "halt")
+    vm.register("divide by zero", lambda frame: frame.push(1 // 0))
+    return {
+        "handle ended": lambda vm: vm.read(ended),
+        "handle unknown": lambda vm: vm.dealloc_tensor(10**9),
+        "handle negative": lambda vm: vm.swap(x, -1),
+        "handle large": lambda vm: vm.read(2**100),
+        "handle of a storage": lambda vm: vm.read(storage),
+        "storage too large": lambda vm: vm.alloc_storage(2**80),
+        "storage negative": lambda vm: vm.alloc_storage(-1),
+        "offset": lambda vm: vm.tensor_from_storage(storage, PAIR, -8),
+        "memory": lambda vm: vm.alloc_tensor(TensorType("u8", (2**60,))),
+        "swap": lambda vm: vm.swap(x, y),
+        "write dtype": lambda vm: vm.write(x, np.zeros(2)),
+        "write shape": lambda vm: vm.write(x, f32s(1)),
+        "shapes": of_op("add", x, y),
+        "dtypes": of_op("add", x, ints),
+        "into": lambda vm: vm.launch(ADD_INTO, [x, y, y]),
+        "attribute": lambda vm: vm.launch(Program.of_op("add", 2, {"axis": 0}, 1), [x, x]),
+        "function": lambda vm: vm.launch(unknown),
+        "argument missing": lambda vm: vm.launch(LOAD),
+        "argument ended": lambda vm: vm.launch(LOAD, [ended]),
+        "no list": lambda vm: vm.launch(LOAD, 3),
+        "label": lambda vm: vm.launch(straight(("jump", 7))),
+        "limit": lambda vm: vm.launch(FOREVER, max_steps=10),
+        "host": lambda vm: vm.launch(divide),
+        "estimate": lambda vm: vm.estimate(Program.of_op("add", 2, {}, 1), [PAIR]),
+    }
+
+
+@pytest.mark.parametrize("name", failures(VM()))
+def test_errors_come_back_as_they_were(name: str) -> None:
+    vm, wire_vm = wired()
+    fail = failures(vm)[name]
+    with pytest.raises(Exception) as local:
+        fail(vm)
+    with pytest.raises(Exception) as remote:
+        fail(wire_vm)
+    x, y = local.value, remote.value
+    assert type(y) is type(x)
+    assert str(y) == str(x)
+    assert repr(vars(y)) == repr(vars(x))
+
+
+def test_an_op_error_has_its_parts() -> None:
+    vm, wire_vm = wired()
+    with pytest.raises(ShapeError) as caught:
+        of_op("add", put(vm, f32s(1, 2)), put(vm, f32s(1, 2, 3)))(wire_vm)
+    error = caught.value
+    assert (error.op, error.operands) == ("add", (PAIR, TensorType(f32, (3,))))
+    assert error.reason.startswith("shapes do not broadcast")
+    assert len(error.__notes__) == 1
+    assert "pc 3: cfunc 2 1" in error.__notes__[0]
+
+
+def there_and_back(error: Exception) -> Exception:
+    with pytest.raises(Exception) as caught:
+        decode_answer("name", encode_error(error))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "kind", [x for x in vars(errors).values() if isinstance(x, type) and issubclass(x, MlvmError)]
+)
+def test_every_error_of_mlvm(kind: type[MlvmError]) -> None:
+    error = kind(*["why", 3, 7][: 3 if issubclass(kind, AssemblyError) else 1])
+    if isinstance(error, OpError):
+        error.at("add", [PAIR, "Int 3"])
+    error.add_note("a note")
+    error.add_note("and another")
+    again = there_and_back(error)
+    assert type(again) is kind
+    assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
+
+
+class MyMachineError(errors.MachineError):
+    pass
+
+
+class MyError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ZeroDivisionError("division by zero"), ZeroDivisionError, "division by zero"),
+        (KeyError("k"), KeyError, "'k'"),
+        (ValueError(), ValueError, ""),
+        (ValueError("a", 2), ValueError, "('a', 2)"),
+        (ValueError([object]), ValueError, "[<class 'object'>]"),
+        (FileNotFoundError(2, "No such file", "x"), OSError, "[Errno 2] No such file: 'x'"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError, "'utf-8' codec"),
+        (MyMachineError("mine"), errors.MachineError, "mine"),
+        (MyError("mine"), Exception, "mine"),
+    ],
+)
+def test_errors_of_others(error: Exception, kind: type[Exception], text: str) -> None:
+    again = there_and_back(error)
+    assert type(again) is kind
+    assert str(again).startswith(text)
+
+
+def test_parts_without_an_encoding_come_as_text() -> None:
+    error = MyMachineError("mine")
+    error.part = f32s(1, 2)  # type: ignore[attr-defined]
+    assert vars(there_and_back(error)) == {"part": "[1. 2.]"}
+
+
+@pytest.mark.parametrize("handle", ["x", None, 1.5, [1]])
+def test_what_is_no_handle_is_refused_before_it_is_sent(handle: Any) -> None:
+    _, wire_vm = wired()
+    for call in (wire_vm.read, wire_vm.dealloc_tensor, wire_vm.dealloc_storage):
+        with pytest.raises(HandleError, match="is no handle, which is an integer"):
+            call(handle)
+    with pytest.raises(HandleError, match="is no handle, which is an integer"):
+        wire_vm.launch(LOAD, [handle])
+
+
+@pytest.mark.parametrize("array", [[1, 2], 3.0, np.zeros(2, np.complex64), np.zeros(2, ">f4")])
+def test_what_is_no_array_is_refused_before_it_is_sent(array: Any) -> None:
+    vm, wire_vm = wired()
+    with pytest.raises(DTypeError):
+        wire_vm.write(put(vm, f32s(1, 2)), array)
+
+
+class Unwritable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_any_error_becomes_an_answer() -> None:
+    error = MyMachineError("mine")
+    error.part = 10**5000  # type: ignore[attr-defined]
+    error.inner = [Unwritable()]  # type: ignore[attr-defined]
+    again = there_and_back(error)
+    assert str(again) == "mine"
+    assert vars(again)["part"] == "<int too long to write>"
+    assert vars(again)["inner"] == "<list that has no text>"
+    assert str(there_and_back(Unwritable("x"))) == "<Unwritable that has no text>"
+    assert there_and_back(ValueError(10**5000)).args == ("<int too long to write>",)
+    error.__notes__ = [5]  # type: ignore[list-item]
+    again = there_and_back(error)
+    assert type(again) is errors.MachineError
+    assert "has no encoding: MyMachineError('mine')" in str(again)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda vm: vm.launch(None), ProgramError),
+        (lambda vm: vm.launch("x"), ProgramError),
+        (lambda vm: vm.alloc_tensor("f32[2]"), ShapeError),
+        (lambda vm: vm.alloc_tensor(None), ShapeError),
+        (lambda vm: vm.alloc_storage(np.int64(64)), ShapeError),
+        (lambda vm: vm.alloc_storage(-1), ShapeError),
+        (lambda vm: vm.alloc_storage(2**4000), ShapeError),
+        (lambda vm: vm.alloc_storage("x"), ShapeError),
+        (lambda vm: vm.read(10**5000), HandleError),
+        (lambda vm: vm.launch(LOAD, [10**5000]), HandleError),
+        (lambda vm: vm.launch(LOAD, 10**5000), HandleError),
+        (lambda vm: vm.dealloc_storage(10**5000), HandleError),
+    ],
+)
+def test_what_is_refused_here_is_refused_there(
+    call: Callable[[Any], object], kind: type[MlvmError]
+) -> None:
+    vm, wire_vm = wired()
+    texts = []
+    for each in (vm, wire_vm):
+        with pytest.raises(kind) as caught:
+            call(each)
+        assert type(caught.value) is kind
+        texts.append(str(caught.value))
+    if kind is not HandleError:
+        assert texts[0][:100] == texts[1][:100]
+
+
+def test_an_error_leaves_no_cycle() -> None:
+    """What the failing caller holds is freed at once, not when the collector comes by."""
+    _, wire_vm = wired()
+
+    def fail() -> weakref.ref[Program]:
+        program = straight("halt")
+        with contextlib.suppress(HandleError):
+            wire_vm.launch(program, [0])
+        return weakref.ref(program)
+
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
+
+
+# --- bytes that are no message -------------------------------------------------------
+
+
+def of_fields(kind: Kind, *texts: str) -> bytes:
+    writer = Writer()
+    for text in texts:
+        writer.text(text)
+    return writer.message(kind)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (b"", "a header has 16 bytes"),
+        (straight("halt").to_bytes(), r"of kind call \(2\) is wanted, not 1"),
+        (of_fields(Kind.call, "borrow"), "no call 'borrow'; there are name, alloc_tensor"),
+        (of_fields(Kind.call, "__init__"), "no call '__init__'"),
+        (of_fields(Kind.call, "read"), "1 bytes are wanted; 0 are left"),
+        (of_fields(Kind.call, "name", ""), "4 bytes too many"),
+        (of_fields(Kind.call, "alloc_tensor", "f16"), "no dtype 'f16'"),
+    ],
+)
+def test_the_server_answers_what_is_no_call(message: bytes, text: str) -> None:
+    with pytest.raises(EncodingError, match=text):
+        decode_answer("name", WireServer(VM()).answer(message))
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("launch", [3, [], None]), ("estimate", [3, []]), ("drop_program", [3])]
+)
+def test_a_program_that_is_not_loaded(name: str, args: list[Any]) -> None:
+    with pytest.raises(HandleError, match="no program is loaded under number 3"):
+        decode_answer(name, WireServer(VM()).answer(encode_call(name, args)))
+
+
+@pytest.mark.parametrize("limit", [1.5, "x", [1]])
+def test_a_limit_is_an_integer_or_none(limit: Any) -> None:
+    with pytest.raises(EncodingError, match="a limit is an integer or none"):
+        decode_call(encode_call("launch", [1, [], limit]))
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "text"),
+    [
+        ("read", b"", "a header has 16 bytes"),
+        ("read", encode_call("name", []), r"of kind answer \(3\) or error \(4\) is wanted, not 2"),
+        ("swap", encode_answer("alloc_tensor", 7), "2 bytes too many"),
+        ("read", encode_answer("alloc_tensor", 7), "bytes are wanted"),
+        ("estimate", encode_answer("launch", [f32s(1)]), "an estimate has 2 numbers, not 1"),
+        ("name", of_fields(Kind.error, "SystemExit"), "no error 'SystemExit'"),
+        ("name", of_fields(Kind.error, "VM"), "no error 'VM'"),
+    ],
+)
+def test_the_client_refuses_what_is_no_answer(name: str, message: bytes, text: str) -> None:
+    with pytest.raises(EncodingError, match=text):
+        decode_answer(name, message)
+
+
+changes = st.lists(st.tuples(st.integers(16, 10**6), st.integers(0, 255)), min_size=1, max_size=4)
+
+
+def changed(message: bytes, at: list[tuple[int, int]]) -> bytes:
+    data = bytearray(message)
+    for place, byte in at:
+        data[16 + place % (len(data) - 16)] = byte
+    return bytes(data)
+
+
+@given(changes, st.data())
+def test_changed_calls_get_an_answer(changes: list[tuple[int, int]], data: st.DataObject) -> None:
+    vm = VM()
+    server = WireServer(vm)
+    x = put(vm, f32s(1, 2))
+    server.answer(encode_call("load_program", [1, LOAD]))
+    calls: dict[str, list[Any]] = {
+        "write": [x, f32s(3, 4)],
+        "read": [x],
+        "load_program": [2, ADD_INTO],
+        "launch": [1, [x], 10],
+        "estimate": [1, [PAIR]],
+        "swap": [x, x],
+    }
+    name, args = data.draw(st.sampled_from(sorted(calls.items())))
+    answer = server.answer(changed(encode_call(name, args), changes))
+    with contextlib.suppress(MlvmError):
+        decode_answer(name, answer)
+    assert vm.consumed_size_in_mib() == 8 / 2**20
+
+
+@given(changes, st.booleans())
+def test_changed_answers_are_refused_or_read(changes: list[tuple[int, int]], good: bool) -> None:
+    error = ShapeError("they do not fit").at("add", [PAIR])
+    error.add_note("here")
+    message = encode_answer("launch", [f32s(1), np.array(True)]) if good else encode_error(error)
+    message = changed(message, changes)
+    if good:
+        with contextlib.suppress(EncodingError):
+            decode_answer("launch", message)
+    else:
+        with pytest.raises((MlvmError, *wire._BUILT_IN)):
+            decode_answer("launch", message)
+
+
+# --- the page, and the tests of the layers above -------------------------------------
+
+PAGE = (ROOT / "docs" / "wire.md").read_text("utf-8")
+
+
+def rows(head: str) -> list[list[str]]:
+    """The cells of the table whose first line starts so."""
+    table = PAGE[PAGE.index(f"\n\n| {head} |") + 2 :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+
+
+def test_the_page_lists_every_call() -> None:
+    assert rows("call") == [
+        [
+            name,
+            ", ".join(f"{each}: {field.name}" for each, field in call.parameters.items()),
+            call.result.name,
+        ]
+        for name, call in CALLS.items()
+    ]
+
+
+def test_the_page_lists_every_kind_and_field() -> None:
+    kinds = [[kind, number] for kind, number, _ in rows("kind")]
+    assert kinds == [[kind.name, str(kind.value)] for kind in Kind]
+    described = {row[0] for row in rows("field")}
+    assert {x.name for x in vars(wire).values() if isinstance(x, Field)} <= described
+
+
+def test_the_page_lists_every_tag() -> None:
+    tags = "".join(re.findall("`(.)`", "".join(row[0] for row in rows("tag"))))
+    examples: list[Any] = [None, True, False, 1, 1.0, "s", (), [], {}, f32, PAIR]
+    found = ""
+    for example in examples:
+        writer = Writer()
+        writer.value(example)
+        found += chr(writer.message(Kind.call)[16])
+    assert found == tags
+
+
+def test_the_pages_example_prints_what_it_says() -> None:
+    [(code, output)] = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue() == output
+
+
+LOCAL = [  # what is about VMs, memory and processes of this machine
+    "tests/eager/test_parallel.py",
+    "tests/input/test_pipeline_processes.py",
+    "tests/input/test_slot_memory.py",
+]
+
+
+def test_the_eager_and_arena_tests_pass_on_a_wire_vm() -> None:
+    command = [sys.executable, "-m", "pytest", "--wire", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/eager", "tests/arena", *map("--ignore={}".format, LOCAL)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

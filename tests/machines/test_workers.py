@@ -1,0 +1,368 @@
+"""`VM(workers=n)`: the same values as without, in any order that the bytes allow."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.arena.arena import Arena
+from mlvm.core.errors import MachineError, OperandValueError
+from mlvm.core.machine.functions import Frame
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Program
+from mlvm.core.types import TensorType
+from mlvm.core.vm import VM
+
+VECTOR = TensorType("f64", (4,))
+ADD = Program.of_op("add.out", 3, {}, 0)
+MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
+COPY = Program.of_op("copy.out", 2, {}, 0)
+
+
+@pytest.fixture
+def vm() -> Iterator[VM]:
+    vm = VM("futures", workers=2)
+    yield vm
+    vm.synchronize()
+
+
+class Gate:
+    """An instrument that holds `copy.out` back until `event` is set: a slow worker at will."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def before(self, name: str, params: Any, attributes: Any) -> None:
+        if name == "copy.out":
+            assert self.event.wait(10)
+
+    def after(self, name: str, params: Any, attributes: Any, results: Any) -> None:
+        """Nothing to do."""
+
+
+def slow_copies(vm: VM) -> Gate:
+    """Make `copy.out` of this VM wait at a gate."""
+    gate = Gate()
+    vm.functions.watch(gate)
+    return gate
+
+
+def vectors(vm: VM, *values: float) -> list[int]:
+    handles = [vm.alloc_tensor(VECTOR) for _ in values]
+    for handle, value in zip(handles, values, strict=True):
+        vm.write(handle, np.full(4, value))
+    return handles
+
+
+def test_a_launch_does_not_wait_and_a_read_does(vm: VM) -> None:
+    x, y = vectors(vm, 1.0, 0.0)
+    gate = slow_copies(vm)
+    vm.launch(COPY, (y, x))  # returns although the copy cannot have run
+    seen: list[float] = []
+    reader = threading.Thread(target=lambda: seen.append(float(vm.read(y)[0])))
+    reader.start()
+    reader.join(0.05)
+    assert reader.is_alive()
+    gate.event.set()
+    reader.join(10)
+    assert seen == [1.0]
+
+
+def test_a_read_waits_for_the_write_before_it(vm: VM) -> None:
+    x, y, z = vectors(vm, 3.0, 0.0, 0.0)
+    gate = slow_copies(vm)
+    vm.launch(COPY, (y, x))
+    vm.launch(ADD, (z, y, y))
+    gate.event.set()
+    np.testing.assert_array_equal(vm.read(z), np.full(4, 6.0))
+
+
+def test_a_write_waits_for_the_read_before_it(vm: VM) -> None:
+    x, y, z = vectors(vm, 3.0, 0.0, 5.0)
+    gate = slow_copies(vm)
+    vm.launch(COPY, (y, x))
+    vm.launch(ADD, (x, z, z))
+    gate.event.set()
+    np.testing.assert_array_equal(vm.read(y), np.full(4, 3.0))
+    np.testing.assert_array_equal(vm.read(x), np.full(4, 10.0))
+
+
+def test_a_write_waits_for_the_write_before_it(vm: VM) -> None:
+    x, y, z = vectors(vm, 3.0, 0.0, 5.0)
+    gate = slow_copies(vm)
+    vm.launch(COPY, (y, x))
+    vm.launch(ADD, (y, z, z))
+    gate.event.set()
+    vm.synchronize()
+    np.testing.assert_array_equal(vm.read(y), np.full(4, 10.0))
+
+
+def test_views_are_ordered_by_the_bytes_they_touch(vm: VM) -> None:
+    storage = vm.alloc_storage(64)
+    whole = vm.tensor_from_storage(storage, TensorType("f64", (8,)), 0)
+    upper = vm.tensor_from_storage(storage, VECTOR, 32)
+    [x] = vectors(vm, 7.0)
+    gate = slow_copies(vm)
+    vm.launch(COPY, (upper, x))
+    seen: list[Any] = []
+    reader = threading.Thread(target=lambda: seen.append(vm.read(whole)))
+    reader.start()
+    reader.join(0.05)
+    assert reader.is_alive()
+    gate.event.set()
+    reader.join(10)
+    np.testing.assert_array_equal(seen[0], [0, 0, 0, 0, 7, 7, 7, 7])
+
+
+def test_the_host_writes_when_nobody_reads_any_more(vm: VM) -> None:
+    x, y = vectors(vm, 3.0, 0.0)
+    gate = slow_copies(vm)
+    vm.launch(COPY, (y, x))
+    threading.Timer(0.05, gate.event.set).start()
+    vm.write(x, np.full(4, 9.0))
+    np.testing.assert_array_equal(vm.read(y), np.full(4, 3.0))
+
+
+def test_an_error_surfaces_where_a_value_is_used_with_its_own_place(vm: VM) -> None:
+    with Arena(vm, "batch"):
+        logits, labels = ml.zeros((2, 3)), ml.asarray([0, 5])
+        loss = ml.softmax_cross_entropy(logits, labels)  # does not raise here
+        doubled = loss + loss
+        fine = ml.sum(logits)
+        assert float(fine) == 0.0
+        with pytest.raises(OperandValueError, match="label 5") as caught:
+            doubled.numpy()
+        notes = "\n".join(caught.value.__notes__)
+        assert 'push_str "softmax_cross_entropy.out"' in notes or "cfunc 3 0" in notes
+        assert f"{__file__}:" in notes
+        with pytest.raises(OperandValueError):
+            loss.numpy()
+    with pytest.raises(OperandValueError):
+        vm.synchronize()
+    vm.synchronize()  # the error has been met
+
+
+def test_what_is_written_anew_is_whole_again(vm: VM) -> None:
+    logits = vm.alloc_tensor(TensorType("f64", (1, 3)))
+    labels = vm.alloc_tensor(TensorType("i64", (1,)))
+    loss, one = (vm.alloc_tensor(TensorType("f64", (1,))) for _ in range(2))
+    vm.write(labels, np.array([9]))
+    vm.write(one, np.ones(1))
+    vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (loss, logits, labels))
+    with pytest.raises(OperandValueError):
+        vm.read(loss)
+    vm.launch(ADD, (loss, one, one))
+    np.testing.assert_array_equal(vm.read(loss), [2.0])
+
+
+def test_a_jump_waits_for_its_condition(vm: VM) -> None:
+    halving = assemble("""
+        .const half f64[] 0.5
+        .const one f64[] 1
+        .func main 0 *
+            load_arg 0
+        again:
+            push_const half
+            push_str "multiply"
+            cfunc 2 1
+            get 0
+            push_const one
+            push_str "greater"
+            cfunc 2 1
+            jump_if_false done
+            jump again
+        done:
+            halt
+    """)
+    x = vm.alloc_tensor(TensorType("f64"))
+    vm.write(x, np.array(100.0))
+    [result] = vm.launch(halving, (x,))
+    assert result == 100.0 / 2**7
+
+
+def test_a_host_function_sees_finished_values(vm: VM) -> None:
+    seen: list[float] = []
+
+    def look(frame: Frame) -> None:
+        seen.append(float(np.asarray(frame.param(0))[0]))
+
+    vm.register("look", look, nparams=1, nresults=0)
+    x, y = vectors(vm, 4.0, 0.0)
+    gate = slow_copies(vm)
+    vm.launch(COPY, (y, x))
+    threading.Timer(0.05, gate.event.set).start()
+    vm.launch(Program.of_op("look", 1, {}, 0), (y,))
+    assert seen == [4.0]
+
+
+def test_results_have_the_same_bits_for_any_number_of_workers() -> None:
+    def trained(vm: VM) -> list[Any]:
+        ml.random.seed(0)
+        with Arena(vm, "weights").allocating():
+            ml.random.seed(3)
+            model = ml.nn.Sequential(ml.nn.Linear(6, 8), ml.gelu, ml.nn.Linear(8, 3))
+            optimizer = ml.optim.Adam(model, 1e-2)
+        batch = Arena(vm, "batch")
+        for step in range(5):
+            with batch:
+                x = ml.asarray(np.random.default_rng(step).standard_normal((16, 6), np.float32))
+                y = ml.asarray(np.arange(16) % 3)
+                _, gradients = ml.value_and_grad(
+                    lambda m, x=x, y=y: ml.mean(ml.softmax_cross_entropy(m(x), y))
+                )(model)
+                optimizer.update(gradients)
+        return [x.numpy() for x in model.named_parameters().values()]
+
+    plain = trained(VM())
+    for workers in (1, 2, 4):
+        for x, y in zip(plain, trained(VM(workers=workers)), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.booleans()),
+        max_size=40,
+    )
+)
+def test_any_straight_program_of_overlapping_views_gives_the_same(
+    steps: Sequence[tuple[int, int, int, bool]],
+) -> None:
+    def result(vm: VM) -> Any:
+        storage = vm.alloc_storage(128)
+        views = [vm.tensor_from_storage(storage, VECTOR, 16 * i) for i in range(6)]
+        whole = vm.tensor_from_storage(storage, TensorType("f64", (16,)), 0)
+        vm.write(whole, np.linspace(0, 1, 16))
+        for out, x, y, add in steps:
+            if abs(out - x) % 6 < 2 or abs(out - y) % 6 < 2:
+                continue  # numpy itself has no order for a result that overlaps an operand askew
+            vm.launch(ADD if add else MULTIPLY, (views[out], views[x], views[y]))
+        return vm.read(whole)
+
+    np.testing.assert_array_equal(result(VM()), result(VM(workers=3)))
+
+
+def test_a_vm_has_no_negative_workers() -> None:
+    with pytest.raises(MachineError, match="workers >= 0, not -1"):
+        VM(workers=-1)
+
+
+def test_workers_end_with_their_vm() -> None:
+    def workers() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("ending_")]
+
+    vm = VM("ending", workers=2)
+    x, y = vectors(vm, 1.0, 2.0)
+    vm.launch(ADD, (x, x, y))
+    vm.synchronize()
+    assert workers()
+    vm.close()
+    assert not workers()
+    vm.close()
+
+
+XENT = Program.of_op("softmax_cross_entropy", 2, {}, 1)
+
+
+def failing(vm: VM) -> tuple[int, int]:
+    logits = vm.alloc_tensor(TensorType("f64", (1, 3)))
+    labels = vm.alloc_tensor(TensorType("i64", (1,)))
+    vm.write(labels, np.array([9]))
+    return logits, labels
+
+
+def test_a_failure_in_an_arena_does_not_outlast_what_is_written_there_next() -> None:
+    vm = VM(workers=2)
+    batch = Arena(vm, "batch")
+    with batch:
+        loss = ml.softmax_cross_entropy(ml.zeros((2, 3)), ml.asarray([0, 7]))
+        with pytest.raises(OperandValueError):
+            loss.numpy()
+    for n in range(1, 20):
+        with batch:
+            x, y = ml.ones((n,)), ml.full((3, n), 2.0)
+            assert float(ml.sum(x * y)) == 6.0 * n
+
+
+def test_part_of_what_was_bad_is_whole_when_it_is_written(vm: VM) -> None:
+    storage = vm.alloc_storage(16)
+    logits, labels = failing(vm)
+    out = vm.tensor_from_storage(storage, TensorType("f64", (1,)), 0)
+    vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (out, logits, labels))
+    half = vm.tensor_from_storage(storage, TensorType("f32", (1,)), 0)
+    vm.write(half, np.ones(1, np.float32))
+    assert vm.read(half)[0] == 1.0
+    with pytest.raises(OperandValueError):
+        vm.read(vm.tensor_from_storage(storage, TensorType("f32", (1,)), 4))
+    with pytest.raises(OperandValueError):
+        vm.synchronize()
+
+
+def test_a_failed_op_keeps_nothing_alive() -> None:
+    vm = VM(workers=1)
+    _, labels = failing(vm)
+    big = vm.alloc_tensor(TensorType("f64", (1, 3)))
+    for _ in range(5):
+        with pytest.raises(OperandValueError):
+            vm.launch(XENT, (big, labels))
+    array = weakref.ref(vm.borrow(big).base)
+    vm.dealloc_tensor(big)
+    gc.collect()
+    assert array() is None
+
+
+def test_closing_finishes_what_was_given_and_ends_with_a_typed_error() -> None:
+    vm = VM(workers=1)
+    x, y = vectors(vm, 1.0, 1.0)
+    for _ in range(50):
+        vm.launch(ADD, (x, x, y))
+    vm.close()
+    np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
+    with pytest.raises(MachineError, match="is closed"):
+        vm.launch(ADD, (x, x, y))
+    np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
+
+
+def test_even_an_exit_in_a_worker_is_an_error_of_its_result() -> None:
+    class Leaves:
+        def before(self, name: str, params: Any, attributes: Any) -> None:
+            raise SystemExit
+
+        def after(self, name: str, params: Any, attributes: Any, results: Any) -> None:
+            """Nothing to do."""
+
+    vm = VM(workers=1)
+    x, y = vectors(vm, 1.0, 1.0)
+    with vm.instrumented(Leaves()):
+        vm.launch(ADD, (x, x, y))
+        with pytest.raises(SystemExit):
+            vm.read(x)
+
+
+def test_the_machine_waits_when_too_much_is_under_way(vm: VM) -> None:
+    gate = slow_copies(vm)
+    source, *into = vectors(vm, *map(float, range(100)))
+    started = threading.Event()
+
+    def launch_all() -> None:
+        for handle in into:
+            vm.launch(COPY, (handle, source))
+        started.set()
+
+    thread = threading.Thread(target=launch_all)
+    thread.start()
+    assert not started.wait(0.1)
+    gate.event.set()
+    thread.join(10)
+    assert started.is_set()
+    assert all(vm.read(handle)[0] == 0.0 for handle in into)

@@ -1,0 +1,55 @@
+"""The picture is well-formed SVG and shows what it is given."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from models.training.plot import loss_curve
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parse(svg: str) -> ElementTree.Element:
+    root = ElementTree.fromstring(svg)
+    assert root.tag == f"{SVG}svg"
+    assert not {"nan", "inf"} & set(svg.replace('"', " ").replace(",", " ").split())
+    return root
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def lines(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
+    """The points of each polyline."""
+    return [
+        [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]  # type: ignore[misc]
+        for line in root.iter(f"{SVG}polyline")
+    ]
+
+
+def test_the_loss_curve_has_a_point_for_each_step_and_each_epoch() -> None:
+    losses = [4.0, 3.0, 2.0, 1.0, 0.5, 0.5]
+    root = parse(loss_curve("Loss of <a> & <b>", losses, [3.5, 1.5, 0.5]))
+    assert "Loss of <a> & <b>" in texts(root)
+    assert {"epochs", "training loss"} <= set(texts(root))
+    steps, epochs = lines(root)
+    heights = [-y for _, y in steps]
+    assert len(steps) == 6
+    assert heights[:5] == sorted(heights[:5], reverse=True)
+    assert heights[4] == heights[5]
+    assert [x for x, _ in epochs] == pytest.approx(
+        [(steps[i][0] + steps[i + 1][0]) / 2 for i in (0, 2, 4)], abs=0.1
+    )
+    hover = [title.text for title in root.iter(f"{SVG}title")]
+    assert hover == ["epoch 1: 3.5", "epoch 2: 1.5", "epoch 3: 0.5"]
+
+
+@pytest.mark.parametrize("losses", [[0.0], [1e-9], [1e9, 2e9], [2.3] * 500])
+def test_any_losses_can_be_drawn(losses: list[float]) -> None:
+    root = parse(loss_curve("any", losses, [math.fsum(losses) / len(losses)]))
+    numbers = [text for text in texts(root) if text.replace(".", "").replace("e-", "").isdigit()]
+    assert 4 <= len(numbers) <= 40

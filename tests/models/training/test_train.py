@@ -1,0 +1,306 @@
+"""The training command: what it writes, that it repeats itself, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from models.data import DataError
+from models.training.checkpoint import CheckpointError, load, save
+from models.training.train import Diverged, OptionError, main, train
+from models.training.trainer import MODELS, Trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "models.train", *arguments]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def assert_one_line(text: str, *parts: str) -> None:
+    assert text.count("\n") == 1
+    assert text.startswith("python -m models.train: ")
+    for part in parts:
+        assert part in text
+
+
+def timeless(result: Any) -> dict[str, Any]:
+    """A result without what a clock measured."""
+    return {k: v for k, v in result.items() if k not in ("step_ms_median", "input_wait_share")}
+
+
+# --- a whole run ---------------------------------------------------------------------
+
+
+def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) -> None:
+    results = []
+    for name in ("one", "two"):
+        file, plots = tmp_path / f"{name}.json", tmp_path / name / "plots"
+        done = run("--epochs", "2", "--seed", "3", "--json", str(file), "--plot", str(plots))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        results.append(json.loads(file.read_text()))
+        for picture in ("loss.svg", "step_memory.svg"):
+            assert ElementTree.parse(plots / picture).getroot().tag.endswith("svg")
+    first, second, summary = done.stdout.splitlines()
+    assert first.startswith("epoch 1/2  loss ")
+    assert second.startswith("epoch 2/2  loss ")
+    accuracy = results[0]["test_accuracy"]
+    assert f"mlp_mixer on digits: test accuracy {100 * accuracy:.2f} % after 2 epochs" in summary
+
+    one, two = results
+    assert list(one) == [
+        "model",
+        "data",
+        "epochs",
+        "seed",
+        "test_accuracy",
+        "train_loss",
+        "step_ms_median",
+        "input_wait_share",
+        "arenas",
+        "growth_after_first_epoch_bytes",
+    ]
+    assert (one["model"], one["data"], one["epochs"], one["seed"]) == ("mlp_mixer", "digits", 2, 3)
+    assert 0.8 < one["test_accuracy"] < 1
+    assert 0 < one["train_loss"][1] < one["train_loss"][0] < 3
+    assert one["step_ms_median"] > 0
+    assert 0 < one["input_wait_share"] < 1
+    assert one["growth_after_first_epoch_bytes"] == 0
+    assert [arena["name"] for arena in one["arenas"]] == ["weights", "batch", "step"]
+    for arena in one["arenas"]:
+        assert 0 < arena["high_water"] <= arena["capacity"]
+
+    assert timeless(one) == timeless(two)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_learns(model: str) -> None:
+    result = train(model=model, epochs=2, seed=1)
+    assert result["test_accuracy"] > 0.7
+    assert result["growth_after_first_epoch_bytes"] == 0
+
+
+def test_the_seed_matters() -> None:
+    one, two = (train(model="mlp", epochs=1, seed=seed)["train_loss"] for seed in (0, 1))
+    assert one != two
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_training_on_files(mnist: Path, model: str) -> None:
+    result = train(model=model, data=f"mnist:{mnist}", epochs=2, batch_size=2)
+    assert result["data"] == f"mnist:{mnist}"
+    assert result["test_accuracy"] in [0, 1 / 3, 2 / 3, 1]
+    assert result["growth_after_first_epoch_bytes"] == 0
+
+
+def test_quiet_prints_the_result_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "mlp", "--epochs", "1", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    assert out.startswith("mlp on digits: test accuracy ")
+    assert err == ""
+
+
+def test_help_tells_every_default() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    for default in ("mlp_mixer", "digits", "20", "32", "0.005", "0"):
+        assert f"(default: {default})" in text
+
+
+def test_workers_change_no_result() -> None:
+    results = [timeless(train(model="mlp", epochs=2, workers=workers)) for workers in (0, 1, 3)]
+    assert results[0] == results[1] == results[2]
+
+
+# --- checkpoints ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_resuming_gives_what_an_uninterrupted_training_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
+    options: dict[str, Any] = {"model": "mlp", "epochs": 3, "seed": 5, "workers": workers}
+    expected = train(**options, save=whole)
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
+        if int(trainer.first.optimizer.count) == 71:  # of 44 each epoch
+            raise KeyboardInterrupt
+        return step(trainer, images, labels)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(**options, save=part, save_every=10)
+    monkeypatch.undo()
+    position = json.loads(load(part).metadata["pipeline"])
+    assert position == {"epoch": 1, "next_index": 26 * 32, "seed": 5}
+
+    result = train(**options | {"workers": 3 - workers}, resume=part, save=rest)
+    assert result["train_loss"] == expected["train_loss"]
+    assert result["test_accuracy"] == expected["test_accuracy"]
+    assert result["growth_after_first_epoch_bytes"] == 0
+    assert whole.read_bytes() == rest.read_bytes()
+    assert timeless(train(**options, resume=whole)) == timeless(
+        expected | {"arenas": train(**options, resume=whole)["arenas"]}
+    )
+    assert {each.suffix for each in tmp_path.iterdir()} == {".safetensors"}
+
+
+def test_resuming_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.safetensors"
+    command = ["--model", "convnet", "--epochs", "1"]
+    assert main([*command, "--save", str(file)]) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert main([*command, "--resume", str(file)]) == 0
+    [last] = capsys.readouterr().out.splitlines()
+    assert last.partition(";")[0] == first[-1].partition(";")[0]
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    train(model="mlp", epochs=1, save=file)
+    with pytest.raises(CheckpointError, match="with model mlp, epochs 1, not model convnet, ep"):
+        train(model="convnet", epochs=2, resume=file)
+    tensors, metadata = load(file)
+    wrong: list[tuple[dict[str, Any], dict[str, str], str]] = [
+        (tensors, {}, "not written by a training"),
+        (tensors, metadata | {"training": "{"}, "not written by a training"),
+        (tensors, metadata | {"training": "3"}, "not written by a training"),
+        (tensors, metadata | {"pipeline": "[]"}, "of another training: .* a state has"),
+        ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
+        (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
+        ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
+    ]
+    for wrong_tensors, wrong_metadata, reason in wrong:
+        save(file, wrong_tensors, wrong_metadata)
+        with pytest.raises(CheckpointError, match=reason):
+            train(model="mlp", epochs=1, resume=file)
+
+
+# --- refusals ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model", "transformer"],
+        ["--data", "imagenet"],
+        ["--data", "mnist"],
+        ["--epochs", "0"],
+        ["--epochs", "many"],
+        ["--batch-size", "-1"],
+        ["--batch-size", "1438"],
+        ["--learning-rate", "0"],
+        ["--learning-rate", "nan"],
+        ["--seed", "-1"],
+        ["--seed", str(2**64)],
+        ["--workers", "-1"],
+        ["--save-every", "0"],
+        ["--colour", "red"],
+    ],
+)
+def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "error: " in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--data", "mnist:{tmp}"], "train-images-idx3-ubyte"),
+        (["--data", "cifar10:{tmp}/nowhere"], "data_batch_1.bin"),
+        (["--json", "{tmp}/nowhere/x.json"], "nowhere/x.json"),
+        (["--json", "{tmp}"], "{tmp}"),
+        (["--plot", "{tmp}/file"], "{tmp}/file"),
+        (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
+        (["--save", "{tmp}"], "{tmp}"),
+        (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
+        (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
+        (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
+        (["--model", "mlp", "--learning-rate", "1e18"], "learning rate below 1e+18 may help"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_status_1(
+    arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    status = main([argument.format(tmp=tmp_path) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert status == 1
+    assert out == ""
+    assert_one_line(err, reason.format(tmp=tmp_path))
+
+
+def test_a_failed_run_leaves_no_file_and_keeps_an_old_one(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("{}")
+    for file in (new, old):
+        assert main(["--data", f"mnist:{tmp_path}", "--json", str(file)]) == 1
+    assert not new.exists()
+    assert old.read_text() == "{}"
+
+
+def test_an_interrupt_is_one_line_and_exit_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
+        if int(trainer.first.optimizer.count) == 3:
+            raise KeyboardInterrupt
+        return step(trainer, images, labels)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert main(["--model", "mlp"]) == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert_one_line(err, "interrupted")
+
+
+def test_train_raises_typed_errors() -> None:
+    with pytest.raises(OptionError, match="no model 'vit'; there are mlp_mixer, mlp, convnet"):
+        train(model="vit")
+    with pytest.raises(OptionError, match="1437 training images"):
+        train(batch_size=2000)
+    with pytest.raises(DataError, match="no data set 'x'"):
+        train(data="x")
+    with pytest.raises(Diverged, match="step"):
+        train(model="mlp", learning_rate=1e18)
+    assert issubclass(OptionError, ml.errors.MlvmError)
+    assert issubclass(Diverged, ml.errors.MlvmError)
+
+
+def test_two_machines_train_as_one_does_but_for_rounding() -> None:
+    pytest.importorskip("threadpoolctl")
+    options: dict[str, Any] = {"model": "mlp", "epochs": 1}
+    one, two, again = (train(**options, vms=vms) for vms in (1, 2, 2))
+    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
+    assert two["train_loss"] == again["train_loss"]
+
+
+def test_a_batch_that_machines_cannot_share() -> None:
+    with pytest.raises(OptionError, match="batch_size 32 is to be shared by vms >= 1, not 3"):
+        train(vms=3)

@@ -1,0 +1,136 @@
+"""The picture of an arena is well-formed SVG, shows what was recorded, and stays small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.types import TensorType
+from mlvm.show.picture import MOST_RECTANGLES, timeline
+from mlvm.show.report import Lifetime, Recording
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parse(svg: str) -> ElementTree.Element:
+    root = ElementTree.fromstring(svg)
+    assert root.tag == f"{SVG}svg"
+    for element in root.iter():
+        for name in ("x", "y", "width", "height"):
+            assert np.isfinite(float(element.attrib.get(name, 0)))
+    return root
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def groups(root: ElementTree.Element) -> list[ElementTree.Element]:
+    """For each colour the group of its rectangles."""
+    [tensors] = [g for g in root.iter(f"{SVG}g") if g.attrib.get("class") == "tensors"]
+    return list(tensors)
+
+
+def hovers(root: ElementTree.Element) -> list[str]:
+    return [title.text or "" for group in groups(root) for title in group.iter(f"{SVG}title")]
+
+
+@pytest.fixture
+def batch() -> ml.Arena:
+    batch = ml.Arena(ml.VM(), "batch")
+    with ml.record(batch), batch:
+        x = ml.asarray(np.ones((16, 32), np.float32))
+        y = ml.square(x)
+        z = ml.sum(y)
+        del y
+        z = z + 1.0
+    return batch
+
+
+def test_a_tensor_is_a_rectangle_that_tells_what_it_is(batch: ml.Arena, tmp_path: Path) -> None:
+    batch.plot(tmp_path / "a.svg", title="A <step> & more")
+    root = parse((tmp_path / "a.svg").read_text("utf-8"))
+    assert "A <step> & more" in texts(root)
+    line = f"{Path(__file__).name}:{batch_line('asarray')}"
+    found = {re.split(":", hover)[0]: hover.splitlines() for hover in hovers(root)}
+    assert set(found) == {"copied in", "square", "sum", "add"}
+    assert found["copied in"][:3] == [
+        "copied in: f32[16,32]",
+        "2,048 bytes at 0",
+        "moments 1 to 6",
+    ]
+    assert found["copied in"][3].endswith(line)
+    assert found["add"][3].endswith(f"{Path(__file__).name}:{batch_line('z + 1.0')}")
+    boxes = {
+        hover.split(":")[0]: {k: float(v) for k, v in each.attrib.items()}
+        for group in groups(root)
+        for each in group
+        for hover in [each[0].text or ""]
+    }
+    x, y, z = boxes["copied in"], boxes["square"], boxes["sum"]
+    assert x["width"] > y["width"] > 0 < z["width"]
+    assert x["height"] == y["height"] == pytest.approx(32 * z["height"], rel=0.05)
+    assert z["y"] < y["y"] < x["y"]  # a higher address is further up
+    assert len({group.attrib["fill"] for group in groups(root)}) == 4
+
+
+def batch_line(text: str) -> int:
+    source = Path(__file__).read_text("utf-8").splitlines()
+    return next(n for n, line in enumerate(source, 1) if text in line and "batch_line" not in line)
+
+
+def test_lower_bound_and_high_water_are_lines_with_labels(batch: ml.Arena) -> None:
+    assert batch.recording is not None
+    root = parse(timeline(batch.recording))
+    bound, top = max(batch.recording.used()), 2 * 2048 + 64 + 64
+    assert f"lower bound: {bound:,} bytes alive at once" in texts(root)
+    assert any(
+        re.fullmatch(r"high water: 4,\d+ bytes, the highest address", t) for t in texts(root)
+    )
+    assert bound == 2 * 2048 + 64 < top
+    lines = [p for p in root.iter(f"{SVG}path") if "level" in p.attrib.get("class", "")]
+    heights = {p.attrib["class"]: float(p.attrib["d"].split()[1].split("H")[0]) for p in lines}
+    assert heights["level top"] <= heights["level bound"]
+
+
+def test_without_a_recording_the_picture_shows_what_lives_now(tmp_path: Path) -> None:
+    weights = ml.Arena(ml.VM(), "weights")
+    with weights.allocating():
+        held = [ml.ones(10), ml.ones((2, 3)), ml.ones(10)]
+    weights.plot(tmp_path / "w.svg")
+    root = parse((tmp_path / "w.svg").read_text("utf-8"))
+    assert sorted(hover.splitlines()[0] for hover in hovers(root)) == ["f32[10]"] * 2 + ["f32[2,3]"]
+    del held
+
+
+def test_a_running_recording_can_be_drawn(tmp_path: Path) -> None:
+    batch = ml.Arena(ml.VM(), "batch")
+    with ml.record(batch), batch:
+        x = ml.ones(100)
+        ml.square(x)
+        batch.plot(tmp_path / "now.svg")
+    root = parse((tmp_path / "now.svg").read_text("utf-8"))
+    assert [hover.splitlines()[2] for hover in hovers(root)] == ["moments 1 to 3", "moments 2 to 2"]
+
+
+def test_an_arena_in_which_nothing_happened_can_be_drawn() -> None:
+    assert not hovers(parse(timeline(Recording("batch"))))
+
+
+def test_a_large_step_stays_below_a_megabyte() -> None:
+    type = TensorType("f32", (123, 456))
+    lifetimes = [
+        Lifetime(type, 64 * i, type.nbytes, i, i + 1 + i % 7, f"op{i % 40}") for i in range(10_000)
+    ]
+    svg = timeline(Recording("batch", 1 << 30, 10_010, lifetimes))
+    assert len(svg) < 1 << 20
+    root = parse(svg)
+    assert len(hovers(root)) == MOST_RECTANGLES
+    assert len(groups(root)) == 13  # twelve colours, and grey
+    assert "28 others" in texts(root)
+    assert any("the largest 4,000 of 10,000 tensors" in text for text in texts(root))

@@ -1,0 +1,271 @@
+"""A recording shows which tensors lived where and when in an arena, and leaves no trace in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.arena.arena import Allocation, Arena
+from mlvm.core.errors import ArenaOverflow
+from mlvm.core.types import TensorType
+from mlvm.core.vm import VM
+from mlvm.show.report import COPIED_IN, Lifetime, Recording, record, record_all
+
+SMALL, LARGE = TensorType("f32", (3,)), TensorType("f64", (4, 5))  # take up 64 and 192 bytes
+
+
+@pytest.fixture
+def arena() -> Arena:
+    return Arena(VM(), "batch", capacity=1024)
+
+
+def spans(recording: Recording) -> list[tuple[TensorType, int, int, int]]:
+    return [(each.type, each.nbytes, each.start, each.end) for each in recording.lifetimes]
+
+
+def test_a_tensor_lives_from_its_allocation_until_python_drops_it(arena: Arena) -> None:
+    with record(arena) as recording:
+        x = arena.alloc(SMALL, Allocation)
+        y = arena.alloc(LARGE, Allocation)
+        del x
+        z = arena.alloc(SMALL, Allocation)
+        del z, y
+    assert spans(recording) == [(SMALL, 64, 1, 3), (LARGE, 192, 2, 6), (SMALL, 64, 4, 5)]
+    assert recording.moments == 7
+    assert recording.used() == [0, 64, 256, 192, 256, 192, 0]
+
+
+def test_what_was_there_before_and_what_stays_span_the_recording(arena: Arena) -> None:
+    before = arena.alloc(SMALL, Allocation)
+    with record(arena) as recording:
+        after = arena.alloc(LARGE, Allocation)
+        del before
+    assert spans(recording) == [(SMALL, 64, 0, 2), (LARGE, 192, 1, 3)]
+    assert recording.used() == [64, 256, 192]
+    del after
+    assert recording.used() == [64, 256, 192]
+
+
+def test_a_reset_and_a_free_end_tensors(arena: Arena) -> None:
+    with record(arena) as recording:
+        with arena:
+            x, y = arena.alloc(SMALL, Allocation), arena.alloc(LARGE, Allocation)
+            arena.free(x)
+        del x, y  # ended already
+    assert spans(recording) == [(SMALL, 64, 1, 3), (LARGE, 192, 2, 4)]
+    assert recording.used() == [0, 64, 256, 192, 0]
+
+
+def test_a_view_keeps_the_tensor_it_views(arena: Arena) -> None:
+    with record(arena) as recording:
+        x = arena.alloc(SMALL, Allocation)
+        view = arena.view(x, TensorType("f32", (1, 3)), Allocation)
+        del x
+        y = arena.alloc(SMALL, Allocation)
+        del view, y
+    assert spans(recording) == [(SMALL, 64, 1, 3), (SMALL, 64, 2, 4)]
+
+
+def test_addresses_of_living_tensors_do_not_overlap() -> None:
+    arena = Arena(VM(), "grows")
+    types = [TensorType("u8", (n,)) for n in (100, 40_000, 50_000, 64, 70_000, 3)]
+    with record(arena) as recording:
+        tensors = [arena.alloc(type, Allocation) for type in types]
+        del tensors[::2]
+        tensors += [arena.alloc(type, Allocation) for type in types]
+    assert recording.arena == "grows"
+    assert recording.capacity == arena.capacity > 1 << 16
+    for i, x in enumerate(recording.lifetimes):
+        assert 0 <= x.offset <= arena.capacity - x.nbytes
+        for y in recording.lifetimes[:i]:
+            assert apart(x, y)
+
+
+def apart(x: Lifetime, y: Lifetime) -> bool:
+    return (
+        x.end <= y.start
+        or y.end <= x.start
+        or x.offset + x.nbytes <= y.offset
+        or y.offset + y.nbytes <= x.offset
+    )
+
+
+def test_used_is_what_the_arena_says(arena: Arena) -> None:
+    said = [arena.used]
+    with record(arena) as recording:
+        tensors: list[Allocation] = []
+        for type in (SMALL, LARGE, SMALL):
+            tensors.append(arena.alloc(type, Allocation))
+            said.append(arena.used)
+        while tensors:
+            tensors.pop()
+            said.append(arena.used)
+    assert recording.used() == said
+    assert max(said) == arena.high_water
+
+
+def test_nothing_of_a_recording_stays_in_the_arena(arena: Arena) -> None:
+    fields = set(vars(arena))
+    with record(arena) as recording:
+        x = arena.alloc(SMALL, Allocation)
+    assert set(vars(arena)) == fields
+    y = arena.alloc(LARGE, Allocation)
+    del x, y
+    assert spans(recording) == [(SMALL, 64, 1, 2)]
+    assert arena.used == 0
+
+
+def test_an_error_ends_the_recording(arena: Arena) -> None:
+    fields = set(vars(arena))
+    with pytest.raises(ArenaOverflow), record(arena) as recording:
+        arena.alloc(TensorType("u8", (4096,)))
+    assert set(vars(arena)) == fields
+    assert recording.lifetimes == []
+
+
+def test_recording_changes_no_address(arena: Arena) -> None:
+    def step() -> list[int]:
+        with arena:
+            tensors = [arena.alloc(type, Allocation) for type in (SMALL, LARGE, SMALL)]
+            return [x.handle for x in tensors]
+
+    handles = [step(), step()]
+    with record(arena):
+        handles.append(step())
+    handles.append(step())
+    assert handles[1:] == [handles[1]] * 3
+
+
+# --- ops and lines, recordings within recordings, the table ---------------------------
+
+
+def test_a_lifetime_knows_the_op_and_the_line_that_made_it() -> None:
+    batch = ml.Arena(ml.VM(), "batch")
+    with ml.record(batch) as recording, batch:
+        x = ml.asarray([1.0, 2.0])
+        y = ml.reshape(x, (2, 1)) * 3.0
+        x += 1.0
+    line = test_a_lifetime_knows_the_op_and_the_line_that_made_it.__code__.co_firstlineno + 3
+    assert [(each.op, each.line) for each in recording.lifetimes] == [
+        (COPIED_IN, f"{__file__}:{line}"),
+        ("multiply", f"{__file__}:{line + 1}"),
+    ]
+    del y
+    assert {"launch", "write"}.isdisjoint(vars(batch.vm))
+    assert "written" not in batch.vm.attachments
+
+
+def test_recordings_of_one_arena_and_of_one_vm_lie_within_each_other() -> None:
+    vm = ml.VM()
+    batch, other = ml.Arena(vm, "batch"), ml.Arena(vm, "other")
+    with ml.record(batch) as outer:
+        with batch, ml.record(batch) as inner, ml.record(other) as third:
+            x = ml.ones(3)
+            y = other.keep(x)
+        with batch:
+            ml.ones(4) + 1.0
+    assert [(each.type.size, each.op) for each in outer.lifetimes] == [
+        (3, "full"),
+        (4, "full"),
+        (4, "add"),
+    ]
+    assert [each.op for each in inner.lifetimes] == ["full"]
+    assert [each.op for each in third.lifetimes] == ["copy"]
+    assert outer.resets == [outer.moments - 4, outer.moments]
+    assert batch.recording is outer
+    del y
+
+
+def test_a_recording_can_forget_what_is_long_past(arena: Arena) -> None:
+    with record(arena, most=5) as recording:
+        held = arena.alloc(LARGE, Allocation)
+        for _ in range(40):
+            arena.alloc(SMALL, Allocation)
+        assert len(recording.lifetimes) <= 12
+    assert 5 <= len(recording.lifetimes) <= 12
+    assert recording.lifetimes[0].type is LARGE
+    assert recording.first > 50
+    assert len(recording.used()) == recording.moments - recording.first
+    assert max(recording.used()) == 256
+    del held
+
+
+def test_a_running_recording_so_far_is_complete(arena: Arena) -> None:
+    with record(arena) as recording:
+        x = arena.alloc(SMALL, Allocation)
+        assert spans(recording.so_far()) == [(SMALL, 64, 1, 2)]
+        assert recording.so_far().used() == [0, 64]
+        del x
+    assert recording.so_far() == recording
+
+
+def test_offsets_stay_apart_when_storages_come_and_go() -> None:
+    arena = Arena(VM(), "trims", trims=True)
+    large = TensorType("u8", (1 << 17,))
+    with record(arena) as recording:
+        x = arena.alloc(large, Allocation)
+        del x
+        arena.trim()
+        y = arena.alloc(large, Allocation)
+    assert [each.offset for each in recording.lifetimes] == [0, 1 << 17]
+    del y
+
+
+def test_every_arena_made_inside_the_block_is_recorded() -> None:
+    before = ml.Arena(ml.VM(), "before")
+    with record_all() as arenas:
+        batch = ml.Arena(before.vm, "batch")
+        inner = ml.Arena(before.vm, "inner")
+        inner.alloc(SMALL)
+    assert [(each.name, len(each.recording.lifetimes)) for each in arenas if each.recording] == [
+        ("batch", 0),
+        ("inner", 1),
+    ]
+    assert arenas == [batch, inner]
+    after = ml.Arena(before.vm, "after")
+    assert after.recording is before.recording is None
+
+
+def test_the_report_is_a_table() -> None:
+    vm = ml.VM("gpu")
+    arena = ml.Arena(vm, "batch", capacity=4096)
+    assert ml.Arena(vm, "weights", policy="bump").report().splitlines() == [
+        "arena       weights",
+        "on          gpu",
+        "policy      bump",
+        "used        0",
+        "high water  0",
+        "capacity    0 (grows)",
+        "tensors     0",
+    ]
+    with ml.record(arena), arena:
+        held = [ml.ones(100), ml.ones((10, 10)), ml.ones(100), ml.ones(3)]
+        head, rows = arena.report().split("\n\n")[:2]
+    line = f"{__file__}:{test_the_report_is_a_table.__code__.co_firstlineno + 13}"
+    line = line.removeprefix(f"{Path.cwd()}/")
+    assert head.splitlines()[3:] == [
+        "used        1,408",
+        "high water  1,408",
+        "capacity    4,096",
+        "tensors     4",
+    ]
+    assert rows.splitlines() == [
+        "bytes  tensors  type        made at",
+        f"  896        2  f32[100]    {line}",
+        f"  448        1  f32[10,10]  {line}",
+        f"   64        1  f32[3]      {line}",
+    ]
+    peak = arena.report().split("\n\n")[1].splitlines()
+    assert peak[0] == "recorded: at most 1,408 bytes in use, at moment 4"
+    assert peak[2] == f"  896        2  f32[100]    full  {line}"
+    del held
+
+
+def test_a_report_lists_only_the_largest(arena: Arena) -> None:
+    held = [arena.alloc(TensorType("u8", (n,)), Allocation) for n in range(1, 13)]
+    rows = arena.report().split("\n\n")[1].splitlines()
+    assert len(rows) == 1 + 8 + 1
+    assert rows[-1].split() == ["256", "4", "others"]
+    del held

@@ -1,0 +1,203 @@
+"""Instruments around functions, and the trace that is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import MachineError, ShapeError
+from mlvm.core.machine.functions import Value
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Program
+from mlvm.core.types import TensorType
+from mlvm.core.vm import VM
+
+VECTOR = TensorType("f32", (4,))
+ADD_OUT = Program.of_op("add.out", 3, {}, 0)
+ADD = Program.of_op("add", 2, {}, 1)
+
+
+class Log:
+    """An instrument that writes down what it is told, and answers `fakes` by name."""
+
+    def __init__(self, **fakes: Sequence[Value]) -> None:
+        self.lines: list[str] = []
+        self.fakes = fakes
+
+    def before(self, name: str, params: Any, attributes: Any) -> Sequence[Value] | None:
+        self.lines.append(f"before {name} {len(params)}")
+        return self.fakes.get(name.replace(".", "_"))
+
+    def after(self, name: str, params: Any, attributes: Any, results: Any) -> None:
+        self.lines.append(f"after {name} {len(results)}")
+
+
+def ones(vm: VM) -> int:
+    handle = vm.alloc_tensor(VECTOR)
+    vm.write(handle, np.ones(4, np.float32))
+    return handle
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_is_called_before_and_after_each_function(workers: int) -> None:
+    vm, log = VM(workers=workers), Log()
+    x = ones(vm)
+    vm.launch(ADD_OUT, (x, x, x))  # linked before the instrument comes
+    with vm.instrumented(log):
+        vm.launch(ADD_OUT, (x, x, x))
+        assert vm.launch(ADD, (x, x))[0][0] == 8.0
+    vm.launch(ADD_OUT, (x, x, x))
+    adds = [line for line in log.lines if ".out" in line]
+    assert adds == ["before add.out 3", "after add.out 0"]
+    assert len(log.lines) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_may_skip_a_function(workers: int) -> None:
+    vm = VM(workers=workers)
+    x = ones(vm)
+    with vm.instrumented(Log(add=[np.full(4, 7, np.float32)], add_out=())):
+        assert vm.launch(ADD, (x, x))[0][0] == 7.0
+        vm.launch(ADD_OUT, (x, x, x))
+    assert vm.read(x)[0] == 1.0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("wrong", [[], [np.zeros(3, np.float32)], [1], [None]])
+def test_what_it_gives_must_be_of_the_results_type(workers: int, wrong: Any) -> None:
+    vm = VM(workers=workers)
+    x = ones(vm)
+    with vm.instrumented(Log(add=wrong)), pytest.raises(MachineError):
+        vm.launch(ADD, (x, x))
+
+
+def test_there_is_one_at_a_time_and_none_after() -> None:
+    vm = VM()
+    with vm.instrumented(Log()):
+        with pytest.raises(MachineError, match="has an instrument already"):
+            vm.instrumented(Log()).__enter__()
+        vm.register("mine", lambda frame: None)
+        assert vm.functions.slot("mine").instrument is not None
+    assert vm.functions.slot("mine").instrument is None
+    assert vm.functions.slot("add").instrument is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trace_has_a_row_for_the_vm_and_each_worker(tmp_path: Path, workers: int) -> None:
+    vm = VM("traced", workers=workers)
+    x = ones(vm)
+    path = tmp_path / "trace.json"
+    with vm.trace(path):
+        for _ in range(5):
+            vm.launch(ADD_OUT, (x, x, x))
+    events = json.loads(path.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [event["name"] for event in spans] == ["add.out"] * 5
+    assert spans[0]["args"]["params"] == "f32[4], f32[4], f32[4]"
+    assert spans[0]["args"]["bytes"] == 48
+    assert all(event["dur"] > 0 and event["ts"] >= 0 for event in spans)
+    starts = [event["ts"] for event in spans]
+    assert starts == sorted(starts)
+    rows = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
+    assert {event["tid"] for event in spans} == set(rows)
+    expected = {"traced"} if not workers else {"traced_0", "traced_1"}
+    assert set(rows.values()) <= expected
+
+
+def test_a_trace_is_written_even_if_the_block_fails(tmp_path: Path) -> None:
+    vm = VM()
+    x, y = ones(vm), vm.alloc_tensor(TensorType("f32", (3,)))
+    path = tmp_path / "trace.json"
+
+    def add_and_fail() -> None:
+        with vm.trace(path):
+            vm.launch(ADD_OUT, (x, x, x))
+            vm.launch(ADD_OUT, (x, x, y))
+
+    with pytest.raises(ShapeError):
+        add_and_fail()
+    assert len([e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]) == 1
+    with pytest.raises(OSError, match="nowhere"), vm.trace(tmp_path / "nowhere" / "trace.json"):
+        pass
+
+
+def test_an_estimate_counts_bytes_and_operations_without_running() -> None:
+    vm = VM()
+    x, y = TensorType("f32", (64, 32)), TensorType("f32", (32, 16))
+    before = vm.consumed_size_in_mib()
+    assert vm.estimate(Program.of_op("matmul", 2, {}, 1), (x, y)) == (4 * 64 * 16, 2 * 64 * 32 * 16)
+    assert vm.estimate(Program.of_op("add.out", 3, {}, 0), (x, x, x)) == (0, 64 * 32)
+    assert vm.estimate(Program.of_op("reshape", 1, {"shape": (32, 64)}, 1), (x,)).flops == 0
+    with pytest.raises(ShapeError):
+        vm.estimate(Program.of_op("matmul", 2, {}, 1), (x, x))
+    assert vm.consumed_size_in_mib() == before
+
+
+def test_an_estimate_counts_a_function_for_each_call() -> None:
+    vm = VM()
+    program = assemble("""
+        .func double 1 1
+            get -1
+            get -1
+            push_str "add"
+            cfunc 2 1
+            return 1
+        .func main 0 *
+            load_arg 0
+            call double
+            load_arg 1
+            call double
+            halt
+    """)
+    large, small = TensorType("f32", (1000,)), TensorType("f32", (2,))
+    for types in ((large, small), (small, large)):
+        assert vm.estimate(program, types) == (4008, 1002)
+    assert vm.estimate(program, (large, large)) == (8000, 2000)
+
+
+def test_shared_bytes_count_as_their_whole_storage() -> None:
+    first, second = VM(), VM()
+    storage = first.alloc_storage(1024)
+    parts = [
+        first.tensor_from_storage(storage, TensorType("u8", (4,)), 0),
+        first.tensor_from_storage(storage, TensorType("u8", (1020,)), 4),
+    ]
+    shared = [first.share(part, second) for part in parts]
+    assert second.consumed_size_in_mib() * 2**20 == 1024
+    second.dealloc_tensor(shared[0])
+    assert second.consumed_size_in_mib() * 2**20 == 1024
+    second.dealloc_tensor(shared[1])
+    assert second.consumed_size_in_mib() == 0
+
+
+def test_two_vms_share_a_tensor_without_a_copy() -> None:
+    first, second = VM(), VM()
+    x = ones(first)
+    y = first.share(x, second)
+    first.write(x, np.full(4, 5, np.float32))
+    np.testing.assert_array_equal(second.read(y), np.full(4, 5))
+    assert first.consumed_size_in_mib() == second.consumed_size_in_mib() == 16 / 2**20
+    first.dealloc_tensor(x)
+    np.testing.assert_array_equal(second.read(y), np.full(4, 5))
+    second.dealloc_tensor(y)
+    assert first.consumed_size_in_mib() == second.consumed_size_in_mib() == 0
+
+
+def test_a_chain_is_traced_by_the_names_of_its_ops(tmp_path: Path) -> None:
+    vm = VM()
+    chain = {"chain": [["add", -1, 1, 2], ["negative", 0, -1]], "outputs": 1}
+    handles = [ones(vm) for _ in range(3)]
+    with vm.trace(tmp_path / "trace.json"):
+        vm.launch(Program.of_op("fused", 3, chain, 0), handles)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["args"]["attributes"] for e in events if e["name"] == "fused"] == [
+        {"chain": "add negative"}
+    ]
+    np.testing.assert_array_equal(vm.read(handles[0]), np.full(4, -2))

@@ -1,0 +1,248 @@
+"""Random steps as data flow, what numpy makes of them, and a VM to run their plans on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mlvm.core.errors import OpError
+from mlvm.core.machine.functions import Frame
+from mlvm.core.op import OPS
+from mlvm.core.types import Array, TensorType, f32
+from mlvm.core.vm import VM
+from mlvm.step.compile import Planned
+from mlvm.step.flow import Call, Flow, Home, Role, Use, Value
+
+OPERATIONS: list[tuple[str, dict[str, Any]]] = [
+    ("add", {}), ("multiply", {}), ("subtract", {}), ("maximum", {}), ("multiply_add", {}),
+    ("tanh", {}), ("negative", {}), ("abs", {}), ("copy", {}), ("relu", {}), ("relu", {}),
+    ("less", {}), ("where", {}), ("astype", {"dtype": "f32"}), ("logical_not", {}),
+    ("gelu", {"approximate": True}),
+    ("sum", {"axis": 0, "keepdims": True}), ("sum", {"axis": None}), ("max", {"axis": -1}),
+    ("mean", {"axis": 1, "keepdims": True}), ("softmax", {"axis": -1}),
+    ("permute_dims", {"axes": (1, 0)}), ("matmul", {}),
+    ("broadcast_to", {"shape": (4, 6)}), ("broadcast_to", {"shape": (24,)}),
+]  # fmt: skip
+SHAPES = [(4, 6), (6, 4), (24,), (1, 6), (6,), (4, 1), (6, 1), (1, 4), (1,), ()]
+
+
+@dataclass(eq=False)
+class Cell:
+    """A tensor of the step, as a recorder sees it: the value it holds now, and its numbers."""
+
+    type: TensorType
+    value: Value
+    array: Array
+    home: Home | None = None
+
+
+Operand: TypeAlias = tuple[Cell, TensorType]
+
+
+@dataclass
+class Step:
+    """A flow, the arrays it starts from, and those it has to leave."""
+
+    calls: list[Call] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    inputs: list[Array] = field(default_factory=list)
+    states: list[Array] = field(default_factory=list)
+    results: list[Cell] = field(default_factory=list)
+
+    @property
+    def flow(self) -> Flow:
+        return Flow(self.calls, [cell.value for cell in self.results])
+
+    def given(self, role: Role, array: Array) -> Cell:
+        before = self.inputs if role == "input" else self.states
+        type = TensorType.of(array)
+        home = Home(role, len(before), type)
+        before.append(array.copy())
+        self.cells.append(Cell(type, Value(type.nbytes, home), array.copy(), home))
+        return self.cells[-1]
+
+    def expected(self, role: Role) -> list[Array]:
+        """What the tensors of that role hold in the end."""
+        homes = {
+            cell.home.index: cell for cell in self.cells if cell.home and cell.home.role == role
+        }
+        return [homes[index].array for index in sorted(homes)]
+
+    # --- what a function does -----------------------------------------------------
+
+    def call(
+        self, name: str, given: dict[str, Any], operands: list[Operand], into: Cell | None = None
+    ) -> Cell | None:
+        """The result of an op on cells seen as types, in a new cell or, if it fits, written over
+        another; None if the op refuses them."""
+        op = OPS[name]
+        try:
+            attributes = op.bind(given)
+            type = op.infer([seen for _, seen in operands], attributes)
+        except OpError:
+            return None
+        assert type is not None  # there is no dynamic op among them
+        if into is not None and (
+            type is not into.type or (not op.in_place and any(cell is into for cell, _ in operands))
+        ):
+            return None
+        made = np.empty(type.shape, type.dtype.numpy)
+        with np.errstate(all="ignore"):
+            arrays = [cell.array.reshape(seen.shape) for cell, seen in operands]
+            op.kernel(made, *arrays, **attributes)
+        ins = [Use(cell.value, seen) for cell, seen in operands]
+        home = None if into is None else into.home
+        value = Value(type.nbytes, home)
+        self.calls.append(
+            Call(f"{name}.out", op, attributes, [Use(value, type)], ins, self._line())
+        )
+        if into is None:
+            self.cells.append(Cell(type, value, made))
+            return self.cells[-1]
+        into.value = value
+        into.array[...] = made
+        return into
+
+    def double(self, cells: list[Cell]) -> None:
+        """A host function that changes all its operands in place."""
+        for cell in cells:
+            if cell.home is None:
+                cell.home = cell.value.home = Home("scratch", len(self.calls), cell.type)
+        ins = [Use(cell.value, cell.type) for cell in cells]
+        for cell in cells:
+            cell.value = Value(cell.type.nbytes, cell.home)
+            cell.array *= 2
+        outs = [Use(cell.value, cell.type) for cell in cells]
+        self.calls.append(Call("double", None, {}, outs, ins, self._line()))
+
+    def result(self, cell: Cell) -> None:
+        if cell.home is None:
+            cell.home = cell.value.home = Home("scratch", 0, cell.type)
+        if cell.home.role == "scratch":
+            cell.home.role, cell.home.index = "output", len(self.expected("output"))
+        self.results.append(cell)
+
+    def _line(self) -> str:
+        return f"line {len(self.calls)}"
+
+
+def floats(*shape: int, seed: int = 0) -> Array:
+    """A few different numbers, exact in f32."""
+    return (np.random.default_rng(seed).integers(-8, 9, shape) / 4).astype(np.float32)
+
+
+def mlp(layers: int) -> Step:
+    """A step as of an MLP: activations on the way, gradients back, and the weights updated."""
+    step = Step()
+    x = step.given("input", floats(64, 16))
+    weights = [step.given("state", floats(16, 16, seed=i) / 8) for i in range(layers)]
+
+    def call(name: str, *cells: Cell, into: Cell | None = None, **given: Any) -> Cell:
+        made = step.call(name, given, [(cell, cell.type) for cell in cells], into)
+        assert made is not None
+        return made
+
+    kept = []
+    for weight in weights:
+        before = call("matmul", x, weight)
+        kept.append((x, before))
+        x = call("gelu", before)
+    g = call("negative", x)
+    for weight, (entry, before) in zip(reversed(weights), reversed(kept), strict=True):
+        g = call("multiply", g, before)
+        slope = call("matmul", entry, g, transpose_x=True)
+        g = call("matmul", g, weight, transpose_y=True)
+        call("add", weight, slope, into=weight)
+    step.result(call("sum", x))
+    return step
+
+
+@st.composite
+def steps(draw: st.DrawFn, *, most: int = 25) -> Step:
+    """A step of a few inputs and states, and what a hostile function may do with them."""
+    step = Step()
+    roles: tuple[Role, ...] = ("input", "input", "state", "state")
+    for role in roles:
+        shape = draw(st.sampled_from(SHAPES[:5]))
+        step.given(role, floats(*shape, seed=draw(st.integers(0, 99))))
+
+    def pick() -> Operand:
+        """One of the last cells, mostly, as its own type or another."""
+        cell = step.cells[-1 - draw(st.integers(0, min(9, len(step.cells) - 1)))]
+        types = [cell.type]
+        if draw(st.integers(0, 3)) == 0:
+            types += [
+                cell.type.with_shape(shape)
+                for shape in SHAPES
+                if cell.type.with_shape(shape).nbytes == cell.type.nbytes
+            ]
+        return cell, draw(st.sampled_from(types))
+
+    for _ in range(draw(st.integers(1, most))):
+        kind = draw(st.integers(0, 19))
+        if kind == 0:
+            cells = {id(cell): cell for cell, _ in (pick(), pick()) if cell.type.dtype is f32}
+            step.double(list(cells.values()))
+            continue
+        name, given = draw(st.sampled_from(OPERATIONS))
+        operands = [pick() for _ in OPS[name].inputs]
+        if kind < 6:
+            step.call(name, given, operands, into=operands[0][0])
+        else:
+            step.call(name, given, operands)
+    for _ in range(draw(st.integers(0, 3))):
+        step.result(pick()[0])
+    return step
+
+
+def double(frame: Frame) -> None:
+    for i in range(frame.nparams):
+        array = frame.param(i)
+        assert isinstance(array, np.ndarray)
+        array *= 2
+
+
+def run(
+    planned: Planned, inputs: list[Array], states: list[Array], outputs: list[TensorType]
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """What the plan leaves in inputs, states and outputs, on memory full of other numbers."""
+    vm = VM()
+    vm.register("double", double)
+    memory: dict[tuple[str, int], tuple[int, TensorType]] = {}
+    for role, arrays in (("input", inputs), ("state", states)):
+        for i, array in enumerate(arrays):
+            memory[role, i] = _tensor(vm, TensorType.of(array), array)
+    for i, type in enumerate(outputs):
+        memory["output", i] = _tensor(vm, type, None)
+    scratch, _ = _tensor(vm, TensorType("u8", (planned.plan.nbytes,)), None)
+    handles = []
+    for role, place, type in planned.arguments:
+        storage = scratch if role == "scratch" else memory[role, place][0]
+        offset = place if role == "scratch" else 0
+        handles.append(vm.tensor_from_storage(storage, type, offset))
+    assert vm.launch(planned.program, handles) == []
+
+    def read(role: str, count: int) -> list[Array]:
+        found = [memory[role, i] for i in range(count)]
+        return [vm.read(vm.tensor_from_storage(storage, type, 0)) for storage, type in found]
+
+    return read("input", len(inputs)), read("state", len(states)), read("output", len(outputs))
+
+
+def _tensor(vm: VM, type: TensorType, array: Array | None) -> tuple[int, TensorType]:
+    storage = vm.alloc_storage(type.nbytes)
+    handle = vm.tensor_from_storage(storage, type, 0)
+    if array is None:
+        garbage = np.full(type.nbytes, 0xA5, np.uint8)
+        vm.write(vm.tensor_from_storage(storage, TensorType.of(garbage), 0), garbage)
+    else:
+        vm.write(handle, array)
+    return storage, type
+
+
+def assert_same_bits(given: list[Array], expected: list[Array]) -> None:
+    assert [(x.shape, x.dtype) for x in given] == [(x.shape, x.dtype) for x in expected]
+    assert [x.tobytes() for x in given] == [x.tobytes() for x in expected]

@@ -1,0 +1,185 @@
+"""Planned steps: the bits of the calls one by one, whatever was fused, moved, or made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations, pairwise
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlvm.core.machine import fused
+from mlvm.core.program.assembly import assemble, disassemble
+from mlvm.core.program.program import Opcode, Program
+from mlvm.core.types import ALIGNMENT, TensorType
+from mlvm.step import flow as dataflow
+from mlvm.step import fusion
+from mlvm.step.compile import Planned, compile_flow
+from mlvm.step.flow import without_dead_calls
+from tests.step.flows import Step, assert_same_bits, floats, mlp, run, steps
+
+BLOCK = 8
+
+
+@contextmanager
+def eager_to_change() -> Iterator[None]:
+    """Blocks are small, chains short, and what is cheap is made again at once."""
+    with (
+        mock.patch.object(fused, "BLOCK", BLOCK),
+        mock.patch.object(fusion, "BLOCK", BLOCK),
+        mock.patch.object(fusion, "SHORTEST", 2),
+        mock.patch.object(dataflow, "FAR", 2),
+    ):
+        yield
+
+
+def assert_faithful(step: Step, planned: Planned) -> None:
+    """Running the plan leaves what the calls of the step leave one by one."""
+    outputs = [TensorType.of(array) for array in step.expected("output")]
+    inputs, states, results = run(planned, step.inputs, step.states, outputs)
+    assert_same_bits(inputs, step.expected("input"))
+    assert_same_bits(states, step.expected("state"))
+    assert_same_bits(results, step.expected("output"))
+
+
+def calls_of(planned: Planned) -> list[str]:
+    """The names of the functions that the program calls, in order; of chains, their links'."""
+    found = []
+    code = planned.program.main.code
+    for name, call in pairwise(code):
+        if name.opcode is Opcode.push_str:
+            chain = call.immediates[2]["chain"] if name.immediates == ("fused",) else None
+            found += [name.immediates[0]] if chain is None else [f"{each[0]}.out" for each in chain]
+    return found
+
+
+# --- faithful ------------------------------------------------------------------------
+
+
+@given(steps(), st.booleans(), st.booleans())
+@settings(max_examples=200)
+def test_a_plan_leaves_what_the_calls_leave_one_by_one(
+    step: Step, fuse: bool, recompute: bool
+) -> None:
+    with eager_to_change():
+        assert_faithful(step, compile_flow(step.flow, fuse=fuse, recompute=recompute))
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_deep_mlp_leaves_the_same_bits(fuse: bool, recompute: bool) -> None:
+    step = mlp(layers=12)
+    assert_faithful(step, compile_flow(step.flow, fuse=fuse, recompute=recompute))
+
+
+# --- memory --------------------------------------------------------------------------
+
+
+@given(steps(), st.booleans(), st.booleans())
+def test_no_two_tensors_that_live_at_once_share_a_byte(
+    step: Step, fuse: bool, recompute: bool
+) -> None:
+    with eager_to_change():
+        planned = compile_flow(step.flow, fuse=fuse, recompute=recompute)
+    for x, y in combinations(planned.lifetimes, 2):
+        together = x.start < y.end and y.start < x.end
+        overlap = x.offset < y.offset + y.nbytes and y.offset < x.offset + x.nbytes
+        assert not (together and overlap), (x, y)
+    top = max((x.offset + x.nbytes for x in planned.lifetimes), default=0)
+    assert planned.plan.nbytes == top >= planned.plan.lower_bound
+    assert planned.recording().lifetimes == list(planned.lifetimes)
+
+
+@given(steps())
+def test_scratch_is_only_for_what_has_no_other_place(step: Step) -> None:
+    planned = compile_flow(step.flow, fuse=False, recompute=False)
+    alive = without_dead_calls(step.flow)
+    values = {
+        use.value.home or use.value
+        for call in alive
+        for use in call.outs
+        if use.value.home is None or use.value.home.role == "scratch"
+    }
+    assert len(planned.lifetimes) == len(values)
+    for role, place, type in planned.arguments:
+        if role == "scratch":
+            assert 0 <= place <= planned.plan.nbytes - type.nbytes
+            assert place % ALIGNMENT == 0
+
+
+def test_an_elementwise_op_takes_the_place_of_an_operand_read_no_more() -> None:
+    step = chain("exp", "tanh", "negative", "abs")
+    assert compile_flow(step.flow, fuse=False).plan.nbytes == 64
+    assert compile_flow(step.flow, fuse=True).plan.nbytes == 0
+
+
+def test_a_chain_takes_the_place_of_an_operand_read_no_more() -> None:
+    step = chain("softmax", "tanh", "exp", "abs", "softmax")
+    assert compile_flow(step.flow, fuse=True).plan.nbytes == 64
+
+
+def chain(*names: str) -> Step:
+    """A step of these ops, one on the other."""
+    step = Step()
+    cell = step.given("input", floats(2, 8))
+    for name in names:
+        given = {"axis": -1} if name == "softmax" else {}
+        made = step.call(name, given, [(cell, cell.type)])
+        assert made is not None
+        cell = made
+    step.result(cell)
+    return step
+
+
+def test_making_activations_again_lowers_the_peak_of_a_deep_mlp() -> None:
+    flow = mlp(layers=24).flow
+    kept = compile_flow(flow, recompute=False).plan
+    again = compile_flow(flow, recompute=True).plan
+    assert again.lower_bound < 0.7 * kept.lower_bound
+    assert again.nbytes < 0.7 * kept.nbytes
+
+
+# --- programs ------------------------------------------------------------------------
+
+
+def test_dead_calls_are_gone() -> None:
+    step = chain("exp", "tanh")
+    cell = step.cells[0]
+    assert step.call("sin", {}, [(cell, cell.type)]) is not None
+    assert sorted(calls_of(compile_flow(step.flow))) == ["exp.out", "tanh.out"]
+
+
+@given(steps(), st.booleans())
+def test_a_plan_calls_what_lives_and_nothing_else(step: Step, fuse: bool) -> None:
+    planned = compile_flow(step.flow, fuse=fuse, recompute=False)
+    assert sorted(calls_of(planned)) == sorted(each.name for each in without_dead_calls(step.flow))
+
+
+@given(steps(), st.booleans())
+def test_a_planned_program_survives_text_and_bytes(step: Step, fuse: bool) -> None:
+    with eager_to_change():
+        program = compile_flow(step.flow, fuse=fuse).program
+    assert assemble(disassemble(program)) == program
+    assert Program.from_bytes(program.to_bytes()) == program
+
+
+@given(steps(), st.booleans())
+def test_each_call_knows_a_line_it_is_from(step: Step, fuse: bool) -> None:
+    planned = compile_flow(step.flow, fuse=fuse)
+    code = planned.program.main.code
+    calls = [pc for pc, each in enumerate(code) if each.opcode is Opcode.cfunc]
+    assert sorted(planned.lines) == calls
+    assert set(planned.lines.values()) <= {each.line for each in step.calls}
+
+
+@given(steps())
+def test_the_same_step_has_the_same_plan(step: Step) -> None:
+    assert compile_flow(step.flow) == compile_flow(step.flow)
+
+
+def test_a_step_that_does_nothing_is_a_program_that_does_nothing() -> None:
+    planned = compile_flow(Step().flow)
+    assert (planned.arguments, planned.plan.nbytes, calls_of(planned)) == ((), 0, [])

@@ -1,0 +1,141 @@
+"""Which calls become chains, and that a chain is one that `fused` takes."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from unittest import mock
+
+import pytest
+from hypothesis import given
+
+from mlvm.core.machine.fused import parse
+from mlvm.step import fusion
+from mlvm.step.flow import Group, without_dead_calls
+from mlvm.step.fusion import SHORTEST, chain_of, fused
+from tests.step.flows import Step, floats, steps
+
+
+def names(group: Group) -> list[str]:
+    return [call.name.removesuffix(".out") for call in group.calls]
+
+
+def step_of(*shape: int) -> Step:
+    step = Step()
+    step.given("input", floats(*shape))
+    return step
+
+
+def apply(step: Step, name: str, *operands: int, **given: object) -> None:
+    """The op on cells of the step by number, as their own types."""
+    cells = [step.cells[i] for i in operands]
+    assert step.call(name, given, [(cell, cell.type) for cell in cells]) is not None
+
+
+@given(steps())
+def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(step: Step) -> None:
+    with mock.patch.object(fusion, "SHORTEST", 2):
+        groups = fused(step.calls)
+    order = [call for group in groups for call in group.calls]
+    assert sorted(map(id, order)) == sorted(map(id, step.calls))
+    place = {id(call): i for i, call in enumerate(order)}
+    for earlier, later in combinations(step.calls, 2):
+        if Group([earlier]).must_precede(Group([later])):
+            assert place[id(earlier)] < place[id(later)]
+
+
+@given(steps())
+def test_each_chain_fits_what_it_writes_and_reads(step: Step) -> None:
+    with mock.patch.object(fusion, "SHORTEST", 2):
+        groups = fused(without_dead_calls(step.flow))
+    needed = step.flow.wanted().union(*[group.reads for group in groups])
+    for group in groups:
+        if len(group.calls) > 1:
+            chain, outs, ins = chain_of(group, needed)
+            chain.infer([use.type for use in (*outs, *ins)])
+            assert {use.value for use in outs} <= needed
+            assert parse(chain.attributes()).links == chain.links
+
+
+def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
+    step = step_of(4, 6)
+    apply(step, "tanh", 0)
+    apply(step, "multiply", 1, 0)
+    apply(step, "softmax", 2, axis=-1)
+    apply(step, "exp", 3)
+    apply(step, "add", 4, 2)
+    apply(step, "negative", 5)
+    groups = [["tanh"], ["multiply"], ["softmax"], ["exp", "add", "negative"]]
+    assert [names(group) for group in fused(step.calls)] == groups
+    chain, outs, ins = chain_of(fused(step.calls)[-1], {step.cells[-1].value})
+    assert (chain.outputs, len(outs), len(ins)) == (1, 1, 2)
+    assert {link.target for link in chain.links} == {-1, 0}
+
+
+def test_a_chain_may_end_in_reductions_which_nothing_in_it_reads() -> None:
+    step = step_of(4, 6)
+    apply(step, "tanh", 0)
+    apply(step, "exp", 1)
+    apply(step, "sum", 2, axis=-1, keepdims=True)
+    apply(step, "divide", 2, 3)
+    assert [names(group) for group in fused(step.calls)] == [["tanh", "exp", "sum"], ["divide"]]
+
+
+def test_a_reduction_that_keeps_the_shape_is_still_not_read_in_its_chain() -> None:
+    step = step_of(1, 6)
+    for name in ("tanh", "exp"):
+        apply(step, name, len(step.cells) - 1)
+    apply(step, "sum", 2, axis=0, keepdims=True)
+    apply(step, "abs", 3)
+    assert [names(group) for group in fused(step.calls)] == [["tanh", "exp", "sum"], ["abs"]]
+
+
+def test_two_chains_do_not_join_where_one_reads_the_reduction_of_the_other() -> None:
+    step = step_of(4, 6)
+    apply(step, "tanh", 0)
+    apply(step, "exp", 1)
+    apply(step, "sum", 2, axis=0, keepdims=True)
+    apply(step, "multiply", 0, 3)
+    apply(step, "add", 2, 4)
+    groups = [names(group) for group in fused(step.calls)]
+    assert groups == [["tanh", "exp", "sum"], ["multiply"], ["add"]]
+
+
+def test_a_large_reduction_is_left_as_it_is() -> None:
+    step = step_of(4, 6)
+    for name in ("tanh", "exp", "abs"):
+        apply(step, name, len(step.cells) - 1)
+    apply(step, "sum", 3, axis=-1)
+    with mock.patch.object(fusion, "BLOCK", 23):
+        assert [names(group) for group in fused(step.calls)] == [["tanh", "exp", "abs"], ["sum"]]
+
+
+def test_what_is_seen_as_another_type_is_in_no_chain_with_it() -> None:
+    step = step_of(4, 6)
+    apply(step, "tanh", 0)
+    cell = step.cells[-1]
+    step.call("abs", {}, [(cell, cell.type.with_shape((24,)))])
+    step.call("abs", {}, [(cell, cell.type.with_shape((24,)))])
+    assert all(len(group.calls) == 1 for group in fused(step.calls))
+
+
+def test_nothing_is_written_over_what_its_chain_reads_as_another_type() -> None:
+    step = step_of(4, 4)
+    state = step.given("state", floats(4, 1))
+    row = state.type.with_shape((1, 4))
+    x = step.cells[0]
+    made = step.call("multiply", {}, [(x, x.type), (state, row)])
+    assert made is not None
+    apply(step, "tanh", 2)
+    apply(step, "exp", 3)
+    sums = {"axis": 1, "keepdims": True}
+    assert step.call("sum", sums, [(step.cells[-1], x.type)], into=state) is state
+    groups = [["multiply", "tanh", "exp"], ["sum"]]
+    assert [names(group) for group in fused(step.calls)] == groups
+
+
+@pytest.mark.parametrize("length", range(1, 5))
+def test_short_chains_are_calls_again(length: int) -> None:
+    step = step_of(3)
+    for _ in range(length):
+        apply(step, "tanh", len(step.cells) - 1)
+    assert len(fused(step.calls)) == (1 if length >= SHORTEST else length)
