@@ -18,7 +18,7 @@ from models.training.checkpoint import CheckpointError, load, save
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import MODELS, Trainer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def command(*arguments: str) -> list[str]:
