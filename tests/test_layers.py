@@ -1,4 +1,4 @@
-"""Imports go strictly downward: models, mlvm.eager, mlvm.arena, mlvm.core.
+"""Imports go strictly downward, and files never import each other in a circle.
 
 Every import counts, also those inside functions and under TYPE_CHECKING.
 """
@@ -9,8 +9,9 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,22 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Which of the project's packages each one may import; "mlvm" itself is above them all.
+FLOORS = [
+    ["mlvm.core"],
+    ["mlvm.machines", "mlvm.arena"],
+    ["mlvm.show", "mlvm.input", "mlvm.step", "mlvm.parallel"],
+    ["mlvm.eager"],
+    ["mlvm"],  # __init__ and __main__
+    ["models"],
+]
+"""From the ground up. A folder imports from itself and from the floors below its own."""
+
 MAY_IMPORT = {
-    "mlvm.core": {"mlvm.core"},
-    "mlvm.arena": {"mlvm.core", "mlvm.arena"},
-    "mlvm.parallel": {"mlvm.core", "mlvm.arena", "mlvm.parallel"},
-    "mlvm.eager": {"mlvm.core", "mlvm.arena", "mlvm.parallel", "mlvm.eager"},
-    "models": {"mlvm.eager", "models"},
-    "mlvm": {"mlvm.core", "mlvm.arena", "mlvm.parallel", "mlvm.eager", "mlvm"},
+    room: {room, *(below for floor in FLOORS[:height] for below in floor)}
+    for height, floor in enumerate(FLOORS)
+    for room in floor
 }
+MAY_IMPORT["models"] = {"models", "mlvm.eager"}  # as its readers' own models would
 
 
 def modules_of(requirements: list[str]) -> set[str]:
@@ -106,9 +114,59 @@ def violations(source: str, package: str) -> list[str]:
 FILES = [file for top in ("mlvm", "models") for file in sorted((ROOT / top).rglob("*.py"))]
 
 
+def module_of(file: Path) -> str:
+    """The dotted name of a file of the project; of a folder's `__init__.py` the folder's."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_files(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which of these modules each one imports, given their sources by name."""
+    graph = {}
+    for module, source in files.items():
+        is_folder = any(other.startswith(f"{module}.") for other in files)
+        package = module if is_folder else module.rpartition(".")[0]
+        found = set()
+        for each in imports(source, package):
+            name = each.module
+            while name and name not in files:
+                name = name.rpartition(".")[0]
+            found.add(name)
+        graph[module] = found - {module, ""}
+    return graph
+
+
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules that import each other in a ring, the first one also last; empty if none do."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_imports_go_downward(file: Path) -> None:
     assert violations(file.read_text(), ".".join(file.relative_to(ROOT).parent.parts)) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circle(imported_files({module_of(file): file.read_text() for file in FILES})) == []
+
+
+def test_every_folder_says_its_job_in_one_sentence() -> None:
+    for file in FILES:
+        if file.name == "__init__.py":
+            text = ast.get_docstring(ast.parse(file.read_text())) or ""
+            first, *_ = text.split("\n\n")
+            assert first.endswith("."), file
+            assert len(re.findall(r"\.(\s|$)", first)) == 1, file
+
+
+def test_core_without_its_kernels_is_small() -> None:
+    core = ROOT / "mlvm" / "core"
+    files = [file for file in core.rglob("*.py") if "ops" not in file.relative_to(core).parts]
+    assert sum(len(file.read_text().splitlines()) for file in files) < 4400
 
 
 def test_the_hard_dependencies_are_numpy_and_typing_extensions() -> None:
@@ -130,6 +188,9 @@ def test_the_hard_dependencies_are_numpy_and_typing_extensions() -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mlvm.eager.tensor",
         ),
         ("mlvm.arena", "from ..eager.tensor import Tensor"),
+        ("mlvm.arena", "from mlvm.machines.local import LocalVM"),
+        ("mlvm.step", "from mlvm.input.queue import QueueTensor"),
+        ("mlvm.parallel", "from mlvm.eager.tensor import Tensor"),
         ("mlvm.eager", "import models"),
         ("mlvm", "import models.mlp_mixer"),
         ("models", "from mlvm.core.types import TensorType"),
@@ -143,6 +204,19 @@ def test_the_hard_dependencies_are_numpy_and_typing_extensions() -> None:
 )
 def test_the_checker_flags_a_wrong_import(package: str, source: str) -> None:
     assert len(violations(source, package)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sources", "ring"),
+    [
+        ({"m.a": "import m.b", "m.b": "from m import a"}, {"m.a", "m.b"}),
+        ({"m.a": "import m.b", "m.b": "def f():\n    from m.a import f"}, {"m.a", "m.b"}),
+        ({"m": "from m.a import f", "m.a": "from . import g"}, {"m", "m.a"}),
+        ({"m": "from m.a import f", "m.a": "from m.b import g", "m.b": ""}, set()),
+    ],
+)
+def test_the_checker_finds_circles(sources: dict[str, str], ring: set[str]) -> None:
+    assert set(circle(imported_files(sources))) == ring
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from mlvm.core.machine.functions import HostFunction
+from mlvm.core.machine.frame import HostFunction
 from mlvm.core.program.program import Program
 from mlvm.core.store import Handle
 from mlvm.core.types import Array, TensorType

@@ -24,13 +24,9 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.machine import run as machine
-from mlvm.core.machine.functions import (
-    FunctionTable,
-    HostFunction,
-    Instrument,
-    PythonFunction,
-    Value,
-)
+from mlvm.core.machine.callee import Value
+from mlvm.core.machine.frame import HostFunction, PythonFunction
+from mlvm.core.machine.functions import FunctionTable, Instrument
 from mlvm.core.machine.fused import Scratch
 from mlvm.core.machine.link import Code, bind, distrust, link, nargs_of
 from mlvm.core.machine.verify import verify

@@ -31,7 +31,8 @@ import numpy as np
 
 from mlvm.arena.arena import Allocation
 from mlvm.core.errors import AttributeRefused, HandleError, MachineError, ShutDown
-from mlvm.core.machine.functions import Frame, Value, describe
+from mlvm.core.machine.callee import Value, describe
+from mlvm.core.machine.frame import Frame
 from mlvm.core.protocol import LocalVMProtocol
 from mlvm.core.types import Array, TensorType
 

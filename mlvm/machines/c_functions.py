@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, HostFunctionError, LibraryError, MlvmError
-from mlvm.core.machine.functions import UserFunction, Value
+from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.op import NO_ATTRIBUTES, Attributes, canonical
 from mlvm.core.types import (
     MAX_NDIM,

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import MachineError
-from mlvm.core.machine.functions import OpFresh, OpInto, Slot, Value, WritesInto
+from mlvm.core.machine.callee import OpFresh, OpInto, Value, WritesInto
+from mlvm.core.machine.functions import Slot
 from mlvm.core.op import Attributes, Kernel
 from mlvm.core.types import Array, TensorType, aligned_array, root
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GroupError, MachineError, ShapeError
-from mlvm.core.machine.functions import OUT, Callee, OpFresh, OpInto, Value
+from mlvm.core.machine.callee import OUT, Callee, OpFresh, OpInto, Value
 from mlvm.core.op import Attributes, Kernel, Op
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.parallel.rendezvous import Arrays, Call, Rendezvous, Work

@@ -21,7 +21,7 @@ from mlvm.arena.arena import Arena
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
 from mlvm.core.errors import MlvmError
-from mlvm.core.machine.functions import Value
+from mlvm.core.machine.callee import Value
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, root

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from mlvm.core.machine.functions import Value, describe
+from mlvm.core.machine.callee import Value, describe
 from mlvm.core.op import Attributes
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
 from mlvm.core.errors import ProgramError
-from mlvm.core.machine.functions import OUT
+from mlvm.core.machine.callee import OUT
 from mlvm.core.machine.fused import Chain
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Instruction, Opcode, Program

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.machine import run as machine
-from mlvm.core.machine.functions import FunctionTable, Value
+from mlvm.core.machine.callee import Value
+from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Scratch
 from mlvm.core.machine.link import bind, link
 from mlvm.core.program.assembly import assemble

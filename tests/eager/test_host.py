@@ -20,7 +20,7 @@ from mlvm.core.errors import (
     StaleTensor,
     UnknownFunction,
 )
-from mlvm.core.machine.functions import Frame
+from mlvm.core.machine.frame import Frame
 from mlvm.core.types import Array
 from mlvm.eager import host as calls
 from mlvm.eager.tensor import live_tapes

@@ -18,7 +18,8 @@ from mlvm.core.errors import (
     ProgramError,
     UnknownFunction,
 )
-from mlvm.core.machine.functions import Frame, Value
+from mlvm.core.machine.callee import Value
+from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import disassemble
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle

@@ -16,7 +16,7 @@ from mlvm.core.errors import (
     OperandValueError,
     ShapeError,
 )
-from mlvm.core.machine.functions import Frame
+from mlvm.core.machine.frame import Frame
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import LocalVMProtocol

@@ -33,7 +33,7 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
 )
-from mlvm.core.machine.functions import Frame
+from mlvm.core.machine.frame import Frame
 from mlvm.core.program.encoding import Kind, Writer
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import MachineError, OperandValueError
-from mlvm.core.machine.functions import Frame
+from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import MachineError, ShapeError
-from mlvm.core.machine.functions import Value
+from mlvm.core.machine.callee import Value
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from mlvm.core.errors import OpError
-from mlvm.core.machine.functions import Frame
+from mlvm.core.machine.frame import Frame
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM

@@ -61,11 +61,15 @@ class _Layout(NamedTuple):
 
 
 class Chain:
-    """The links of a `fused` call, and the layouts they have had."""
+    """The links of a `fused` call, and the layouts they have had. `kernels` replace those of the
+    ops that they name."""
 
-    def __init__(self, links: Sequence[Link], outputs: int) -> None:
+    def __init__(
+        self, links: Sequence[Link], outputs: int, kernels: Mapping[str, Kernel] | None = None
+    ) -> None:
         self.links = tuple(links)
         self.outputs = outputs
+        self._kernels = kernels or {}
         self._layouts: dict[Any, _Layout] = {}
 
     def attributes(self) -> dict[str, Any]:
@@ -149,7 +153,7 @@ class Chain:
         place = {number: len(types) + i for i, number in enumerate(scratch)}
         steps = [
             _Step(
-                op.kernel,
+                self._kernels.get(op.name, op.kernel),
                 itemgetter(*[place.get(number, number) for number in (target, *sources)]),
                 attributes or None,
             )
@@ -269,10 +273,10 @@ def _on_blocks(
         yield [*values, *[buffer[part] for buffer in buffers]]
 
 
-def parse(attributes: Attributes) -> Chain:
+def parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None = None) -> Chain:
     """The chain that the attributes of a `cfunc` describe. Raises `AttributeRefused`."""
     try:
-        return _parse(attributes)
+        return _parse(attributes, kernels)
     except AttributeRefused:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -281,7 +285,7 @@ def parse(attributes: Attributes) -> Chain:
         ) from error
 
 
-def _parse(attributes: Attributes) -> Chain:
+def _parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None) -> Chain:
     links = []
     for name, target, *rest in attributes["chain"]:
         given = rest.pop() if rest and isinstance(rest[-1], Mapping) else NO_ATTRIBUTES
@@ -294,4 +298,4 @@ def _parse(attributes: Attributes) -> Chain:
     outputs = attributes["outputs"]
     if not links or type(outputs) is not int or outputs < 1 or len(attributes) > 2:
         raise AttributeRefused("a chain has links, and 1 or more outputs")
-    return Chain(links, outputs)
+    return Chain(links, outputs, kernels)

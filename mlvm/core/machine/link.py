@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine import fused
-from mlvm.core.machine.functions import FunctionTable, Fused, UserFunction, WritesInto
+from mlvm.core.machine.callee import Fused, UserFunction, WritesInto
+from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import Verdict
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import LimitExceeded, MachineError, MlvmError, OpError, OutOfMemory, user_line
-from mlvm.core.machine.functions import FunctionTable, OpInto, Slot, Value, describe
+from mlvm.core.machine.callee import OpInto, Value, describe
+from mlvm.core.machine.functions import FunctionTable, Slot
 from mlvm.core.machine.link import (
     ALL,
     CALL,

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import MlvmError, ProgramError, brief
-from mlvm.core.machine.functions import FunctionTable, UserFunction, WritesInto
+from mlvm.core.machine.callee import UserFunction, WritesInto
+from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program, is_int

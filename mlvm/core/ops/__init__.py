@@ -1,4 +1,4 @@
-"""The tensor ops, a file a room. Importing this package fills `mlvm.core.op.OPS`."""
+"""The tensor ops, a file a room, whose import fills `mlvm.core.op.OPS`."""
 
 from mlvm.core.ops import creation as creation
 from mlvm.core.ops import elementwise as elementwise

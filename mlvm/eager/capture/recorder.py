@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError, HandleError, user_line
-from mlvm.core.machine.functions import OUT
+from mlvm.core.machine.callee import OUT
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMProtocol

@@ -15,7 +15,7 @@ from mlvm.core.errors import (
     ProgramError,
     UnknownFunction,
 )
-from mlvm.core.machine.functions import Frame, HostFunction
+from mlvm.core.machine.frame import Frame, HostFunction
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, TensorType, f32

@@ -16,7 +16,7 @@ from mlvm.core.errors import (
     MachineError,
     OperandValueError,
 )
-from mlvm.core.machine.functions import Frame
+from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.link import nargs_of
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble

@@ -16,7 +16,7 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
-from mlvm.core.machine.functions import Value
+from mlvm.core.machine.callee import Value
 from mlvm.core.vm import VM
 from tests.core.programs import C, f32s, main_of, put
 

@@ -21,7 +21,8 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
-from mlvm.core.machine.functions import FunctionTable, PythonFunction
+from mlvm.core.machine.frame import PythonFunction
+from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program

@@ -1,0 +1,99 @@
+"""The frame: what a host function in Python sees of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mlvm.core.errors import MachineError
+from mlvm.core.machine.callee import UserFunction, Value
+from mlvm.core.op import Attributes
+from mlvm.core.types import Array, TensorType, aligned_array
+
+
+class Frame:
+    """What a host function sees of the machine: its parameters, and where results go."""
+
+    __slots__ = ("_lent", "_name", "_params", "attributes", "results")
+
+    def __init__(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
+        self._name = name
+        self._params = params
+        self._lent: list[Array] = []
+        self.attributes = attributes
+        self.results: list[Value] = []
+
+    @property
+    def nparams(self) -> int:
+        """How many parameters the call has."""
+        return len(self._params)
+
+    def param(self, i: int) -> Value:
+        """Parameter i, from 0: an array (the tensor's own memory), an int or a str.
+
+        Raises `MachineError` when there is none of that number.
+        """
+        if not isinstance(i, int) or not 0 <= i < len(self._params):
+            raise MachineError(f"{self._name}: no parameter {i!r}; the call has {self.nparams}")
+        value = self._params[i]
+        if isinstance(value, np.ndarray):
+            value = value.view()  # the shape of this one is the caller's to change
+            self._lent.append(value)
+        return value
+
+    def new_tensor(self, type: TensorType) -> Array:
+        """A tensor of zeros, which is a result once it is pushed."""
+        if not isinstance(type, TensorType):
+            raise MachineError(f"{self._name}: a tensor is of a TensorType, not {type!r}")
+        array = aligned_array(type)
+        self._lent.append(array)
+        return array
+
+    def push(self, value: Value) -> None:
+        """Leave a result. A parameter or new tensor is pushed as it is, any other array copied.
+
+        Raises `MachineError` for what is no array, int or str.
+        """
+        if isinstance(value, np.generic):  # what numpy makes of arithmetic on scalars
+            value = np.asarray(value)
+        if isinstance(value, np.ndarray):
+            if any(value is lent for lent in self._lent) and value.flags.c_contiguous:
+                value = value.view()
+            else:
+                value, given = aligned_array(TensorType.of(value)), value
+                np.copyto(value, given)
+        elif isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise MachineError(
+                f"{self._name}: a result is an array, an int or a str, not a {type(value).__name__}"
+            )
+        self.results.append(value)
+
+    def lend(self, array: Array) -> None:
+        """Leave a result that is not copied: its memory must last as long as the array does.
+
+        Raises `MachineError` for an array that the machine cannot use as it is.
+        """
+        if not isinstance(array, np.ndarray) or not array.flags.carray:
+            raise MachineError(f"{self._name}: only a writable, contiguous array is lent")
+        TensorType.of(array)
+        self.results.append(array)
+
+
+HostFunction = Callable[[Frame], None]
+
+
+class PythonFunction(UserFunction):
+    """A host function in Python, which works on a `Frame`."""
+
+    def __init__(
+        self, name: str, fn: HostFunction, nparams: int | None, nresults: int | None
+    ) -> None:
+        super().__init__(name, nparams, nresults)
+        self.fn = fn
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        frame = Frame(self.name, params, attributes)
+        self.fn(frame)
+        self.check_results(len(frame.results))
+        return frame.results
