@@ -35,7 +35,7 @@ def per_op(work: Callable[[], object], n: int) -> Round:
 
 def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
     from mlvm.core.program.assembly import assemble
-    from mlvm.core.vm import VM
+    from mlvm.machines.local import LocalVM as VM
 
     n = times(quick)
     vm = VM()
@@ -60,7 +60,7 @@ def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
 
 
 def prepare_no_workers(quick: bool) -> Mapping[str, Round]:
-    from mlvm.core.vm import VM
+    from mlvm.machines.local import LocalVM as VM
 
     return {"futures": futures_round(VM())}
 

@@ -17,7 +17,14 @@ import numpy as np
 
 from mlvm import __version__
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import AssemblyError, DTypeError, MlvmError, OpError, UnknownFunction
+from mlvm.core.errors import (
+    AssemblyError,
+    DTypeError,
+    MlvmError,
+    OpError,
+    UnknownFunction,
+    notes_of,
+)
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import nargs_of
 from mlvm.core.machine.verify import verify
@@ -32,15 +39,13 @@ from mlvm.core.program.assembly import (
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
 from mlvm.show.memory import show_plan, show_program, show_script
+from mlvm.show.trace import trace
 from mlvm.step.saved import LoadedStep, SavedStep
 
 INTERRUPTED: Final = 130
 """The exit status of a process that Ctrl-C ended, as shells have it."""
-
-CALLED_FROM: Final = "called from "
-"""How the note begins that names a line of Python, which here is none of the reader's."""
 
 
 class BadInput(MlvmError):
@@ -148,8 +153,7 @@ def _on_one_line(error: Exception) -> str:
         text = f"{os.fspath(error.filename)}: {error.strerror}"
     else:
         text = str(error) or "out of memory"
-    places = [note for note in getattr(error, "__notes__", ()) if not note.startswith(CALLED_FROM)]
-    return " ".join("; ".join([text, *places]).splitlines())
+    return " ".join("; ".join([text, *notes_of(error)]).splitlines())
 
 
 # --- programs and arguments ------------------------------------------------------------
@@ -236,8 +240,8 @@ def run(options: argparse.Namespace) -> None:
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # no long run shall end in a refusal
-    vm = VM()
-    with vm.trace(options.trace) if options.trace is not None else nullcontext():
+    vm = LocalVM()
+    with trace(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(found, SavedStep):
             outputs = LoadedStep(found, vm)(*arrays, max_steps=options.max_steps)
         else:

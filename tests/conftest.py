@@ -2,47 +2,40 @@
 
     python -m pytest --wire tests/eager tests/arena
 
-Every `VM(...)` and `DryVM(...)` that a test or the eager layer makes is then a `WireVM` in
-front of one. tests/machines/test_wire.py runs these two folders so.
+Every call of the protocol to a VM of this process then goes to it, and back, as bytes.
+tests/machines/test_wire.py runs these two folders so.
 """
 
 from __future__ import annotations
 
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from mlvm.core import vm
+from mlvm.core.observe import Layer, observe
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.vm import VM
-from mlvm.machines import dry
-from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
 
+LOCAL = {"attached", "is_same"}
+"""What is asked of a VM, but is no call to it."""
 
-class WiredVM(WireVM):
-    """A `WireVM` made like the VM behind it. A test may look at its tensors in place,
-    register functions, lend it memory and end its workers, which no call of the protocol does."""
-
-    behind: type[VM] = VM
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        local = self.behind(*args, **options)
-        super().__init__(local)
-        self.borrow = local.borrow
-        self.register = local.register
-        self.register_library = local.register_library
-        self.storage_over = local.storage_over
-        self.make_writable = local.make_writable
-        self.quiesce = local.quiesce
-        self.synchronize = local.synchronize
-        self.close = local.close
+CALLS = {name for name, each in vars(VMProtocol).items() if callable(each)} - LOCAL
+CALLS = {name for name in CALLS if not name.startswith("_")}
 
 
-class WiredDryVM(WiredVM):
-    """The same in front of a `DryVM`."""
+def wire(vm: VM) -> None:
+    """Have all calls of the protocol to the VM pass as bytes."""
+    behind: Any = SimpleNamespace(name=vm.name, **{name: getattr(vm, name) for name in CALLS})
+    client = WireVM(behind)
 
-    behind = DryVM
+    def layer(name: str) -> Layer:
+        return lambda proceed, *args, **options: getattr(client, name)(*args, **options)
+
+    observe(vm, **{name: layer(name) for name in CALLS})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,10 +45,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give examples all the time they take; with `--wire` replace the classes, before a test or
-    the eager layer imports them."""
+    """Give examples all the time they take; with `--wire` wire every VM that is made."""
     settings.register_profile("untimed", deadline=None)
     settings.load_profile("untimed")
     if config.getoption("--wire"):
-        vm.VM = WiredVM  # type: ignore[assignment,misc]
-        dry.DryVM = WiredDryVM  # type: ignore[assignment,misc]
+        init = VM.__init__
+
+        @wraps(init)
+        def wired(vm: VM, *args: Any, **options: Any) -> None:
+            init(vm, *args, **options)
+            wire(vm)
+
+        VM.__init__ = wired  # type: ignore[method-assign,assignment]

@@ -17,13 +17,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
 from mlvm.arena.placement import Bump, Chunk, Placement, Reuse, pop, rounded
 from mlvm.arena.placement import Region as Region
+from mlvm.arena.recording import Recording
 from mlvm.core.errors import (
     ArenaError,
     ArenaOverflow,
@@ -35,9 +35,6 @@ from mlvm.core.errors import (
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
-
-if TYPE_CHECKING:
-    from mlvm.show.report import Recording
 
 Policy = Literal["reuse", "bump"]
 
@@ -96,6 +93,15 @@ class Guest(Protocol):
     def end(self, why: str) -> None: ...
 
 
+class Watcher(Protocol):
+    """What hears of an arena's tensors: each that is made, each that ends before it dies, and the
+    arena's resets."""
+
+    def made(self, tensor: Allocation) -> None: ...
+    def ending(self, tensor: Allocation) -> None: ...
+    def was_reset(self) -> None: ...
+
+
 class Holder(NamedTuple):
     """A live tensor: what it takes up, and the Python line that made it, where lines are noted."""
 
@@ -118,12 +124,16 @@ class Mark:
         self._living = living
 
 
-def regions(vm: VMProtocol) -> weakref.WeakValueDictionary[TensorHandle, Region]:
-    """The region that each handle views which an arena on the VM has made."""
-    found: weakref.WeakValueDictionary[TensorHandle, Region] = vm.attachments.setdefault(
-        "regions", weakref.WeakValueDictionary()
-    )
-    return found
+class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
+    """The region that each handle views which an arena on one VM has made."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        super().__init__()
+
+
+def regions(vm: VMProtocol) -> Regions:
+    """Those of the VM."""
+    return vm.attached(Regions)
 
 
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
@@ -156,6 +166,12 @@ class Arena:
     used: int
     high_water: int
 
+    report: ClassVar[Callable[..., str]]
+    """`arena.report()`; see `mlvm.show.report`, which adds it."""
+
+    plot: ClassVar[Callable[..., None]]
+    """`arena.plot(path)`; see `mlvm.show.picture`, which adds it."""
+
     def __init__(
         self,
         vm: VMProtocol,
@@ -178,6 +194,8 @@ class Arena:
         self.grows = capacity is None
         self.trims = trims
         self._refer: Callable[[Allocation], weakref.ref[Allocation]] = weakref.ref
+        self._notes_lines = False
+        self._watchers: list[Watcher] = []
         self.recording: Recording | None = None
         self.guests: set[Guest] = set()
         self._placement = self._new_placement()
@@ -189,7 +207,7 @@ class Arena:
         if capacity is not None:
             self.note_lines()
             self._add_chunk(capacity)
-        # Not the VM itself: it may hold this arena in its attachments, and must be free to die.
+        # Not the VM itself: this arena may be attached to it, and it must be free to die.
         chunks = self._placement.chunks
         self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), chunks)
         self._close.atexit = False
@@ -263,7 +281,7 @@ class Arena:
             raise ArenaError(
                 f"arena {self.name!r} keeps tensors, not a {tensor.__class__.__name__}"
             )
-        if tensor.arena.vm.attachments is not self.vm.attachments:  # a recorder has those of its VM
+        if not tensor.arena.vm.is_same(self.vm):
             raise ArenaError(
                 f"arena {self.name!r} on {self.vm.name} was asked to keep a {tensor.type} that "
                 f"lives on {tensor.arena.vm.name}; keep copies within one VM"
@@ -368,9 +386,35 @@ class Arena:
 
     def note_lines(self, noted: bool = True) -> bool:
         """Note the Python line of each allocation from here on, or not; whether it was so."""
-        before = self._refer is _note
-        self._refer = _note if noted else weakref.ref
+        before, self._notes_lines = self._notes_lines, noted
+        self._choose_reference()
         return before
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have the watcher hear of this arena's tensors from here on."""
+        self._watchers.append(watcher)
+        self._choose_reference()
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell the watcher no more."""
+        self._watchers.remove(watcher)
+        self._choose_reference()
+
+    def _choose_reference(self) -> None:
+        """How `alloc` refers to a new tensor: what nobody wants to know costs nothing."""
+        if self._watchers:
+            self._refer = self._tell
+        else:
+            self._refer = _note if self._notes_lines else weakref.ref
+
+    def _tell(self, tensor: Allocation) -> weakref.ref[Allocation]:
+        region = tensor.region
+        reference = (_note if self._notes_lines else weakref.ref)(tensor)
+        if region is not None:
+            region.holder = reference  # watchers ask for the place that made it
+        for watcher in self._watchers.copy():
+            watcher.made(tensor)
+        return reference
 
     @property
     def capacity(self) -> int:
@@ -395,25 +439,6 @@ class Arena:
             for place in [region.made_at]
         ]
         return sorted(found, key=lambda holder: holder.nbytes, reverse=True)
-
-    def report(self) -> str:
-        """A table of the arena's sizes and its largest holders."""
-        from mlvm.show.report import report
-
-        return report(self)
-
-    def plot(self, path: str | Path, *, title: str | None = None) -> None:
-        """Write an SVG picture: address against time, a rectangle for each tensor.
-
-        It shows the arena's recording, finished or running, and what lives now if there is none.
-        Raises `OSError`.
-        """
-        from mlvm.show.picture import timeline
-        from mlvm.show.report import snapshot
-
-        recording = self.recording.so_far() if self.recording is not None else snapshot(self)
-        text = timeline(recording, title=title)
-        Path(path).write_text(text, encoding="utf-8")
 
     def __repr__(self) -> str:
         return (
@@ -458,12 +483,16 @@ class Arena:
             region.seen = holder
             region.last = reset
         placement.tidy()
+        for watcher in self._watchers.copy():
+            watcher.was_reset()
 
     def _end(self, tensor: Allocation, why: str) -> bool:
         """End the tensor and its views, unless it has ended. One that the garbage collector is
         about to finalize cannot be reached any more: it keeps its region until its `__del__`."""
         if tensor.region is None:
             return False
+        for watcher in self._watchers.copy():
+            watcher.ending(tensor)
         tensor.ended = why
         region, tensor.region = tensor.region, None  # at once
         if region is None:  # another thread was faster

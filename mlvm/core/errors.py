@@ -39,6 +39,7 @@ from __future__ import annotations
 import queue
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, Self, TypeAlias
@@ -49,7 +50,15 @@ _OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's
 
 
 class MlvmError(Exception):
-    """Base of all of mlvm's own exceptions."""
+    """Base of all of mlvm's own exceptions.
+
+    One that a program ran into has the place: the name of the `function`, the `pc` of the
+    instruction in it, and the `step` of the linked code, which may be made of several instructions.
+    """
+
+    function: str | None = None
+    pc: int | None = None
+    step: int | None = None
 
 
 class OpError(MlvmError):
@@ -98,7 +107,8 @@ class OperandValueError(OpError, ValueError):
 
 
 class ProgramError(MlvmError, ValueError):
-    """A program is malformed. The text names function, pc and instruction."""
+    """A program is malformed. The text names function, pc and instruction; `function` and `pc`
+    are attributes, too."""
 
 
 class AssemblyError(ProgramError):
@@ -237,3 +247,31 @@ def user_line() -> str | None:
     """The innermost line of Python outside of mlvm that led here, as `file:line`."""
     place = user_place()
     return line_of(place) if place is not None else None
+
+
+_CALLED_FROM: Final = "called from "
+
+
+def locate(
+    error: Exception,
+    text: str,
+    *,
+    function: str,
+    pc: int,
+    step: int | None = None,
+    line: str | None = None,
+) -> None:
+    """Tell an error of any class where a program ran into it: as attributes, and as notes for
+    people, `text` and the `line` of Python that called the program."""
+    for name, value in (("function", function), ("pc", pc), ("step", step)):
+        with suppress(AttributeError):  # somebody's exception without room for it
+            setattr(error, name, value)
+    error.add_note(f"at {text}")
+    if line:
+        error.add_note(f"{_CALLED_FROM}{line}")
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """The notes of an error but for those that name a line of Python that called a program."""
+    notes = getattr(error, "__notes__", ())
+    return [note for note in notes if not note.startswith(_CALLED_FROM)]

@@ -5,13 +5,15 @@ Every call behaves like an RPC: values are copied in and out, handles are opaque
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mlvm.core.machine.frame import HostFunction
 from mlvm.core.program.program import Program
 from mlvm.core.store import Handle
 from mlvm.core.types import Array, TensorType
+
+T = TypeVar("T")
 
 TensorHandle = Handle
 StorageHandle = Handle
@@ -30,7 +32,9 @@ class VMProtocol(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def attachments(self) -> dict[str, Any]: ...
+    def stands_for(self) -> VMProtocol: ...
+    def is_same(self, other: VMProtocol) -> bool: ...
+    def attached(self, kind: Callable[[VMProtocol], T]) -> T: ...
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle: ...
     def dealloc_tensor(self, handle: TensorHandle) -> None: ...

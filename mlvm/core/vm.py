@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -24,43 +22,53 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.machine import run as machine
-from mlvm.core.machine.callee import Value
+from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value
 from mlvm.core.machine.frame import HostFunction, PythonFunction
 from mlvm.core.machine.functions import FunctionTable, Instrument
 from mlvm.core.machine.fused import Scratch
 from mlvm.core.machine.link import Code, bind, distrust, link, nargs_of
+from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
+from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
-from mlvm.machines.c_functions import load_library
-from mlvm.machines.workers import Scheduler
-from mlvm.show.trace import Trace
 
 _MOST_LAUNCHES: Final = 50
 _BOUND_LIMIT: Final = 8192  # steps remembered for each program, over all operand tuples
 _numbers = itertools.count()
 
+T = TypeVar("T")
+
 
 class VM:
     """One machine, serving one processor.
 
-    `attachments` is for the layers above: what they keep there ends with the VM.
     `checked=False` is the raw machine: programs are not verified, arrays written are not
     compared with the tensor's type, and a mistake does whatever numpy makes of it.
+
+    Other machines come in by two doors. `kernels` take the place of the reference kernels, by op
+    name. `run` takes the place of the reference loop, `mlvm.core.machine.run.run`, and has its
+    signature. A `scheduler` runs ops beside the program.
     """
 
-    def __init__(self, name: str | None = None, *, checked: bool = True, workers: int = 0) -> None:
-        if not isinstance(workers, int) or workers < 0:
-            raise MachineError(f"a VM has workers >= 0, not {workers!r}")
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        checked: bool = True,
+        kernels: Kernels = NO_KERNELS,
+        run: Run = machine.run,
+        scheduler: Scheduler | None = None,
+    ) -> None:
         self.name: str = name or f"vm{next(_numbers)}"
         self.checked = checked
-        self.attachments: dict[str, Any] = {}
-        self.functions = FunctionTable()
+        self.functions = FunctionTable(kernels)
+        self._attached: dict[Callable[[VMProtocol], Any], Any] = {}
         self._store = self._new_store()
         self._lock = threading.RLock()
-        self._scheduler = Scheduler(workers, self.name) if workers else None
+        self._run = run
+        self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
         self._scratch = Scratch()
         self._depth = 0  # of launches within launches, by host functions
@@ -69,6 +77,22 @@ class VM:
 
     def _new_store(self) -> FreeStore:
         return FreeStore()
+
+    # --- what the layers above keep ---
+
+    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
+        """The one `kind(vm)` of this VM, made when it is first asked for. It ends with the VM."""
+        found: T | None = self._attached.get(kind)
+        return self._attached.setdefault(kind, kind(self)) if found is None else found
+
+    def is_same(self, other: VMProtocol) -> bool:
+        """Whether handles of the other are handles of this VM."""
+        return other.stands_for is self.stands_for
+
+    @property
+    def stands_for(self) -> VMProtocol:
+        """The VM itself. What records in a VM's name stands for that VM."""
+        return self
 
     # --- tensors ---
 
@@ -206,21 +230,15 @@ class VM:
         """
         if not callable(fn):
             raise MachineError(f"{name}: a function is wanted, not {fn!r}")
-        with self._lock:
-            self.functions.register(name, PythonFunction(name, fn, nparams, nresults))
-            self._forget_links()
+        self.register_callees({name: PythonFunction(name, fn, nparams, nresults)})
 
-    def register_library(self, path: str | os.PathLike[str]) -> list[str]:
-        """Register the C functions that a shared library lists, and return their names.
-
-        `mlvm.h` says how it lists them. Raises `LibraryError`, and registers none then.
-        """
-        functions = load_library(path)
+    def register_callees(self, callees: Mapping[str, Callee]) -> None:
+        """Make these the functions of those names: what `register` does for functions of every
+        kind."""
         with self._lock:
-            for function in functions:
-                self.functions.register(function.name, function)
+            for name, callee in callees.items():
+                self.functions.register(name, callee)
             self._forget_links()
-        return [function.name for function in functions]
 
     def remove(self, name: str) -> None:
         """Take the function of that name out of the table. Raises `UnknownFunction`."""
@@ -243,21 +261,6 @@ class VM:
             self.quiesce()
             with self._lock:
                 self.functions.watch(None)
-
-    @contextmanager
-    def trace(self, path: str | Path) -> Iterator[None]:
-        """Write what runs inside the block to a Chrome trace, which Perfetto and
-        chrome://tracing open: a row for the VM and for each worker; names, types and bytes.
-
-        Raises `OSError` at the start if the file cannot be written.
-        """
-        trace = Trace(self.name)
-        with open(path, "w", encoding="utf-8") as file:
-            try:
-                with self.instrumented(trace):
-                    yield
-            finally:
-                trace.write(file)
 
     def close(self) -> None:
         """End the workers, if there are any, when they have done what they were given; the VM
@@ -302,7 +305,7 @@ class VM:
                 raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
             context = self._context if depth == 1 else self._context.copy()
             outputs = context.run(
-                machine.run,
+                self._run,
                 code,
                 operands,
                 self._store,

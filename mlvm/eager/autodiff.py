@@ -176,6 +176,12 @@ class Tape:
         return found
 
 
+def taping() -> Tape | None:
+    """The tape that is on, for this thread or task."""
+    tape = recording.get()
+    return tape if isinstance(tape, Tape) else None
+
+
 def _recipe(
     call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
 ) -> Recipe:
@@ -232,7 +238,7 @@ class _Session:
     """
 
     def __init__(self, arguments: Sequence[Tree]) -> None:
-        self.outer = recording.get()
+        self.outer = taping()
         self.tape = self.outer or Tape()
         for argument in arguments:
             for path, x in leaves(argument):

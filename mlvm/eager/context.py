@@ -7,16 +7,28 @@ arena for as long as Python refers to them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from mlvm.arena.arena import Arena, scope
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.vm import VM
+from mlvm.core.types import TensorType
+from mlvm.machines.local import LocalVM
 
-if TYPE_CHECKING:
-    from mlvm.eager.autodiff import Tape
+
+class Tape(Protocol):
+    """What an eager call tells of itself, while a gradient is taken; `mlvm.eager.autodiff` has it.
+
+    A call is a `OneOp`, and operands and results are Tensors.
+    """
+
+    def record(
+        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
+    ) -> None: ...
+    def refuse_write(self, call: Any, x: Any, operands: Sequence[Any] = ()) -> None: ...
+
 
 recording: ContextVar[Tape | None] = ContextVar("recording", default=None)
 """The tape that differentiable calls are recorded on, for each thread or task."""
@@ -27,7 +39,7 @@ _lock = threading.Lock()
 
 @cache
 def _make_default_vm() -> VMProtocol:
-    return VM("default")
+    return LocalVM("default")
 
 
 def default_vm() -> VMProtocol:

@@ -16,8 +16,8 @@ from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff import Pull, Tape
-from mlvm.eager.context import current_arena, recording
+from mlvm.eager.autodiff import Pull, Tape, taping
+from mlvm.eager.context import current_arena
 from mlvm.eager.functions import full
 from mlvm.eager.tensor import Tensor, from_array, launch_for_values
 
@@ -61,7 +61,7 @@ def call(
     program = _program(name, len(operands), attributes)
     arrays = launch_for_values(program, current_arena().vm, operands)
     results = tuple([from_array(array) for array in arrays])
-    tape = recording.get()
+    tape = taping()
     if tape is not None:
         _record(tape, name, rules, operands, results)
     if len(results) == 1:

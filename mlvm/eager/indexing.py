@@ -162,3 +162,6 @@ def _text(key: object) -> str:
     if key is None or isinstance(key, (int, slice, EllipsisType)):
         return brief(key)
     return type(key).__name__
+
+
+Tensor.__getitem__ = getitem

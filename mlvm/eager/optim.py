@@ -149,7 +149,7 @@ class Optimizer:
         require_writable(written)
         vm = self.count.arena.vm
         for arena in (current_arena(), *[g.arena for g in gradients.values()]):
-            if arena.vm.attachments is not vm.attachments:  # a recorder has those of its VM
+            if not arena.vm.is_same(vm):
                 raise HandleError(
                     f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
                     f"are on {vm.name}; update inside `with` an arena of theirs"

@@ -21,12 +21,12 @@ import numpy as np
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, DType
-from mlvm.core.vm import VM
 from mlvm.eager import functions as fn
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import integers
 from mlvm.eager.tensor import OneOp, Tensor, apply, launch_for_values
 from mlvm.eager.tree import Tree, named_tensors, require_writable
+from mlvm.machines.local import LocalVM
 from mlvm.parallel.collectives import Member, Reduction
 from mlvm.parallel.group import Group, member_of
 
@@ -193,7 +193,9 @@ def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -
 # --- data parallelism ----------------------------------------------------------------
 
 
-def data_parallel(make_step: Callable[[VM], Callable[..., R]], group: Group) -> Callable[..., R]:
+def data_parallel(
+    make_step: Callable[[LocalVM], Callable[..., R]], group: Group
+) -> Callable[..., R]:
     """A training step that the members of the group share: each takes its part of the batch.
 
     `make_step(vm)` is called once on each member, to build the model and optimizer there, and

@@ -1,6 +1,7 @@
 """The names of `mlvm.eager`, but for those of the ops, which are in `primitives`."""
 
 from mlvm.arena.arena import Arena
+from mlvm.arena.recording import Recording
 from mlvm.core import errors
 from mlvm.core.program.assembly import disassemble
 from mlvm.core.types import TensorType
@@ -15,7 +16,7 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
-from mlvm.core.vm import VM
+from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
@@ -75,15 +76,14 @@ from mlvm.eager.functions import (
     where,
 )
 from mlvm.eager.host import call
-from mlvm.eager.pipelines import Pipeline
-from mlvm.eager.queues import QueueTensor
-from mlvm.eager.scratch_pad import ScratchPad
+from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
 from mlvm.eager.tensor import Tensor, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.dry import DryVM
-from mlvm.show.report import Recording, record
+from mlvm.machines.local import LocalVM as VM
+from mlvm.show.record import record
 
 __all__ = [
     "VM",

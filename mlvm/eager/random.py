@@ -65,8 +65,7 @@ class _Global:
 
 def prepare(vm: VMProtocol) -> _Global:
     """The state of a VM's global keys, made if there is none yet."""
-    held: _Global | None = vm.attachments.get("random")
-    return vm.attachments.setdefault("random", _Global(vm)) if held is None else held
+    return vm.attached(_Global)
 
 
 def _global() -> _Global:

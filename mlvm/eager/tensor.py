@@ -6,7 +6,7 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -24,10 +24,7 @@ from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
-from mlvm.eager.context import current_arena, recording
-
-if TYPE_CHECKING:
-    from mlvm.eager.autodiff import Tape
+from mlvm.eager.context import Tape, current_arena, recording
 
 Scalar: TypeAlias = bool | int | float
 Operand: TypeAlias = "Tensor | Scalar"
@@ -222,7 +219,7 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
         if x.handle == STALE:
             return x.stale()
     for x in operands:
-        if x.arena.vm.attachments is not vm.attachments:  # a recorder has those of its VM
+        if not x.arena.vm.is_same(vm):
             return HandleError(
                 f"an operand {x.type} lives on {x.arena.vm.name}, the call runs on {vm.name}; "
                 f"call it inside `with arena:` of an arena on {x.arena.vm.name}, or move the "
@@ -243,7 +240,7 @@ _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
 }
 
 
-class _Constants:
+class Constants:
     """The Python scalars used with tensors of one VM, each written once."""
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -251,10 +248,9 @@ class _Constants:
         self.tensors: dict[Any, Tensor] = {}
 
 
-def prepare_constants(vm: VMProtocol) -> _Constants:
+def prepare_constants(vm: VMProtocol) -> Constants:
     """Where the VM's constants are kept."""
-    pool: _Constants | None = vm.attachments.get("constants")
-    return vm.attachments.setdefault("constants", _Constants(vm)) if pool is None else pool
+    return vm.attached(Constants)
 
 
 def constant(value: Scalar, dtype: DType) -> Tensor:
@@ -517,10 +513,8 @@ class Tensor(Allocation):
     def __pos__(self) -> Tensor:
         return self
 
-    def __getitem__(self, key: Any) -> Tensor:
-        from mlvm.eager.indexing import getitem
-
-        return getitem(self, key)
+    __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
+    """`x[key]`; see `mlvm.eager.indexing`, which adds it."""
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise TypeError("a Tensor is immutable; use where, or an update in place such as x += y")
@@ -535,9 +529,11 @@ class Tensor(Allocation):
     @property
     def mT(self) -> Tensor:
         """The last two axes swapped. Raises `ShapeError` for fewer than two dimensions."""
-        from mlvm.eager.functions import matrix_transpose
-
-        return matrix_transpose(self)
+        ndim = self.type.ndim
+        if ndim < 2:
+            raise ShapeError("needs 2 dimensions or more").at("matrix_transpose", (self.type,))
+        axes = (*range(ndim - 2), ndim - 1, ndim - 2)
+        return apply(one_op("permute_dims", axes=axes), self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("a Tensor cannot be pickled or copied so; use .numpy(), or copy(x)")

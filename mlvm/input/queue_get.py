@@ -25,7 +25,8 @@ and no worker reads them.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -33,29 +34,41 @@ from mlvm.arena.arena import Allocation
 from mlvm.core.errors import AttributeRefused, HandleError, MachineError, ShutDown
 from mlvm.core.machine.callee import Value, describe
 from mlvm.core.machine.frame import Frame
-from mlvm.core.protocol import LocalVMProtocol
+from mlvm.core.protocol import LocalVMProtocol, StorageHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
-
-if TYPE_CHECKING:
-    from mlvm.input.queue import QueueTensor
+from mlvm.input.slot_memory import SlotMemory
+from mlvm.input.slots import Slot, SlotArena
 
 NAME: Final = "queue.get"
 
 
-def register(vm: LocalVMProtocol, queue: QueueTensor) -> None:
+class Queue(Protocol):
+    """What a program needs of a queue tensor."""
+
+    name: str
+    types: tuple[TensorType, ...]
+    memory: SlotMemory
+    arena: SlotArena
+    handle: StorageHandle
+
+    def next_slot(self, timeout: float | None = None) -> Slot: ...
+
+
+class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
+    """The queues that the programs of one VM may take from, by their handles."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        super().__init__()
+
+
+def register(vm: LocalVMProtocol, queue: Queue) -> None:
     """Make the queue known to the VM's programs by its handle, for as long as it lives."""
-    queues: weakref.WeakValueDictionary[int, QueueTensor] | None = vm.attachments.get("queues")
-    if queues is None:
-        queues = vm.attachments.setdefault("queues", weakref.WeakValueDictionary())
-
-        def get(frame: Frame) -> None:
-            _get(frame, queues)
-
-        vm.register(NAME, get, nparams=1)
+    queues = vm.attached(Queues)
+    vm.register(NAME, partial(_get, queues), nparams=1)
     queues[queue.handle] = queue
 
 
-def _get(frame: Frame, queues: weakref.WeakValueDictionary[int, QueueTensor]) -> None:
+def _get(queues: Queues, frame: Frame) -> None:
     raises = frame.attributes.get("raises", False)
     if not isinstance(raises, bool) or frame.attributes.keys() - {"raises"}:
         raise AttributeRefused("the one attribute is raises, true or false").at(NAME, ())
@@ -87,7 +100,7 @@ class _Memory:
         self.tensor = tensor
 
 
-def _named(handle: Value, queues: weakref.WeakValueDictionary[int, QueueTensor]) -> QueueTensor:
+def _named(handle: Value, queues: Queues) -> Queue:
     """The queue of that handle."""
     if isinstance(handle, np.ndarray) and handle.size == 1 and handle.dtype.kind in "iu":
         handle = int(handle.item())

@@ -16,10 +16,11 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore, Storage
 from mlvm.core.types import Array, TensorType
-from mlvm.core.vm import VM, check_write
+from mlvm.core.vm import check_write
+from mlvm.machines.local import LocalVM
 
 
-class DryVM(VM):
+class DryVM(LocalVM):
     """A VM without bytes. Launches are verified and not run; reading raises `HandleError`."""
 
     def _new_store(self) -> FreeStore:

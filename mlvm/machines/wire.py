@@ -28,7 +28,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle
+from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
 from mlvm.core.types import MAX_NBYTES, Array, TensorType
 from mlvm.core.vm import VM
 
@@ -322,7 +322,7 @@ class WireVM:
 
     It answers what `VMProtocol` asks. An error comes back with its type, text, notes and parts
     (an `OpError` has its op, operands and reason); an argument that has no bytes is refused
-    before anything is sent. `attachments` stay on this side.
+    before anything is sent. What is `attached` stays on this side.
     """
 
     def __init__(self, vm: VM) -> None:
@@ -331,8 +331,19 @@ class WireVM:
         self._dropped: deque[int] = deque()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self.attachments: dict[str, Any] = {}
+        self._attached: dict[Callable[[VMProtocol], Any], Any] = {}
         self.name: str = self._call("name")
+
+    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
+        found: T | None = self._attached.get(kind)
+        return self._attached.setdefault(kind, kind(self)) if found is None else found
+
+    def is_same(self, other: VMProtocol) -> bool:
+        return other.stands_for is self.stands_for
+
+    @property
+    def stands_for(self) -> VMProtocol:
+        return self
 
     def _call(self, name: str, *args: Any) -> Any:
         return decode_answer(name, self._send(encode_call(name, args)))

@@ -1,4 +1,4 @@
-"""Ops that run beside the program: what `VM(workers=n)` adds to the machine.
+"""Ops that run beside the program: the scheduler of `ml.VM(workers=n)`.
 
 The machine does not wait for an op: it hands the kernel over, with the array that the result
 will be in, and goes on. Such an array is a future. Whoever needs its values waits for the
@@ -86,7 +86,7 @@ class _Task:
         )
 
 
-class Scheduler:
+class Workers:
     """Runs tasks on worker threads, in any order that the bytes they touch allow."""
 
     def __init__(self, workers: int, name: str) -> None:
@@ -112,13 +112,13 @@ class Scheduler:
         callee = slot.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
         if isinstance(callee, OpInto):
-            self._submit(slot.watched(callee.op.kernel), arrays, attributes, blame)
+            self._submit(slot.watched(callee.kernel), arrays, attributes, blame)
             return ()
         if isinstance(callee, OpFresh) and not callee.op.dynamic and slot.instrument is None:
             type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
             assert type is not None  # not dynamic
             out = aligned_array(type)
-            self._submit(callee.op.kernel, [out, *arrays], attributes, blame)
+            self._submit(callee.fill, [out, *arrays], attributes, blame)
             return (out,)
         if isinstance(callee, WritesInto):
             written = callee.writes(attributes)

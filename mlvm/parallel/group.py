@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import GroupError
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.rendezvous import Rendezvous
@@ -27,10 +27,16 @@ _GRACE: Final = 1.0
 _Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
+class Membership:
+    """The place of one VM in its group, None while it is in none."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.member: Member | None = None
+
+
 def member_of(vm: VMProtocol) -> Member | None:
     """The VM's place in its group, if it is in one."""
-    found: Member | None = vm.attachments.get("member")
-    return found
+    return vm.attached(Membership).member
 
 
 class Group:
@@ -45,8 +51,8 @@ class Group:
     Raises `GroupError` for VMs or cores that cannot be, `MissingExtra` without threadpoolctl.
     """
 
-    def __init__(self, vms: int | Sequence[VM], *, cores: Sequence[int] | None = None) -> None:
-        self.vms: tuple[VM, ...] = _checked_vms(vms)
+    def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:
+        self.vms: tuple[LocalVM, ...] = _checked_vms(vms)
         pins = _checked_cores(cores, len(self.vms))
         one_blas_thread.prepare()
         names = [f"member {rank} ({vm.name})" for rank, vm in enumerate(self.vms)]
@@ -59,9 +65,8 @@ class Group:
         mailboxes: list[_Mailbox] = [SimpleQueue() for _ in self.vms]
         self._mailboxes = mailboxes
         for vm, member in zip(self.vms, self._members, strict=True):
-            vm.attachments["member"] = member
-            for name, callee in member.functions().items():
-                vm.functions.register(name, callee)
+            vm.attached(Membership).member = member
+            vm.register_callees(member.functions())
         self._threads = [
             threading.Thread(target=_serve, args=(mailbox, core), name=vm.name, daemon=True)
             for vm, mailbox, core in zip(self.vms, mailboxes, pins, strict=True)
@@ -75,7 +80,7 @@ class Group:
         """How many members there are; their ranks are 0 .. size - 1."""
         return len(self.vms)
 
-    def run(self, fn: Callable[[int, VM], R]) -> list[R]:
+    def run(self, fn: Callable[[int, LocalVM], R]) -> list[R]:
         """Call `fn(rank, vm)` for each member on its thread, and return the results by rank.
 
         Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not
@@ -115,7 +120,7 @@ class Group:
     def _take_part(
         self,
         rank: int,
-        fn: Callable[[int, VM], R],
+        fn: Callable[[int, LocalVM], R],
         rendezvous: Rendezvous,
         results: dict[int, R],
         ended: SimpleQueue[int],
@@ -153,7 +158,7 @@ class Group:
             self._arenas[rank].close()
             for name in member.functions():
                 vm.remove(name)
-            del vm.attachments["member"]
+            vm.attached(Membership).member = None
 
     def __enter__(self) -> Self:
         return self
@@ -193,12 +198,12 @@ def _drain(ended: SimpleQueue[int], members: int) -> None:
             return
 
 
-def _checked_vms(vms: Any) -> tuple[VM, ...]:
+def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
     if isinstance(vms, int) and not isinstance(vms, bool):
         if vms < 1:
             raise GroupError(f"a group has 1 or more VMs, not {vms}")
-        return tuple([VM(f"vm{rank}") for rank in range(vms)])
-    if not isinstance(vms, Sequence) or not vms or not all(isinstance(vm, VM) for vm in vms):
+        return tuple([LocalVM(f"vm{rank}") for rank in range(vms)])
+    if not isinstance(vms, Sequence) or not vms or not all(isinstance(vm, LocalVM) for vm in vms):
         raise GroupError(f"a group is of VMs of this process, or of a number, not of {vms!r}")
     if len(set(map(id, vms))) < len(vms):
         raise GroupError(f"a VM occurs twice in the group {[vm.name for vm in vms]}")

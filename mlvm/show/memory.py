@@ -20,6 +20,7 @@ import numpy as np
 from mlvm.arena.arena import Arena
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
+from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import MlvmError
 from mlvm.core.machine.callee import Value
 from mlvm.core.op import Attributes
@@ -27,7 +28,8 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, root
 from mlvm.core.vm import VM
 from mlvm.show.picture import MOST_RECTANGLES, timeline
-from mlvm.show.report import Lifetime, Recording, record_all, table
+from mlvm.show.record import record_all
+from mlvm.show.report import table
 
 _LARGEST: Final = 8  # intermediates that are listed
 

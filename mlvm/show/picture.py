@@ -7,9 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Final
 
-from mlvm.show.report import Lifetime, Recording, short
+from mlvm.arena.arena import Arena
+from mlvm.arena.recording import Lifetime, Recording
+from mlvm.show.record import snapshot
+from mlvm.show.report import short
 
 MOST_RECTANGLES: Final = 4000
 """So many a browser still scrolls smoothly, and the file stays below a megabyte."""
@@ -250,3 +254,16 @@ def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
     parts.append(f'<path class="used" d="M{left} {top}h13"/>')
     parts.append(_text(left + 20, top + 4, "bytes in use"))
     return "\n".join(parts)
+
+
+def plot(arena: Arena, path: str | Path, *, title: str | None = None) -> None:
+    """Write an SVG picture: address against time, a rectangle for each tensor.
+
+    It shows the arena's recording, finished or running, and what lives now if there is none.
+    Raises `OSError`.
+    """
+    recording = arena.recording.so_far() if arena.recording is not None else snapshot(arena)
+    Path(path).write_text(timeline(recording, title=title), encoding="utf-8")
+
+
+Arena.plot = plot

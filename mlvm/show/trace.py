@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
 from mlvm.core.machine.callee import Value, describe
 from mlvm.core.op import Attributes
+from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
 
 
 class Trace:
@@ -69,3 +73,22 @@ class Trace:
         ]
         events = [*names, *self._events]
         json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file, default=repr)
+
+
+@contextmanager
+def trace(vm: VM, path: str | Path) -> Iterator[None]:
+    """Write what runs inside the block to a Chrome trace, which Perfetto and chrome://tracing
+    open: a row for the VM and for each worker; names, types and bytes.
+
+    Raises `OSError` at the start if the file cannot be written.
+    """
+    seen = Trace(vm.name)
+    with open(path, "w", encoding="utf-8") as file:
+        try:
+            with vm.instrumented(seen):
+                yield
+        finally:
+            seen.write(file)
+
+
+LocalVM.trace = trace

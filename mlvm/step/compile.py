@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
+from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.machine.fused import Chain
@@ -20,7 +21,6 @@ from mlvm.core.op import Attributes
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.types import TensorType
 from mlvm.input import queue_get
-from mlvm.show.report import Lifetime, Recording
 from mlvm.step.flow import (
     Call,
     Flow,

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mlvm.arena.planner import Plan
+from mlvm.arena.recording import Lifetime
 from mlvm.core.errors import EncodingError, ProgramError
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
-from mlvm.show.report import Lifetime
 from mlvm.step.compile import ROLES, Argument, Planned
 from mlvm.step.flow import Role
 

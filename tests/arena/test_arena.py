@@ -8,6 +8,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import TensorHandle
+from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 
@@ -369,12 +370,20 @@ def test_an_arena_that_is_dropped_gives_everything_back() -> None:
         gc.enable()
 
 
+class Holding:
+    """Attached to a VM, it keeps an arena of that VM alive."""
+
+    def __init__(self, arena: Arena, tensor: Allocation, vm: VMProtocol) -> None:
+        self.held = arena, tensor
+
+
 def test_a_vm_may_hold_its_own_arenas_and_still_end() -> None:
     vm = VM()
     arena = Arena(vm, "constants")
-    vm.attachments["constants"] = arena, arena.alloc(ROW)
+    holder = partial(Holding, arena, arena.alloc(ROW))
+    vm.attached(holder)
     reference = weakref.ref(vm)
-    del vm, arena
+    del vm, arena, holder
     gc.collect()
     assert reference() is None
 

@@ -27,7 +27,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.context import default_vm
 from mlvm.eager.creation import asarray
-from mlvm.eager.tensor import Tensor, from_array
+from mlvm.eager.tensor import Tensor, from_array, prepare_constants
 
 STEPS = 20
 SHAPES = {"kernel": (3, 4), "bias": (4,), "gain": ()}
@@ -220,7 +220,7 @@ def test_training_learns_and_allocates_nothing_after_the_first_step(
     model = Mlp()
     optimizer = make(model)
     batch = Arena(weights.vm, "batch")
-    constants = weights.vm.attachments["constants"].arena
+    constants = prepare_constants(weights.vm).arena
     arenas = (weights, batch, constants)
     xs = RNG.standard_normal((32, 3)).astype(np.float32)
     ys = xs @ np.array([[1], [-2], [3]], np.float32)

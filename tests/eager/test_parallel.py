@@ -22,8 +22,8 @@ from mlvm.core.errors import (
     StaleTensor,
 )
 from mlvm.core.types import Array
-from mlvm.core.vm import VM
 from mlvm.eager import Tensor, nn
+from mlvm.machines.local import LocalVM as VM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
 

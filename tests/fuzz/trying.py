@@ -22,9 +22,9 @@ from mlvm.core.machine.callee import Value
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import disassemble
 from mlvm.core.program.program import Instruction, Opcode, Program
-from mlvm.core.protocol import TensorHandle
+from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM as VM
 from tests.core.programs import ADD_INTO, f32s, put
 from tests.fuzz.making import GLOBALS, Case, make_case
 
@@ -63,6 +63,13 @@ def fail(frame: Frame) -> None:
     raise MachineError("host.fail fails")
 
 
+class Table:
+    """Whether a VM's function table was changed."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.changed = False
+
+
 def new_vm(**options: Any) -> VM:
     vm = VM(**options)
     vm.register("host.all", leave_all)
@@ -73,7 +80,7 @@ def new_vm(**options: Any) -> VM:
     def change(frame: Frame) -> None:
         vm.register("negative", leave_all)
         vm.register("add", leave_one_of_any_kind, nresults=1)
-        vm.attachments["changed"] = True
+        vm.attached(Table).changed = True
 
     vm.register("host.change", change, nresults=0)
     return vm
@@ -165,7 +172,7 @@ class Fuzz:
             raise Found("the VM computes wrong results")
         outcome = "ran" if failed is None else type(failed).__name__
         self.counts[case.kind, outcome] += 1
-        if "changed" in self.vm.attachments:  # the table is not what it was
+        if self.vm.attached(Table).changed:  # the table is not what it was
             self.vm = new_vm()
         elif failed is None:
             for name in self.others:

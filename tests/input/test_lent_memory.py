@@ -21,8 +21,8 @@ from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import LocalVMProtocol
 from mlvm.core.types import Array, TensorType, aligned_zeros
-from mlvm.core.vm import VM
 from mlvm.machines.dry import DryVM
+from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
 
 

@@ -26,8 +26,8 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
-from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
+from mlvm.machines.local import LocalVM as VM
 
 SUMS = """
 .const zero f64[] 0

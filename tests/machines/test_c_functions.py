@@ -26,9 +26,9 @@ from mlvm.core.errors import (
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.types import ALIGNMENT, Array, f32
-from mlvm.core.vm import VM
 from mlvm.machines import c_functions as clib
 from mlvm.machines.c_functions import DTYPES, CFunction, include_dir, load_library
+from mlvm.machines.local import LocalVM as VM
 from tests.core.programs import f32s, put
 from tests.machines.libraries import EXAMPLE, ROOT, compile_c, compile_text, needs_compiler
 

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlvm.arena.arena import Regions
 from mlvm.core import errors
 from mlvm.core.errors import (
     AssemblyError,
@@ -65,6 +66,10 @@ def wired() -> tuple[VM, WireVM]:
     return vm, WireVM(vm)
 
 
+LOCAL_CALLS = {"attached", "is_same", "stands_for"}
+"""What a VM answers on this side of a wire."""
+
+
 # --- every call ----------------------------------------------------------------------
 
 
@@ -72,7 +77,7 @@ def test_it_speaks_the_whole_protocol() -> None:
     vm: VMProtocol = wired()[1]
     asked = {name for name in vars(VMProtocol) if not name.startswith("_")}
     assert asked <= {name for name, _ in inspect.getmembers(vm)}
-    assert set(CALLS) == asked - {"attachments"} | {"load_program", "drop_program"}
+    assert set(CALLS) == asked - LOCAL_CALLS | {"load_program", "drop_program"}
 
 
 def test_tensors() -> None:
@@ -146,10 +151,13 @@ def test_a_limit_of_steps_passes() -> None:
         wire_vm.launch(FOREVER, max_steps=100)
 
 
-def test_its_name_is_the_vms_and_its_attachments_are_its_own() -> None:
+def test_its_name_is_the_vms_and_what_is_attached_to_it_its_own() -> None:
     vm, wire_vm = wired()
-    wire_vm.attachments["x"] = 1
-    assert (wire_vm.name, wire_vm.attachments, vm.attachments) == ("there", {"x": 1}, {})
+    assert wire_vm.name == "there"
+    assert wire_vm.attached(Regions) is wire_vm.attached(Regions)
+    assert wire_vm.attached(Regions) is not vm.attached(Regions)
+    assert wire_vm.is_same(wire_vm)
+    assert not wire_vm.is_same(vm)
 
 
 def test_a_dry_vm_behind_it_refuses_to_read() -> None:

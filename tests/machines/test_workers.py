@@ -20,7 +20,7 @@ from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM as VM
 
 VECTOR = TensorType("f64", (4,))
 ADD = Program.of_op("add.out", 3, {}, 0)

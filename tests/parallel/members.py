@@ -7,7 +7,7 @@ from typing import Any
 
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
 
 Step = Callable[[int, VM], Any]

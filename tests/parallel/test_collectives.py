@@ -21,7 +21,7 @@ from mlvm.core.errors import (
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
 from mlvm.parallel.rendezvous import SMALL
 from tests.parallel.members import call, gathered, run, tensor

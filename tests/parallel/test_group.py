@@ -17,9 +17,9 @@ import pytest
 
 from mlvm.arena.arena import scope
 from mlvm.core.errors import GroupError, MissingExtra, ShapeError, UnknownFunction
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
-from mlvm.parallel.group import Group
+from mlvm.parallel.group import Group, member_of
 from mlvm.parallel.rendezvous import SMALL
 from tests.parallel.members import Step, call, run, run_in
 
@@ -326,7 +326,7 @@ def test_a_group_that_is_closed_gives_its_vms_back() -> None:
         with pytest.raises(GroupError, match="closed"):
             group.run(end)
     assert threading.active_count() == threads
-    assert vms[0].attachments.keys() & {"member"} == set()
+    assert member_of(vms[0]) is None
     with pytest.raises(UnknownFunction):
         reduce(0, vms[0])
     assert [vm.consumed_size_in_mib() for vm in vms] == [0, 0]
@@ -390,7 +390,7 @@ def test_without_threadpoolctl_the_error_names_the_extra(monkeypatch: pytest.Mon
     vm = VM("a")
     with pytest.raises(MissingExtra, match=r'threadpoolctl is not .* "mlvm\[parallel\]"'):
         Group([vm])
-    assert "member" not in vm.attachments
+    assert member_of(vm) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")

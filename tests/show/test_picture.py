@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.types import TensorType
 from mlvm.show.picture import MOST_RECTANGLES, timeline
-from mlvm.show.report import Lifetime, Recording
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,7 +15,7 @@ from mlvm.core.machine.callee import Value
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM as VM
 
 VECTOR = TensorType("f32", (4,))
 ADD_OUT = Program.of_op("add.out", 3, {}, 0)

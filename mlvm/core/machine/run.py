@@ -7,12 +7,20 @@ Nothing is checked here but what the verifier could not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from mlvm.core.errors import LimitExceeded, MachineError, MlvmError, OpError, OutOfMemory, user_line
+from mlvm.core.errors import (
+    LimitExceeded,
+    MachineError,
+    MlvmError,
+    OpError,
+    OutOfMemory,
+    locate,
+    user_line,
+)
 from mlvm.core.machine.callee import OpInto, Value, describe
 from mlvm.core.machine.functions import FunctionTable, Slot
 from mlvm.core.machine.link import (
@@ -36,17 +44,48 @@ from mlvm.core.machine.link import (
     CallDetails,
     Code,
 )
+from mlvm.core.op import Attributes
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
-from mlvm.machines.workers import Scheduler
 
 MAX_DEPTH: Final = 10_000
 """How many calls may lie within each other."""
 
 _Return = tuple[Code, int, int, int]
 """A frame to come back to: its code, the next step, base and nparams."""
+
+
+class Scheduler(Protocol):
+    """What runs ops beside the program; `mlvm.machines.workers` has one, and documents it."""
+
+    def call(
+        self,
+        slot: Slot,
+        params: Sequence[Value],
+        attributes: Attributes,
+        blame: Callable[[Exception], object],
+    ) -> Sequence[Value]: ...
+    def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None: ...
+    def overwrite(self, array: Array) -> None: ...
+    def drain(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Run(Protocol):
+    """The loop of a machine: the reference one is `run`, which documents it."""
+
+    def __call__(
+        self,
+        main: Code,
+        operands: tuple[Array, ...],
+        store: FreeStore,
+        functions: FunctionTable,
+        max_steps: int | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> list[Value]: ...
 
 
 def run(
@@ -122,8 +161,8 @@ def run(
                     stack[at:] = _call(value, stack[at:], rest)
                 else:
                     line = line or user_line()
-                    place = _Place(current, pc - 1, frames, line)
-                    stack[at:] = _defer(scheduler, value, stack[at:], rest, place)
+                    site = _Site(current, pc - 1, frames, line)
+                    stack[at:] = _defer(scheduler, value, stack[at:], rest, site)
             elif code == POP:
                 del stack[len(stack) - number :]
             elif code == LOAD_GLOBAL:
@@ -142,10 +181,10 @@ def run(
         else:
             params = stack[base if number == ALL else len(stack) - number :]
         slot = value if isinstance(value, Slot) else None
-        place = _Place(current, pc - 1, frames)
+        site = _Site(current, pc - 1, frames)
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
-            raise place.note(OutOfMemory(str(error)), stack, slot, params) from None
-        place.note(error, stack, slot, params)
+            raise site.blame(OutOfMemory(str(error)), stack, slot, params) from None
+        site.blame(error, stack, slot, params)
         raise
 
 
@@ -179,12 +218,12 @@ def _defer(
     slot: Slot,
     params: list[Value],
     details: CallDetails,
-    place: _Place,
+    site: _Site,
 ) -> Sequence[Value]:
     if details.unproven or details.apart:
         slot.check(params, details.attributes, types=details.unproven)
     results = scheduler.call(
-        slot, params, details.attributes, lambda error: place.note(error, params, slot, params)
+        slot, params, details.attributes, lambda error: site.blame(error, params, slot, params)
     )
     if details.nresults not in (STAR, len(results)):
         raise _miscounted(slot, results, details)
@@ -210,7 +249,7 @@ def _spend(left: int, code: Code, since: int, pc: int) -> int:
     return left
 
 
-class _Place:
+class _Site:
     """Where a program stands, kept for an error that may come later."""
 
     def __init__(
@@ -221,22 +260,21 @@ class _Place:
         self.calls = [caller.function.name for caller, _, _, _ in frames]
         self.line = line or user_line()
 
-    def note(
+    def blame(
         self, error: Exception, stack: list[Any], slot: Slot | None, params: Sequence[Any]
     ) -> Exception:
-        """The error with a note of the place, and for an `OpError` function and operand types."""
+        """The error, which now knows the place, and an `OpError` also op and operand types."""
         if isinstance(error, OpError) and slot is not None:
             name = slot.name
             if isinstance(slot.callee, OpInto):  # a user of the op knows neither ".out" nor out
                 name, params = slot.callee.op.name, params[1:]
             types = [TensorType.of(x) if isinstance(x, np.ndarray) else x for x in params]
             error.at(name, types)
-        pc = self.code.ends[self.step]
-        calls = " > ".join([*self.calls, self.code.function.name][-8:])
-        error.add_note(
-            f"at {calls}, pc {pc}: {format_instruction(self.code.function.code[pc])}; "
+        function, pc = self.code.function, self.code.ends[self.step]
+        calls = " > ".join([*self.calls, function.name][-8:])
+        text = (
+            f"{calls}, pc {pc}: {format_instruction(function.code[pc])}; "
             f"stack: {describe(stack[-8:]) or 'empty'}"
         )
-        if self.line:
-            error.add_note(f"called from {self.line}")
+        locate(error, text, function=function.name, pc=pc, step=self.step, line=self.line)
         return error

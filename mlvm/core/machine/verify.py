@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.errors import MlvmError, ProgramError, brief
+from mlvm.core.errors import MlvmError, ProgramError, brief, locate
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES
@@ -322,7 +322,7 @@ class _Verifier:
         except ProgramError:
             raise
         except MlvmError as error:
-            error.add_note(f"at {self.place()}")
+            locate(error, self.place(), function=self.context.function.name, pc=self.pc)
             raise
 
     def call(self, name: str) -> object:
@@ -459,7 +459,9 @@ class _Verifier:
         return f"{name}, pc {self.pc}: {format_instruction(self.instruction)}"
 
     def error(self, reason: str) -> ProgramError:
-        return ProgramError(f"{self.place()}: {reason}")
+        error = ProgramError(f"{self.place()}: {reason}")
+        error.function, error.pc = self.context.function.name, self.pc
+        return error
 
 
 _ENDS: Final = object()

@@ -21,9 +21,9 @@ from mlvm.core.errors import CaptureError, HandleError, user_line
 from mlvm.core.machine.callee import OUT
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.program.program import STAR, Opcode, Program
-from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, Array, TensorType
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Tensor, prepare_constants
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.step.flow import Call, Home, Role, Use, Value
@@ -79,8 +79,14 @@ class Recorder:
         return self.vm.name
 
     @property
-    def attachments(self) -> dict[str, Any]:
-        return self.vm.attachments
+    def stands_for(self) -> VMProtocol:
+        return self.vm.stands_for
+
+    def is_same(self, other: VMProtocol) -> bool:
+        return self.vm.is_same(other)
+
+    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
+        return self.vm.attached(kind)
 
     def alloc_storage(self, nbytes: int) -> StorageHandle:
         handle = next(_handles)
@@ -129,7 +135,7 @@ class Recorder:
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy a Python scalar in, which stays the same. Raises `CaptureError` for other values."""
         arena = scope.get()
-        if arena is not None and arena is self.attachments["constants"].arena:
+        if arena is not None and arena is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
             holder = regions(self.vm)[handle].holder
             assert holder is not None  # it was allocated to be written
@@ -339,13 +345,21 @@ def _refused(what: str) -> CaptureError:
     )
 
 
+class _OneAtATime:
+    """Lets one thread at a time record on a VM."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.lock = threading.RLock()
+
+
 @contextmanager
 def recording_of(vm: VMProtocol) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
     have no bytes. Other threads notice nothing."""
     me = threading.get_ident()
-    lock = vm.attachments.setdefault("recording", threading.RLock())
-    with lock:  # of one thread at a time: the methods are put back in the reverse order
+    with vm.attached(
+        _OneAtATime
+    ).lock:  # of one thread at a time: the methods are put back in the reverse order
         on = Recorder(vm)
         before = {name: vars(vm).get(name) for name in _REPLACED}
         for name in _REPLACED:

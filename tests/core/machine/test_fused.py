@@ -31,8 +31,8 @@ from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
-from mlvm.core.vm import VM
 from mlvm.machines.dry import DryVM
+from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
 from tests.core.programs import f32s, put
 

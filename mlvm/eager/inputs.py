@@ -1,4 +1,4 @@
-"""Queue tensors whose elements are eager tensors."""
+"""Queue tensors, input pipelines and scratch pads, with eager tensors as what they hold."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import cast
 
 from typing_extensions import TypeVar
 
+from mlvm.arena import scratch_pad
 from mlvm.arena.arena import Allocation
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import TensorType
 from mlvm.eager.capture.recorder import recorder, refuse_captured
+from mlvm.eager.context import current_arena
 from mlvm.eager.tensor import Tensor
-from mlvm.input import queue
+from mlvm.input import pipeline, queue
 
 A = TypeVar("A", bound=Allocation, default=Tensor)
 
@@ -34,3 +38,20 @@ class QueueTensor(queue.QueueTensor):
 
     get.__doc__ = queue.QueueTensor.get.__doc__
     get_nowait.__doc__ = queue.QueueTensor.get_nowait.__doc__
+
+
+class Pipeline(pipeline.Pipeline[Tensor]):
+    __doc__ = pipeline.Pipeline.__doc__
+    _kind = Tensor
+
+    def _default_vm(self) -> VMProtocol:
+        return current_arena().vm
+
+
+class ScratchPad(scratch_pad.ScratchPad):
+    __doc__ = scratch_pad.ScratchPad.__doc__
+
+    def tensor(self, type: TensorType | str, offset: int, kind: type[A] = Tensor) -> A:  # type: ignore[assignment]
+        return super().tensor(type, offset, kind)
+
+    tensor.__doc__ = scratch_pad.ScratchPad.tensor.__doc__

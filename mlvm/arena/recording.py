@@ -1,0 +1,98 @@
+"""A recording as data: which tensors lived in an arena, where and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from mlvm.arena.placement import Chunk, Region
+from mlvm.core.errors import Place, line_of
+from mlvm.core.protocol import StorageHandle
+from mlvm.core.types import TensorType
+
+
+@dataclass(slots=True)
+class Lifetime:
+    """A tensor's stay in an arena, at bytes `offset` .. `offset + nbytes` and in the moments
+    `start` .. `end - 1`. `nbytes` is its size rounded up to what it takes up; `op` names what
+    wrote it first, and `place` where in Python it was made, or the line itself, as far as that is
+    known."""
+
+    type: TensorType
+    offset: int
+    nbytes: int
+    start: int
+    end: int
+    op: str = ""
+    place: Place | str | None = None
+
+    @property
+    def line(self) -> str:
+        """The Python line that made it, as `file:line`, or nothing."""
+        return self.place or "" if not isinstance(self.place, tuple) else line_of(self.place)
+
+
+@dataclass
+class Recording:
+    """The tensors that lived in an arena while it was recorded, in the order they came.
+
+    Each allocation and each end of a tensor makes a new moment; `moments` is the number after
+    the last, `first` the one that the recording reaches back to. `resets` are the moments at
+    which the arena was reset. Offsets see the arena's storages laid end to end, as they came;
+    `capacity` is the most that the arena held of its VM.
+    """
+
+    arena: str
+    capacity: int = 0
+    moments: int = 1
+    lifetimes: list[Lifetime] = field(default_factory=list)
+    first: int = 0
+    resets: list[int] = field(default_factory=list)
+    _homes: dict[StorageHandle, int] = field(default_factory=dict, repr=False)
+    _extent: int = 0
+
+    def offset(self, region: Region, chunks: Sequence[Chunk]) -> int:
+        """Where the region is when the arena's storages, `chunks`, lie end to end."""
+        if region.storage not in self._homes:
+            for chunk in chunks:
+                if chunk.storage not in self._homes:
+                    self._homes[chunk.storage] = self._extent
+                    self._extent += chunk.nbytes
+            self.hold(chunks)
+        return self._homes[region.storage] + region.offset
+
+    def hold(self, chunks: Sequence[Chunk]) -> None:
+        """Note how much the arena holds now."""
+        self.capacity = max(self.capacity, sum(chunk.nbytes for chunk in chunks))
+
+    def next_moment(self) -> int:
+        """A new moment: its number."""
+        self.moments += 1
+        return self.moments - 1
+
+    def so_far(self) -> Recording:
+        """A copy in which what lives now does so to the last moment."""
+        now = [
+            replace(x) if x.end != x.start else replace(x, end=self.moments) for x in self.lifetimes
+        ]
+        return replace(self, lifetimes=now, resets=self.resets.copy())
+
+    def used(self) -> list[int]:
+        """The bytes in use at each moment since `first` of a complete recording. Their maximum
+        is a lower bound for any placement."""
+        change = [0] * (self.moments - self.first + 1)
+        for lifetime in self.lifetimes:
+            change[max(lifetime.start, self.first) - self.first] += lifetime.nbytes
+            change[lifetime.end - self.first] -= lifetime.nbytes
+        return list(accumulate(change[:-1]))
+
+    def forget(self, most: int) -> None:
+        """Keep of the tensors that have ended only the last so many."""
+        ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
+        if len(ended) > most:
+            self.first = sorted(ended)[-most - 1]
+            self.lifetimes = [
+                each for each in self.lifetimes if each.end == each.start or each.end > self.first
+            ]
+            self.resets = [moment for moment in self.resets if moment >= self.first]

@@ -1,0 +1,74 @@
+"""One way to listen to a VM: layers around its methods, for recorders, reports, listings and tests.
+
+    def launch(proceed, program, args=(), **options):
+        print(program)
+        return proceed(program, args, **options)
+
+    with observed(vm, launch=launch):
+        ...
+
+A layer is called in the method's place and gets the method, `proceed`, as its first argument; it
+may call it, change what goes in and comes out, or not call it at all. The latest layer is the
+outermost. A VM that nobody observes pays nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from mlvm.core.protocol import VMProtocol
+
+Layer: TypeAlias = Callable[..., Any]
+"""`layer(proceed, *args, **options)`, in the place of `proceed(*args, **options)`."""
+
+_LAYERS: Final = "_layers"
+"""The VM's attribute with its layers by method, the outermost last."""
+
+_lock: Final = threading.RLock()
+
+
+@contextmanager
+def observed(vm: VMProtocol, **layers: Layer) -> Iterator[None]:
+    """Inside the block each named method of the VM has a layer around it, on every thread.
+
+    Blocks on one VM may overlap, and end in any order. Raises `AttributeError` for a method that
+    the VM does not have.
+    """
+    observe(vm, **layers)
+    try:
+        yield
+    finally:
+        with _lock:
+            for name, layer in layers.items():
+                _layers_of(vm, name).remove(layer)
+                _wrap(vm, name)
+
+
+def observe(vm: VMProtocol, **layers: Layer) -> None:
+    """Put a layer around each named method of the VM, for as long as the VM lives."""
+    with _lock:
+        for name in layers:
+            getattr(vm, name)  # or nothing has changed
+        for name, layer in layers.items():
+            _layers_of(vm, name).append(layer)
+            _wrap(vm, name)
+
+
+def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
+    layers: list[Layer] = vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])
+    return layers
+
+
+def _wrap(vm: VMProtocol, name: str) -> None:
+    """Set the method anew, as the instance's own, or drop it where no layer is left."""
+    vars(vm).pop(name, None)
+    layers = _layers_of(vm, name)
+    if layers:
+        method = getattr(vm, name)
+        for layer in layers:
+            method = partial(layer, method)
+        setattr(vm, name, method)
