@@ -312,7 +312,7 @@ def print_ops(names: Sequence[str]) -> None:
     """The signature and first line of every op by room, or all about the named ones."""
     for name in names:
         if name not in OPS:
-            FunctionTable().slot(name)  # says which names are close
+            FunctionTable().binding(name)  # says which names are close
             raise UnknownFunction(f"no op {name!r}: that name is a form of one")
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
     if names:

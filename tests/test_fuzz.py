@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlvm.core.machine.functions import Slot
+from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from tests.fuzz.making import VALID, Case, make_case
@@ -62,7 +62,7 @@ def forgets(store: FreeStore, storage: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "reason"),
     [
-        (Slot, "check", fails, "ZeroDivisionError"),
+        (Binding, "check", fails, "ZeroDivisionError"),
         (FreeStore, "_release", forgets, "MiB"),
         (FreeStore, "replace", fails, "ZeroDivisionError"),
     ],

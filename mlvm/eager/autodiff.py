@@ -41,8 +41,8 @@ class Pull(NamedTuple):
     needs: tuple[int, ...]
 
 
-class Recipe(NamedTuple):
-    """What to record of one call for one set of tracked operands: the numbers of these, a pull
+class Template(NamedTuple):
+    """What node one call leaves for one set of tracked operands: the numbers of these, a pull
     for each, and the values that the pulls need, -1 for the result."""
 
     tracked: tuple[int, ...]
@@ -50,14 +50,15 @@ class Recipe(NamedTuple):
     saves: tuple[int, ...]
 
 
-_NOTHING: Final = Recipe((), (), ())
+_NOTHING: Final = Template((), (), ())
 
 _Node: TypeAlias = tuple[tuple[Pull, ...], tuple[int, ...], tuple[Tensor, ...]]
-"""What a call leaves: pulls, the slot that each one's cotangent goes to, and the saved values."""
+"""What a call leaves: pulls, the number of the node that each one's cotangent goes to, and the
+saved values."""
 
 
 class Tape:
-    """What ran, in order. A tracked tensor's `slot` is the number of the node that made it;
+    """What ran, in order. A tracked tensor's `node` is the number of the node that made it;
     a watched tensor's node is None. `kept` are the ids of the roots that some node has saved,
     or once had."""
 
@@ -70,7 +71,7 @@ class Tape:
         """A twin of x, over the same bytes, that is tracked from here on."""
         twin = alias(_COPY, x, x.type)
         if twin.tape is not self:
-            twin.tape, twin.slot = self, len(self.nodes)
+            twin.tape, twin.node = self, len(self.nodes)
             self.nodes.append(None)
         return twin
 
@@ -83,29 +84,29 @@ class Tape:
     ) -> None:
         """Leave a node for a call, if any operand is tracked and the result is a float."""
         mask = tuple([x.tape is self for x in operands])
-        recipe = call.recipes.get((types, mask))
-        if recipe is None:
-            recipe = call.recipes[types, mask] = _recipe(call, types, out.type, mask)
-        tracked, pulls, saves = recipe
+        template = call.templates.get((types, mask))
+        if template is None:
+            template = call.templates[types, mask] = _template(call, types, out.type, mask)
+        tracked, pulls, saves = template
         if not tracked:
             return
-        slots = tuple([operands[i].slot for i in tracked])
+        origins = tuple([operands[i].node for i in tracked])
         saved = tuple([out if i == _RESULT else operands[i] for i in saves]) if saves else ()
-        self.leave(out, pulls, slots, saved)
+        self.leave(out, pulls, origins, saved)
 
     def leave(
         self,
         out: Tensor,
         pulls: tuple[Pull, ...],
-        slots: tuple[int, ...],
+        origins: tuple[int, ...],
         saved: tuple[Tensor, ...],
     ) -> None:
-        """Make a node for the result `out`: a pull for each slot, and what these need."""
+        """Make a node for the result `out`: a pull for each node of `origins`, and what pulls need."""
         out.tape = self
-        out.slot = len(self.nodes)
+        out.node = len(self.nodes)
         for y in saved:
             self.kept.add(id(y if y.base is None else y.base))
-        self.nodes.append((pulls, slots, saved))
+        self.nodes.append((pulls, origins, saved))
 
     def refuse_write(self, call: OneOp, x: Tensor, operands: Sequence[Tensor] = ()) -> None:
         """Raise `GradientError` if an update of `x` in place would change what is recorded, or
@@ -145,27 +146,27 @@ class Tape:
         """
         if out.tape is not self:
             return [None] * len(watched)
-        if out.slot >= len(self.nodes):
+        if out.node >= len(self.nodes):
             raise GradientError(
                 f"what led to this {out.type} was dropped when the gradient around it was taken"
             )
-        pending: dict[int, Tensor] = {out.slot: seed}
+        pending: dict[int, Tensor] = {out.node: seed}
         wanted = self._dependents(watched, start) if keep else None
         for index in range(len(self.nodes) - 1, start - 1, -1):
             node = self.nodes[index] if keep else self.nodes.pop()
             if node is None or (g := pending.pop(index, None)) is None:
                 continue
-            pulls, slots, saved = node
-            for (type, rule, needs), slot in zip(pulls, slots, strict=True):
-                if wanted is not None and slot not in wanted:
+            pulls, origins, saved = node
+            for (type, rule, needs), origin in zip(pulls, origins, strict=True):
+                if wanted is not None and origin not in wanted:
                     continue
                 part = rule(g, *map(saved.__getitem__, needs))
                 if part.type is not type:
                     part = sum_to(part, type)
-                held = pending.get(slot)
-                pending[slot] = part if held is None else held + part
+                held = pending.get(origin)
+                pending[origin] = part if held is None else held + part
                 del part, held
-        return [pending.get(slot) for slot in watched]
+        return [pending.get(origin) for origin in watched]
 
     def _dependents(self, watched: Sequence[int], start: int) -> set[int]:
         """The nodes from `start` on that depend on the watched ones, and these."""
@@ -182,9 +183,9 @@ def taping() -> Tape | None:
     return tape if isinstance(tape, Tape) else None
 
 
-def _recipe(
+def _template(
     call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
-) -> Recipe:
+) -> Template:
     """Look up the rules of a call for the operands in the mask, and bind all they take but
     values. Nothing is recorded of a result that is no float."""
     if not out.dtype.is_float:
@@ -214,7 +215,7 @@ def _recipe(
                 needs.append(saves.index(value))
         bare = partial(rule, **bound) if bound else rule
         pulls.append(Pull(types[position], bare, tuple(needs)))
-    return Recipe(tracked, tuple(pulls), tuple(saves))
+    return Template(tracked, tuple(pulls), tuple(saves))
 
 
 def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
@@ -268,20 +269,20 @@ class _Session:
         change another; a variable that occurs twice has the same one in both places.
         """
         keep = keep or self.outer is not None
-        slots = [x.slot for x in self.variables]
-        cotangents = self.tape.cotangents(out, seed, slots, self.start, keep=keep)
+        origins = [x.node for x in self.variables]
+        cotangents = self.tape.cotangents(out, seed, origins, self.start, keep=keep)
         taken = {id(seed)}
         made: dict[int, Tensor] = {}
         for x, g in zip(self.variables, cotangents, strict=True):
-            if x.slot in made:
+            if x.node in made:
                 continue
             if g is None:
                 g = full(x.shape, 0.0, dtype=x.dtype)
             elif g.base is not None or id(g) in taken:
                 g = op.copy(g)
             taken.add(id(g))
-            made[x.slot] = g
-        return [map_tree(lambda x: made[x.slot], argument) for argument in self.arguments]
+            made[x.node] = g
+        return [map_tree(lambda x: made[x.node], argument) for argument in self.arguments]
 
     def apart(self, value: Tensor) -> Tensor:
         """The value; a copy if its bytes are an argument's, which an update would change."""

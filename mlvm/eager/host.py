@@ -130,7 +130,7 @@ def _record(
     tracked = [i for i, x in enumerate(operands) if x.tape is tape]
     if not tracked:
         return
-    slots = tuple([operands[i].slot for i in tracked])
+    origins = tuple([operands[i].node for i in tracked])
     saved = (*operands, *results) if any(rules[i] is not None for i in tracked) else ()
     types = tuple([y.type for y in results])
     for number, out in enumerate(results):
@@ -143,7 +143,7 @@ def _record(
                 )
                 for i in tracked
             ]
-            tape.leave(out, tuple(pulls), slots, saved)
+            tape.leave(out, tuple(pulls), origins, saved)
 
 
 def _bound(

@@ -53,8 +53,8 @@ class Optimizer:
 
     count: Tensor
 
-    def __init__(self, params: Tree, learning_rate: float | Schedule, slots: Sequence[str]) -> None:
-        """`slots` names the tensors of state that each parameter has, which begin at zero."""
+    def __init__(self, params: Tree, learning_rate: float | Schedule, state: Sequence[str]) -> None:
+        """`state` names the tensors of state that each parameter has, which begin at zero."""
         self.learning_rate = (
             learning_rate
             if callable(learning_rate)
@@ -80,7 +80,7 @@ class Optimizer:
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         with arenas[0].allocating():
             self.count = creation.zeros((), dtype=f32)
-        self._slots = {slot: dict(map(_zeros_beside, self._params.items())) for slot in slots}
+        self._state = {name: dict(map(_zeros_beside, self._params.items())) for name in state}
 
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient, in a tree of the parameters' structure.
@@ -97,12 +97,12 @@ class Optimizer:
         scalars = {dtype: self._scalars(_in_dtype(rate, dtype)) for dtype in dtypes}
         self.count += 1
         for path, param in self._params.items():
-            state = [tensors[path] for tensors in self._slots.values()]
+            state = [tensors[path] for tensors in self._state.values()]
             self._step(param, gradients[path], state, scalars[param.dtype])
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of state by path: `count`, `momentum/Dense_0/kernel`."""
-        return dict(leaves({"count": self.count, **self._slots}))
+        return dict(leaves({"count": self.count, **self._state}))
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the state, in place, by the paths of `state`.
@@ -144,7 +144,7 @@ class Optimizer:
                 f"call update outside of the differentiated function"
             )
         written = [self.count, *self._params.values()]
-        for tensors in self._slots.values():
+        for tensors in self._state.values():
             written += tensors.values()
         require_writable(written)
         vm = self.count.arena.vm

@@ -36,7 +36,7 @@ _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] and x[:i] for ma
 class OneOp:
     """An op with its attributes: the programs to launch, and the result types seen so far."""
 
-    __slots__ = ("attributes", "fresh", "into", "op", "recipes", "types")
+    __slots__ = ("attributes", "fresh", "into", "op", "templates", "types")
 
     def __init__(self, op: Op, attributes: Attributes) -> None:
         self.op = op
@@ -44,14 +44,14 @@ class OneOp:
         self.types: dict[tuple[TensorType, ...], TensorType | None] = {}
         self.into: dict[int, Program] = {}
         self.fresh: dict[int, Program] = {}
-        self.recipes: dict[Any, Any] = {}  # filled by the tape
+        self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
         """The result's type; None if only running tells. Raises an `OpError`."""
         result = self.op.infer(types, self.attributes)
         if len(self.types) >= _REMEMBERED:
             self.types.clear()
-            self.recipes.clear()
+            self.templates.clear()
         n = len(types)
         if self.op.dynamic:
             if n not in self.fresh:
@@ -361,10 +361,10 @@ class Tensor(Allocation):
     updated itself; `copy(x)` has bytes of its own.
     """
 
-    __slots__ = ("slot", "tape")
+    __slots__ = ("node", "tape")
 
     tape: Tape | None
-    slot: int
+    node: int
 
     __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which asks for asarray
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from mlvm.core.errors import MachineError
 from mlvm.core.machine.callee import OpFresh, OpInto, Value, WritesInto
-from mlvm.core.machine.functions import Slot
+from mlvm.core.machine.functions import Binding
 from mlvm.core.op import Attributes, Kernel
 from mlvm.core.types import Array, TensorType, aligned_array, root
 
@@ -102,19 +102,19 @@ class Workers:
 
     def call(
         self,
-        slot: Slot,
+        binding: Binding,
         params: Sequence[Value],
         attributes: Attributes,
         blame: Callable[[Exception], object],
     ) -> Sequence[Value]:
         """Call a function of the table: an op without waiting for it, others at once, when all
         that touches their parameters is done. `blame` is told of an error when it happens."""
-        callee = slot.callee
+        callee = binding.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
         if isinstance(callee, OpInto):
-            self._submit(slot.watched(callee.kernel), arrays, attributes, blame)
+            self._submit(binding.watched(callee.kernel), arrays, attributes, blame)
             return ()
-        if isinstance(callee, OpFresh) and not callee.op.dynamic and slot.instrument is None:
+        if isinstance(callee, OpFresh) and not callee.op.dynamic and binding.instrument is None:
             type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
             assert type is not None  # not dynamic
             out = aligned_array(type)
@@ -127,7 +127,7 @@ class Workers:
                 self.overwrite(array)
         else:
             self.wait(arrays, writing=True)
-        return slot.call(params, attributes)
+        return binding.call(params, attributes)
 
     def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
         """Until the values of the arrays are there; if `writing`, also until nobody reads them.

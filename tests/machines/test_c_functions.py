@@ -425,7 +425,7 @@ def test_registering_replaces_and_removing_takes_out(library: Path) -> None:
     vm = VM()
     vm.register("echo", lambda frame: frame.push("python"))
     assert "echo" in vm.register_library(library)
-    assert isinstance(vm.functions.slot("echo").callee, CFunction)
+    assert isinstance(vm.functions.binding("echo").callee, CFunction)
     program = Program.of_op("echo", 1, {}, 1)
     x = put(vm, f32s(4))
     assert vm.launch(program, [x])[0].tolist() == [4]

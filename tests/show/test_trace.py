@@ -82,9 +82,9 @@ def test_there_is_one_at_a_time_and_none_after() -> None:
         with pytest.raises(MachineError, match="has an instrument already"):
             vm.instrumented(Log()).__enter__()
         vm.register("mine", lambda frame: None)
-        assert vm.functions.slot("mine").instrument is not None
-    assert vm.functions.slot("mine").instrument is None
-    assert vm.functions.slot("add").instrument is None
+        assert vm.functions.binding("mine").instrument is not None
+    assert vm.functions.binding("mine").instrument is None
+    assert vm.functions.binding("add").instrument is None
 
 
 @pytest.mark.parametrize("workers", [0, 2])

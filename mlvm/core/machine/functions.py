@@ -1,6 +1,6 @@
 """The function table: what `cfunc` finds by name.
 
-A linked program holds on to a name's `Slot`, so a call looks nothing up, and still sees a later
+A linked program holds on to a name's `Binding`. So a call looks nothing up, and still sees a later
 registration or removal.
 """
 
@@ -51,10 +51,13 @@ class Instrument(Protocol):
         """Called when the function has run without an error."""
 
 
-class Slot:
-    """A name's place in the table; `call` and `kernel` are its callee's, one lookup nearer,
-    with the instrument around them while there is one. Where the callee has no kernel, `kernel`
-    calls it: a program that was linked to a kernel may find another function in its place."""
+class Binding:
+    """What a name stands for now.
+
+    `call` and `kernel` are the callee's, one lookup nearer, with the instrument around them while
+    there is one. Where the callee has no kernel, `kernel` calls it: a program that was linked to a
+    kernel may find another function under the name.
+    """
 
     __slots__ = ("call", "callee", "instrument", "kernel", "name")
 
@@ -145,52 +148,52 @@ class FunctionTable:
 
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
         self.instrument: Instrument | None = None
-        self._slots: dict[str, Slot] = {}
+        self._bindings: dict[str, Binding] = {}
         for name, op in OPS.items():
             kernel = kernels.get(name)
-            self._slots[name] = Slot(name, OpFresh(op, kernel))
+            self._bindings[name] = Binding(name, OpFresh(op, kernel))
             if not op.dynamic:
-                self._slots[name + OUT] = Slot(name + OUT, OpInto(op, kernel))
-        self._slots[Fused.name] = Slot(Fused.name, Fused(kernels))
+                self._bindings[name + OUT] = Binding(name + OUT, OpInto(op, kernel))
+        self._bindings[Fused.name] = Binding(Fused.name, Fused(kernels))
 
     def register(self, name: str, callee: Callee) -> None:
         """Make `callee` the function of that name, which may be new."""
-        if name in self._slots:
-            self._slots[name].fill(callee)
+        if name in self._bindings:
+            self._bindings[name].fill(callee)
         else:
-            self._slots[name] = Slot(name, callee, self.instrument)
+            self._bindings[name] = Binding(name, callee, self.instrument)
 
     def remove(self, name: str) -> None:
         """Take the function of that name out, also from under programs that are running.
 
         Raises `UnknownFunction`.
         """
-        slot = self.slot(name)
-        del self._slots[name]
-        slot.fill(_Removed(name))
+        binding = self.binding(name)
+        del self._bindings[name]
+        binding.fill(_Removed(name))
 
     def watch(self, instrument: Instrument | None) -> None:
         """Put the instrument around every function, or with None take it away."""
         self.instrument = instrument
-        for slot in self._slots.values():
-            slot.instrument = instrument
-            slot.fill(slot.callee)
+        for binding in self._bindings.values():
+            binding.instrument = instrument
+            binding.fill(binding.callee)
 
-    def slot(self, name: str) -> Slot:
-        """The slot of that name. Raises `UnknownFunction`, which offers names like it."""
+    def binding(self, name: str) -> Binding:
+        """The binding of that name. Raises `UnknownFunction`, which offers names like it."""
         try:
-            return self._slots[name]
+            return self._bindings[name]
         except KeyError:
-            close = difflib.get_close_matches(name, self._slots, n=3)
+            close = difflib.get_close_matches(name, self._bindings, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise UnknownFunction(f"no function {name!r}{hint}") from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._slots)
+        return iter(self._bindings)
 
 
 class _Removed(PythonFunction):
-    """What a removed function's slot holds: calling it is an error."""
+    """What a removed function's binding holds: calling it is an error."""
 
     def __init__(self, name: str) -> None:
         def refuse(frame: Frame) -> None:

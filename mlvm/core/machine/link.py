@@ -1,10 +1,10 @@
 """The linker: a program prepared once for the machine's loop.
 
-It resolves function names to their slots in the function table and labels to steps, and folds
+It resolves function names to their bindings in the function table and labels to steps, and folds
 two sequences that nearly every program is made of into one step each:
 
-    push_str name; cfunc ...                    ->  CALL slot
-    load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS slot, (i, ..., j)
+    push_str name; cfunc ...                    ->  CALL binding
+    load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS binding, (i, ..., j)
 
 What remains of a straight program is a list of kernels and the arguments each is for; `bind` puts
 the arrays of one launch in the arguments' place, so that running it is calling them in turn.
@@ -47,8 +47,8 @@ ALL: Final = -1
 """The number of parameters of a call that takes everything above base."""
 
 Step: TypeAlias = tuple[int, Any, Any, Any]
-"""What the loop runs: a code from above, a value or slot, a number (of a CALL_ON_ARGS the numbers
-of the arguments, then their arrays), and the rest."""
+"""What the loop runs: a code from above, a value or binding, a number, and the rest. The number of
+a CALL_ON_ARGS is a tuple of the numbers of its arguments, and after `bind` of their arrays."""
 
 _WITH_NUMBER: Final = {
     Opcode.load_arg: LOAD_ARG,
@@ -194,23 +194,23 @@ class _Linker:
                 number,
                 CallDetails(dict(given), nresults, self.verdict is not None),
             )
-        slot = self.functions.slot(name)
+        binding = self.functions.binding(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
-        bound = slot.callee.bind(given)
-        if isinstance(slot.callee, UserFunction):
+        bound = binding.callee.bind(given)
+        if isinstance(binding.callee, UserFunction):
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
-        if nresults == STAR and slot.callee.nresults is not None:
-            nresults = slot.callee.nresults  # also of what may replace it while this runs
-        apart = self.verdict is not None and isinstance(slot.callee, WritesInto)
+        if nresults == STAR and binding.callee.nresults is not None:
+            nresults = binding.callee.nresults  # also of what may replace it while this runs
+        apart = self.verdict is not None and isinstance(binding.callee, WritesInto)
         kind = CALL_DEFERRED if self.deferred else CALL
-        return kind, slot, number, CallDetails(bound, nresults, unproven, apart)
+        return kind, binding, number, CallDetails(bound, nresults, unproven, apart)
 
     def fold_arguments(self, targets: set[int]) -> None:
         """Fold the last step, if it calls a kernel, with the load_args before it that push all of
         its parameters, unless a jump goes between them."""
         _, steps, starts, ends = self.code
-        code, slot, number, details = steps[-1]
-        if code != CALL or slot.callee.kernel is None:
+        code, binding, number, details = steps[-1]
+        if code != CALL or binding.callee.kernel is None:
             return
         if details.unproven or details.nresults not in (STAR, 0):
             return
@@ -223,7 +223,7 @@ class _Linker:
         if not targets.isdisjoint(range(starts[first] + 1, ends[-1] + 1)):
             return
         arguments = tuple([load[2] for load in loads])
-        steps[first:] = [(CALL_ON_ARGS, slot, arguments, details.attributes or None)]
+        steps[first:] = [(CALL_ON_ARGS, binding, arguments, details.attributes or None)]
         del starts[first + 1 :], ends[first:-1]
 
 
@@ -236,15 +236,15 @@ def bind(code: Code, operands: tuple[Array, ...], scratch: fused.Scratch, *, che
     if not any(step[0] == CALL_ON_ARGS for step in code.steps):
         return code
     steps: list[Step] = []
-    for kind, slot, number, rest in code.steps:
+    for kind, binding, number, rest in code.steps:
         if kind == CALL_ON_ARGS:
             arrays = tuple([operands[i] for i in number])
-            if checked and isinstance(slot.callee, WritesInto):
-                slot.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
-            if isinstance(slot.callee, Fused):
+            if checked and isinstance(binding.callee, WritesInto):
+                binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
+            if isinstance(binding.callee, Fused):
                 rest = {"chain": fused.bound(rest["chain"], arrays, scratch)}
             number = arrays
-        steps.append((kind, slot, number, rest))
+        steps.append((kind, binding, number, rest))
     return code._replace(steps=steps)
 
 

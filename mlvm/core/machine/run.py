@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     user_line,
 )
 from mlvm.core.machine.callee import OpInto, Value, describe
-from mlvm.core.machine.functions import FunctionTable, Slot
+from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.machine.link import (
     ALL,
     CALL,
@@ -62,7 +62,7 @@ class Scheduler(Protocol):
 
     def call(
         self,
-        slot: Slot,
+        binding: Binding,
         params: Sequence[Value],
         attributes: Attributes,
         blame: Callable[[Exception], object],
@@ -180,53 +180,56 @@ def run(
             params = list(number)
         else:
             params = stack[base if number == ALL else len(stack) - number :]
-        slot = value if isinstance(value, Slot) else None
+        binding = value if isinstance(value, Binding) else None
         site = _Site(current, pc - 1, frames)
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
-            raise site.blame(OutOfMemory(str(error)), stack, slot, params) from None
-        site.blame(error, stack, slot, params)
+            raise site.blame(OutOfMemory(str(error)), stack, binding, params) from None
+        site.blame(error, stack, binding, params)
         raise
 
 
-def _call(slot: Slot, params: list[Value], details: CallDetails) -> Sequence[Value]:
+def _call(binding: Binding, params: list[Value], details: CallDetails) -> Sequence[Value]:
     if details.unproven or details.apart:
-        slot.check(params, details.attributes, types=details.unproven)
-    results = slot.call(params, details.attributes)
+        binding.check(params, details.attributes, types=details.unproven)
+    results = binding.call(params, details.attributes)
     if details.nresults not in (STAR, len(results)):
-        raise _miscounted(slot, results, details)
+        raise _miscounted(binding, results, details)
     return results
 
 
-def _miscounted(slot: Slot, results: Sequence[Value], details: CallDetails) -> MachineError:
+def _miscounted(binding: Binding, results: Sequence[Value], details: CallDetails) -> MachineError:
     return MachineError(
-        f"{slot.name} left {len(results)} results where {details.nresults} are announced"
+        f"{binding.name} left {len(results)} results where {details.nresults} are announced"
     )
 
 
 def _look_up(
     functions: FunctionTable, name: Value, details: CallDetails
-) -> tuple[Slot, CallDetails]:
+) -> tuple[Binding, CallDetails]:
     """The function of a name that the program computed, and the call's details bound to it."""
     if not isinstance(name, str):
         raise MachineError(f"a function's name is a Str, not {describe([name])}")
-    slot = functions.slot(name)
-    return slot, details._replace(attributes=dict(slot.callee.bind(details.attributes)))
+    binding = functions.binding(name)
+    return binding, details._replace(attributes=dict(binding.callee.bind(details.attributes)))
 
 
 def _defer(
     scheduler: Scheduler,
-    slot: Slot,
+    binding: Binding,
     params: list[Value],
     details: CallDetails,
     site: _Site,
 ) -> Sequence[Value]:
     if details.unproven or details.apart:
-        slot.check(params, details.attributes, types=details.unproven)
+        binding.check(params, details.attributes, types=details.unproven)
     results = scheduler.call(
-        slot, params, details.attributes, lambda error: site.blame(error, params, slot, params)
+        binding,
+        params,
+        details.attributes,
+        lambda error: site.blame(error, params, binding, params),
     )
     if details.nresults not in (STAR, len(results)):
-        raise _miscounted(slot, results, details)
+        raise _miscounted(binding, results, details)
     return results
 
 
@@ -261,13 +264,13 @@ class _Site:
         self.line = line or user_line()
 
     def blame(
-        self, error: Exception, stack: list[Any], slot: Slot | None, params: Sequence[Any]
+        self, error: Exception, stack: list[Any], binding: Binding | None, params: Sequence[Any]
     ) -> Exception:
         """The error, which now knows the place, and an `OpError` also op and operand types."""
-        if isinstance(error, OpError) and slot is not None:
-            name = slot.name
-            if isinstance(slot.callee, OpInto):  # a user of the op knows neither ".out" nor out
-                name, params = slot.callee.op.name, params[1:]
+        if isinstance(error, OpError) and binding is not None:
+            name = binding.name
+            if isinstance(binding.callee, OpInto):  # a user of the op knows neither ".out" nor out
+                name, params = binding.callee.op.name, params[1:]
             types = [TensorType.of(x) if isinstance(x, np.ndarray) else x for x in params]
             error.at(name, types)
         function, pc = self.code.function, self.code.ends[self.step]

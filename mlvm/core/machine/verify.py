@@ -299,7 +299,7 @@ class _Verifier:
     ) -> list[Abstract] | None:
         """What a host function known by name leaves; None when it does not say."""
         try:
-            callee = self.functions.slot(name).callee
+            callee = self.functions.binding(name).callee
             attributes = callee.bind(attributes)
             if callee.nresults is not None and nresults not in (STAR, callee.nresults):
                 raise self.error(f"{name} leaves {callee.nresults} results, not {nresults}")

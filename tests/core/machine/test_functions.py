@@ -34,7 +34,7 @@ def test_every_op_is_there_twice_unless_its_shape_depends_on_values() -> None:
 )
 def test_both_forms_agree(name: str, case: Case) -> None:
     """`x` makes what `x.out` writes, of the type that both announce."""
-    fresh_form = TABLE.slot(name).callee
+    fresh_form = TABLE.binding(name).callee
     attributes = fresh_form.bind(case.attributes)
     operands: list[Any] = list(case.inputs)
     types = [TensorType.of(x) for x in operands]
@@ -46,7 +46,7 @@ def test_both_forms_agree(name: str, case: Case) -> None:
             assert announced is None
             return
         assert announced is TensorType.of(fresh)
-        into = TABLE.slot(f"{name}.out").callee
+        into = TABLE.binding(f"{name}.out").callee
         out = np.empty_like(fresh)
         assert tuple(into.call([out, *operands], attributes)) == ()
     assert into.infer([announced, *types], attributes) == ()
@@ -55,13 +55,13 @@ def test_both_forms_agree(name: str, case: Case) -> None:
 
 def test_an_unknown_name_offers_names_like_it() -> None:
     with pytest.raises(UnknownFunction, match=r"^no function 'multiplt'; did you mean multiply"):
-        TABLE.slot("multiplt")
+        TABLE.binding("multiplt")
     with pytest.raises(UnknownFunction, match=r"^no function '☃'$"):
-        TABLE.slot("☃")
+        TABLE.binding("☃")
 
 
 def test_the_form_that_writes_wants_a_tensor_of_the_results_type() -> None:
-    slot = TABLE.slot("add.out").callee
+    slot = TABLE.binding("add.out").callee
     assert slot.infer([VECTOR, VECTOR, TensorType(f32)], {}) == ()
     with pytest.raises(ShapeError, match=r"^add.out\(\): takes the tensor to write to first$"):
         slot.infer([], {})
@@ -75,15 +75,15 @@ def test_the_form_that_writes_wants_a_tensor_of_the_results_type() -> None:
 
 def test_the_form_that_makes_its_result_refuses_operands_when_called() -> None:
     with pytest.raises(DTypeError, match=r"add\(f32\[2\], i64\[2\]\): f32 and i64 do not promote"):
-        TABLE.slot("add").call([f32s(1, 2), np.array([1, 2])], {})
+        TABLE.binding("add").call([f32s(1, 2), np.array([1, 2])], {})
 
 
 def test_attributes_are_bound_as_the_op_binds_them() -> None:
-    assert TABLE.slot("add.out").callee.bind({}) is NO_ATTRIBUTES
-    assert TABLE.slot("sum.out").callee.bind({"axis": [0]})["axis"] == (0,)
+    assert TABLE.binding("add.out").callee.bind({}) is NO_ATTRIBUTES
+    assert TABLE.binding("sum.out").callee.bind({"axis": [0]})["axis"] == (0,)
     with pytest.raises(AttributeRefused, match="no attribute 'colour'"):
-        TABLE.slot("sum").callee.bind({"colour": 1})
+        TABLE.binding("sum").callee.bind({"colour": 1})
 
 
 def test_tables_are_independent() -> None:
-    assert FunctionTable().slot("add") is not TABLE.slot("add")
+    assert FunctionTable().binding("add") is not TABLE.binding("add")

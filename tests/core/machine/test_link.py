@@ -37,7 +37,7 @@ def test_a_name_and_its_call_become_one_step() -> None:
     code = link(Program.of_op("negative", 1, {}, 1), TABLE)
     assert kinds(code) == ["LOAD_ARG", "CALL", "HALT"]
     assert (code.starts, code.ends) == ([0, 1, 3], [0, 2, 3])
-    assert code.steps[1][1] is TABLE.slot("negative")
+    assert code.steps[1][1] is TABLE.binding("negative")
 
 
 def test_a_kernel_on_all_arguments_in_order_becomes_one_step() -> None:
