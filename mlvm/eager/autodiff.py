@@ -101,7 +101,7 @@ class Tape:
         origins: tuple[int, ...],
         saved: tuple[Tensor, ...],
     ) -> None:
-        """Make a node for the result `out`: a pull for each node of `origins`, and what pulls need."""
+        """Make a node for the result `out`: a pull for each node of `origins`, and their values."""
         out.tape = self
         out.node = len(self.nodes)
         for y in saved:

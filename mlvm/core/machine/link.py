@@ -23,25 +23,25 @@ from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 
-(
-    CALL_ON_ARGS,
-    HALT,
-    LOAD_ARG,
-    CALL,
-    PUSH,
-    GET,
-    SET,
-    JUMP_IF_FALSE,
-    JUMP,
-    CALL_FUNCTION,
-    RETURN,
-    POP,
-    LOAD_GLOBAL,
-    STORE_GLOBAL,
-    CALL_NAMED,
-    CALL_DEFERRED,
-    UNREACHED,
-) = range(17)
+# What a step does, and to the stack. The linker makes them of the instructions that they are named
+# for; `run` has a branch for each, the most frequent first.
+CALL_ON_ARGS: Final = 0  # ( -- )                    a kernel on arguments of the launch
+HALT: Final = 1  # ( ... -- )                        what lies above base is left
+LOAD_ARG: Final = 2  # ( -- t )
+CALL: Final = 3  # ( p1..pn -- r1..rm )              a function of the table
+PUSH: Final = 4  # ( -- v )                          an Int, a Str or a constant
+GET: Final = 5  # ( -- v )
+SET: Final = 6  # ( v -- )
+JUMP_IF_FALSE: Final = 7  # ( c -- )
+JUMP: Final = 8  # ( -- )
+CALL_FUNCTION: Final = 9  # ( p1..pn -- p1..pn )     a new frame above its parameters
+RETURN: Final = 10  # ( p1..pn ... r1..rm -- r1..rm ) the caller's frame again
+POP: Final = 11  # ( v1..vn -- )
+LOAD_GLOBAL: Final = 12  # ( h -- t )
+STORE_GLOBAL: Final = 13  # ( t h -- )
+CALL_NAMED: Final = 14  # ( p1..pn name -- r1..rm )  a name that the program computed
+CALL_DEFERRED: Final = 15  # ( p1..pn -- r1..rm )    by the scheduler, beside the program
+UNREACHED: Final = 16  # ( -- )                      the verifier says it never runs
 
 ALL: Final = -1
 """The number of parameters of a call that takes everything above base."""

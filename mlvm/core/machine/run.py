@@ -112,34 +112,34 @@ def run(
         while True:
             code, value, number, rest = steps[pc]
             pc += 1
-            if code == CALL_ON_ARGS:
+            if code == CALL_ON_ARGS:  # ( -- )
                 if rest is None:
                     value.kernel(*number)
                 else:
                     value.kernel(*number, **rest)
-            elif code == HALT:
+            elif code == HALT:  # ( ... -- )
                 if left is not None:
                     _spend(left, current, since, pc)
                 return stack[base:]
-            elif code == LOAD_ARG:
+            elif code == LOAD_ARG:  # ( -- t )
                 stack.append(operands[number])
-            elif code == CALL:
+            elif code == CALL:  # ( p1..pn -- r1..rm )
                 at = base if number == ALL else len(stack) - number
                 stack[at:] = _call(value, stack[at:], rest)
-            elif code == PUSH:
+            elif code == PUSH:  # ( -- v )
                 stack.append(value)
-            elif code == GET:
+            elif code == GET:  # ( -- v )
                 stack.append(stack[base + number])
-            elif code == SET:
+            elif code == SET:  # ( v -- )
                 stack[base + number] = stack.pop()
-            elif code == JUMP or code == JUMP_IF_FALSE:
+            elif code == JUMP or code == JUMP_IF_FALSE:  # ( -- ) or ( c -- )
                 if scheduler is not None and code == JUMP_IF_FALSE:
                     scheduler.wait(x for x in stack[-1:] if isinstance(x, np.ndarray))
                 if code == JUMP or not _truth(stack.pop()):
                     if left is not None:
                         left = _spend(left, current, since, pc)
                     since = pc = number
-            elif code == CALL_FUNCTION:
+            elif code == CALL_FUNCTION:  # ( p1..pn -- p1..pn )
                 if left is not None:
                     left = _spend(left, current, since, pc)
                 if len(frames) >= MAX_DEPTH:
@@ -147,13 +147,13 @@ def run(
                 frames.append((current, pc, base, nparams))
                 current, steps, base, nparams, pc = value, value.steps, len(stack), number, 0
                 since = 0
-            elif code == RETURN:
+            elif code == RETURN:  # ( p1..pn ... r1..rm -- r1..rm )
                 if left is not None:
                     left = _spend(left, current, since, pc)
                 stack[base - nparams :] = stack[len(stack) - number :]
                 current, pc, base, nparams = frames.pop()
                 steps, since = current.steps, pc
-            elif code == CALL_DEFERRED or code == CALL_NAMED:
+            elif code == CALL_DEFERRED or code == CALL_NAMED:  # ( p1..pn [name] -- r1..rm )
                 if code == CALL_NAMED:
                     value, rest = _look_up(functions, stack.pop(), rest)
                 at = base if number == ALL else len(stack) - number
@@ -163,11 +163,11 @@ def run(
                     line = line or user_line()
                     site = _Site(current, pc - 1, frames, line)
                     stack[at:] = _defer(scheduler, value, stack[at:], rest, site)
-            elif code == POP:
+            elif code == POP:  # ( v1..vn -- )
                 del stack[len(stack) - number :]
-            elif code == LOAD_GLOBAL:
+            elif code == LOAD_GLOBAL:  # ( h -- t )
                 stack.append(store.entry(stack.pop()).array)
-            elif code == STORE_GLOBAL:
+            elif code == STORE_GLOBAL:  # ( t h -- )
                 handle, value = stack.pop(), stack.pop()
                 if not isinstance(value, np.ndarray):
                     raise MachineError(f"a Tensor is wanted to store, not {describe([value])}")
