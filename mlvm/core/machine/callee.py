@@ -25,6 +25,8 @@ from mlvm.core.op import Attributes, Kernel, Op
 from mlvm.core.types import Array, TensorType, aligned_array
 
 Value = Array | int | str
+Types: TypeAlias = Sequence[TensorType]
+Inferred: TypeAlias = Sequence[TensorType | None]
 OUT: Final = ".out"
 
 Kernels: TypeAlias = Mapping[str, Kernel]
@@ -49,15 +51,13 @@ class Callee(Protocol):
     def bind(self, attributes: Attributes) -> Attributes:
         """The attributes as `call` takes them. Raises `AttributeRefused`."""
 
-    def infer(
-        self, operands: Sequence[TensorType], attributes: Attributes
-    ) -> Sequence[TensorType | None] | None:
+    def infer(self, operands: Types, attributes: Attributes) -> Inferred | None:
         """The results' types, None for each and all that only running tells.
 
         Raises an `OpError` for operands that the function refuses.
         """
 
-    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+    def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         """Bytes of the results it makes, and floating-point operations, as far as known."""
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
@@ -86,9 +86,7 @@ class OpInto(WritesInto):
         self.bind = op.bind
         self.kernel: Kernel = kernel or op.kernel
 
-    def infer(
-        self, operands: Sequence[TensorType], attributes: Attributes
-    ) -> Sequence[TensorType | None]:
+    def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         name = self.op.name + OUT
         if not operands:
             raise ShapeError("takes the tensor to write to first").at(name, operands)
@@ -117,7 +115,7 @@ class OpInto(WritesInto):
                     f"{self.op.name}{OUT} would write over an operand while it reads it"
                 )
 
-    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+    def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         return 0, self.op.flops(operands[1:], operands[0], attributes)
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
@@ -154,9 +152,7 @@ class Fused(WritesInto):
         except AttributeRefused as error:
             raise AttributeRefused(str(error)).at(self.name, ()) from error.__cause__
 
-    def infer(
-        self, operands: Sequence[TensorType], attributes: Attributes
-    ) -> Sequence[TensorType | None]:
+    def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         try:
             attributes["chain"].infer(operands)
         except OpError as error:  # of the chain, or of an op in it, which it names
@@ -178,7 +174,7 @@ class Fused(WritesInto):
                         f"{self.name} would write parameter {i} over {j} while it is in use"
                     )
 
-    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+    def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         chain: fused.Chain = attributes["chain"]
         known = chain.infer(operands)
         return 0, sum(
@@ -202,12 +198,10 @@ class OpFresh:
         self.bind = op.bind
         self.fill = kernel or op.kernel
 
-    def infer(
-        self, operands: Sequence[TensorType], attributes: Attributes
-    ) -> Sequence[TensorType | None]:
+    def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         return (self.op.infer(operands, attributes),)
 
-    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+    def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         out = self.op.infer(operands, attributes)
         return (0, 0) if out is None else (out.nbytes, self.op.flops(operands, out, attributes))
 
@@ -237,13 +231,11 @@ class UserFunction:
     def bind(self, attributes: Attributes) -> Attributes:
         return attributes
 
-    def infer(
-        self, operands: Sequence[TensorType], attributes: Attributes
-    ) -> Sequence[TensorType | None] | None:
+    def infer(self, operands: Types, attributes: Attributes) -> Inferred | None:
         self.check_count(len(operands))
         return None
 
-    def cost(self, operands: Sequence[TensorType], attributes: Attributes) -> tuple[int, int]:
+    def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         return 0, 0
 
     def check_count(self, given: int) -> None:
