@@ -6,7 +6,7 @@ Every call behaves like an RPC: values are copied in and out, handles are opaque
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mlvm.core.machine.frame import HostFunction
 from mlvm.core.program.program import Program
@@ -24,6 +24,27 @@ class Estimate(NamedTuple):
 
     bytes: int
     flops: int
+
+
+class Identity:
+    """Which VM this is, and what the layers above keep with it."""
+
+    def __init__(self) -> None:
+        self._attached: dict[Callable[[Any], Any], Any] = {}
+
+    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
+        """The one `kind(vm)` of this VM, made when it is first asked for. It ends with the VM."""
+        found: T | None = self._attached.get(kind)
+        return self._attached.setdefault(kind, kind(self)) if found is None else found  # type: ignore[arg-type]
+
+    @property
+    def stands_for(self) -> Any:
+        """The VM itself. What records in a VM's name stands for that VM."""
+        return self
+
+    def is_same(self, other: VMProtocol) -> bool:
+        """Whether handles of the other are handles of this VM."""
+        return other.stands_for is self.stands_for
 
 
 class VMProtocol(Protocol):

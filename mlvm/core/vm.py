@@ -6,9 +6,9 @@ import contextvars
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from mlvm.core.machine.link import Code, bind, distrust, link, nargs_of
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
 
@@ -38,10 +38,8 @@ _MOST_LAUNCHES: Final = 50
 _BOUND_LIMIT: Final = 8192  # steps remembered for each program, over all operand tuples
 _numbers = itertools.count()
 
-T = TypeVar("T")
 
-
-class VM:
+class VM(Identity):
     """One machine, serving one processor.
 
     `checked=False` is the raw machine: programs are not verified, arrays written are not
@@ -61,10 +59,10 @@ class VM:
         run: Run = machine.run,
         scheduler: Scheduler | None = None,
     ) -> None:
+        super().__init__()
         self.name: str = name or f"vm{next(_numbers)}"
         self.checked = checked
         self.functions = FunctionTable(kernels)
-        self._attached: dict[Callable[[VMProtocol], Any], Any] = {}
         self._store = self._new_store()
         self._lock = threading.RLock()
         self._run = run
@@ -77,22 +75,6 @@ class VM:
 
     def _new_store(self) -> FreeStore:
         return FreeStore()
-
-    # --- what the layers above keep ---
-
-    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
-        """The one `kind(vm)` of this VM, made when it is first asked for. It ends with the VM."""
-        found: T | None = self._attached.get(kind)
-        return self._attached.setdefault(kind, kind(self)) if found is None else found
-
-    def is_same(self, other: VMProtocol) -> bool:
-        """Whether handles of the other are handles of this VM."""
-        return other.stands_for is self.stands_for
-
-    @property
-    def stands_for(self) -> VMProtocol:
-        """The VM itself. What records in a VM's name stands for that VM."""
-        return self
 
     # --- tensors ---
 

@@ -28,7 +28,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
+from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.types import MAX_NBYTES, Array, TensorType
 from mlvm.core.vm import VM
 
@@ -317,7 +317,7 @@ class _Loaded(NamedTuple):
     program: weakref.ref[Program]
 
 
-class WireVM:
+class WireVM(Identity):
     """A VM behind a wire: every call passes to `vm` and back as bytes.
 
     It answers what `VMProtocol` asks. An error comes back with its type, text, notes and parts
@@ -326,24 +326,13 @@ class WireVM:
     """
 
     def __init__(self, vm: VM) -> None:
+        super().__init__()
         self._send = WireServer(vm).answer
         self._loaded: dict[int, _Loaded] = {}
         self._dropped: deque[int] = deque()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._attached: dict[Callable[[VMProtocol], Any], Any] = {}
         self.name: str = self._call("name")
-
-    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
-        found: T | None = self._attached.get(kind)
-        return self._attached.setdefault(kind, kind(self)) if found is None else found
-
-    def is_same(self, other: VMProtocol) -> bool:
-        return other.stands_for is self.stands_for
-
-    @property
-    def stands_for(self) -> VMProtocol:
-        return self
 
     def _call(self, name: str, *args: Any) -> Any:
         return decode_answer(name, self._send(encode_call(name, args)))

@@ -8,7 +8,7 @@ Nothing is checked here but what the verifier could not know.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -74,18 +74,8 @@ class Scheduler(Protocol):
     def close(self) -> None: ...
 
 
-class Run(Protocol):
-    """The loop of a machine: the reference one is `run`, which documents it."""
-
-    def __call__(
-        self,
-        main: Code,
-        operands: tuple[Array, ...],
-        store: FreeStore,
-        functions: FunctionTable,
-        max_steps: int | None = None,
-        scheduler: Scheduler | None = None,
-    ) -> list[Value]: ...
+Run: TypeAlias = Callable[..., list[Value]]
+"""The loop of a machine, which takes what `run` takes."""
 
 
 def run(
