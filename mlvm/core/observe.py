@@ -64,11 +64,15 @@ def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:
-    """Set the method anew, as the instance's own, or drop it where no layer is left."""
-    vars(vm).pop(name, None)
+    """Set the method anew, as the instance's own, or drop it where no layer is left.
+
+    It is replaced at once: a launch on another thread never passes by a layer that stays.
+    """
     layers = _layers_of(vm, name)
     if layers:
-        method = getattr(vm, name)
+        method = getattr(type(vm), name).__get__(vm)
         for layer in layers:
             method = partial(layer, method)
         setattr(vm, name, method)
+    else:
+        vars(vm).pop(name, None)

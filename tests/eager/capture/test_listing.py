@@ -1,4 +1,4 @@
-"""What eager code launches, listed and as one program."""
+"""What eager code launches, as one program."""
 
 from __future__ import annotations
 
@@ -6,127 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import HandleError, ProgramError
-from mlvm.core.program.program import Function, Program
+from mlvm.core.errors import ProgramError
 from mlvm.core.vm import VM
-from mlvm.eager.capture.listing import Launch, concatenate, launches, program_of
-from tests.core.programs import ADD_INTO, f32s, instruction, put, straight
-
-NEGATE = Program.of_op("negative", 1, {}, 1)
-
-# --- listing --------------------------------------------------------------------------
-
-
-def test_launches_are_listed_in_order_and_run() -> None:
-    vm = VM()
-    x, y = put(vm, f32s(1)), put(vm, f32s(2))
-    with launches(vm) as found:
-        vm.launch(ADD_INTO, [x, x, y])
-        assert vm.launch(NEGATE, (x,)) == [-3]
-    vm.launch(NEGATE, [y])
-    assert found == [(ADD_INTO, (x, x, y)), (NEGATE, (x,))]
-
-
-def test_listing_ends_with_the_block_however_it_ends() -> None:
-    vm = VM()
-    x = put(vm, f32s(1))
-    with pytest.raises(HandleError), launches(vm) as found:
-        vm.launch(NEGATE, [0])
-    vm.launch(NEGATE, [x])
-    assert len(found) <= 1
-    assert "launch" not in vars(vm)
-
-
-def test_listings_nest() -> None:
-    vm = VM()
-    x = put(vm, f32s(1))
-    with launches(vm) as outer:
-        with launches(vm) as inner:
-            vm.launch(NEGATE, [x])
-        vm.launch(ADD_INTO, [x, x, x])
-    assert inner == [(NEGATE, (x,))]
-    assert outer == [(NEGATE, (x,)), (ADD_INTO, (x, x, x))]
-    vm.launch(NEGATE, [x])
-    assert len(outer) == 2
-
-
-def test_only_the_given_vm_is_listed() -> None:
-    vm, other = VM(), VM()
-    with launches(vm) as found:
-        other.launch(NEGATE, [put(other, f32s(1))])
-    assert found == []
-
-
-# --- one program ----------------------------------------------------------------------
-
-one_op = st.tuples(
-    st.sampled_from(["add.out", "multiply.out", "negative.out"]),
-    st.lists(st.integers(0, 3), min_size=3, max_size=3),
-)
-
-
-@given(st.lists(one_op, max_size=8))
-def test_the_program_does_what_the_launches_did(ops: list[tuple[str, list[int]]]) -> None:
-    """Launched on the old contents, it leaves the same tensors."""
-    vm = VM()
-    contents = [f32s(i, 2 * i + 1) for i in range(4)]
-    handles = [put(vm, x) for x in contents]
-    with launches(vm) as found:
-        for name, operands in ops:
-            arity = 2 if "negative" in name else 3
-            program = Program.of_op(name, arity, {}, 0)
-            assert vm.launch(program, [handles[i] for i in operands[:arity]]) == []
-    after = [vm.read(handle) for handle in handles]
-    for handle, content in zip(handles, contents, strict=True):
-        vm.write(handle, content)
-    assert vm.launch(concatenate(found)) == []
-    np.testing.assert_array_equal([vm.read(handle) for handle in handles], after)
-
-
-def test_the_program_loads_each_argument_by_its_handle() -> None:
-    assert concatenate([(ADD_INTO, (7, 8, 7))]) == straight(
-        ("push_int", 7),
-        "load_global",
-        ("push_int", 8),
-        "load_global",
-        ("push_int", 7),
-        "load_global",
-        ("push_str", "add.out"),
-        ("cfunc", 3, 0),
-        "halt",
-    )
-    assert concatenate([]) == straight("halt")
-
-
-def test_nothing_after_a_halt_is_taken() -> None:
-    program = straight(("push_int", 1), "halt", ("push_int", 2))
-    assert concatenate([(program, ()), (program, ())]) == straight(
-        ("push_int", 1), ("push_int", 1), "halt"
-    )
-
-
-HALT = instruction("halt")
-
-
-@pytest.mark.parametrize(
-    ("program", "text"),
-    [
-        (Program([Function("main", 0, 0, (HALT,)), Function("f", 0, 0, ())]), "straight programs"),
-        (Program([Function("main", 0, 0, (HALT,))], {"c": f32s(1)}), "without constants"),
-        (straight(("push_str", "add"), ("cfunc", "*", 1), "halt"), r"cfunc \*"),
-        (straight(("push_str", "one"), ("cfunc", 0, 1), "halt"), "returns values"),
-        (straight(("push_str", "some"), ("cfunc", 0, "*"), "halt"), "returns values"),
-    ],
-)
-def test_what_cannot_be_concatenated(program: Program, text: str) -> None:
-    found: list[Launch] = [(program, ())]
-    with pytest.raises(ProgramError, match=text):
-        concatenate(found)
+from mlvm.eager.capture.listing import program_of
+from tests.core.programs import f32s
 
 
 def test_the_program_of_a_function_computes_it_again() -> None:

@@ -1,0 +1,79 @@
+"""Several launches as one program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import ProgramError
+from mlvm.core.program.concatenate import Launch, concatenate
+from mlvm.core.program.program import Function, Program
+from mlvm.core.vm import VM
+from tests.core.programs import ADD_INTO, f32s, instruction, put, straight
+
+one_op = st.tuples(
+    st.sampled_from(["add.out", "multiply.out", "negative.out"]),
+    st.lists(st.integers(0, 3), min_size=3, max_size=3),
+)
+
+
+@given(st.lists(one_op, max_size=8))
+def test_the_program_does_what_the_launches_did(ops: list[tuple[str, list[int]]]) -> None:
+    """Launched on the old contents, it leaves the same tensors."""
+    vm = VM()
+    contents = [f32s(i, 2 * i + 1) for i in range(4)]
+    handles = [put(vm, x) for x in contents]
+    found: list[Launch] = []
+    for name, operands in ops:
+        arity = 2 if "negative" in name else 3
+        program = Program.of_op(name, arity, {}, 0)
+        found.append((program, tuple([handles[i] for i in operands[:arity]])))
+        assert vm.launch(*found[-1]) == []
+    after = [vm.read(handle) for handle in handles]
+    for handle, content in zip(handles, contents, strict=True):
+        vm.write(handle, content)
+    assert vm.launch(concatenate(found)) == []
+    np.testing.assert_array_equal([vm.read(handle) for handle in handles], after)
+
+
+def test_the_program_loads_each_argument_by_its_handle() -> None:
+    assert concatenate([(ADD_INTO, (7, 8, 7))]) == straight(
+        ("push_int", 7),
+        "load_global",
+        ("push_int", 8),
+        "load_global",
+        ("push_int", 7),
+        "load_global",
+        ("push_str", "add.out"),
+        ("cfunc", 3, 0),
+        "halt",
+    )
+    assert concatenate([]) == straight("halt")
+
+
+def test_nothing_after_a_halt_is_taken() -> None:
+    program = straight(("push_int", 1), "halt", ("push_int", 2))
+    assert concatenate([(program, ()), (program, ())]) == straight(
+        ("push_int", 1), ("push_int", 1), "halt"
+    )
+
+
+HALT = instruction("halt")
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (Program([Function("main", 0, 0, (HALT,)), Function("f", 0, 0, ())]), "straight programs"),
+        (Program([Function("main", 0, 0, (HALT,))], {"c": f32s(1)}), "without constants"),
+        (straight(("push_str", "add"), ("cfunc", "*", 1), "halt"), r"cfunc \*"),
+        (straight(("push_str", "one"), ("cfunc", 0, 1), "halt"), "returns values"),
+        (straight(("push_str", "some"), ("cfunc", 0, "*"), "halt"), "returns values"),
+    ],
+)
+def test_what_cannot_be_concatenated(program: Program, text: str) -> None:
+    found: list[Launch] = [(program, ())]
+    with pytest.raises(ProgramError, match=text):
+        concatenate(found)
