@@ -16,6 +16,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
+from mlvm.show.trace import trace
 
 VECTOR = TensorType("f32", (4,))
 ADD_OUT = Program.of_op("add.out", 3, {}, 0)
@@ -92,7 +93,7 @@ def test_a_trace_has_a_row_for_the_vm_and_each_worker(tmp_path: Path, workers: i
     vm = VM("traced", workers=workers)
     x = ones(vm)
     path = tmp_path / "trace.json"
-    with vm.trace(path):
+    with trace(vm, path):
         for _ in range(5):
             vm.launch(ADD_OUT, (x, x, x))
     events = json.loads(path.read_text())["traceEvents"]
@@ -117,14 +118,14 @@ def test_a_trace_is_written_even_if_the_block_fails(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
 
     def add_and_fail() -> None:
-        with vm.trace(path):
+        with trace(vm, path):
             vm.launch(ADD_OUT, (x, x, x))
             vm.launch(ADD_OUT, (x, x, y))
 
     with pytest.raises(ShapeError):
         add_and_fail()
     assert len([e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]) == 1
-    with pytest.raises(OSError, match="nowhere"), vm.trace(tmp_path / "nowhere" / "trace.json"):
+    with pytest.raises(OSError, match="nowhere"), trace(vm, tmp_path / "nowhere" / "trace.json"):
         pass
 
 
@@ -194,7 +195,7 @@ def test_a_chain_is_traced_by_the_names_of_its_ops(tmp_path: Path) -> None:
     vm = VM()
     chain = {"chain": [["add", -1, 1, 2], ["negative", 0, -1]], "outputs": 1}
     handles = [ones(vm) for _ in range(3)]
-    with vm.trace(tmp_path / "trace.json"):
+    with trace(vm, tmp_path / "trace.json"):
         vm.launch(Program.of_op("fused", 3, chain, 0), handles)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [e["args"]["attributes"] for e in events if e["name"] == "fused"] == [
