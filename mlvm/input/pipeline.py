@@ -15,7 +15,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
@@ -185,12 +184,7 @@ class Pipeline(Generic[A]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- inside ---

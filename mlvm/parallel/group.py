@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
@@ -163,12 +162,7 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
