@@ -20,7 +20,7 @@ DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench example-c clean
+.PHONY: help demo test lint format bench example-c wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ example-c: build/example_c.so ## compile the example of host functions in C
 build/example_c.so: examples/c/functions.c mlvm/machines/mlvm.h
 	@mkdir -p $(@D)
 	$(CC) -std=c99 -O2 -Wall -Wextra -Wpedantic -fPIC -shared -I mlvm/machines -o $@ $< -lm
+
+wheel: $(TEST_READY) ## build the source distribution and the wheel into dist/
+	$(BIN)/python -m build --no-isolation
 
 clean: ## remove all that make, the tests and the tools have made
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

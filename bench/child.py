@@ -31,7 +31,7 @@ def main(module: str, contender: str, descriptor: str, quick: str) -> None:
 
 
 def _answer(parent: Connection, work: Callable[[], Any], form: Callable[[Any], object]) -> Any:
-    """Do the work, send the parent what `form` makes of its result, and return the result."""
+    """Do the work, send `form(result)` to the parent, and return the result."""
     try:
         result = work()
     except Exception as error:

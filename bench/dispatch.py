@@ -1,12 +1,11 @@
 """What one eager op costs: `a + b` on f32[4,4], with and without its gradient.
 
-`add` is one eager `a + b`; for mlvm it is also split into the kernel alone (`kernel_us`),
-the machine without the kernel (`launch_us`) and the eager layer without the machine
-(`eager_us`). `add_taped` is an add while a tape records it. `add_backward` is a chain of
-adds to a tensor that needs a gradient, then a sum and the gradient, divided by the length
-of the chain. `add_captured` is an add of a chain of 1000 that mlvm has captured and launches as
-one program, beside the same chain run eagerly by the others. A round ends when its results are
-there.
+`add` is one eager `a + b`; for mlvm it is also split into the kernel alone (`kernel_us`), the
+machine without the kernel (`launch_us`) and the eager layer without the machine (`eager_us`).
+`add_taped` is an add while a tape records it. `add_backward` is a chain of adds to a tensor that
+needs a gradient, then a sum and the gradient, divided by the length of the chain. `add_captured`
+is one add of a chain of 1000 adds, which mlvm has captured and launches as one program. The others
+run the chain eagerly. A round ends when its results are computed.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ def chain(x: Any, b: Any, length: int = CHAIN) -> Any:
 
 
 def add_round(a: Any, b: Any, quick: bool, wait: Callable[[Any], object] | None = None) -> Round:
-    """Time `a + b` again and again, and at last the wait for the result."""
+    """Time repeated `a + b`, including the wait for the last result."""
 
     def work() -> None:
         for _ in range(adds(quick)):
@@ -165,7 +164,7 @@ def backward_round(gradient: Callable[[], object], quick: bool) -> Round:
 
 def captured_round(run: Callable[[], object], quick: bool) -> Round:
     """Time a chain of `CAPTURED` adds, for each of them."""
-    run()  # the first time may prepare what later ones use
+    run()  # the first run may prepare later ones
 
     def work() -> None:
         for _ in range(chains(quick)):

@@ -24,8 +24,7 @@ from bench.harness import ROOT, Contender, child_environment, installed_version
 def environment(contenders: Iterable[Contender]) -> dict[str, Any]:
     """The machine and its software, and the version and threads of each contender.
 
-    `load` is how many processes wanted a core in the last minute: what was measured beside
-    them says little.
+    `load` is how many processes wanted a core in the last minute. Timings under load say little.
     """
     contenders = list(contenders)
     described = subprocess.run(
@@ -82,7 +81,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """As /proc/cpuinfo has it; elsewhere what `platform` knows."""
+    """The processor's name from /proc/cpuinfo, or else from `platform`."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -92,7 +91,7 @@ def _cpu_model() -> str:
 
 
 def _openblas_kernel() -> str | None:
-    """The kernel set (`SkylakeX`, `Haswell`) that the loaded OpenBLAS picked, if it is one."""
+    """The kernel set (`SkylakeX`, `Haswell`) that OpenBLAS has picked; None for another BLAS."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None

@@ -5,9 +5,9 @@ A `Suite` names its contenders. A `Contender` prepares, in a child process of it
 metrics, such as `{"us_per_op": 0.8}`. The children stay alive and are asked for one round
 at a time, A B C A B C, so that a slow spell of the machine falls on all of them alike.
 
-A metric is a cost, of which less is better, or a rate. A ratio is median(theirs) / median(ours)
-for a cost, the other way round for a rate, so above 1 is in our favour. Targets are for ratios,
-limits for the metrics themselves.
+A metric is a cost, where less is better, or a rate, where more is better. A ratio is
+median(theirs) / median(ours) of a cost and the inverse of that for a rate, so a ratio above 1 is
+in our favour. Targets apply to ratios, limits to metrics.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class BenchError(Exception):
 class Contender:
     """One side of a comparison.
 
-    `prepare(quick)` runs in the child and returns one round function per case; `quick` asks
-    for short rounds. Where something but a package is missing, it says so and returns none.
-    `package` must be installed, else the contender is named and skipped. `threads` is what
-    BLAS, OpenMP and XLA may use.
+    `prepare(quick)` runs in the child and returns one round function per case; `quick` asks for
+    short rounds. If something other than a package is missing, it says so and returns no
+    functions. A contender whose `package` is not installed is named and skipped. `threads` is how
+    many threads BLAS, OpenMP and XLA may use.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Contender:
 class Suite:
     """What one subcommand measures; the module `module` holds it as `SUITE`.
 
-    `units` has the unit of each metric; `rates` are those that are no costs. `ours` are the
-    contenders that all are compared with. `targets` has the smallest ratio that will do, by
-    (case, metric, ours, theirs), `limits` the largest median, by (case, metric, contender).
+    `units` has the unit of each metric. The metrics in `rates` are rates, the others costs. All
+    contenders are compared with those in `ours`. `targets` has the smallest ratio to accept by
+    (case, metric, ours, theirs), `limits` the largest median by (case, metric, contender).
     `timeout` limits each answer of a child, in seconds.
     """
 
@@ -96,8 +96,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Ratio:
-    """median(theirs) / median(ours) of one metric, of a rate its inverse; `ours` and `theirs` name
-    the contenders."""
+    """The ratio of one metric between the contenders `ours` and `theirs`."""
 
     case: str
     metric: str
@@ -107,14 +106,14 @@ class Ratio:
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """How long the call takes."""
+    """How many microseconds the call takes."""
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e6
 
 
 def installed_version(package: str) -> str | None:
-    """Its version, "checkout" if it is on the path without being installed, None if absent."""
+    """The version, "checkout" for a package on the path that is not installed, None if absent."""
     if importlib.util.find_spec(package) is None:
         return None
     try:
@@ -326,8 +325,7 @@ def _within(record: Record, limit: float | None) -> str:
 
 
 def _aligned(column: Sequence[str]) -> list[str]:
-    """The cells at the width of the longest; to the right if the first below the header is a
-    number."""
+    """The cells at one width. They stand at the right if the first below the header is a number."""
     width = max(map(len, column))
     numbers = column[1].replace(",", "").replace(".", "").isdigit()
     return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]

@@ -29,7 +29,7 @@ def times(quick: bool) -> int:
 
 
 def per_op(work: Callable[[], object], n: int) -> Round:
-    """Time work that does a thing n times."""
+    """Time work that does something n times, for each time."""
     return lambda: {"us_per_op": microseconds(work) / n}
 
 
@@ -119,7 +119,7 @@ def prepare_lua(quick: bool) -> Mapping[str, Round]:
 
 
 def empty() -> None:
-    """What a call costs, and no more."""
+    """Do nothing: only the call is timed."""
 
 
 def prepare_cpython(quick: bool) -> Mapping[str, Round]:

@@ -1,14 +1,14 @@
 """The bytes that a training step needs, at the sizes of `bench.sizes`, beside PyTorch.
 
-`planned_bytes` is what a step's scratch takes when its tensors are placed knowing when each is
-needed, `lower_bound_bytes` the most that is alive at once, `planned_over_lower_bound` their
-ratio. `high_water_bytes` is what the step did have in use at most: of the arena that it works in
-and, captured, its scratch. `bytes_after_warmup` is what the VM has taken since the first steps,
-`peak_over_import_bytes` the peak of the process over that once all was imported: weights,
-momentum, gradients, images and all.
+`planned_bytes` is a step's scratch if tensors are placed with knowledge of when each is needed.
+`lower_bound_bytes` is the most that is alive at once, `planned_over_lower_bound` the ratio of the
+two. `high_water_bytes` is the most that a step has in use: in the arena that it works in and, if
+it is captured, in its scratch. `bytes_after_warmup` is what the VM has taken since the first
+steps. `peak_over_import_bytes` is how much the peak of the process has grown since its imports: by
+weights, momentum, gradients, images and all else.
 
 Each round is a process of its own, `python -m bench.memory CONTENDER CASE`, which prints its
-metrics as JSON: a peak is a process's, and never goes down.
+metrics as JSON: the peak of a process never goes down.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def mlvm_replay(size: Size) -> Metrics:
 
 
 def train(step: Callable[[], object], vm: VM, imported: int) -> Metrics:
-    """What steps on the VM take, of a process that had that peak once all was imported."""
+    """The metrics of steps on the VM. `imported` is the peak of the process after its imports."""
     repeat(step, WARM_UP)
     held = vm.consumed_size_in_mib()
     repeat(step, STEPS)
@@ -98,8 +98,8 @@ def repeat(step: Callable[[], object], times: int) -> None:
 
 
 def peak() -> int:
-    """The most bytes of memory that this process has had. Linux knows it; a peak from
-    `getrusage` would count what the parent had when it forked."""
+    """The most bytes of memory that this process has had, on Linux. The peak of `getrusage` would
+    count the parent's memory at the fork."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -107,7 +107,7 @@ def peak() -> int:
 
 
 def preparing(contender: str) -> Prepare:
-    """A `prepare` of all cases, or with `quick` the smallest."""
+    """A `prepare` of all cases, with `quick` of the smallest alone."""
 
     def measure(case: str) -> Metrics:
         done = subprocess.run(

@@ -1,8 +1,8 @@
 """What a training step of an MLP-Mixer takes, at the sizes of `bench.sizes`, beside others.
 
 `step_ms` is the time of one step: forward, cross-entropy, backward, SGD with momentum. All
-contenders compute the same numbers. `matmuls-alone` is the floor: only the step's products,
-by numpy's BLAS, into memory that is there.
+contenders compute the same numbers. `matmuls-alone` is the floor: only the step's products, by
+numpy's BLAS, into memory that is allocated beforehand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = {"tiny": 20, "cifar": 2, "s16": 1}  # in a round
 
 
 def preparing(make: Callable[[MixerSize], Step]) -> Prepare:
-    """A `prepare` of all sizes, or with `quick` the smallest, by what makes a step of one."""
+    """A `prepare` of all sizes, with `quick` of the smallest. `make` gives a step of a size."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         @lru_cache(maxsize=1)  # a size is made when its rounds begin, and the one before forgotten

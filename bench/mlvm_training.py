@@ -16,9 +16,9 @@ from models.mlp_mixer import MlpMixer
 
 
 class Training:
-    """What lasts is in the arena `weights`; a step works in `batch`, which it leaves empty.
+    """A model in training. What lasts is in the arena `weights`; a step leaves `batch` empty.
 
-    `captured` is the step as a program. On a VM of a group, each step is all members' together.
+    `captured` is the step as one program. On a VM of a group, all members take a step together.
     """
 
     def __init__(self, size: Size, vm: ml.VM | None = None) -> None:
@@ -35,12 +35,12 @@ class Training:
         return ml.capture(self.train_step)
 
     def eager(self) -> float:
-        """Train on the batch once, op by op; the loss before."""
+        """Train on the batch once, op by op. Returns the loss before."""
         with self.batch:
             return float(self.train_step(self.images, self.labels))
 
     def replay(self) -> float:
-        """Train on the batch once, all in one launch; the loss before."""
+        """Train on the batch once, in one launch. Returns the loss before."""
         with self.batch:
             return float(self.captured(self.images, self.labels))
 
@@ -59,7 +59,8 @@ def loss_and_grads(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def training_on(vms: int, size: Size, *, captured: bool) -> Callable[[], float]:
-    """A function that trains on the batch once, on so many VMs that share it; the loss before."""
+    """A function that trains once on the batch, which so many VMs share, and returns the loss
+    before."""
 
     def make_step(vm: ml.VM) -> Callable[..., float]:
         training = Training(size, vm)

@@ -26,10 +26,10 @@ import numpy as np
 from bench.harness import Contender, Round, Suite, say
 
 ELEMENTS = {"4 KiB": (1 << 12, 5000), "1 MiB": (1 << 20, 200), "64 MiB": (1 << 26, 6)}
-"""Bytes of an element, and how many are one round."""
+"""The bytes of an element, and how many elements are one round."""
 
 DATASET = 1 << 27
-"""Bytes that elements are taken from."""
+"""The bytes of the data set that elements are taken from."""
 
 BATCH = 32
 EPOCHS = 20
@@ -98,7 +98,7 @@ def prepare_queue(quick: bool) -> Mapping[str, Round]:
         return transfer
 
     def pass_on(arrays: Any) -> None:
-        q.put(arrays)  # which are a batch's own
+        q.put(arrays)  # arrays of this batch alone
         q.get()
 
     return {**element_rounds(element, quick), "digits": digits_round(pass_on, quick)}
@@ -171,7 +171,8 @@ def queue_tensor(types: list[str]) -> Any:
 
 
 def element_rounds(element: Callable[[Any], Transfer], quick: bool) -> dict[str, Round]:
-    """A round for each size, of what `element` makes for a dataset of such elements."""
+    """A round for each size of elements. `element(data)` makes the function that transfers one
+    element of `data`."""
 
     def round_of(nbytes: int, count: int) -> Round:
         data = dataset(nbytes)
@@ -264,7 +265,7 @@ def epochs(quick: bool) -> int:
 
 
 def rate(work: Callable[[], object], count: int) -> float:
-    """How many of the `count` things that the call does it does in a second."""
+    """How many things a second a call does that does `count` things."""
     start = time.perf_counter()
     work()
     return count / (time.perf_counter() - start)

@@ -25,7 +25,7 @@ REPEAT: Final = 4
 
 
 def preparing(vms: int, make: Callable[[MixerSize], Step]) -> Prepare:
-    """A `prepare` of both kinds of scaling at all sizes, or with `quick` at the smallest."""
+    """A `prepare` of both kinds of scaling at all sizes, with `quick` at the smallest alone."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
         @lru_cache(maxsize=1)
@@ -103,7 +103,7 @@ def prepare_memcpy(quick: bool) -> Mapping[str, Round]:
 
 
 def per_gib(work: Callable[[], object]) -> Round:
-    """Time work that handles all of the bytes `REPEAT` times."""
+    """Time work that handles `REDUCED_BYTES` bytes `REPEAT` times, for each GiB of them."""
     gib = REPEAT * REDUCED_BYTES / 2**30
     return lambda: {"gib_ms": microseconds(work) / 1e3 / gib}
 

@@ -1,4 +1,4 @@
-"""The models that `mixer`, `memory` and `scaling` train: their sizes, and what they are fed.
+"""The sizes of the models that `mixer`, `memory` and `scaling` train, and their batches.
 
 A case is a network and a batch. All train alike: forward, the mean cross-entropy, backward,
 SGD with momentum, in f32, on one batch of noise again and again.
@@ -16,7 +16,7 @@ MOMENTUM: Final = 0.9
 
 
 class MixerSize(NamedTuple):
-    """An MLP-Mixer; after `batch`, what `models.mlp_mixer.MlpMixer` takes, in its order."""
+    """An MLP-Mixer. After `batch` come the arguments of `models.mlp_mixer.MlpMixer`, in order."""
 
     batch: int
     image_shape: tuple[int, int, int]
@@ -29,7 +29,7 @@ class MixerSize(NamedTuple):
 
     @property
     def patches(self) -> int:
-        """How many there are in an image: the tokens."""
+        """How many patches an image has: the tokens."""
         height, width, _ = self.image_shape
         return height * width // self.patch_size**2
 
@@ -40,7 +40,7 @@ class MixerSize(NamedTuple):
 
 
 class ConvNetSize(NamedTuple):
-    """A convolutional network; after `batch`, what `models.convnet.ConvNet` takes, in its order."""
+    """A convolutional network. After `batch` come the arguments of `models.convnet.ConvNet`."""
 
     batch: int
     image_shape: tuple[int, int, int]

@@ -88,7 +88,7 @@ def load_mixer(model: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 
 
 def training(size: Size, model: nn.Module, *, compiled: bool = False) -> Callable[[], float]:
-    """A function that trains the model on the batch once; it returns the loss before."""
+    """A function that trains the model on the batch once and returns the loss before."""
     images, labels = map(torch.from_numpy, batch_of(size))
     images = images.permute(0, 3, 1, 2).contiguous()
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM, foreach=True)
@@ -108,6 +108,6 @@ def compiles() -> bool:
     """Whether torch.compile finds a compiler that works."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(3))
-    except Exception:  # of many kinds, and none of them documented
+    except Exception:  # PyTorch documents none of its many kinds
         return False
     return True

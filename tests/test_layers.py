@@ -34,7 +34,7 @@ MAY_IMPORT = {
     for height, floor in enumerate(FLOORS)
     for room in floor
 }
-MAY_IMPORT["models"] = {"models", "mlvm.eager"}  # as its readers' own models would
+MAY_IMPORT["models"] = {"models", "mlvm.eager", "mlvm.show"}  # as a reader's own models would
 
 
 def modules_of(requirements: list[str]) -> set[str]:

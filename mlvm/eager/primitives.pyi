@@ -117,7 +117,7 @@ def arange(
     dtype: object,
     out: Tensor | None = None,
 ) -> Tensor:
-    """start, start + step, start + 2 step, ... as far as it is short of `stop`."""
+    """start, start + step, start + 2 step, ... up to `stop`, which is left out."""
 
 def argmax(
     x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
@@ -132,7 +132,7 @@ def argmin(
 def argsort(
     x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """Where the elements of `sort` are in x along `axis`, i64."""
+    """The positions in x, along `axis`, of the elements that `sort` gives: i64."""
 
 def astype(x: Tensor, /, *, dtype: object, out: Tensor | None = None) -> Tensor:
     """x in another dtype."""
@@ -209,7 +209,7 @@ def clip(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x limited to lower <= x <= upper, elementwise; upper wins where they cross."""
+    """x limited to lower <= x <= upper, elementwise; upper where lower > upper."""
 
 def concat(*xs: Tensor, axis: int = 0, out: Tensor | None = None) -> Tensor:
     """The tensors one after the other along `axis`; their dtypes promote."""
@@ -223,8 +223,8 @@ def conv2d(
     padding: tuple[tuple[int, int], tuple[int, int]],
     out: Tensor | None = None,
 ) -> Tensor:
-    """Cross-correlation of images with a kernel, as deep learning's convolution is: [N,H,W,I] with
-    [KH,KW,I,O] -> [N,OH,OW,O]."""
+    """The cross-correlation of images with a kernel, which deep learning calls convolution:
+    [N,H,W,I] with [KH,KW,I,O] -> [N,OH,OW,O]."""
 
 def copy(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The same tensor in memory of its own."""
@@ -243,8 +243,8 @@ def divide(
     """x / y, elementwise, with broadcasting."""
 
 def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None) -> Tensor:
-    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0 (Srivastava et al.,
-    JMLR 15, 2014)."""
+    """Keep each element of x with probability 1 - rate and multiply it by 1 / (1 - rate); the
+    others become 0 (Srivastava et al., JMLR 15, 2014)."""
 
 def embed(
     x: Tensor,
@@ -292,7 +292,7 @@ def fold_in(key: Tensor, data: Tensor, /, *, out: Tensor | None = None) -> Tenso
     """A new key for each value of the integer scalar `data` (a step, a layer): u64[2]."""
 
 def full(value: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
-    """A tensor of that shape, every element of it the scalar `value`."""
+    """A tensor of that shape."""
 
 def gelu(x: Tensor, /, *, approximate: bool = True, out: Tensor | None = None) -> Tensor:
     """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel, arXiv
@@ -376,7 +376,7 @@ def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The logarithm of base 2."""
 
 def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
-    """x - log(sum(exp(x))) along the axis; computed from x - max(x), which overflows for no x."""
+    """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def logical_and(
     x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
@@ -486,7 +486,7 @@ def multiply_add(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x * y + z, elementwise, with broadcasting; rounded after each of the two."""
+    """x * y + z, elementwise, with broadcasting; rounded after the product and after the sum."""
 
 def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-x."""
@@ -517,7 +517,7 @@ def pad(
     value: float = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x with a border of `value`: widths[i] elements (before, after) it on axis i."""
+    """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
 
 def patches(
     x: Tensor,
@@ -584,8 +584,7 @@ def roll(
     axis: int | tuple[int, ...] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x with every element moved `shift` places up along `axis`, those beyond the end to the
-    front."""
+    """x with every element moved up `shift` places along `axis`, past the end to the front."""
 
 def round(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The nearest integer value; halves go to the even one."""
@@ -596,7 +595,7 @@ def rsqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def scatter_add(
     updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
 ) -> Tensor:
-    """Zeros, `length` of them along `axis`, with the updates added at `indices`."""
+    """Zeros of length `length` along `axis`, to which the updates are added at `indices`."""
 
 def scatter_add_along_axis(
     updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
@@ -621,10 +620,10 @@ def slice(
     step: tuple[int, ...],
     out: Tensor | None = None,
 ) -> Tensor:
-    """On axis i the length[i] elements at start[i], start[i] + step[i], ..."""
+    """On axis i, the length[i] elements at start[i], start[i] + step[i], ..."""
 
 def softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
-    """exp(x) / sum(exp(x)) along the axis; computed from x - max(x), which overflows for no x."""
+    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def softmax_cross_entropy(
     logits: Tensor, labels: Tensor, /, *, out: Tensor | None = None
@@ -703,8 +702,7 @@ def unpatches(
     padding: tuple[tuple[int, int], tuple[int, int]],
     out: Tensor | None = None,
 ) -> Tensor:
-    """The transpose of `patches`: an image of that shape to which every window is added in its
-    place, [N,OH,OW,KH,KW,C] -> [N,H,W,C]; what falls on the padding is dropped."""
+    """The transpose of `patches`: [N,OH,OW,KH,KW,C] -> [N,H,W,C]."""
 
 def var(
     x: Tensor,

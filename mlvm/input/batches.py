@@ -19,16 +19,18 @@ Arrays: TypeAlias = tuple[Array, ...]
 
 
 class Transform(Protocol):
-    """What is done to each batch: a function of its arrays, and of random numbers for each sample
-    that depend on seed, epoch and sample alone, to the arrays of another batch as long."""
+    """A change of each batch: from its arrays and random numbers to arrays of as many rows.
+
+    Each sample has random numbers of its own, which depend on seed, epoch and sample alone.
+    """
 
     def __call__(self, arrays: Arrays, random: SampleRandom, /) -> Arrays: ...
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Samples by number. `dataset[indices]`, with i64[B] of any order, is a tuple of arrays
-    [B, ...], of which row b belongs to sample `indices[b]`. Several threads may ask at once."""
+    """Samples by number. With `indices` i64[B] in any order, `dataset[indices]` is a tuple of
+    arrays [B, ...]; row b belongs to sample `indices[b]`. Several threads may call it at once."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, indices: Indices, /) -> Arrays: ...
@@ -47,7 +49,7 @@ class Batch(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The batches of `epochs` epochs, without end if None, over `length` samples."""
+    """The batches of `epochs` epochs of `length` samples. With `epochs` None there is no end."""
 
     length: int
     batch_size: int
@@ -55,7 +57,8 @@ class Schedule(NamedTuple):
     drop_last: bool
 
     def at(self, epoch: int, start: int) -> Batch | None:
-        """The batch that begins there or, past the last of the epoch, with the next epoch."""
+        """The batch that begins at position `start` of the epoch, or else the first of the next
+        epoch. None if there is neither."""
         left = self.length - start
         if left < (self.batch_size if self.drop_last else 1):
             epoch, start, left = epoch + 1, 0, self.length
@@ -67,13 +70,13 @@ class Schedule(NamedTuple):
         return self.at(batch.epoch, batch.stop)
 
     def starting(self, first: Batch | None) -> Iterator[Batch]:
-        """That batch, if it is one, and all that come after it."""
+        """The batch `first` and all batches after it. Without `first` there are none."""
         while first is not None:
             yield first
             first = self.after(first)
 
     def sizes(self, first: Batch) -> set[int]:
-        """The sizes of the batches from there on: the whole ones', and what is left over."""
+        """The sizes of `first` and of all batches after it."""
         found = {min(self.batch_size, self.length - first.start)}
         for start in (first.start, 0):
             whole, rest = divmod(self.length - start, self.batch_size)
@@ -110,15 +113,15 @@ class Recipe:
         return known[1][batch.start : batch.stop]
 
     def types(self) -> tuple[TensorType, ...]:
-        """The types of a batch of one sample, as making the first one tells them."""
+        """The types of a batch of one sample. They are found by making the batch of sample 0."""
         try:
             return tuple(map(TensorType.of, self._made(0, np.zeros(1, np.int64))))
         except DTypeError as error:
             raise PipelineError(f"samples are what no tensor holds: {error}") from None
 
     def fill(self, batch: Batch, slot: Sequence[Array]) -> None:
-        """Make the batch in the arrays given. What goes wrong is raised with a note that names
-        the sample."""
+        """Make the batch in the arrays of `slot`. An error is raised with a note that names the
+        sample."""
         indices = self.indices(batch)
         try:
             arrays = self._made(batch.epoch, indices)
@@ -153,7 +156,7 @@ class Recipe:
         return arrays
 
     def _culprit(self, batch: Batch, indices: Indices, error: Exception) -> str:
-        """The first sample that goes wrong alike when it is alone, or all if none does."""
+        """Text that names the first sample to raise such an error alone, or all if none does."""
         for position, index in enumerate(indices, batch.start):
             try:
                 self._made(batch.epoch, np.array([index]))
@@ -180,7 +183,7 @@ def _length(dataset: Dataset) -> int:
 
 
 def _checked(arrays: object, rows: int, source: str) -> Arrays:
-    """The arrays, each in C order. Raises `PipelineError` unless they are a batch of so many."""
+    """The arrays, unchanged. Raises `PipelineError` unless they are a batch of `rows` samples."""
     if not isinstance(arrays, tuple) or not arrays:
         raise PipelineError(f"the {source} gives a tuple of arrays, not {brief(arrays)}")
     for array in arrays:

@@ -15,7 +15,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
@@ -39,8 +38,8 @@ class PipelineState(TypedDict):
 
 
 class PipelineStats(NamedTuple):
-    """Starvation, in seconds: `consumer_waited` for a batch, `producers_waited` for a free slot,
-    all workers together. `batches` is how many were got."""
+    """How many batches were got, and the seconds that each side has waited: the consumer for
+    batches, all producers together for free slots."""
 
     batches: int
     consumer_waited: float
@@ -54,13 +53,15 @@ class Pipeline(Generic[A]):
     random order, and `transform(arrays, random)` changes the arrays of each batch. What is left
     over after the last whole batch of an epoch is a smaller batch, or nothing with `drop_last`.
 
-    `workers` threads make batches ahead, with `processes` each in a process of its own, started by
-    spawn; without workers `get` makes its batch itself. `prefetch` batches (2 for each worker) are
-    made ahead. They and two that are in use have slots of memory, made by the first `get`. A batch
-    is in use until its tensors die, or until the `with arena:` that it was got in ends.
+    `workers` threads make batches ahead; with `processes`, each does so in a process of its own,
+    started by spawn. Without workers, `get` makes its batch itself. `prefetch` batches (by default
+    2 for each worker) are made ahead. The first `get` makes slots of memory: for these batches,
+    and for two that are in use. A batch is in use until its tensors die, or until the end of the
+    `with arena:` in which it was got.
 
-    Raises `PipelineError` for impossible options, no `vm` among them, and for a dataset that is
-    empty or gives no arrays; what else `dataset` and `transform` raise on the first sample.
+    Raises `PipelineError` for impossible options, for a missing `vm`, and for a dataset that is
+    empty or gives no arrays. Other errors of `dataset` or `transform` on the first sample are
+    raised unchanged.
     """
 
     _kind: type[A] = Allocation  # type: ignore[assignment]
@@ -112,7 +113,7 @@ class Pipeline(Generic[A]):
         self._producers_waited = 0.0  # by crews that have ended
 
     def get(self, timeout: float | None = None) -> tuple[A, ...]:
-        """The next batch. What a worker met instead of it is raised here, now and from then on.
+        """The next batch. If making it failed, this call and all later ones raise the error.
 
         Raises `ShutDown` after the last epoch and after `close`, `QueueEmpty` when there is none
         within `timeout` seconds, and `PipelineError` when all slots are in use, or in another
@@ -152,10 +153,10 @@ class Pipeline(Generic[A]):
         return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state` was taken, of this pipeline or another of the same options.
+        """Go on from where this pipeline, or another with the same options, was at `state`.
 
-        Batches made ahead are made anew. Raises `PipelineError`, and changes nothing then, for what
-        is no state, or one that this dataset and these epochs do not have.
+        Batches made ahead are made anew. Raises `PipelineError` for what is no state, and for a
+        state that this dataset and these epochs do not have; the pipeline is then unchanged.
         """
         self._require_usable()
         if not isinstance(state, Mapping) or set(state) != set(PipelineState.__annotations__):
@@ -178,19 +179,14 @@ class Pipeline(Generic[A]):
     # --- the end ---
 
     def close(self) -> None:
-        """End the workers, and give the slots back; batches still in use last. Idempotent."""
+        """End the workers, and give the slots back. Batches in use stay valid. Idempotent."""
         self._closed = True
         self._stop()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- inside ---

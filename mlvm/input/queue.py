@@ -8,8 +8,8 @@
     images, labels = batches.get()                # a consumer: tensors over the same bytes
 
 Names, order and errors are those of CPython's `queue`; close and cancel those of TensorFlow's
-`FIFOQueue`. No byte moves from `reserve` to `get`, and none of the calls takes the VM's lock: a
-program that waits inside `queue.get` (see `queue_get`) keeps no producer from filling a slot.
+`FIFOQueue`. No byte moves from `reserve` to `get`. No call takes the VM's lock: producers fill
+slots while a program waits inside `queue.get` (see `queue_get`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mlvm.input.slots import Ring, SingleThreadedRing, Slot, SlotArena
 A = TypeVar("A", bound=Allocation, default=Allocation)
 
 _LONGEST: Final = 1e8
-"""Seconds that count as forever: three years; the system's own limit is an OverflowError."""
+"""Seconds that count as forever: three years. Much longer ones raise OverflowError."""
 
 
 class QueueStats(NamedTuple):
@@ -63,16 +63,17 @@ class QueueTensor:
     """A queue of elements, each a tensor of every type in `types`, in `maxsize` slots.
 
     Any number of threads may put and get. Elements come out in the order in which `put` or
-    `commit` completed. What `get` returns are tensors over the slot itself, and theirs to write
-    to; the slot is free again when all of them have ended: dropped, with all views of them; freed
-    by `arena.free`; or, got inside `with batch:`, when that arena is reset.
+    `commit` completed. `get` returns tensors over the slot itself, which the consumer may write
+    to. The slot is free again when all of them have ended. A tensor ends when nobody refers to it
+    or a view of it, by `arena.free`, or, if it was got inside `with batch:`, when that arena is
+    reset.
 
     `arena` shows the slots as memory of the VM; `memory.slots` are their arrays. With `shared`
     they can be handed to other processes (see `SlotMemory`). `handle` is the queue's name in
-    programs. `single_threaded` has no locks: what would wait raises at once.
+    programs. A `single_threaded` queue has no locks: a call that would wait raises at once.
 
-    Raises `ArenaError` for impossible arguments, and what is no VM of this process; `ShapeError`
-    or `DTypeError` for a type; `OutOfMemory`.
+    Raises `ArenaError` for impossible arguments and for a VM of another process; `ShapeError` or
+    `DTypeError` for a type; `OutOfMemory`.
     """
 
     def __init__(
@@ -117,8 +118,8 @@ class QueueTensor:
     def put(self, arrays: Sequence[Array], timeout: float | None = None) -> None:
         """Copy one array of each type into a free slot, once there is one.
 
-        Raises `QueueFull` after `timeout` seconds, `ShutDown` after `close`, `cancel`'s error
-        after that; `ArenaError`, `DTypeError` or `ShapeError` for arrays that do not fit.
+        Raises `QueueFull` after `timeout` seconds, `ShutDown` after `close`, the error of `cancel`
+        after `cancel`; `ArenaError`, `DTypeError` or `ShapeError` for arrays that do not fit.
         """
         self._check(arrays)
         with self.reserve(timeout) as slots:
@@ -152,8 +153,8 @@ class QueueTensor:
         return Reservation(self, slot)
 
     def close(self) -> None:
-        """Take no more elements: `put`, `reserve` and a `commit` that comes later raise
-        `ShutDown`, and so does `get` when it has drained the queue. Wakes who waits. Idempotent."""
+        """Take no more elements. From now on `put`, `reserve` and `commit` raise `ShutDown`, and
+        so does `get` when the queue is drained. Threads that wait are woken. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -161,8 +162,8 @@ class QueueTensor:
                 self._free.put(None)
 
     def cancel(self, error: BaseException) -> None:
-        """End at once: whatever call is made or waits raises `error`, and elements are dropped.
-        Only the first error counts. Raises `ArenaError` for what is no exception."""
+        """End at once. Elements are dropped; every call that waits or comes later raises `error`.
+        Only the first error counts. Raises `ArenaError` if `error` is no exception."""
         if not isinstance(error, BaseException):
             raise ArenaError(f"queue {self.name!r} is cancelled by an exception, not {error!r}")
         with self._lock:
@@ -176,8 +177,8 @@ class QueueTensor:
         """The next element's tensors, once there is one; no byte moves.
 
         Raises `QueueEmpty` after `timeout` seconds, `ShutDown` when the queue is closed and
-        drained, `cancel`'s error after that. Without a timeout it also raises `QueueEmpty` when
-        this very thread has all slots, and would wait for itself.
+        drained, the error of `cancel` after `cancel`. Without a timeout it also raises
+        `QueueEmpty` when the calling thread holds all slots, and would wait for itself.
         """
         return self.arena.lend(self.next_slot(timeout), kind)
 
@@ -217,8 +218,7 @@ class QueueTensor:
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Whether no slot is free: each has an element, is being filled, or has tensors that
-        were got and live."""
+        """Whether no slot is free: each has an element, is being filled, or is lent as tensors."""
         return self._free.qsize() - self._closed <= 0
 
     @property
@@ -227,7 +227,7 @@ class QueueTensor:
         return self._closed
 
     def stats(self) -> QueueStats:
-        """What went through so far, and who waited for how long."""
+        """How many elements went through so far, and how long either side waited."""
         with self._lock:
             return QueueStats(self._in, self._out, self._producers_waited, self._consumers_waited)
 
@@ -284,7 +284,7 @@ class QueueTensor:
                     self._consumers_waited += waited
 
     def _is_all_mine(self) -> bool:
-        """Whether the thread that calls has all slots: it would wait for itself."""
+        """Whether the calling thread holds all slots, and would wait for itself."""
         me = threading.get_ident()
         return all(slot.lent_to == me for slot in self.arena.slots)
 

@@ -17,9 +17,9 @@ leaves empty tensors and 0, so that the stack has one height on both paths:
         pop 2
         halt
 
-`cfunc 1 2 {"raises": true}` leaves the tensors alone, and raises `ShutDown` at the end. The
-tensors lie in the slot itself, which is free again when the program has no more use for them
-and no worker reads them.
+`cfunc 1 2 {"raises": true}` leaves only the tensors, and raises `ShutDown` at the end. The tensors
+lie in the slot itself. The slot is free again when the program has no more use for them and no
+worker reads them.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _get(queues: Queues, frame: Frame) -> None:
 
 
 class _Memory:
-    """What numpy takes for the owner of a tensor's memory: the tensor lives as long as any array
-    over it, and so does the slot."""
+    """The owner of a tensor's memory, for numpy. Every array over that memory keeps it alive, and
+    so the tensor and its slot."""
 
     __slots__ = ("__array_interface__", "tensor")
 

@@ -1,9 +1,9 @@
 """The random choices of an input pipeline: which sample comes when, and how it is changed.
 
 Each is a hash of (seed, epoch, index of the sample), so it does not depend on how many workers
-there are, on what was drawn before, or on which samples share a batch. The hash and the stream
-of numbers that begins at it are SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom
-Number Generators", OOPSLA 2014), computed here for all samples of a batch at once.
+there are, on what was drawn before, or on which samples share a batch. The hash, and the stream of
+numbers that it starts, are SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+Generators", OOPSLA 2014). They are computed for all samples of a batch at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Words: TypeAlias = NDArray[np.uint64]
 Doubles: TypeAlias = NDArray[np.float64]
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
-_ORDER, _SAMPLE = 1, 2  # what a hash is for: the same index gives unrelated words
+_ORDER, _SAMPLE = 1, 2  # purposes, each with unrelated hashes
 _MASK: Final = 2**64 - 1
 
 
 def _mix(words: Words) -> Words:
-    """SplitMix64's bijection of 64 bits, in which every bit depends on all."""
+    """SplitMix64's bijection of 64 bits. Every bit of the result depends on all bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
@@ -52,11 +52,11 @@ def order(size: int, *, seed: int, epoch: int) -> Indices:
 
 
 class SampleRandom:
-    """Random numbers for the samples of a batch, each drawn from the sample's own stream.
+    """Random numbers for the samples of a batch. Each sample has a stream of its own.
 
-    `indices`, i64[B], are the samples'. Every draw returns an array [B, *shape] and moves all
-    streams on by as many numbers; row b depends on `indices[b]`, seed and epoch, and on the
-    draws before, never on the other rows.
+    `indices`, i64[B], are the numbers of the samples. A draw returns an array [B, *shape], a row
+    from each stream. Row b depends on `indices[b]`, seed, epoch and the draws before, never on the
+    other rows.
     """
 
     def __init__(self, seed: int, epoch: int, indices: Indices) -> None:
@@ -67,7 +67,7 @@ class SampleRandom:
 
     @cached_property
     def _words(self) -> Words:
-        """Where each stream is; computed when the first number is drawn."""
+        """The position of each stream. The first draw computes it."""
         return _hash(_SAMPLE, *self._of)
 
     def bits(self, shape: tuple[int, ...] = ()) -> Words:
@@ -108,18 +108,19 @@ class SampleRandom:
     def beta(self, alpha: float, beta: float) -> Doubles:
         """Beta-distributed, by Jöhnk (Metrika, 1964): f64[B].
 
-        Raises `AttributeRefused` unless 0 < alpha, beta <= 1: beyond, many draws are rejected.
+        Raises `AttributeRefused` unless 0 < alpha, beta <= 1: above 1, many draws are rejected.
         """
         if not (0 < alpha <= 1 and 0 < beta <= 1):
             raise AttributeRefused(
                 f"alpha and beta must be above 0 and at most 1, not {alpha}, {beta}"
             )
-        stream = SampleRandom(*self._of)  # so that every sample takes one number of this one
+        # Each sample takes one number from its own stream, however many draws are rejected.
+        stream = SampleRandom(*self._of)
         stream._words = self.bits()
         ratio = np.full(len(self), np.nan)
-        while (open := np.isnan(ratio)).any():
+        while (pending := np.isnan(ratio)).any():
             u, v = np.log(1 - stream.uniform(shape=(2,))).T
-            accepted = open & (np.logaddexp(u / alpha, v / beta) <= 0)
+            accepted = pending & (np.logaddexp(u / alpha, v / beta) <= 0)
             ratio[accepted] = (v / beta - u / alpha)[accepted]
         drawn: Doubles = 1 / (1 + np.exp(np.minimum(ratio, 700)))
         return drawn

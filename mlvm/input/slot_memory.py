@@ -1,8 +1,8 @@
-"""The memory of a queue's slots: of this process alone, or shared with others, without a name.
+"""The memory of a queue's slots: private to this process, or shared with others.
 
-What processes share vanishes with the last of them, however it ends: on Linux it is a memory
-file (memfd_create(2)), on other POSIX systems a temporary file that is unlinked at once, on
-Windows a mapping of the paging file.
+Shared memory has no name and vanishes with the last of its processes, however that ends. On Linux
+it is a memory file (memfd_create(2)), on other POSIX systems a temporary file that is unlinked at
+once, on Windows a mapping of the paging file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mlvm.core.errors import EncodingError, OutOfMemory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_zeros
 
 Source = int | str
-"""What names shared memory to the system: a file descriptor, on Windows a tag."""
+"""How the system knows shared memory: by a file descriptor, on Windows by a tag."""
 
 
 class SlotMemory:
-    """`maxsize` slots one after the other, each a tensor of every type, aligned to 64 bytes.
+    """`maxsize` slots one after the other. Each has a tensor of every type, aligned to 64 bytes.
 
-    `slots[k]` are the arrays of slot k; `data` is all of it as a u8 array; `offsets` are those
-    of a slot's tensors in the slot, of `slot_nbytes` bytes. Shared memory may be an argument of
-    a `multiprocessing.Process`, started in any way: there `slots[k]` are the same bytes.
+    `slots[k]` are the arrays of slot k. `data` is the whole memory as a u8 array. A slot has
+    `slot_nbytes` bytes; `offsets` tell where in a slot its tensors begin. Shared memory may be an
+    argument of a `multiprocessing.Process`, started in any way: its `slots[k]` are the same bytes.
     Raises `OutOfMemory`.
     """
 
@@ -107,7 +107,7 @@ def _attach(types: tuple[TensorType, ...], maxsize: int, source: Any) -> SlotMem
 
 
 def _new_source(nbytes: int) -> Source:
-    """So many zero bytes to share, which nothing but the returned value leads to."""
+    """Shared memory of so many zero bytes. Only the returned value leads to it."""
     if sys.platform == "win32":
         return f"mlvm-{secrets.token_hex(16)}"
     if sys.platform == "linux":
@@ -117,7 +117,7 @@ def _new_source(nbytes: int) -> Source:
             descriptor = os.dup(file.fileno())
     try:
         if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-            raise MemoryError  # the system would only notice when the bytes are used
+            raise MemoryError  # the system would notice only when the bytes are used
         os.ftruncate(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)

@@ -1,9 +1,10 @@
 """The slots of a queue tensor, and the arena they lie in.
 
-A slot is free, being filled, waiting, or lent to a consumer as tensors. Those are allocations
-like any other: when the last of a slot's tensors ends, in whatever way and thread, the slot
-goes back to the ring of free ones. That may be in the garbage collector, which may run anywhere:
-so rings are `SimpleQueue`s, whose `put` may interrupt any of their calls, and no lock is taken.
+A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are
+allocations like any other. When the last of them ends, in any way and on any thread, the slot
+returns to the ring of free slots. The garbage collector may end a tensor in the middle of any
+call. So no lock is taken, and rings are `SimpleQueue`s, whose `put` may interrupt any of their
+calls.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _NOBODY: Final = 0
 
 
 class Ring(Protocol):
-    """Slots in the order they came; None for the end. `get` raises `queue.Empty` in the end."""
+    """Slots in the order in which they were put; None marks the end. `get` raises `queue.Empty` if
+    no slot comes in time."""
 
     def put(self, slot: Slot | None, /) -> object: ...
     def get(self, block: bool = True, timeout: float | None = None) -> Slot | None: ...
@@ -58,7 +60,7 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element. `lent_to` is the thread that got its tensors, 0 if they have ended.
 
-    `host` is the arena inside whose `with` they were got, and with whose reset they end.
+    `host` is the arena in whose `with` block they were got. Its reset ends them.
     """
 
     __slots__ = ("__weakref__", "_ring", "handles", "host", "index", "lent_to", "parts")
@@ -72,7 +74,7 @@ class Slot:
         self._ring = ring
 
     def end(self, why: str) -> None:
-        """End the tensors, if there are any."""
+        """End the tensors that live."""
         for region, _, _ in self.parts:
             tensor = region.tensor()
             if tensor is not None:
@@ -88,9 +90,9 @@ class Slot:
 
 
 class _Bin(list[Region]):
-    """Where a slot's regions go: it keeps none, and notices when the last has come.
+    """The bin of a slot's regions. It keeps none, and frees the slot when the last has come.
 
-    Counting by `next` is atomic, so that of tensors which end at once in two threads one is last.
+    `next` counts atomically: if two tensors end at once on two threads, one of them is the last.
     """
 
     def __init__(self, slot: Slot, nregions: int) -> None:
@@ -104,7 +106,7 @@ class _Bin(list[Region]):
 
 
 class SlotArena(Arena):
-    """The arena of a queue tensor's slots: its tensors are what was got and lives.
+    """The arena of a queue tensor's slots. Its tensors are those that were got and still live.
 
     Nothing else is allocated here. Its bytes return to the VM when queue and tensors are gone.
     """
@@ -122,7 +124,7 @@ class SlotArena(Arena):
             free.put(slot)
 
     def lend(self, slot: Slot, kind: type[A]) -> tuple[A, ...]:
-        """The slot's tensors, for the thread that calls, and the arena that it is in."""
+        """The slot's tensors, lent to the calling thread and to the arena in whose block it is."""
         host = scope.get()
         if host is not None:
             slot.host = host

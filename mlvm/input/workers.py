@@ -1,8 +1,8 @@
 """The workers of a pipeline: threads that make batches ahead, each alone or through a process.
 
-Batches are claimed in order, together with the slot that each will be in, are made in any order,
-and are committed to their queues in order again. An error takes the place of the batch that met
-it: whoever reads the queues gets all batches before it, and then the error.
+A worker claims the next batch in order, together with a slot. Batches are made in any order, and
+committed to their queues in order again. An error takes the place of its batch: a reader of the
+queues gets all batches before it, and then the error.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Crew:
         self._threads: list[threading.Thread] = []
 
     def start(self, workers: int, *, processes: bool, name: str) -> None:
-        """Have that many threads, and as many processes, do the work from now on."""
+        """Start that many threads, with `processes` each with a process of its own."""
         if processes and os.name == "posix":
-            resource_tracker.ensure_running()  # which unblocks signals that the threads here block
+            resource_tracker.ensure_running()  # it unblocks signals that these threads block
         for i in range(workers):
             thread = threading.Thread(
                 target=self._work, args=(processes,), name=f"{name} worker {i}", daemon=True
@@ -90,8 +90,8 @@ class Crew:
             warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
 
     def make_one(self) -> None:
-        """Make the next batch here, in the caller's thread. Raises `QueueFull` if all slots are
-        in use; what goes wrong in making it becomes the crew's failure."""
+        """Make the next batch on the caller's thread. Raises `QueueFull` if all slots are in use.
+        An error in making it becomes the crew's failure."""
         self._step(self._fill_here)
 
     # --- inside ---
@@ -116,11 +116,11 @@ class Crew:
             self._fill_here(batch, slot)
         except Exception:
             raise
-        except BaseException as error:  # SystemExit, say, which would end the thread unseen
+        except BaseException as error:  # such as SystemExit, which would end the thread silently
             raise WorkerDied(f"a worker was ended by {error!r}") from error
 
     def _step(self, fill: Fill) -> bool:
-        """Claim a batch, make it and settle it; False when there is nothing to do any more."""
+        """Claim a batch, make it and settle it. False when nothing is left to do."""
         began = time.perf_counter()
         with self._claiming:
             number, batch = next(self._numbered, (0, None))
@@ -206,7 +206,7 @@ class _WorkerProcess:
             raise failure.error
 
     def end(self) -> None:
-        """End the process: of itself within a second, else by force."""
+        """Let the process end by itself, and kill it after a second."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -217,7 +217,7 @@ class _WorkerProcess:
             self._process.close()
 
     def _started(self) -> Connection:
-        if hasattr(signal, "pthread_sigmask"):  # an interrupt is for the parent, which ends us all
+        if hasattr(signal, "pthread_sigmask"):  # the parent handles interrupts, and ends all
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()

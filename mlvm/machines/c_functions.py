@@ -1,9 +1,9 @@
 """Host functions in C: the machine's side of `mlvm.h`, through ctypes.
 
-A frame is a struct that C gets by address, and by its address the callbacks find the Python
-side of it. No pointer that C hands over is followed, but the shape of a new tensor and the
-text of a name, a message or a Str. An exception in a callback is kept and raised when C has
-returned; it never unwinds through C.
+C gets the address of a struct, its frame. By that address the callbacks find the frame's Python
+side. Of the pointers that C hands over, only the shape of a new tensor and the text of a name, a
+message or a Str are read. An exception in a callback is kept until C has returned, and raised
+then: it never unwinds through C.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ class _Entry(ctypes.Structure):
 
 
 _VALUE: Final = struct.Struct("PqqPiiqPi")
-"""A `_Value` flattened: packing one is several times faster than setting its fields."""
+"""The fields of a `_Value`. To pack all of them is several times as fast as to set one by one."""
 
 _VALUE_SIZE: Final = ctypes.sizeof(_Value)
 
 
 class _Layout(NamedTuple):
-    """What a `_Tensor` says beside its data, and the lengths that `shape` points to."""
+    """The fields of a `_Tensor` except its data. `shape` is the address of `lengths`."""
 
     nbytes: int
     size: int
@@ -135,10 +135,11 @@ def _layout(dtype: np.dtype[Any], shape: Shape) -> _Layout:
 
 
 class CFrame:
-    """A frame as C sees it, at `address`, and what Python keeps for it during a call.
+    """A frame: the struct at `address` that C sees, and the objects that Python keeps during a
+    call.
 
-    It serves one call after the other. The methods from `number` to `error` are the frame's
-    callbacks, documented in `mlvm.h`; they raise `HostFunctionError` for their misuse.
+    A frame serves one call after the other. Its methods from `number` to `error` are the
+    callbacks, which `mlvm.h` documents. They raise `HostFunctionError` when they are misused.
     """
 
     params: Sequence[Value]
@@ -157,7 +158,8 @@ class CFrame:
         _frames[self.address] = self
 
     def enter(self, params: Sequence[Value], attributes: Attributes, text: bytes) -> None:
-        """Show a call to C. Raises `HostFunctionError` for an Int or Str that C cannot hold."""
+        """Write a call into the struct. Raises `HostFunctionError` for an Int or Str that C cannot
+        hold."""
         self.running = True
         self.params = params
         self.attributes = attributes
@@ -216,7 +218,7 @@ class CFrame:
         type = TensorType(DTYPES[dtype], shape[:ndim] if ndim else ())
         try:
             array = aligned_array(type)
-        except (MemoryError, ValueError):  # the latter from numpy, for what no machine has
+        except (MemoryError, ValueError):  # the latter is numpy's, for more than any machine has
             raise HostFunctionError(f"new_tensor: no memory for {type}") from None
         layout = _layout(array.dtype, array.shape)
         self.kept.append(layout)
@@ -253,7 +255,7 @@ _idle: Final[list[CFrame]] = []
 
 
 def _answer(method: Callable[..., int], failed: int | None) -> Callable[..., int | None]:
-    """The callback for a method of a frame: it keeps the first exception, and raises none."""
+    """The callback for a method of a frame. It raises no exception, and keeps the first."""
 
     def answer(address: int | None, *args: Any) -> int | None:
         frame = _frames.get(address or 0)
@@ -300,7 +302,7 @@ _TEXTS_LIMIT: Final = 256
 
 
 class CFunction(UserFunction):
-    """A host function in C. `library` is what its code lies in."""
+    """A host function in C. Its code lies in `library`."""
 
     def __init__(
         self,
@@ -313,10 +315,11 @@ class CFunction(UserFunction):
         super().__init__(name, nparams, nresults)
         self.function = function
         self.library = library
-        self._texts: dict[int, tuple[Attributes, bytes]] = {}  # by the id of attributes it keeps
+        # By the id of the attributes, which an entry keeps alive.
+        self._texts: dict[int, tuple[Attributes, bytes]] = {}
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """The attributes as they are. Raises `AttributeRefused` where JSON has no text for one."""
+        """The attributes, unchanged. Raises `AttributeRefused` for one that JSON cannot express."""
         self._text(attributes)
         return attributes
 
@@ -362,7 +365,7 @@ class CFunction(UserFunction):
 
 
 def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
-    """The functions that a shared library lists, in order. It stays loaded with the process.
+    """The functions that a shared library lists, in order. The library stays loaded.
 
     Raises `LibraryError` for a file that is missing or no library, that lists no functions or
     impossible ones, or that was built for another version of `mlvm.h`.

@@ -1,7 +1,7 @@
 """The VM protocol as bytes, and a `WireVM` that speaks it to a VM behind it.
 
 A `WireVM` encodes each call as one message; a `WireServer` decodes it, asks its VM, and encodes
-the answer or the error. Only bytes pass between the two, so a socket would fit there. `CALLS` is
+the answer or the error. Only bytes pass between the two, so a socket could carry them. `CALLS` is
 the whole protocol; docs/wire.md has its layout.
 """
 
@@ -34,7 +34,7 @@ from mlvm.core.vm import VM
 
 
 class Field(NamedTuple):
-    """One parameter or result on the wire: its name in docs/wire.md, and how it goes there."""
+    """A parameter or result on the wire: its name in docs/wire.md, how to write and to read it."""
 
     name: str
     write: Callable[[Writer, Any], None]
@@ -42,11 +42,11 @@ class Field(NamedTuple):
 
 
 def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
-    if not isinstance(handle, (int, np.integer)):  # asked for what no type checker saw
+    if not isinstance(handle, (int, np.integer)):  # callers may have no type checker
         raise HandleError(f"handle {brief(handle)} is no handle, which is an integer")
     try:
         writer.integer(handle)
-    except EncodingError:  # of more bytes than an integer may have
+    except EncodingError:  # longer than an integer may be
         raise HandleError(f"handle {brief(handle)} names nothing: never issued") from None
 
 
@@ -159,7 +159,7 @@ def encode_call(name: str, args: Sequence[Any]) -> bytes:
 
 
 def decode_call(message: bytes) -> tuple[str, list[Any]]:
-    """The call's name and arguments. Raises `EncodingError`, and `ProgramError` with a program."""
+    """The call's name and arguments. Raises `EncodingError` or `ProgramError`."""
     _, reader = open_message(message, Kind.call)
     name = reader.text()
     if name not in CALLS:
@@ -177,10 +177,10 @@ def encode_answer(name: str, result: Any) -> bytes:
 
 
 def decode_answer(name: str, message: bytes) -> Any:
-    """The result of the call of that name; raises the error that came instead of one."""
+    """The result of the call of that name. Raises the error that the message has instead."""
     kind, reader = open_message(message, Kind.answer, Kind.error)
     if kind is Kind.error:
-        raise _read_error(reader)  # in no variable: its traceback would hold it in a cycle
+        raise _read_error(reader)  # a variable would make a cycle with the traceback
     result = CALLS[name].result.read(reader)
     reader.end()
     return result
@@ -198,7 +198,7 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     for each in (*_BUILT_IN, *vars(errors).values())
     if isinstance(each, type) and issubclass(each, Exception)
 }
-"""What can come back as it is: mlvm's errors, and what a host function is likely to raise."""
+"""Errors that keep their class: mlvm's, and those that a host function is likely to raise."""
 
 
 def encode_error(error: Exception) -> bytes:
@@ -231,7 +231,7 @@ def _encode_error(error: Exception) -> bytes:
 
 
 def _write_part(writer: Writer, part: Any) -> None:
-    """The part, or the text of one that has no encoding."""
+    """Write the part, or its text if it has no encoding."""
     try:
         Writer().value(part)
     except Exception:
@@ -240,7 +240,7 @@ def _write_part(writer: Writer, part: Any) -> None:
 
 
 def _text(value: object) -> str:
-    """The value's text, or what stands for one that Python does not write."""
+    """The value's text, or `brief`'s if `str` fails."""
     try:
         return str(value)
     except Exception:
@@ -274,7 +274,7 @@ class WireServer:
         self._programs: dict[int, Program] = {}
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to a call as a message. Whatever goes wrong is an answer too."""
+        """The answer to a call, as a message. An error is an answer, too."""
         try:
             name, args = decode_call(message)
             return encode_answer(name, self._perform(name, args))
@@ -311,7 +311,7 @@ class WireServer:
 
 
 class _Loaded(NamedTuple):
-    """A program that the server knows, by its number, until the program dies on this side."""
+    """A program that the server knows by `number`, until the program dies on this side."""
 
     number: int
     program: weakref.ref[Program]
@@ -320,9 +320,9 @@ class _Loaded(NamedTuple):
 class WireVM(Identity):
     """A VM behind a wire: every call passes to `vm` and back as bytes.
 
-    It answers what `VMProtocol` asks. An error comes back with its type, text, notes and parts
-    (an `OpError` has its op, operands and reason); an argument that has no bytes is refused
-    before anything is sent. What is `attached` stays on this side.
+    It implements `VMProtocol`. An error comes back with its class, text, notes and attributes (an
+    `OpError` has its op, operands and reason). An argument that has no encoding is refused before
+    anything is sent. What is `attached` stays on this side.
     """
 
     def __init__(self, vm: VM) -> None:
@@ -393,7 +393,7 @@ class WireVM(Identity):
     # --- programs ---
 
     def _number_of(self, program: Program) -> int:
-        """The number under which the server knows the program, now if not before."""
+        """The server's number for the program. A new program is sent first."""
         if self._dropped:
             self._drop_programs()
         return (self._loaded.get(id(program)) or self._load(program)).number
@@ -419,7 +419,7 @@ class WireVM(Identity):
             return loaded
 
     def _drop_programs(self) -> None:
-        """Tell the server of programs that have died, which may happen at any moment."""
+        """Tell the server which programs have died."""
         with self._lock:
             while self._dropped:
                 self._call("drop_program", self._dropped.popleft())

@@ -1,2 +1,1 @@
-"""Several VMs of one process at once: a group with a thread for each, and collectives between
-them, which are host functions of every member and so part of programs."""
+"""Groups of VMs in one process, a thread for each VM, and the collectives between them."""

@@ -1,4 +1,4 @@
-"""One BLAS thread for each VM while groups run: more would take the cores from the others."""
+"""One BLAS thread for each VM while groups run: more would take cores from the other VMs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mlvm.core.extras import extra
 
 
 class BlasLimit:
-    """Holds the BLAS libraries of the process at one thread, as long as anybody needs it.
+    """Limits the BLAS libraries of the process to one thread, as long as any group runs.
 
-    The number of threads is one for the whole process, so the last to leave restores it.
+    All groups share the limit, so the last of them to end restores the former number.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class BlasLimit:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside the block each thread has one BLAS thread, itself."""
+        """In the block, BLAS computes on the thread that calls it and on no other."""
         with self._lock:
             if not self._held:
                 self._limit = self._controller.limit(limits=1, user_api="blas")

@@ -1,13 +1,13 @@
-"""The collectives: what the members of a group do together, as functions of each one's table.
+"""The collectives: what the members of a group do together, as functions in each VM's table.
 
-They have MPI's names and meaning (MPI: A Message-Passing Interface Standard, version 4.1, 2023)
-and are declared as ops are. `all_reduce` and `broadcast` ( x1..xn -- ) change any number of
-tensors in place, for the price of one meeting; those with a result have the two forms of an
-op, `all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
+Names and meanings are MPI's (MPI: A Message-Passing Interface Standard, version 4.1, 2023).
+Collectives are declared as ops are. `all_reduce` and `broadcast` ( x1..xn -- ) change any number
+of tensors in place, in one meeting. A collective with a result has the two forms of an op:
+`all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
 
-Members share their memory, so nothing is copied on the way: of much data each member does its
-part and writes it to all others, in blocks that stay in its cache. Elements are combined in
-order of rank, whoever does it, so results have the same bits in every run.
+Members share their memory, so no data is sent. Large work is divided: each member computes a part
+and writes it to all members, in blocks that stay in its cache. Elements are combined in the order
+of ranks, whichever member does it, so results have the same bits in every run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mlvm.parallel.rendezvous import Arrays, Call, Rendezvous, Work
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 
 BLOCK: Final = 1 << 18
-"""Bytes to combine at once: long enough that threads seldom meet at Python's lock, short enough
-for a second-level cache."""
+"""Bytes that are combined at once: so many that threads seldom wait for Python's lock, and so few
+that they fit a second-level cache."""
 
 _UFUNCS: Final = {
     "sum": np.add,
@@ -38,9 +38,10 @@ _UFUNCS: Final = {
 
 
 class Member:
-    """One VM's place in its group: `rank` of `size`, and the collectives of that place by name.
+    """A VM's place in its group: `rank` of `size`. `ops` are the collectives of that place by
+    name.
 
-    `rendezvous` is that of the run it takes part in, None between runs.
+    `rendezvous` is where the members of the current run meet, None between runs.
     """
 
     def __init__(self, name: str, rank: int, size: int) -> None:
@@ -62,7 +63,7 @@ class Member:
         }
 
     def functions(self) -> dict[str, Callee]:
-        """What to register: the two forms of each collective, one for those without a result."""
+        """The functions to register: two forms of a collective with a result, one of any other."""
         callees: dict[str, Callee] = {}
         for name, op in self.ops.items():
             if op.dynamic:
@@ -92,8 +93,8 @@ class Member:
         self._meet("all_reduce", xs, xs, work, op=op)
 
     def reduce_scatter(self, out: Array, x: Array, *, op: Reduction = "sum") -> None:
-        """The sum, mean, maximum or minimum of all members' x, cut along axis 0 into as many
-        pieces as there are members: the piece with the number of one's rank."""
+        """A piece of the sum, mean, maximum or minimum of all members' x. That is cut along axis 0
+        into as many pieces as there are members, and each member gets the piece of its rank."""
         _require_apart("reduce_scatter", out, x)
 
         def work(arrays: Arrays, part: int, parts: int) -> None:
@@ -120,7 +121,7 @@ class Member:
         self._meet("all_gather", [x], (out, x), work)
 
     def broadcast(self, *xs: Array, root: int = 0) -> None:
-        """Each x becomes that of the member with rank `root`."""
+        """Each x becomes the x of the member with rank `root`."""
         for x in xs:
             _require_writable("broadcast", x)
 
@@ -138,12 +139,12 @@ class Member:
         self._meet("send", [x], (x,), _transfer, ranks=(self.rank, to), to=to)
 
     def recv(self, out: Array, *, source: int, shape: tuple[int, ...], dtype: str) -> None:
-        """What the member with rank `source` gives to this one with `send`."""
+        """The tensor that the member with rank `source` gives to this one with `send`."""
         _require_writable("recv.out", out)
         self._meet("recv", [out], (out,), _transfer, ranks=(source, self.rank), source=source)
 
     def barrier(self) -> None:
-        """Wait until all members are here."""
+        """Wait until all members have called this."""
         self._meet("barrier", [], (), _no_work)
 
     def _meet(
@@ -156,7 +157,7 @@ class Member:
         ranks: tuple[int, ...] | None = None,
         **attributes: Any,
     ) -> None:
-        """Call `name` on `xs` with the others: all members, or the `ranks` of two."""
+        """Call `name` on `xs` together with all members, or with the two members of `ranks`."""
         call = Call(
             name=name,
             attributes=attributes,
@@ -210,8 +211,8 @@ class Member:
 
 
 class InOrder:
-    """A form of an op in the function table, that is never left to a VM's workers: members must
-    come to collectives in the order of their programs."""
+    """A form of an op that a VM never leaves to its workers: members must call collectives in the
+    order of their programs."""
 
     def __init__(self, form: OpInto | OpFresh) -> None:
         self.nresults: int | None = form.nresults
@@ -223,7 +224,7 @@ class InOrder:
 
 
 class Effect:
-    """A collective that leaves no result, as a function of the table."""
+    """A collective without a result, as a function of the table."""
 
     nresults: int | None = 0
     kernel: Kernel | None = None
@@ -245,7 +246,7 @@ class Effect:
 
 
 def _nothing() -> None:
-    """The type rule of what takes nothing and leaves nothing."""
+    """The type rule of `barrier`, which has neither operands nor a result."""
 
 
 # --- the work ------------------------------------------------------------------------
@@ -256,14 +257,14 @@ def _no_work(arrays: Arrays, part: int, parts: int) -> None:
 
 
 def _transfer(arrays: Arrays, part: int, parts: int) -> None:
-    """Copy what the first of two brought into what the second did."""
+    """Copy the sender's array, which is the first, into the receiver's."""
     [source], [out] = map(_flat, arrays)
     for _, block in _blocks([source], part, parts):
         np.copyto(out[block], source[block])
 
 
 def _combine(op: Reduction, xs: list[Array], total: Array) -> None:
-    """total = x0 + x1 + ... from the left, or another reduction; total lies apart from the xs."""
+    """total = x0 + x1 + ... from the left, or another reduction. `total` overlaps no x."""
     ufunc = _UFUNCS[op]
     if len(xs) == 1:
         np.copyto(total, xs[0])
@@ -276,13 +277,13 @@ def _combine(op: Reduction, xs: list[Array], total: Array) -> None:
 
 
 def _flat(arrays: Sequence[Array]) -> list[Array]:
-    """The arrays in one dimension; tensors on a VM are packed, so none is copied."""
+    """The arrays in one dimension. A VM's tensors are contiguous, so none is copied."""
     return [x.reshape(-1) for x in arrays]
 
 
 def _blocks(xs: Sequence[Array], part: int, parts: int) -> Iterator[tuple[int, slice]]:
-    """One of `parts` equal parts of flat arrays, taken in a row, as blocks: the number of an
-    array and a slice of it."""
+    """The blocks of one of `parts` equal parts of the flat arrays, which count as one long array.
+    A block is the number of an array and a slice of it."""
     total = sum([x.size for x in xs])
     begin, end = total * part // parts, total * (part + 1) // parts
     for i, x in enumerate(xs):

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
@@ -22,7 +21,7 @@ from mlvm.parallel.rendezvous import Rendezvous
 R = TypeVar("R")
 
 _GRACE: Final = 1.0
-"""Seconds that an interrupt waits for members that compute and meet nobody."""
+"""Seconds that an interrupt waits for members which are computing and call no collective."""
 
 _Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
@@ -40,15 +39,16 @@ def member_of(vm: VMProtocol) -> Member | None:
 
 
 class Group:
-    """VMs that run together and reach each other by collectives, which are functions of each
-    one's table from here on until `close`: `all_reduce`, `all_gather`, `reduce_scatter`,
-    `broadcast`, `send`, `recv`, `barrier`.
+    """VMs that run together and exchange tensors by collectives.
 
-    `vms` are VMs of this process, each in one group at a time, or how many to make. `cores`
-    has, for each, the core that its thread stays on (Linux only). While a group runs, BLAS
-    has one thread for each VM.
+    Until `close`, the function table of each VM has `all_reduce`, `all_gather`, `reduce_scatter`,
+    `broadcast`, `send`, `recv` and `barrier`.
 
-    Raises `GroupError` for VMs or cores that cannot be, `MissingExtra` without threadpoolctl.
+    `vms` are VMs of this process, or how many to make. A VM is in one group at a time. `cores`
+    has, for each VM, the core on which its thread stays (Linux only). While a group runs, BLAS has
+    one thread for each VM.
+
+    Raises `GroupError` for impossible VMs or cores, `MissingExtra` without threadpoolctl.
     """
 
     def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:
@@ -84,10 +84,10 @@ class Group:
         """Call `fn(rank, vm)` for each member on its thread, and return the results by rank.
 
         Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not
-        use the VM of another. The first error of a member is raised here, as it is; the
-        others then end with their next collective, and the group can run again. Ctrl-C likewise.
-        Raises `GroupError` when members call different things, when one ends while others wait
-        for it, when they all wait, and for a group that is closed or runs already.
+        use the VM of another. The first error of a member is raised here unchanged. The other
+        members end at their next collective, and the group can run again. The same holds for
+        Ctrl-C. Raises `GroupError` when members call different things, when one ends while others
+        wait for it, when they all wait, and for a group that is closed or runs already.
         """
         with self._lock:
             if self._closed:
@@ -125,7 +125,7 @@ class Group:
         results: dict[int, R],
         ended: SimpleQueue[int],
     ) -> None:
-        """On the member's thread: its part of a run."""
+        """A member's part of a run, on the member's thread."""
         member = self._members[rank]
         member.rendezvous = rendezvous
         rendezvous.start(rank)
@@ -133,7 +133,7 @@ class Group:
             with self._arenas[rank].allocating():
                 results[rank] = fn(rank, self.vms[rank])
             rendezvous.end(rank)
-        except BaseException as error:  # a thread has nobody to raise to; `run` raises it
+        except BaseException as error:  # `run` raises it on the caller's thread
             rendezvous.fail(rank, error)
         finally:
             member.rendezvous = None
@@ -144,7 +144,8 @@ class Group:
     def close(self) -> None:
         """End the threads, and take the collectives out of the VMs. Idempotent.
 
-        A member that still computes after an interrupt keeps its own until it has ended.
+        A member that is still computing after an interrupt keeps them. Its thread ends when it is
+        done.
         """
         with self._lock:
             if self._closed:
@@ -163,12 +164,7 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -176,12 +172,12 @@ class Group:
 
 
 def _serve(mailbox: _Mailbox, core: int | None) -> None:
-    """A member's thread: it does what comes, until None does."""
+    """The work of a member's thread: the tasks of its mailbox, until None comes."""
     if core is not None:
         os.sched_setaffinity(0, {core})  # 0 is the calling thread
     while (task := mailbox.get()) is not None:
         task()
-        del task  # it holds the group
+        del task  # else it would keep the group alive
 
 
 def _dismiss(mailboxes: Sequence[_Mailbox]) -> None:
@@ -190,7 +186,7 @@ def _dismiss(mailboxes: Sequence[_Mailbox]) -> None:
 
 
 def _drain(ended: SimpleQueue[int], members: int) -> None:
-    """Give members that compute a moment to end."""
+    """Give members that are computing a moment to end."""
     for _ in range(members):
         try:
             ended.get(timeout=_GRACE)
@@ -222,9 +218,9 @@ def _checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | 
         return [None] * members
     if not hasattr(os, "sched_setaffinity"):
         raise GroupError("this operating system does not let a thread choose its core")
-    there = os.sched_getaffinity(0)
-    if len(cores) != members or not all(core in there for core in cores):
+    available = os.sched_getaffinity(0)
+    if len(cores) != members or not all(core in available for core in cores):
         raise GroupError(
-            f"cores are one for each of {members} members, of {sorted(there)}, not {cores!r}"
+            f"cores are one for each of {members} members, of {sorted(available)}, not {cores!r}"
         )
     return cores

@@ -1,9 +1,8 @@
-"""Where the members of a group meet for a collective, and learn that they never will.
+"""Where the members of a group meet for a collective, or learn that they cannot meet.
 
-A member that comes waits for those it needs. That they cannot come is seen when it becomes so
-and not by waiting long: another calls something else, has ended or failed, or all members
-wait and nobody is left to call. Then the run is over, and every member that waits
-or comes later raises.
+A member that arrives waits for the others. They cannot meet if another member calls something
+else, has ended or has failed, or if all members wait. That is noticed as soon as it is so, without
+a timeout. The run is then over: every member that waits or arrives later raises.
 """
 
 from __future__ import annotations
@@ -19,23 +18,24 @@ from mlvm.core.errors import GroupError
 from mlvm.core.types import Array, TensorType
 
 SMALL: Final = 1 << 18
-"""Up to so many bytes the last to come does all the work: waking others for it takes longer."""
+"""Up to so many bytes, the last member to arrive does all the work: to wake the others would take
+longer."""
 
-_MOST_TYPES: Final = 4  # of tensors that an error names
+_MOST_TYPES: Final = 4  # in the text of an error
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
-"""The arrays that each one who takes part has brought, in order of their ranks in `Call.ranks`."""
+"""The arrays that each member brings to a collective, in the order of `Call.ranks`."""
 
 Work: TypeAlias = Callable[[Arrays, int, int], None]
-"""`work(arrays, part, parts)`: do one of so many parts of the work."""
+"""`work(arrays, part, parts)` does part number `part` of `parts` equal ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A collective as one member calls it.
 
-    `ranks` take part; `key`, and `types` as dtype and shape, must be equal for all of them.
-    `arrays` are the member's own, and `nbytes` says how much work there is.
+    The members with these `ranks` take part. `key` and `types` (dtype and shape) must be equal for
+    all of them. `arrays` are the member's own. `nbytes` tells how much work there is.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Call:
     work: Work
 
     def fits(self, other: Call) -> bool:
-        """Whether both are the same for all who take part."""
+        """Whether both are the same collective on tensors of the same types."""
         return self.key == other.key and self.types == other.types
 
     def beside(self, other: Call) -> str:
-        """The call as text, from the first tensor on that differs from the other's."""
+        """The call as text, beginning with the first tensor that differs from the other call's."""
         pairs = enumerate(zip(self.types, other.types, strict=False))
         return self._text(next((i for i, (mine, theirs) in pairs if mine != theirs), 0))
 
@@ -71,7 +71,7 @@ class Call:
 
 @dataclass(slots=True)
 class _Meeting:
-    """Those who take part have come: what each brought, and how many are at work."""
+    """A collective whose members have all arrived: their arrays, and how many are still at work."""
 
     arrays: Arrays
     ranks: tuple[int, ...]
@@ -81,7 +81,7 @@ class _Meeting:
 class Rendezvous:
     """One run of a group: which members call what, which have ended, and what went wrong.
 
-    `error` is the first that a member ended with, or the group's own; it ends the run.
+    `error` is what ended the run: a member's error, an interrupt, or a `GroupError`.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -90,12 +90,12 @@ class Rendezvous:
         self._reason = ""
         self._lock = threading.Lock()
         self._threads: list[int | None] = [None] * len(names)
-        self._calls: list[Call | None] = [None] * len(names)  # of those who wait for others
+        self._calls: list[Call | None] = [None] * len(names)  # of members that wait for others
         self._ended = [False] * len(names)
         self._meetings: list[_Meeting | None] = [None] * len(names)
         self._gates = [threading.Lock() for _ in names]
-        self._waiting: set[int] = set()  # whose gate somebody has to open
-        self._abandoned: set[int] = set()  # whose gate was opened in vain
+        self._waiting: set[int] = set()  # ranks whose gate must be opened
+        self._abandoned: set[int] = set()  # ranks whose gate was opened because the run is over
         for gate in self._gates:
             gate.acquire()
 
@@ -136,9 +136,9 @@ class Rendezvous:
     # --- meeting ---
 
     def meet(self, rank: int, call: Call) -> None:
-        """Take part in a collective: returns when its work is done for all who do.
+        """Take part in a collective. Returns when its work is done for all members that take part.
 
-        Raises `GroupError` when it cannot come about, or when this is not the member's thread.
+        Raises `GroupError` when the members cannot meet, and on any thread but the member's own.
         """
         if self._threads[rank] != threading.get_ident():
             raise GroupError(
@@ -152,7 +152,7 @@ class Rendezvous:
         if meeting is None:
             self._wait(rank, call)
             meeting, self._meetings[rank] = self._meetings[rank], None
-            assert meeting is not None  # who opened the gate left it
+            assert meeting is not None  # the last member to arrive left it here
         else:
             if not shared:
                 self._work(rank, call, meeting, 0, 1)
@@ -162,7 +162,7 @@ class Rendezvous:
             self._leave(rank, call, meeting)
 
     def _arrive(self, rank: int, call: Call) -> _Meeting | None:
-        """The meeting, if this member is the last to come."""
+        """The meeting, if this member is the last to arrive."""
         self._require_unbroken(rank, call)
         others = [(other, self._calls[other]) for other in call.ranks if other != rank]
         for other, theirs in others:
@@ -189,7 +189,8 @@ class Rendezvous:
         return None
 
     def _work(self, rank: int, call: Call, meeting: _Meeting, part: int, parts: int) -> None:
-        """Do one part. An error ends the run, as the others' results are not whole."""
+        """Do one part of the work. An error ends the run, since the others' results are
+        incomplete."""
         try:
             call.work(meeting.arrays, part, parts)
         except BaseException as error:
@@ -198,7 +199,7 @@ class Rendezvous:
             raise
 
     def _leave(self, rank: int, call: Call, meeting: _Meeting) -> None:
-        """Wait until all of the meeting have done their parts."""
+        """Wait until all members of the meeting have done their parts."""
         with self._lock:
             self._require_unbroken(rank, call)
             meeting.at_work -= 1
@@ -216,7 +217,7 @@ class Rendezvous:
             raise self._given_up(rank, call)
 
     def _open(self, meeting: _Meeting) -> None:
-        """Let those of the meeting go on who wait."""
+        """Let the waiting members of the meeting go on."""
         with self._lock:
             for rank in self._waiting.intersection(meeting.ranks):
                 self._waiting.remove(rank)
@@ -242,7 +243,7 @@ class Rendezvous:
             self._break(f"no member can go on; these wait: {'; '.join(waiting)}")
 
     def _break(self, reason: str, error: BaseException | None = None) -> None:
-        """End the run, unless it is over already: who waits now or comes later raises."""
+        """End the run, unless it is over. Members that wait now or arrive later raise."""
         if self.error is None:
             self.error = GroupError(reason) if error is None else error
             self._reason = reason

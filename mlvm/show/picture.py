@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.show.record import snapshot
 from mlvm.show.report import short
+from mlvm.show.svg import Scale, axes, document, px, text
 
 MOST_RECTANGLES: Final = 4000
 """So many a browser still scrolls smoothly, and the file stays below a megabyte."""
@@ -67,8 +67,8 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     bound = max(used)
     top = max((each.offset + each.nbytes for each in recording.lifetimes), default=0)
     unit, unit_name = _unit(max(top, bound))
-    x = _scale(recording.first, recording.moments, _LEFT, _RIGHT_END)
-    y = _scale(0, 1.07 * max(top, bound, 1), _GROUND, _TOP)
+    x = Scale(recording.first, recording.moments, _LEFT, _RIGHT_END, whole=True)
+    y = Scale(0, 1.07 * max(top, bound, 1), _GROUND, _TOP)
     drawn = _largest(recording.lifetimes)
     colours = _colours(drawn)
     count, total = len(drawn), len(recording.lifetimes)
@@ -76,46 +76,31 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         f"{total:,} tensors" if count == total else f"the largest {count:,} of {total:,} tensors"
     )
     ratio = f" ({top / bound:.2f} of it)" if bound else ""
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-            f'width="{_WIDTH}" height="{_HEIGHT}">',
-            f"<style>{_STYLE}</style>",
-            _text(_LEFT, 34, title or f"Arena {recording.arena}", style="font-size: 20px"),
-            _text(
-                _LEFT,
-                58,
-                f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
-                f"{bound:,}; highest address {top:,}{ratio}",
-                "soft",
-            ),
-            _grid(x, y, recording, max(top, bound), unit, unit_name),
-            _tensors(drawn, colours, x, y),
-            _resets(recording, x),
-            _used(used, recording.first, x, y),
-            _level(y(top), "top", f"high water: {top:,} bytes, the highest address", -6),
-            _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
-            _legend(drawn, colours),
-            "</svg>\n",
-        ]
+    return document(
+        _WIDTH,
+        _HEIGHT,
+        _STYLE,
+        text(_LEFT, 34, title or f"Arena {recording.arena}", attributes='font-size="20"'),
+        text(
+            _LEFT,
+            58,
+            f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
+            f"{bound:,}; highest address {top:,}{ratio}",
+            "soft",
+        ),
+        axes(
+            x,
+            Scale(0, y.high / unit, y.start, y.stop),
+            "time: moments, at each of which a tensor comes or ends",
+            f"address, {unit_name}",
+        ),
+        _tensors(drawn, colours, x, y),
+        _resets(recording, x),
+        _used(used, recording.first, x, y),
+        _level(y(top), "top", f"high water: {top:,} bytes, the highest address", -6),
+        _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
+        _legend(drawn, colours),
     )
-
-
-Scale = Callable[[float], float]
-
-
-def _scale(low: float, high: float, start: float, stop: float) -> Scale:
-    """The linear map from `low` .. `high` to pixels `start` .. `stop`."""
-    factor = (stop - start) / ((high - low) or 1)
-    return lambda value: start + (value - low) * factor
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Four to ten round values from `low` to `high`: multiples of 1, 2 or 5 times 10^n."""
-    span = (high - low) or 1
-    power = 10.0 ** math.floor(math.log10(span / 4))
-    step = max(factor * power for factor in (1, 2, 5) if factor * power <= span / 4)
-    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _unit(nbytes: int) -> tuple[int, str]:
@@ -155,44 +140,14 @@ def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
 # --- the parts -----------------------------------------------------------------------
 
 
-def _n(value: float) -> str:
-    """A coordinate with as few characters as tell."""
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _text(x: float, y: float, text: str, kind: str = "", style: str = "") -> str:
-    kind = f' class="{kind}"' if kind else ""
-    style = f' style="{style}"' if style else ""
-    return f'<text x="{_n(x)}" y="{_n(y)}"{kind}{style}>{escape(text, quote=False)}</text>'
-
-
-def _grid(x: Scale, y: Scale, recording: Recording, highest: int, unit: int, unit_name: str) -> str:
-    parts = []
-    for value in _ticks(0, 1.07 * max(highest, 1) / unit):
-        at = _n(y(value * unit))
-        parts.append(f'<path class="grid" d="M{_LEFT} {at}H{_RIGHT_END}"/>')
-        parts.append(_text(_LEFT - 9, y(value * unit) + 4, f"{value:g}", "right soft"))
-    for value in _ticks(recording.first, recording.moments):
-        if value == int(value):
-            parts.append(f'<path class="axis" d="M{_n(x(value))} {_GROUND}v5"/>')
-            parts.append(_text(x(value), _GROUND + 20, f"{int(value):,}", "middle soft"))
-    height, middle = (_GROUND + _TOP) / 2, (_LEFT + _RIGHT_END) / 2
-    label = "time: moments, at each of which a tensor comes or ends"
-    turned = f"transform: rotate(-90deg); transform-origin: 24px {height}px"
-    parts.append(_text(middle, _GROUND + 46, label, "middle soft"))
-    parts.append(_text(24, height, f"address, {unit_name}", "middle soft", turned))
-    parts.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{_GROUND}H{_RIGHT_END}"/>')
-    return "\n".join(parts)
-
-
 def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y: Scale) -> str:
     """A group of rectangles for each colour."""
     groups: dict[str, list[str]] = {colour: [] for colour in colours.values()}
     for each in lifetimes:
         left, above = max(x(each.start), _LEFT), y(each.offset + each.nbytes)
         groups[colours[_kind(each)]].append(
-            f'<rect x="{_n(left)}" y="{_n(above)}" width="{_n(max(x(each.end) - left, 0.3))}" '
-            f'height="{_n(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
+            f'<rect x="{px(left)}" y="{px(above)}" width="{px(max(x(each.end) - left, 0.3))}" '
+            f'height="{px(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
         )
     drawn = [f'<g fill="{colour}">{"".join(inside)}</g>' for colour, inside in groups.items()]
     return '<g class="tensors">' + "\n".join(drawn) + "</g>"
@@ -212,7 +167,7 @@ def _resets(recording: Recording, x: Scale) -> str:
     if len(recording.resets) > _MOST_RESETS:
         return ""
     lines = [
-        f'<path class="reset" d="M{_n(x(moment))} {_TOP}V{_GROUND}"><title>reset</title></path>'
+        f'<path class="reset" d="M{px(x(moment))} {_TOP}V{_GROUND}"><title>reset</title></path>'
         for moment in recording.resets
         if moment > recording.first
     ]
@@ -226,15 +181,15 @@ def _used(used: Sequence[int], first: int, x: Scale, y: Scale) -> str:
     for moment, nbytes in enumerate(used, first):
         height = round(y(nbytes))
         if height != before:
-            steps.append(f"H{_n(x(moment))}V{height}" if steps else f"M{_n(x(moment))} {height}")
+            steps.append(f"H{px(x(moment))}V{height}" if steps else f"M{px(x(moment))} {height}")
             before = height
     return f'<path class="used" d="{"".join(steps)}H{_RIGHT_END}"/>'
 
 
 def _level(y: float, kind: str, label: str, lower: float) -> str:
     """A dashed line across the plot, its label so much lower than the line."""
-    line = f'<path class="level {kind}" d="M{_LEFT} {_n(y)}H{_RIGHT_END}"/>'
-    return line + _text(_RIGHT_END - 6, y + lower, label, f"halo {kind} right")
+    line = f'<path class="level {kind}" d="M{_LEFT} {px(y)}H{_RIGHT_END}"/>'
+    return line + text(_RIGHT_END - 6, y + lower, label, f"halo {kind} right")
 
 
 def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
@@ -248,11 +203,11 @@ def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
     for i, (colour, label, count) in enumerate(rows):
         top = _TOP + 8 + 23 * i
         parts.append(f'<rect x="{left}" y="{top}" width="13" height="13" rx="2" fill="{colour}"/>')
-        parts.append(_text(left + 20, top + 11, label))
-        parts.append(_text(_WIDTH - 16, top + 11, f"{count:,}", "soft right"))
+        parts.append(text(left + 20, top + 11, label))
+        parts.append(text(_WIDTH - 16, top + 11, f"{count:,}", "soft right"))
     top = _TOP + 20 + 23 * len(rows)
     parts.append(f'<path class="used" d="M{left} {top}h13"/>')
-    parts.append(_text(left + 20, top + 4, "bytes in use"))
+    parts.append(text(left + 20, top + 4, "bytes in use"))
     return "\n".join(parts)
 
 

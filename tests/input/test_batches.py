@@ -12,19 +12,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import PipelineError
 from mlvm.input.batches import Batch, Recipe, Schedule
 from mlvm.input.sampling import Indices, SampleRandom
-
-
-class Numbers:
-    """Sample i is the number i, as f32[2] and as i64."""
-
-    def __init__(self, length: Any = 10) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length  # type: ignore[no-any-return]
-
-    def __getitem__(self, indices: Indices) -> Any:
-        return np.repeat(indices[:, None], 2, 1).astype(np.float32), indices
+from tests.input.datasets import Numbers
 
 
 def recipe(dataset: Any, transform: Any = None, *, shuffle: bool = False) -> Recipe:
@@ -90,9 +78,9 @@ def test_a_batch_has_the_samples_of_its_positions() -> None:
     x, y = filled(recipe(Numbers()), Batch(0, 3, 6))
     assert x.tolist() == [[3, 3], [4, 4], [5, 5]]
     assert y.tolist() == [3, 4, 5]
-    shuffled = recipe(Numbers(), shuffle=True)
+    shuffled = recipe(Numbers(10), shuffle=True)
     _, one = filled(shuffled, Batch(1, 0, 10))
-    _, part = filled(recipe(Numbers(), shuffle=True), Batch(1, 4, 9))
+    _, part = filled(recipe(Numbers(10), shuffle=True), Batch(1, 4, 9))
     assert sorted(one) == list(range(10))
     assert part.tolist() == one[4:9].tolist()
 
@@ -204,7 +192,7 @@ def test_the_first_sample_that_fails_is_named() -> None:
             raise ZeroDivisionError("seven")
         return arrays
 
-    made = recipe(Numbers(), picky, shuffle=True)
+    made = recipe(Numbers(10), picky, shuffle=True)
     position = list(made.indices(Batch(0, 0, 10))).index(7)
     with pytest.raises(ZeroDivisionError, match="seven") as caught:
         filled(made, Batch(0, 0, 10))

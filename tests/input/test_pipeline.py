@@ -38,22 +38,10 @@ from mlvm.core.errors import (
 from mlvm.core.vm import VM
 from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
-from mlvm.input.sampling import Indices, SampleRandom
+from mlvm.input.sampling import SampleRandom
+from tests.input.datasets import Numbers
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Numbers:
-    """Sample i is i, as f32[2] and as i64."""
-
-    def __init__(self, length: int = 23) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, indices: Indices) -> Any:
-        return np.repeat(indices[:, None], 2, 1).astype(np.float32), indices
 
 
 def noisy(arrays: Any, random: SampleRandom) -> Any:
@@ -471,15 +459,8 @@ def script(body: str) -> list[str]:
     """A command that runs the body with `Numbers` and `ml`."""
     head = """
     import os, signal, sys, time
-    import numpy as np
     import mlvm.eager as ml
-
-    class Numbers:
-        def __len__(self):
-            return 1000
-
-        def __getitem__(self, indices):
-            return (indices,)
+    from tests.input.datasets import Numbers
     """
     return [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)]
 
@@ -491,7 +472,7 @@ def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
         time.sleep(0.02)
         return arrays
 
-    with ml.Pipeline(Numbers(), 4, epochs=None, workers={workers}, transform=slow) as pipeline:
+    with ml.Pipeline(Numbers(1000), 4, epochs=None, workers={workers}, transform=slow) as pipeline:
         pipeline.get()
         print("ready", flush=True)
         for _ in pipeline:
@@ -511,7 +492,7 @@ def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
 
 def test_a_program_may_end_without_closing() -> None:
     body = """
-    pipeline = ml.Pipeline(Numbers(), 4, epochs=None, workers=3)
+    pipeline = ml.Pipeline(Numbers(1000), 4, epochs=None, workers=3)
     pipeline.get()
     """
     done = subprocess.run(

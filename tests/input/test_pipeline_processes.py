@@ -44,18 +44,7 @@ MODULE = """
 import os
 import time
 
-import numpy as np
-
-
-class Numbers:
-    def __init__(self, length=40):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, indices):
-        return np.repeat(indices[:, None], 3, 1).astype(np.float32), indices
+from tests.input.datasets import Numbers
 
 
 class Odd(Exception):
@@ -65,7 +54,7 @@ class Odd(Exception):
 
 def noisy(arrays, random):
     numbers, indices = arrays
-    return numbers + random.normal((3,)), indices
+    return numbers + random.normal((2,)), indices
 
 
 def failing(arrays, random):
@@ -223,17 +212,11 @@ def test_a_worker_that_is_stuck_is_ended_by_close(worker_code: Any) -> None:
 
 SCRIPT = """
 import sys, time
-import numpy as np
 import mlvm.eager as ml
-
-class Numbers:
-    def __len__(self):
-        return 1000
-    def __getitem__(self, indices):
-        return (indices,)
+from tests.input.datasets import Numbers
 
 if __name__ == "__main__":
-    pipeline = ml.Pipeline(Numbers(), 4, epochs=None, workers=2, processes=True)
+    pipeline = ml.Pipeline(Numbers(1000), 4, epochs=None, workers=2, processes=True)
     pipeline.get()
     print("ready", flush=True)
     if sys.argv[1] == "loop":

@@ -552,19 +552,21 @@ def test_the_demo_prints_what_the_page_says(example: Path) -> None:
 
 @needs_compiler
 def test_the_page_on_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python runs in order and prints what it says, with its C function compiled."""
+    """Its Python runs in order and prints what it says, with its C function compiled by its
+    command."""
     page = (ROOT / "docs" / "functions.md").read_text()
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.S)
     [source] = [body for kind, body in blocks if kind == "c"]
-    compile_text(source, tmp_path, "twice")
+    command = next(body for kind, body in blocks if kind == "sh")
+    (tmp_path / "twice.c").write_text(source)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    shell = f"""
+        python() {{ "{sys.executable}" "$@"; }}
+        cc() {{ command cc -Wall -Wextra -Wpedantic -Werror "$@"; }}
+        {command}"""
+    subprocess.run(["sh", "-ec", shell], check=True)
     script = "".join(body for kind, body in blocks if kind == "python")
     texts = [body for kind, body in blocks if kind == "text"]
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(ROOT)},
-    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout == "".join(texts[:-1])

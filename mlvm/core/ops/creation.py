@@ -67,7 +67,7 @@ def _eye(rows: int, columns: int, k: int, dtype: str) -> TensorType:
 
 @op(infer=_full)
 def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
-    """A tensor of that shape, every element of it the scalar `value`."""
+    """A tensor of that shape. Every element is the scalar `value`."""
     np.copyto(out, value)
 
 
@@ -75,14 +75,14 @@ def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
 def arange(
     out: Array, *, start: int | float, stop: int | float, step: int | float, dtype: str
 ) -> None:
-    """start, start + step, start + 2 step, ... as far as it is short of `stop`.
+    """start, start + step, start + 2 step, ... up to `stop`, which is left out.
 
-    Integer dtypes take integers, and must hold every element. Floats are computed as
-    start + i * step in f64 and rounded once.
+    An integer dtype takes integers and must hold every element. Floats are start + i * step,
+    computed in f64 and rounded once.
     """
     if out.dtype.kind == "f":
         np.add(np.multiply(np.arange(out.size), float(step)), float(start), out)
-    elif out.size:  # numpy reads the numbers also when they give no element
+    elif out.size:  # numpy converts the numbers even if there is no element
         out[...] = np.arange(start, stop, step, dtype=out.dtype)
 
 

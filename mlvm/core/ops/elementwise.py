@@ -56,7 +56,7 @@ def multiply(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=_float)
 def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
-    """x * y + z, elementwise, with broadcasting; rounded after each of the two."""
+    """x * y + z, elementwise, with broadcasting; rounded after the product and after the sum."""
     operands = (x, y, z)
     if out.size <= BLOCK or any(each.size != 1 and each.shape != out.shape for each in operands):
         np.add(np.multiply(x, y), z, out)
@@ -90,7 +90,7 @@ def remainder(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=broadcast)
 def pow(out: Array, x: Array, y: Array) -> None:
-    """x to the power y, elementwise. A negative integer exponent of an integer raises."""
+    """x to the power y, elementwise. An integer to a negative integer power raises."""
     if y.dtype.kind == "i" and x.dtype.kind in "iu" and np.any(y < 0):
         raise OperandValueError("an integer has no negative integer power; use a float")
     np.power(x, y, out)
@@ -110,7 +110,7 @@ def minimum(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=broadcast)
 def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
-    """x limited to lower <= x <= upper, elementwise; upper wins where they cross."""
+    """x limited to lower <= x <= upper, elementwise; upper where lower > upper."""
     np.minimum(np.maximum(x, lower), upper, out=out)
 
 

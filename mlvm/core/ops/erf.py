@@ -1,12 +1,13 @@
-"""The error function in numpy, which has none: 2 / sqrt(pi) * integral of exp(-t^2), 0 to x.
+"""The error function, which numpy lacks: 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x.
 
-f64 is W. J. Cody's rational Chebyshev approximation (Math. Comp. 23, 1969, 631-637): for
-|x| <= 0.46875 erf(x) = x P(x^2) / Q(x^2), beyond it 1 - exp(-x^2) R(|x|) / S(|x|). Cody ends
-the second range at 4; up to 6, where erf is 1 in f64, its error is far below erf's last bit.
+f64 uses W. J. Cody's rational Chebyshev approximation (Math. Comp. 23, 1969, 631-637). For |x| <=
+0.46875, |erf(x)| is |x| P(x^2) / Q(x^2). Beyond, it is 1 - exp(-x^2) R(|x|) / S(|x|). Cody ends
+the second range at 4. Here it ends at 6, where erf is 1 in f64; from 4 to 6 the error of the
+formula is far below the last bit of erf.
 
-f32 is x P(x^2) / Q(x^2) of degrees 5 and 5, fitted to erf on |x| <= 3.92, beyond which erf is
-1 in f32, by least squares with Lawson's weights: relative error 2e-8 before rounding, so
-that what is left (at most 8 units in the last place) is f32 arithmetic.
+f32 uses x P(x^2) / Q(x^2), with P and Q of degree 5. They were fitted to erf on |x| <= 3.92 by
+least squares with Lawson's weights; beyond, erf is 1 in f32. The fit has a relative error of 2e-8.
+The rest of the error, at most 8 units in the last place, is rounding in f32.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Elements chosen by tensors: by integer indices, and by masks.
 
-Several ops are the transpose of another as a linear map, <A x, y> = <x, A' y>, which is what
-a gradient needs: `take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`,
-`boolean_index` and `mask_scatter`.
+As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, as gradients need
+them: `take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
+`mask_scatter`.
 
-Indices are of any integer dtype. One out of range raises `OperandValueError`, which names it.
+Indices have any integer dtype. An index out of range raises `OperandValueError`, which names the
+index.
 """
 
 from __future__ import annotations
@@ -113,16 +114,16 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
 
     Negative indices count from the end.
     """
-    # In range by now; unlike "raise", "clip" writes into out without a buffer.
+    # The indices are in range by now. Mode "raise" would need a buffer beside `out`.
     np.take(x, _positions(indices, x.shape[axis]), axis, out, "clip")
 
 
 @op(infer=_scatter_add)
 def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length: int) -> None:
-    """Zeros, `length` of them along `axis`, with the updates added at `indices`.
+    """Zeros of length `length` along `axis`, to which the updates are added at `indices`.
 
-    The transpose of `take`: the axes of `updates` that `indices` has become the one axis.
-    Updates of the same element are added in row-major order. Negative indices count from the end.
+    The transpose of `take`: one axis replaces the axes that `updates` has from `indices`. Updates
+    of the same element are added in row-major order. Negative indices count from the end.
     """
     axis = normalize_axis(axis, out.ndim)
     places = _positions(indices, length).reshape(1, -1, 1)
@@ -133,7 +134,7 @@ def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length
 def take_along_axis(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example.
 
-    x and indices are of the same shape but for `axis`. Negative indices count from the end.
+    x and indices have the same shape, except along `axis`. Negative indices count from the end.
     """
     axis = normalize_axis(axis, x.ndim)
     np.take(x, _along(indices, x.shape, axis), None, out, "clip")
@@ -145,8 +146,8 @@ def scatter_add_along_axis(
 ) -> None:
     """Zeros, then out[i, indices[i, j, k], k] += updates[i, j, k], for `axis` 1 of 3.
 
-    The transpose of `take_along_axis`; `length` is that of the result's `axis`. Updates of the
-    same element are added in row-major order. Negative indices count from the end.
+    The transpose of `take_along_axis`; `length` is the result's length along `axis`. Updates of
+    the same element are added in row-major order. Negative indices count from the end.
     """
     axis = normalize_axis(axis, out.ndim)
     _add_at(out, updates, _along(indices, out.shape, axis))
@@ -180,9 +181,10 @@ def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
 
 
 def _flat(places: Array, shape: Shape, axis: int) -> Array:
-    """Row-major positions in a tensor of `shape` of the elements at `places` along `axis`.
+    """The row-major positions, in a tensor of `shape`, of the elements at `places` along `axis`.
 
-    `places` has three axes, which broadcast: before, along and behind `axis`.
+    `places` has three axes, which broadcast: for the axes before `axis`, for `axis`, and for those
+    behind it.
     """
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     rows = np.arange(before).reshape(-1, 1, 1) * shape[axis] + places
@@ -190,7 +192,7 @@ def _flat(places: Array, shape: Shape, axis: int) -> Array:
 
 
 def _along(indices: Array, shape: Shape, axis: int) -> Array:
-    """`_flat` of indices with the axes of `shape`, in the indices' own shape."""
+    """`_flat` for indices that have the axes of `shape`. The result has the indices' shape."""
     places = _positions(indices, shape[axis])
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     return _flat(places.reshape(before, indices.shape[axis], behind), shape, axis).reshape(
@@ -201,7 +203,7 @@ def _along(indices: Array, shape: Shape, axis: int) -> Array:
 def _add_at(out: Array, updates: Array, places: Array) -> None:
     """Zeros, with the updates added at those row-major positions, one after the other.
 
-    numpy's `add.at` has a fast path for one axis: it takes a fifth of the time of rows.
+    numpy's `add.at` is five times as fast on one axis as on rows.
     """
     out.fill(0)
     np.add.at(out.reshape(-1), places.reshape(-1), updates.reshape(-1))
@@ -220,7 +222,7 @@ def nonzero_indices(x: Array) -> Array:
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
-    The mask has the lengths of x's first axes, or of all.
+    The axes of the mask are as long as the first axes of x.
     """
     return x[mask]
 

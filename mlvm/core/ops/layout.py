@@ -1,4 +1,4 @@
-"""The same elements elsewhere: shapes, axes, windows, order and dtype."""
+"""Ops that rearrange or convert elements: shapes, axes, windows, order and dtype."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> Te
 
 
 def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ...]) -> None:
-    """Whether start, start + step, ... (`length` of them) are positions of every axis."""
+    """Raise `AttributeRefused` unless start, start + step, ... (`length` of them) lie on every
+    axis."""
     if not len(start) == len(length) == len(step) == len(shape):
         raise AttributeRefused(
             f"{len(shape)} dimensions need as many starts, lengths and steps, "
@@ -131,7 +132,7 @@ def _embed(x: TensorType, shape: Shape, start: Shape, step: tuple[int, ...]) -> 
 
 
 def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
-    """The numpy index of such a window. An end below 0 is numpy's None."""
+    """The numpy index of that window. For numpy, an end before the first element is None."""
     ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
     return tuple(
         builtins.slice(first, end if end >= 0 else None, by) if n else builtins.slice(0)
@@ -147,16 +148,16 @@ def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
 
 @op(infer=_roll)
 def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = None) -> None:
-    """x with every element moved `shift` places up along `axis`, those beyond the end to the front.
+    """x with every element moved up `shift` places along `axis`, past the end to the front.
 
-    Several axes take a shift each or share one. With `axis` None, x is rolled in row-major order.
+    Several axes have a shift each or share one. With `axis` None, x is rolled in row-major order.
     """
     np.copyto(out, np.roll(x, shift, axis) if x.ndim else x)
 
 
 @op(infer=_pad)
 def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
-    """x with a border of `value`: widths[i] elements (before, after) it on axis i."""
+    """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
     inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
     out[inner] = x
@@ -171,9 +172,9 @@ def slice(
     length: tuple[int, ...],
     step: tuple[int, ...],
 ) -> None:
-    """On axis i the length[i] elements at start[i], start[i] + step[i], ...
+    """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
-    All of them are positions of x, counted from the front; a step may be negative, not 0.
+    Positions are counted from the front and must lie in x. A step may be negative, but not 0.
     """
     np.copyto(out, x[_window(start, length, step)])
 
@@ -245,7 +246,8 @@ def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> N
 
 @op(infer=_argsort)
 def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
-    """Where the elements of `sort` are in x along `axis`, i64. Equal ones keep their order."""
+    """The positions in x, along `axis`, of the elements that `sort` gives: i64. Equal elements
+    keep their order."""
     if descending:
         order = np.argsort(np.flip(x, axis), axis, kind="stable")
         np.subtract(x.shape[axis] - 1, np.flip(order, axis), out)
@@ -255,8 +257,9 @@ def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -
 
 @op(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
-    """x in another dtype. Floats are truncated to integers; a value too large for the dtype is
-    undefined for floats and wraps around for integers. bool is whether it is not zero."""
+    """x in another dtype. A float is truncated to an integer; the result is undefined if the
+    integer dtype cannot hold it. An integer that is too large wraps around. A bool tells whether
+    an element is not zero."""
     np.copyto(out, x, casting="unsafe")
 
 

@@ -16,7 +16,7 @@ from mlvm.core.types import Array, Shape, TensorType, promote
 
 
 def _matrix(x: TensorType, transpose: bool, name: str) -> Shape:
-    """(rows, columns) in the last two axes, after the transposition; of one axis just that."""
+    """(rows, columns) of the last two axes after the transposition; (length,) of a vector."""
     if transpose and x.ndim < 2:
         raise AttributeRefused(f"transpose_{name} needs 2 dimensions or more, {name} has {x.ndim}")
     return x.shape[-2:][::-1] if transpose else x.shape[-2:]
@@ -57,9 +57,9 @@ def matmul(
 ) -> None:
     """x @ y: f[..., m, k] @ f[..., k, n] -> f[..., m, n], broadcasting the batch axes.
 
-    A 1-d x is a row and a 1-d y a column, and that axis is missing from the result, as in the
-    Python Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an
-    operand of 2 or more dimensions; nothing is copied for it.
+    A 1-d x counts as a row and a 1-d y as a column. The result lacks that axis, as in the Python
+    Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an operand of 2
+    or more dimensions, without a copy.
     """
     if x.ndim > 2 and y.ndim <= 2 and not transpose_x:
         # One large product instead of one for each matrix of the batch.
@@ -75,9 +75,9 @@ def batch_contract(
 ) -> None:
     """The sum over the batch of x @ y: f[..., m, k], f[..., k, n] -> f[m, n].
 
-    It is the gradient of a matrix that a whole batch was multiplied with. x and y have the same
-    batch axes; `transpose_x` and `transpose_y` are those of `matmul`. The products are added in
-    the order of the batch, a few at a time, and never all in memory at once.
+    This is the gradient of a matrix by which a whole batch was multiplied. x and y have the same
+    batch axes; `transpose_x` and `transpose_y` are those of `matmul`. A few products at a time are
+    in memory; they are added in the order of the batch.
     """
     rows = math.prod(x.shape[:-1])
     if transpose_x and not transpose_y:
@@ -87,11 +87,11 @@ def batch_contract(
     batch = math.prod(x.shape[:-2])
     x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)
     y = _swapped(y.reshape(batch, *y.shape[-2:]), transpose_y)
-    room = scratch(block_length(batch, out.size), *out.shape, dtype=out.dtype)
+    memory = scratch(block_length(batch, out.size), *out.shape, dtype=out.dtype)
     out.fill(0)
-    for some in blocks(batch, out.size):
-        products = room[: some.stop - some.start]
-        np.matmul(x[some], y[some], products)
+    for block in blocks(batch, out.size):
+        products = memory[: block.stop - block.start]
+        np.matmul(x[block], y[block], products)
         np.add(out, products[0] if len(products) == 1 else np.add.reduce(products, 0), out)
 
 

@@ -111,8 +111,8 @@ def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
 
 
 class _Numbers(NamedTuple):
-    """What `gelu` multiplies with and adds, as 0-d arrays: for Python's floats numpy takes as
-    long again as for a small array.
+    """The constants of `gelu` as 0-d arrays. With Python's floats, numpy takes twice as long on a
+    small array.
 
     u(x) = linear x + cubic x^3, so x u'(x) / 2 = x (half_linear + half_cubic_slope x^2).
     """
@@ -135,7 +135,7 @@ def _numbers(dtype: np.dtype[Any]) -> _Numbers:
 
 
 def _tanh_of_cubic(out: Array, square: Array, x: Array, number: _Numbers) -> None:
-    """tanh(sqrt(2 / pi) (x + 0.044715 x^3)), given x^2, which `out` may be."""
+    """tanh(sqrt(2 / pi) (x + 0.044715 x^3)). `square` is x^2, and may be `out`."""
     np.multiply(square, number.cubic, out)
     out += number.linear
     out *= x
@@ -152,8 +152,8 @@ def _dropout(x: TensorType, key: TensorType, rate: float) -> TensorType:
 
 @op(infer=_dropout)
 def dropout(out: Array, x: Array, key: Array, *, rate: float) -> None:
-    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0 (Srivastava et
-    al., JMLR 15, 2014). Which ones are kept depends on key and shape only."""
+    """Keep each element of x with probability 1 - rate and multiply it by 1 / (1 - rate); the
+    others become 0 (Srivastava et al., JMLR 15, 2014). Key and shape decide which are kept."""
     np.multiply(x, 1 / (1 - rate), out)
     draws, flat_out = generator(key), out.reshape(-1)
     for block in blocks(out.size):
@@ -172,7 +172,7 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
 
 @op(infer=_softmax)
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """exp(x) / sum(exp(x)) along the axis; computed from x - max(x), which overflows for no x."""
+    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""
     np.subtract(x, _max(x, axis), out)
     np.exp(out, out)
     out /= np.add.reduce(out, axis, keepdims=True)
@@ -180,7 +180,7 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
 
 @op(infer=_softmax)
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """x - log(sum(exp(x))) along the axis; computed from x - max(x), which overflows for no x."""
+    """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
     np.subtract(x, _max(x, axis), out)
     out -= np.log(np.add.reduce(np.exp(out), axis, keepdims=True))
 
@@ -282,7 +282,7 @@ def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorTyp
 @op(infer=_layer_norm)
 def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
-    1607.06450). scale and bias are vectors of its length; var is the biased variance."""
+    1607.06450). scale and bias are vectors as long as that axis; var is the biased variance."""
     rows_out, rows_x = _rows(out), _rows(x)
     ones, scales, biases = np.ones_like(scale), _repeated(scale, rows_x), _repeated(bias, rows_x)
     for block in blocks(*rows_x.shape):
@@ -338,8 +338,8 @@ def layer_norm_scale_vjp(out: Array, g: Array, x: Array, *, eps: float) -> None:
 
 
 def _center(out: Array, x: Array, ones: Array, eps: float) -> Array:
-    """Write x - mean along the rows; returns 1 / sqrt(var + eps), a column. Two passes: the
-    variance is a mean of squares of what is written."""
+    """Write x - mean(x) of each row into `out`; return 1 / sqrt(var + eps) as a column. The
+    variance takes a second pass: it is the mean of the squares of `out`."""
     length = x.shape[-1]
     np.subtract(x, row_sums(x, ones) / length, out)
     inverse: Array = 1 / np.sqrt(row_sums(out, out) / length + eps)
@@ -347,8 +347,8 @@ def _center(out: Array, x: Array, ones: Array, eps: float) -> Array:
 
 
 def _repeated(vector: Array, rows: Array) -> Array:
-    """The vector as many times as there are rows in a block, once if all are in one: numpy takes
-    twice as long where it broadcasts, so what meets several blocks is laid out for them."""
+    """The vector, repeated for each row of a block; as one row if there is only one block. numpy
+    takes twice as long where it broadcasts, so a copy pays off if several blocks use it."""
     height = block_length(*rows.shape)
     return vector[None] if height == len(rows) else np.tile(vector, (height, 1))
 
@@ -359,9 +359,9 @@ def _repeated(vector: Array, rows: Array) -> Array:
 def resolve_padding(padding: str | Padding, window: Pair, stride: Pair, size: Pair) -> Padding:
     """Padding in zeros per side, for an image of that (height, width).
 
-    "VALID" is none. "SAME" is what makes ceil(size / stride) windows, the odd zero at the
-    bottom and right, as in TensorFlow and JAX. Explicit padding is returned as it is.
-    Raises `AttributeRefused` for other words, and for a stride below 1.
+    "VALID" is no padding. "SAME" gives ceil(size / stride) windows; an odd zero goes to the bottom
+    or right, as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises
+    `AttributeRefused` for any other word, and for a stride below 1.
     """
     if not isinstance(padding, str):
         return padding
@@ -386,7 +386,7 @@ def _require_stride(stride: Pair) -> None:
 
 
 def _grid(image: Shape, window: Pair, stride: Pair, padding: Padding) -> Pair:
-    """How many windows fit the padded NHWC image, (vertically, horizontally)."""
+    """How many windows the padded NHWC image has: (vertically, horizontally)."""
     if len(image) != 4:
         raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {len(image)}")
     if min(window) < 1:
@@ -429,8 +429,8 @@ def _windows(padded: Array, grid: Pair, window: Pair, stride: Pair) -> Array:
 def _window_elements(
     padded: Array, grid: Pair, window: Pair, stride: Pair
 ) -> Iterator[tuple[int, int, Array]]:
-    """For each place (i, j) of a window, i, j and that element of all windows, a view
-    [N, OH, OW, C] of the padded image."""
+    """(i, j, elements) for each place (i, j) in a window: `elements` are those of all windows at
+    that place, a view [N, OH, OW, C] of the padded image."""
     rows, columns = (grid[0] - 1) * stride[0] + 1, (grid[1] - 1) * stride[1] + 1
     for i in range(window[0]):
         for j in range(window[1]):
@@ -468,8 +468,8 @@ def _unpatches(x: TensorType, shape: Shape, stride: Pair, padding: Padding) -> T
 def unpatches(
     out: Array, x: Array, *, shape: tuple[int, ...], stride: Pair, padding: Padding
 ) -> None:
-    """The transpose of `patches`: an image of that shape to which every window is added in
-    its place, [N,OH,OW,KH,KW,C] -> [N,H,W,C]; what falls on the padding is dropped."""
+    """The transpose of `patches`: [N,OH,OW,KH,KW,C] -> [N,H,W,C]. Every window is added in its
+    place to an image of that shape. What falls on the padding is dropped."""
     out[...] = 0
     padded = _pad(out, padding)
     grid, window = x.shape[1:3], x.shape[3:5]
@@ -498,8 +498,8 @@ def _conv2d_flops(x: TensorType, kernel: TensorType, stride: Pair, padding: Padd
 
 @op(infer=_conv2d, flops=_conv2d_flops)
 def conv2d(out: Array, x: Array, kernel: Array, *, stride: Pair = (1, 1), padding: Padding) -> None:
-    """Cross-correlation of images with a kernel, as deep learning's convolution is: [N,H,W,I]
-    with [KH,KW,I,O] -> [N,OH,OW,O]. The images are padded with zeros."""
+    """The cross-correlation of images with a kernel, which deep learning calls convolution:
+    [N,H,W,I] with [KH,KW,I,O] -> [N,OH,OW,O]. The images are padded with zeros."""
     grid = out.shape[1:3]
     windows = _windows(_pad(x, padding), grid, kernel.shape[:2], stride)
     weights = kernel.reshape(math.prod(kernel.shape[:3]), kernel.shape[3])
@@ -526,8 +526,8 @@ def max_pool2d(out: Array, x: Array, *, window: Pair, stride: Pair, padding: Pad
 
 @op(infer=_pool)
 def avg_pool2d(out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding) -> None:
-    """The mean of each window, channel by channel. Padding counts as zeros: the divisor is
-    the size of the window, also at the border."""
+    """The mean of each window, channel by channel. Padding counts as zeros: at the border, too,
+    the divisor is the size of the window."""
     out[...] = 0
     for _, _, elements in _window_elements(_pad(x, padding), out.shape[1:3], window, stride):
         out += elements

@@ -1,9 +1,9 @@
-"""Random tensors as pure functions of a key: a `u64[2]`, by custom (seed, counter).
+"""Random tensors as pure functions of a key. A key is a `u64[2]`, by custom (seed, counter).
 
-Each op runs numpy's Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as
-1, 2, 3", SC 2011) under the key, from a fixed counter. The same key, attributes and numpy
-therefore give the same bits in every process and thread, whatever was drawn before; whoever
-wants other numbers takes another key, by `split_key` or `fold_in`.
+Each op runs numpy's Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011) under the key, from a fixed counter. The same key, attributes and version of numpy
+therefore give the same bits in every process and thread, whatever was drawn before. `split_key`
+and `fold_in` make new keys, which give other numbers.
 
 The top word of Philox's 256-bit counter tells draws, splits and folds apart, so that keys
 derived from a key never repeat the bits drawn with it.
@@ -29,7 +29,7 @@ _KEY: Final = TensorType(u64, (2,))
 
 
 class _Philox(threading.local):
-    """A thread's generator: setting its state costs an eighth of making another."""
+    """A thread's generator. To set its state takes an eighth of the time of making a new one."""
 
     def __init__(self) -> None:
         self.bits = np.random.Philox(key=0)
@@ -40,7 +40,7 @@ _philox: Final = _Philox()
 
 
 def _start(key: Array, purpose: int, data: int = 0) -> np.random.Philox:
-    """The thread's bit generator, set to where the key's stream for that purpose begins."""
+    """The thread's bit generator, set to the start of the key's stream for that purpose."""
     words = np.array((data, 0, 0, purpose), np.uint64)
     _philox.bits.state = {
         "bit_generator": "Philox",
@@ -54,8 +54,9 @@ def _start(key: Array, purpose: int, data: int = 0) -> np.random.Philox:
 
 
 def generator(key: Array) -> np.random.Generator:
-    """numpy's generator at the start of the key's stream: the same as
-    `np.random.Generator(np.random.Philox(key=key))`, until the thread asks for another."""
+    """numpy's generator at the start of the key's stream: it draws what
+    `np.random.Generator(np.random.Philox(key=key))` draws. The thread's next call of this function
+    resets it."""
     _start(key, _DRAW)
     return _philox.generator
 

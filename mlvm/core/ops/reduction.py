@@ -20,7 +20,7 @@ from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
 
 
 def _accumulator(x: TensorType, dtype: str | None) -> DType:
-    """The dtype a sum or product is made in: the named one, else wide enough by the standard."""
+    """The dtype of a sum or product: the named one, else i64 or u64 for integers, x's if float."""
     require("numeric", x)
     if dtype is None:
         return {"signed": i64, "unsigned": u64}.get(x.dtype.kind, x.dtype)
@@ -78,9 +78,9 @@ def sum(
 ) -> None:
     """The sum along `axis`; 0 of nothing.
 
-    Without a `dtype`, signed integers are summed in i64, unsigned ones in u64, and floats keep
-    theirs; the True ones of bools are counted, in i64. With one, the elements are cast to it
-    first.
+    Without a `dtype`, signed integers are summed in i64, unsigned integers in u64, and floats in
+    their own dtype. Of bools, the True elements are counted, in i64. With a `dtype`, the elements
+    are cast to it first.
     """
     _sum(out, x, axis, keepdims)
 
@@ -193,19 +193,19 @@ def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 # --- how sums are made ---------------------------------------------------------------
 
-_LARGE = 16384  # elements, from which on BLAS's speed outweighs the steps to it
+_LARGE = 16384  # elements; from here on BLAS is faster, its preparation included
 
 
 def _count(x: Array, axis: Axis) -> int:
-    """How many elements of x make one of the result."""
+    """How many elements of x each element of the result sums up."""
     return math.prod(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
 
 def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
-    """Sum in the dtype of `out`: leading axes, as a bias gradient has them, by `sum_rows`.
+    """Sum in the dtype of `out`. `sum_rows` sums leading axes, as a bias gradient needs it.
 
-    numpy alone goes through such an axis row by row, or worse by the last axis, which takes
-    3 to 10 times as long.
+    numpy alone goes through leading axes row by row, or along the last axis, which takes 3 to 10
+    times as long.
     """
     axes = normalize_axes(axis, x.ndim)
     leading = 0

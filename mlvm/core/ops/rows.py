@@ -1,9 +1,8 @@
-"""Sums along and over the rows of a matrix, made by BLAS, where numpy alone takes 2 to 10 times
-as long.
+"""Sums along and over the rows of a matrix, by BLAS: numpy alone takes 2 to 10 times as long.
 
-BLAS divides what is large among its threads, and rounds differently for it. It is therefore
-given pieces too small to divide: the bits depend neither on the number of threads, nor on what
-other rows there are.
+BLAS divides large work among its threads, and the division changes the rounding. It is therefore
+given pieces that are too small to divide. So the bits depend neither on the number of threads nor
+on the other rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ _PIECE = 8192  # elements; below OpenBLAS's thresholds for using more than one t
 
 
 def row_sums(x: Array, y: Array) -> Array:
-    """The sum of x * y along each row of the matrix x, as a column; y is like x, or one row."""
+    """The sum of x * y along each row of the matrix x, as a column. y has the shape of x, or is
+    one row."""
     length = x.shape[1]
     if length > _PIECE:
         half = length // 2
@@ -26,7 +26,8 @@ def row_sums(x: Array, y: Array) -> Array:
 
 
 def sum_rows(x: Array, weights: Array | None = None) -> Array:
-    """weights @ x: the sum of the rows of the matrix x, each times its weight if there are any."""
+    """weights @ x: the sum of the rows of the matrix x, each times its weight; without weights,
+    each once."""
     length, columns = x.shape
     height = _PIECE // max(1, columns)
     if height < 16 or not x.size:
