@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.arena.arena import STALE, Allocation, Arena, Policy, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, scope
 from mlvm.arena.placement import Chunk, Reuse
 from mlvm.core.errors import ArenaOverflow, StaleTensor
 from mlvm.core.types import TensorType
@@ -52,11 +52,10 @@ def in_threads(n: int, work: Callable[[int], None]) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("policy", ["reuse", "bump"])
 @pytest.mark.parametrize("capacity", [None, 1 << 14])
-def test_no_two_tensors_share_bytes_and_none_are_lost(policy: Policy, capacity: int | None) -> None:
+def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None) -> None:
     vm = VM()
-    arena = Arena(vm, "shared", policy=policy, capacity=capacity)
+    arena = Arena(vm, "shared", capacity=capacity)
 
     def work(k: int) -> None:
         rng = random.Random(k)
