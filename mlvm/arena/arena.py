@@ -49,7 +49,6 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
 
-
 SMALLEST_CHUNK: Final = 1 << 16
 STALE: Final = 0  # no VM ever issues this handle
 _LARGEST: Final = 3  # holders that an overflow names
@@ -680,12 +679,9 @@ class Arena:
 
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
-        chunk = Chunk(self.vm.alloc_storage(nbytes), nbytes)
-        with self._lock:
-            if not self.closed:
-                self._placement.chunks.append(chunk)
-                return
-        self.vm.dealloc_storage(chunk.storage)
+        self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))
+        if self.closed:  # meanwhile, maybe before the chunk was there
+            self.close()
 
     def _give_back(self) -> None:
         """Give back to the VM what the placement has dropped."""

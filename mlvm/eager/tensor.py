@@ -127,7 +127,8 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
         arena.vm.launch(program, handles)
     except HandleError as error:
         raise explain(error, arena.vm, (*operands, out)) from None
-    if not (x.handle and y.handle if pair else all([x.handle for x in operands])):
+    ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
+    if ended:  # maybe before the launch, and another tensor had its handle
         raise next(x.stale() for x in operands if x.handle == STALE)
     out.tape = None  # it is made
     tape = recording.get()

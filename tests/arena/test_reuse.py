@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.arena.arena import Allocation
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
 from mlvm.eager import nn
 
