@@ -10,11 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from mlvm.arena.arena import Arena
 from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
+from mlvm.core.vm import VM
+from tests.fuzz import threads
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
 
@@ -80,3 +84,32 @@ def test_what_is_wrong_is_found_and_printed(
     assert fuzz(1, seed=0, first=number)[1] is not None
     monkeypatch.undo()
     assert fuzz(1, seed=0, first=number)[1] is None
+
+
+# --- threads ------------------------------------------------------------------------------
+
+
+def test_two_seconds_of_threads() -> None:
+    command = [sys.executable, "-m", "tests.fuzz.threads", "--seconds", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", done.stdout, re.MULTILINE)
+    for operation in ("compute", "read", "update", "share", "keep", "rewind"):
+        assert re.search(rf"^ +[1-9]\d*  {operation}$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "reason"),
+    [
+        (Arena, "_give_back", lambda arena: None, "the VM still holds"),
+        (Arena, "mark", fails, "ZeroDivisionError"),
+        (VM, "read", lambda vm, handle: np.zeros(1, np.int64), "holds [0]"),
+    ],
+)
+def test_what_threads_do_wrong_is_found_and_printed(
+    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    _, _, failure = threads.fuzz(20, seed=0)
+    assert failure is not None
+    assert reason in failure

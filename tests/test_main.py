@@ -368,7 +368,7 @@ import mlvm.eager as ml
 from beside import N
 
 vm = ml.VM("gpu")
-weights, batch = ml.Arena(vm, "weights", policy="bump"), ml.Arena(vm, "a batch/1")
+weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "a batch/1")
 with weights.allocating():
     w = ml.ones((N, N))
 for _ in range(3):

@@ -7,21 +7,34 @@ and the views remembered there: in steady state nothing is allocated.
 Threads may share an arena. `alloc` and the end of a tensor take no lock, which would cost as much
 as all they do: whoever takes `tensor.region` away ends the tensor, and the lines marked `at once`
 hold no call and no loop, the only places where CPython (3.11 and later, with its global lock) lets
-another thread in. All that is rare takes the arena's lock, and calls no VM while it has it.
+another thread in. All that is rare takes the arena's lock. Who has that lock calls no VM, because a
+launch may call Python that waits for the lock.
+
+A region keeps its handles, so the next tensor there has the handle of the last. That must not
+mislead a thread that has read the handle of a tensor, and then waits for the VM while another
+thread ends the tensor. Three rules see to it:
+
+- A launch or write that changes what exists happens inside `using(tensors)`. While somebody uses a
+  tensor, or its first value is still being made, its end takes the region's handles away: it
+  deallocates them in the VM before anybody gets the region. The late launch gets a `HandleError`.
+- Who only reads looks afterwards whether the tensor still lives, and drops what was read if not.
+- A tensor that Python refers to no more is used by nobody.
+
+So the handles stay the same for one thread, and wherever threads end only what nobody uses.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar, Token
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol
+from contextvars import ContextVar
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
-from mlvm.arena.placement import Bump, Chunk, Placement, Reuse, pop, rounded
+from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded
 from mlvm.arena.placement import Region as Region
 from mlvm.arena.recording import Recording
 from mlvm.core.errors import (
@@ -35,8 +48,6 @@ from mlvm.core.errors import (
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
-
-Policy = Literal["reuse", "bump"]
 
 SMALLEST_CHUNK: Final = 1 << 16
 STALE: Final = 0  # no VM ever issues this handle
@@ -52,7 +63,7 @@ class Allocation:
     """A typed tensor in an arena, until it dies, is freed, or its arena is reset.
 
     `handle` names it in `arena.vm`. A view has a `base` that it keeps alive, and no region
-    of its own. A stale one has handle 0, and `ended` says why.
+    of its own. A stale one has handle 0, and its root's `ended` says why.
     """
 
     __slots__ = ("__weakref__", "arena", "base", "ended", "handle", "region", "type")
@@ -76,6 +87,10 @@ class Allocation:
     def prepare(self) -> None:
         """What a kind of its own sets up in a tensor that its arena makes unasked."""
 
+    def in_making(self) -> bool:
+        """Whether a thread may be about to write its first value outside of `using`."""
+        return False
+
     @property
     def root(self) -> Allocation:
         """What owns the bytes: the base of a view, else the allocation itself."""
@@ -83,7 +98,36 @@ class Allocation:
 
     def stale(self) -> StaleTensor:
         """The error for using this allocation after its end."""
-        return StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {self.ended}")
+        why = getattr(self.root, "ended", "its arena was closed")
+        return StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {why}")
+
+
+class using:
+    """Inside the block the handles that these tensors have reach their own bytes or nothing, even
+    if another thread ends the tensors meanwhile: read the handles inside."""
+
+    __slots__ = ("_regions",)
+
+    def __init__(self, tensors: Iterable[Allocation]) -> None:
+        self._regions = [
+            region for x in tensors if (region := (x if x.base is None else x.base).region)
+        ]
+
+    def __enter__(self) -> None:
+        for region in self._regions:
+            region.users += 1  # at once
+
+    def __exit__(self, *_: object) -> None:
+        for region in self._regions:
+            region.users -= 1  # at once
+
+
+def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
+    """The error for the first of these tensors that has ended, if one has."""
+    for x in tensors:
+        if x.handle == STALE or x.arena.closed:
+            return x.stale()
+    return None
 
 
 class Guest(Protocol):
@@ -137,7 +181,33 @@ def regions(vm: VMProtocol) -> Regions:
 
 
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""The arena that results are allocated in, for each thread or task."""
+"""The arena that results are allocated in, for each thread or task: that of its last block."""
+
+
+class _Block:
+    """A `with` block that a thread or task is in: `arena`, or `arena.allocating()`."""
+
+    __slots__ = ("arena", "resets")
+
+    def __init__(self, arena: Arena, *, resets: bool) -> None:
+        self.arena = arena
+        self.resets = resets
+
+    def enter(self) -> None:
+        _set_blocks((*_blocks.get(), self))
+
+    def leave(self) -> None:
+        _set_blocks(tuple([block for block in _blocks.get() if block is not self]))
+
+
+_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("blocks", default=())
+"""Those that a thread or task has entered and not left, the last one last."""
+
+
+def _set_blocks(blocks: tuple[_Block, ...]) -> None:
+    _blocks.set(blocks)
+    scope.set(blocks[-1].arena if blocks else None)
+
 
 on_made: Final[list[Callable[[Arena], None]]] = []
 """Called with each new arena: how a script's arenas are recorded from their first moment on."""
@@ -153,14 +223,13 @@ class Arena:
     line of each allocation, to name it when the capacity does not suffice. Without, it grows by
     chunks; with `trims` it first gives empty chunks back, once they outweigh what is in use.
 
-    The policy "reuse" is for what a step computes: it hands a region out again to the next tensor
-    of its size, and merges free neighbours for a size it has no region of. A growing arena merges
-    only what a few resets left unused, and not before it holds twice what it ever needed.
-    "bump" is for weights: each tensor lies behind the one before, and bytes return when all that
-    lies behind them has ended, too.
+    It hands a region out again to the next tensor of its size, and merges free neighbours for a
+    size it has no region of. A growing arena merges only what a few resets left unused, and not
+    before it holds twice what it ever needed.
 
     Threads may share an arena. A reset ends the tensors of all of them; of several that are
-    inside `with arena:`, the last to leave resets it.
+    inside `with arena:`, the last to leave resets it. Who gives handles to the VM himself does so
+    inside `using(tensors)`, if another thread may end the tensors.
     """
 
     used: int
@@ -178,16 +247,12 @@ class Arena:
         name: str,
         *,
         capacity: int | None = None,
-        policy: Policy = "reuse",
         trims: bool = False,
     ) -> None:
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
-        if policy not in ("reuse", "bump"):
-            raise ArenaError(f"arena {name!r}: a policy is 'reuse' or 'bump', not {policy!r}")
         self.vm = vm
         self.name = name
-        self.policy = policy
         self.used = 0
         self.high_water = 0
         self.views_created = 0
@@ -201,30 +266,36 @@ class Arena:
         self._placement = self._new_placement()
         self._bins = self._placement.bins
         self._lock = threading.RLock()
-        self._entered: list[Token[Arena | None]] = []
+        self._inside = 0
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
         self._marks_made = 0
-        if capacity is not None:
-            self.note_lines()
-            self._add_chunk(capacity)
         # Not the VM itself: this arena may be attached to it, and it must be free to die.
         chunks = self._placement.chunks
         self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), chunks)
         self._close.atexit = False
+        if capacity is not None:
+            self.note_lines()
+            self._add_chunk(capacity)
         for callback in on_made:
             callback(self)
 
     # --- allocation ---
 
-    def alloc(self, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
-        """A tensor of that type, its bytes undefined.
+    def alloc(
+        self,
+        type: TensorType,
+        kind: type[A] = Allocation,  # type: ignore[assignment]
+        region: Region | None = None,
+    ) -> A:
+        """A tensor of that type, its bytes undefined; in that region, if its place is given.
 
         Raises `ArenaOverflow` when a fixed capacity does not suffice, `ArenaError` after close.
         """
-        try:
-            region = self._bins[type].pop()
-        except (KeyError, IndexError):
-            region = self._find(type)
+        if region is None:
+            try:
+                region = self._bins[type].pop()
+            except (KeyError, IndexError):
+                region = self._find(type)
         self.used = used = self.used + region.nbytes  # at once, with the next two lines
         if used > self.high_water:
             self.high_water = used
@@ -233,7 +304,10 @@ class Arena:
         tensor.arena = self
         tensor.type = type
         tensor.base = None
-        tensor.handle = region.handles.get(type) or self._view(region, type)
+        try:
+            tensor.handle = region.handles[type]
+        except KeyError:
+            tensor.handle = self._view(region, type)
         refer = self._refer  # called as a method of the instance it would cost 15 ns more
         region.holder = refer(tensor)
         return tensor
@@ -255,7 +329,12 @@ class Arena:
         tensor.arena = self
         tensor.type = type
         tensor.base = base
-        tensor.handle = region.handles.get(type) or self._view(region, type)
+        try:
+            tensor.handle = region.handles.get(type) or self._view(region, type)
+        except HandleError:
+            if base.region is region:
+                raise
+            raise base.stale() from None  # and with it, its storage
         views = region.views
         if views is None:
             with self._lock:
@@ -265,7 +344,6 @@ class Arena:
         views[id(tensor)] = tensor
         if base.region is not region:  # another thread has ended it, maybe without seeing the view
             tensor.handle = STALE
-            tensor.ended = base.ended
             raise base.stale()
         return tensor
 
@@ -289,8 +367,12 @@ class Arena:
         if tensor.handle == STALE:
             raise tensor.stale()
         copy = self.alloc(tensor.type, tensor.__class__)
+        try:
+            with using((copy, tensor)):
+                self.vm.launch(_COPY, (copy.handle, tensor.handle))
+        except HandleError as error:
+            raise stale_of((tensor, copy)) or error from None
         copy.prepare()
-        self.vm.launch(_COPY, (copy.handle, tensor.handle))
         return copy
 
     def free(self, tensor: Allocation) -> None:
@@ -310,13 +392,14 @@ class Arena:
 
     def mark(self) -> Mark:
         """This point in the arena's life, to `rewind` to, more than once if one likes."""
-        self._marks_made += 1
-        living: dict[Region, object] = {
-            region: region.holder for region in self._regions() if region.tensor() is not None
-        }
-        mark = Mark(self, self._marks_made, living)
-        self._marks[self._marks_made] = mark
-        self._placement.tidy()
+        with self._lock:
+            self._marks_made += 1
+            living: dict[Region, object] = {
+                region: region.holder for region in self._regions() if region.tensor() is not None
+            }
+            mark = Mark(self, self._marks_made, living)
+            self._marks[self._marks_made] = mark
+            self._placement.tidy()
         return mark
 
     def rewind(self, mark: Mark) -> None:
@@ -328,16 +411,19 @@ class Arena:
         if not isinstance(mark, Mark) or mark.arena is not self:
             whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
             raise ArenaError(f"arena {self.name!r} rewinds to its own marks, not to {whose}")
-        if self._marks.get(mark._number) is not mark:
-            raise ArenaError(f"arena {self.name!r} was reset, or rewound past this mark, since")
-        for number in list(self._marks):
-            if number > mark._number:
-                self._marks.pop(number, None)
-        for region in self._regions():
-            tensor = region.tensor()
-            if tensor is not None and mark._living.get(region) is not region.holder:
-                self._end(tensor, "its arena was rewound")
-        self._placement.tidy()
+        used: list[Region] = []
+        with self._lock:
+            if self._marks.get(mark._number) is not mark:
+                raise ArenaError(f"arena {self.name!r} was reset, or rewound past this mark, since")
+            for number in list(self._marks):
+                if number > mark._number:
+                    self._marks.pop(number, None)
+            for region in self._regions():
+                tensor = region.tensor()
+                if tensor is not None and mark._living.get(region) is not region.holder:
+                    self._take(tensor, "its arena was rewound", used)
+            self._placement.tidy()
+        self._renew(used)
 
     def trim(self) -> None:
         """Give storages in which no tensor lives back to the VM; a fixed capacity stays."""
@@ -348,39 +434,42 @@ class Arena:
 
     def close(self) -> None:
         """End every tensor and give all memory back to the VM. Idempotent."""
-        self._end_all("its arena was closed")
         self._close.detach()
+        self._end_all("its arena was closed")
         with self._lock:
             self._placement.clear()
         self._give_back()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._close.alive
+
     # --- where results go ---
 
     def __enter__(self) -> Arena:
-        self._entered.append(scope.set(self))
+        with self._lock:  # not while the last to leave resets it
+            self._inside += 1
+        _Block(self, resets=True).enter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for token in reversed(self._entered):
-            try:
-                scope.reset(token)
-            except ValueError:  # another thread's or task's
-                continue
-            self._entered.remove(token)
-            break
-        else:  # a generator that another thread finalizes
-            self._entered.pop()
-        if not self._entered:
-            self.reset()
+        """A generator may be finalized by a thread or task that has not entered the arena: it
+        ends the generator's stay, and goes on allocating where it did."""
+        mine = [block for block in _blocks.get() if block.arena is self and block.resets]
+        if mine:
+            mine[-1].leave()
+        self._end_all("its arena was reset", leaving=True)
 
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
         """Allocate results here, and reset nothing at the end: for weights."""
-        before = scope.set(self)
+        block = _Block(self, resets=False)
+        block.enter()
         try:
             yield self
         finally:
-            scope.reset(before)
+            block.leave()
 
     # --- what can be seen ---
 
@@ -449,7 +538,7 @@ class Arena:
     # --- inside ---
 
     def _new_placement(self) -> Placement:
-        return (Bump if self.policy == "bump" else Reuse)(grows=self.grows)
+        return Reuse(grows=self.grows)
 
     def _regions(self) -> list[Region]:
         return self._placement.regions.copy()  # which other threads may change
@@ -461,34 +550,63 @@ class Arena:
             )
 
     def _view(self, region: Region, type: TensorType) -> TensorHandle:
-        handle = self.vm.tensor_from_storage(region.storage, type, region.offset)
-        region.handles[type] = handle
-        regions(self.vm)[handle] = region
+        """The region's handle for a type that it had none for. Raises `ArenaError` after close."""
+        handles = region.handles
+        try:
+            new = self.vm.tensor_from_storage(region.storage, type, region.offset)
+        except HandleError:
+            if self.closed:
+                raise self._closed() from None
+            raise
         self.views_created += 1
+        regions(self.vm)[new] = region
+        handle = handles.setdefault(type, new)
+        if handle != new or region.handles is not handles:  # another thread has made one, or
+            self._dealloc([new])  # ended the base of the view that it is for
         return handle
 
-    def _end_all(self, why: str) -> None:
-        for guest in self.guests.copy():  # which leave by themselves when they end
-            guest.end(why)
+    def _end_all(self, why: str, *, leaving: bool = False) -> None:
+        """End every tensor; if somebody leaves the arena, only if nobody else is inside."""
+        used: list[Region] = []
         placement = self._placement
-        self._marks.clear()
-        placement.resets = reset = placement.resets + 1
-        for region in self._regions():
-            holder = region.holder
-            if holder is region.seen or holder is None:
-                continue
-            tensor = holder()
-            if tensor is not None:
-                self._end(tensor, why)
-            region.seen = holder
-            region.last = reset
-        placement.tidy()
+        with self._lock:
+            self._inside -= leaving
+            if leaving and self._inside:
+                return
+            guests = self.guests.copy()
+            self.guests -= guests
+            self._marks.clear()
+            placement.resets = reset = placement.resets + 1
+            for region in self._regions():
+                holder = region.holder
+                if holder is region.seen or holder is None:
+                    continue
+                tensor = holder()
+                if tensor is not None:
+                    self._take(tensor, why, used)
+                region.seen = holder
+                region.last = reset
+            placement.tidy()
+        self._renew(used)
+        for guest in guests:
+            guest.end(why)
         for watcher in self._watchers.copy():
             watcher.was_reset()
 
     def _end(self, tensor: Allocation, why: str) -> bool:
-        """End the tensor and its views, unless it has ended. One that the garbage collector is
-        about to finalize cannot be reached any more: it keeps its region until its `__del__`."""
+        """End the tensor and its views, unless it has ended."""
+        used: list[Region] = []
+        ended = self._take(tensor, why, used)
+        self._renew(used)
+        return ended
+
+    def _take(self, tensor: Allocation, why: str, used: list[Region]) -> bool:
+        """End the tensor and its views, unless it has ended. Its region is free; or it is added
+        to those still in `used`, for `_renew`.
+
+        A tensor that the garbage collector is about to finalize cannot be reached any more: it
+        keeps its region until its `__del__`.
+        """
         if tensor.region is None:
             return False
         for watcher in self._watchers.copy():
@@ -503,18 +621,39 @@ class Arena:
             view = reference()
             if view is not None:
                 view.handle = STALE
-                view.ended = why
+        if region.users or tensor.in_making():  # whoever comes now finds the tensor stale
+            used.append(region)
+        else:
+            self._free(region)
+        return True
+
+    def _renew(self, used: list[Region]) -> None:
+        """Free these regions when their handles reach nothing any more."""
+        for region in used:
+            handles, region.handles = region.handles, {}
+            self._dealloc([*handles.values()])
+            self._free(region)
+
+    def _free(self, region: Region) -> None:
         region.bin.append(region)
         self.used -= region.nbytes  # at once
-        return True
+
+    def _dealloc(self, handles: Sequence[TensorHandle]) -> None:
+        for handle in handles:
+            regions(self.vm).pop(handle, None)
+            with suppress(HandleError):  # another thread has ended it, or its storage
+                self.vm.dealloc_tensor(handle)
+
+    def _closed(self) -> ArenaError:
+        return ArenaError(f"arena {self.name!r} is closed")
 
     def _find(self, type: TensorType) -> Region:
         """A region for a type whose bin is empty."""
         nbytes = rounded(type.nbytes)
         while True:
             with self._lock:
-                if not self._close.alive:
-                    raise ArenaError(f"arena {self.name!r} is closed")
+                if self.closed:
+                    raise self._closed()
                 thrifty = not self.grows or self.capacity > 2 * self.high_water
                 region = self._placement.find(type, thrifty=thrifty)
                 if region is None:
@@ -541,13 +680,14 @@ class Arena:
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
         self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))
+        if self.closed:  # meanwhile, maybe before the chunk was there
+            self.close()
 
     def _give_back(self) -> None:
         """Give back to the VM what the placement has dropped."""
         placement = self._placement
         while (handle := pop(placement.handles)) is not None:
-            with suppress(HandleError):  # another thread has given its storage back
-                self.vm.dealloc_tensor(handle)
+            self._dealloc([handle])
         while (storage := pop(placement.storages)) is not None:
             self.vm.dealloc_storage(storage)
 

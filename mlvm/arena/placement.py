@@ -1,8 +1,8 @@
-"""Where an arena puts a tensor: the chunks it holds, the regions carved from them, two policies.
+"""Where an arena puts a tensor: the chunks it holds, and the regions carved from them.
 
 `Reuse` hands a region out again and again: one that comes back waits in the bin of its size, and
 `tidy` orders the bins as their regions were first made. So a step that allocates as the step
-before finds the same addresses. `Bump` carves forward, and back only over what ended last.
+before finds the same addresses. `Chosen` puts a tensor where its maker says.
 
 A placement only keeps the books: it calls no VM. Threads share it so: all but `tidy` runs under
 the arena's lock; everywhere else a region is taken and returned by `bin.pop()` and
@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import weakref
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from mlvm.core.errors import Place
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import ALIGNMENT, TensorType
-
-if TYPE_CHECKING:
-    from mlvm.arena.arena import Allocation
 
 T = TypeVar("T")
 
@@ -36,13 +33,23 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+class Resident(Protocol):
+    """What a region knows of the tensor that it belongs to."""
+
+    region: Region | None
+
+
+Reference: TypeAlias = weakref.ref[Any]
+"""Refers to a `Resident`, whose own type only its arena knows."""
+
+
 class Region:
     """A piece of a storage, and the tensors ever viewed there. Its size never changes.
 
     `number` counts regions in the order of their making. `holder` refers to the last tensor that
     had it, which may have ended; at a reset it becomes `seen`, and `last` that reset, if it is
     another than before. `noted` is a holder and the Python place that made it, where lines are
-    noted.
+    noted. `users` counts the blocks that use its handles at the moment.
     """
 
     __slots__ = (
@@ -57,6 +64,7 @@ class Region:
         "offset",
         "seen",
         "storage",
+        "users",
         "views",
     )
 
@@ -69,11 +77,12 @@ class Region:
         self.bin = bin
         self.number = number
         self.handles: dict[TensorType, TensorHandle] = {}
-        self.holder: weakref.ref[Allocation] | None = None
-        self.seen: weakref.ref[Allocation] | None = None
+        self.holder: Reference | None = None
+        self.seen: Reference | None = None
         self.last = 0
-        self.noted: tuple[weakref.ref[Allocation], Place | None] | None = None
-        self.views: weakref.WeakValueDictionary[int, Allocation] | None = None
+        self.noted: tuple[Reference, Place | None] | None = None
+        self.users = 0
+        self.views: weakref.WeakValueDictionary[int, Any] | None = None
 
     @property
     def made_at(self) -> Place | None:
@@ -81,12 +90,12 @@ class Region:
         noted = self.noted
         return noted[1] if noted is not None and noted[0] is self.holder else None
 
-    def tensor(self) -> Allocation | None:
-        """The tensor that lives here now."""
+    def tensor(self) -> Any:
+        """The `Resident` that lives here now, or None."""
         holder = self.holder
         if holder is None or holder is self.seen:
             return None
-        tensor = holder()
+        tensor: Resident | None = holder()
         return tensor if tensor is not None and tensor.region is self else None
 
 
@@ -102,9 +111,9 @@ class Chunk:
 
 
 class Placement:
-    """What both policies share. `regions` lists every region, `resets` counts resets.
+    """What both placements share. `regions` lists every region, `resets` counts resets.
 
-    `bins` finds the bin of a type that has been placed before, where the policy has bins.
+    `bins` finds the bin of a type that has been placed before, where there are bins.
     `handles` and `storages` are those of regions and chunks that are no more, for the arena to
     give back to its VM.
     """
@@ -214,6 +223,8 @@ class Reuse(Placement):
         return largest
 
     def clear(self) -> None:
+        for bin in self._sizes.values():
+            bin.clear()  # which a thread in `alloc` may have found already
         super().clear()
         self._sizes.clear()
 
@@ -275,67 +286,6 @@ class Reuse(Placement):
         """A new region in the bin of its size, to be handed out after those already there."""
         bin = self._sizes.setdefault(nbytes, [])
         bin.insert(0, self._make(chunk, offset, nbytes, bin))
-
-
-class Bump(Placement):
-    """Regions one after another, `_taken` of them. The last that end are carved anew; what ends
-    before them waits. `_bin` receives all that end, `_dead` is what still waits."""
-
-    def __init__(self, *, grows: bool) -> None:
-        super().__init__(grows=grows)
-        self._taken = 0
-        self._bin: list[Region] = []
-        self._dead: set[Region] = set()
-
-    def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
-        nbytes = rounded(type.nbytes)
-        self._retreat()
-        if self._taken < len(self.regions) and self.regions[self._taken].nbytes == nbytes:
-            region = self.regions[self._taken]  # as it was before a reset, with its views
-        else:
-            self._forget()
-            chunk = self._tail(nbytes)
-            if chunk is None:
-                return None
-            region = self._make(chunk, chunk.carved, nbytes, self._bin)
-            chunk.carved += nbytes
-        self._taken += 1
-        return region
-
-    def release(self, *, idle: bool = False) -> None:
-        self._retreat()
-        self._forget()
-        busy = {region.storage for region in self.regions}  # an empty tensor carves nothing
-        for chunk in [*self.chunks]:
-            if chunk.storage not in busy:
-                self._drop_chunk(chunk)
-
-    def largest_gap(self) -> int:
-        self._retreat()
-        self._forget()
-        return max((chunk.nbytes - chunk.carved for chunk in self.chunks), default=0)
-
-    def clear(self) -> None:
-        super().clear()
-        self._taken = 0
-        self._bin.clear()
-        self._dead.clear()
-
-    def _retreat(self) -> None:
-        """Move back over the regions at the end that nothing lives in."""
-        while (region := pop(self._bin)) is not None:
-            self._dead.add(region)
-        while self._taken and self.regions[self._taken - 1] in self._dead:
-            self._taken -= 1
-            self._dead.remove(self.regions[self._taken])
-
-    def _forget(self) -> None:
-        """Drop the regions ahead, to carve their bytes otherwise."""
-        home = {chunk.storage: chunk for chunk in self.chunks}
-        while len(self.regions) > self._taken:
-            region = self.regions.pop()
-            home[region.storage].carved = region.offset
-            self.handles.extend(region.handles.values())
 
 
 class Chosen(Placement):

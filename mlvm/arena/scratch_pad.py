@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Self
 
 from mlvm.arena.arena import A, Allocation, Arena
@@ -38,7 +37,6 @@ class ScratchPad(Arena):
     ) -> None:
         if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
             raise ArenaError(f"scratch pad {name!r}: it has >= 0 bytes, not {nbytes!r}")
-        self._asked = threading.local()
         super().__init__(vm, name, capacity=nbytes)
         self.nbytes = nbytes
         self.raw = raw
@@ -58,11 +56,11 @@ class ScratchPad(Arena):
             type = TensorType.parse(type)
         if not self.raw:
             self._check(type, offset)
-        self._asked.offset = offset
-        try:
-            tensor = self.alloc(type, kind)
-        finally:
-            del self._asked.offset
+        with self._lock:
+            if self.closed:
+                raise ArenaError(f"scratch pad {self.name!r} is closed")
+            region = self._placement.at(offset, type.nbytes)
+        tensor = self.alloc(type, kind, region)
         tensor.prepare()
         return tensor
 
@@ -76,16 +74,15 @@ class ScratchPad(Arena):
         return Chosen()
 
     def _find(self, type: TensorType) -> Region:
-        offset = getattr(self._asked, "offset", None)
-        if offset is None:
-            raise ArenaError(
-                f"scratch pad {self.name!r} places nothing by itself; ask for "
-                f"tensor({str(type)!r}, offset), or allocate in an arena"
-            )
-        with self._lock:
-            if not self._close.alive:
-                raise ArenaError(f"scratch pad {self.name!r} is closed")
-            return self._placement.at(offset, type.nbytes)
+        raise ArenaError(
+            f"scratch pad {self.name!r} places nothing by itself; ask for "
+            f"tensor({str(type)!r}, offset), or allocate in an arena"
+        )
+
+    def _renew(self, used: list[Region]) -> None:
+        """Tensors at one offset share handles, and nothing protects their bytes from the next."""
+        for region in used:
+            self._free(region)
 
     def _check(self, type: TensorType, offset: Any) -> None:
         if not isinstance(type, TensorType):

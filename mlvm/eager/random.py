@@ -23,7 +23,7 @@ from mlvm.core.types import Array, DType, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integers
-from mlvm.eager.tensor import Scalar, Tensor, alias, apply, apply_into, from_array, one_op
+from mlvm.eager.tensor import Scalar, Tensor, alias, apply, apply_into, from_array, one_op, write
 
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
@@ -102,7 +102,7 @@ def set_state(state: Array) -> None:
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
     held = _global()
-    held.state.arena.vm.write(held.state.handle, state)
+    write(held.state, state)
 
 
 def _words(seed: int, n: int) -> Array:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, scope, stale_of, using
 from mlvm.core.errors import (
     AttributeRefused,
     DTypeError,
@@ -103,7 +103,8 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
     Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
     `ArenaOverflow` when the result does not fit; nothing is allocated or recorded then.
     """
-    if len(operands) == 2:  # spelled out for speed, here and below
+    pair = len(operands) == 2  # spelled out for speed, here and below
+    if pair:
         x, y = operands
         types: tuple[TensorType, ...] = (x.type, y.type)
     else:
@@ -116,15 +117,20 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
-    out.tape = None
-    if len(operands) == 2:
+    if pair:
         handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
+        program = call.into[3]
     else:
         handles = (out.handle, *[x.handle for x in operands])
+        program = call.into[len(handles)]
     try:
-        arena.vm.launch(call.into[len(handles)], handles)
+        arena.vm.launch(program, handles)
     except HandleError as error:
-        raise explain(error, arena.vm, operands) from None
+        raise explain(error, arena.vm, (*operands, out)) from None
+    ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
+    if ended:  # maybe before the launch, and another tensor had its handle
+        raise next(x.stale() for x in operands if x.handle == STALE)
+    out.tape = None  # it is made
     tape = recording.get()
     if tape is not None:
         tape.record(call, operands, types, out)
@@ -157,11 +163,12 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
             f"{out.type} shares its bytes with the tensor it was made from, which would change "
             f"too; update copy(x) instead"
         ).at(call.op.name, types)
-    handles = (out.handle, *[x.handle for x in operands])
+    used = (out, *operands)
     try:
-        out.arena.vm.launch(call.into[len(handles)], handles)
+        with using(used):
+            out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
     except HandleError as error:
-        raise explain(error, out.arena.vm, (out, *operands)) from None
+        raise explain(error, out.arena.vm, used) from None
     return out
 
 
@@ -199,7 +206,8 @@ def launch_for_values(
 ) -> list[Array]:
     """What the program leaves for these operands. Raises `StaleTensor` for one that has ended."""
     try:
-        return vm.launch(program, [x.handle for x in operands])
+        with using(operands):
+            return vm.launch(program, [x.handle for x in operands])
     except HandleError as error:
         raise explain(error, vm, operands) from None
 
@@ -208,16 +216,26 @@ def from_array(array: Array) -> Tensor:
     """A new tensor in the current arena with a copy of the array."""
     arena = current_arena()
     out = arena.alloc(TensorType.of(array), Tensor)
+    write(out, array)
     out.tape = None
-    arena.vm.write(out.handle, array)
     return out
+
+
+def write(x: Tensor, array: Array) -> None:
+    """Copy an array of the tensor's own type over it. Raises `StaleTensor`."""
+    vm = x.arena.vm
+    try:
+        with using((x,)):
+            vm.write(x.handle, array)
+    except HandleError as error:
+        raise explain(error, vm, (x,)) from None
 
 
 def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) -> MlvmError:
     """Say of a handle the VM does not know which operand it is, and why."""
-    for x in operands:
-        if x.handle == STALE:
-            return x.stale()
+    stale = stale_of(operands)
+    if stale is not None:
+        return stale
     for x in operands:
         if not x.arena.vm.is_same(vm):
             return HandleError(
@@ -374,6 +392,9 @@ class Tensor(Allocation):
     def prepare(self) -> None:
         self.tape = None
 
+    def in_making(self) -> bool:
+        return not hasattr(self, "tape")
+
     @property
     def shape(self) -> Shape:
         return self.type.shape
@@ -408,9 +429,12 @@ class Tensor(Allocation):
     def numpy(self) -> Array:
         """A copy as a numpy array. Raises `StaleTensor`."""
         try:
-            return self.arena.vm.read(self.handle)
+            array = self.arena.vm.read(self.handle)
         except HandleError as error:
             raise explain(error, self.arena.vm, (self,)) from None
+        if self.handle == STALE:
+            raise self.stale()
+        return array
 
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""

@@ -16,7 +16,7 @@ import numpy as np
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, ShapeError
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.tensor import Tensor, live_tapes, one_op
+from mlvm.eager.tensor import Tensor, live_tapes, one_op, write
 
 Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""
@@ -223,7 +223,7 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_writable(tensors.values())
     for path, x in tensors.items():
-        x.arena.vm.write(x.handle, copied[path])
+        write(x, copied[path])
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:

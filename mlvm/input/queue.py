@@ -146,7 +146,7 @@ class QueueTensor:
             self._refuse_if_closed()
         assert slot is not None
         try:
-            self.vm.make_writable(slot.handles)
+            self.vm.make_writable(self.arena.handles(slot))
         except BaseException:
             self._free.put(slot)
             raise

@@ -13,6 +13,7 @@ import itertools
 import queue
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Final, Protocol, TypeVar
 
@@ -25,7 +26,6 @@ from mlvm.input.slot_memory import SlotMemory
 
 A = TypeVar("A", bound=Allocation)
 
-_new: Final = object.__new__
 _NOBODY: Final = 0
 
 
@@ -60,33 +60,42 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element. `lent_to` is the thread that got its tensors, 0 if they have ended.
 
-    `host` is the arena in whose `with` block they were got. Its reset ends them.
+    `loan` are the tensors, if they were got inside `with arena:`, and end with its reset.
     """
 
-    __slots__ = ("__weakref__", "_ring", "handles", "host", "index", "lent_to", "parts")
+    __slots__ = ("_ring", "index", "lent_to", "loan", "parts")
 
     def __init__(self, index: int, ring: Ring) -> None:
         self.index = index
-        self.parts: list[tuple[Region, TensorType, TensorHandle]] = []
-        self.handles: list[TensorHandle] = []
-        self.host: Arena | None = None
+        self.parts: list[tuple[Region, TensorType]] = []
+        self.loan: Loan | None = None
         self.lent_to = _NOBODY
         self._ring = ring
 
-    def end(self, why: str) -> None:
-        """End the tensors that live."""
-        for region, _, _ in self.parts:
-            tensor = region.tensor()
-            if tensor is not None:
-                tensor.arena._end(tensor, why)
-
     def come_back(self) -> None:
         """All tensors have ended: the slot is free."""
-        host, self.host = self.host, None
-        if host is not None:
-            host.guests.discard(self)
+        loan, self.loan = self.loan, None
+        if loan is not None:
+            loan.host.guests.discard(loan)
         self.lent_to = _NOBODY
         self._ring.put(self)
+
+
+class Loan:
+    """A slot's tensors, got inside `with host:`. It does not keep them."""
+
+    __slots__ = ("_references", "host")
+
+    def __init__(self, host: Arena, tensors: Sequence[Allocation]) -> None:
+        self.host = host
+        self._references = [weakref.ref(tensor) for tensor in tensors]
+
+    def end(self, why: str) -> None:
+        """End those that still live."""
+        for reference in self._references:
+            tensor = reference()
+            if tensor is not None:
+                tensor.arena._end(tensor, why)
 
 
 class _Bin(list[Region]):
@@ -124,27 +133,20 @@ class SlotArena(Arena):
             free.put(slot)
 
     def lend(self, slot: Slot, kind: type[A]) -> tuple[A, ...]:
-        """The slot's tensors, lent to the calling thread and to the arena in whose block it is."""
+        """The slot's tensors, for the thread that calls, and the arena that it is in."""
+        slot.lent_to = get_ident()
+        tensors = tuple([self.alloc(type, kind, region) for region, type in slot.parts])
+        for tensor in tensors:
+            tensor.prepare()
         host = scope.get()
         if host is not None:
-            slot.host = host
-            host.guests.add(slot)
-        slot.lent_to = get_ident()
-        tensors = []
-        for region, type, handle in slot.parts:
-            self.used = used = self.used + region.nbytes  # at once, as in `Arena.alloc`
-            if used > self.high_water:
-                self.high_water = used
-            tensor = _new(kind)
-            tensor.region = region
-            tensor.arena = self
-            tensor.type = type
-            tensor.base = None
-            tensor.handle = handle
-            region.holder = weakref.ref(tensor)
-            tensor.prepare()
-            tensors.append(tensor)
-        return tuple(tensors)
+            slot.loan = Loan(host, tensors)
+            host.guests.add(slot.loan)
+        return tensors
+
+    def handles(self, slot: Slot) -> list[TensorHandle]:
+        """A handle for each part of a slot in which no tensor lives."""
+        return [region.handles.get(type) or self._view(region, type) for region, type in slot.parts]
 
     def _carve(self, chunk: Chunk, slot: Slot) -> None:
         memory = self._memory
@@ -153,8 +155,8 @@ class SlotArena(Arena):
         for type, offset, end in zip(memory.types, memory.offsets, ends, strict=True):
             at = slot.index * memory.slot_nbytes + offset
             region = self._placement._make(chunk, at, end - offset, bin)
-            slot.parts.append((region, type, self._view(region, type)))
-        slot.handles = [handle for _, _, handle in slot.parts]
+            slot.parts.append((region, type))
+        self.handles(slot)
 
     def _add_chunk(self, nbytes: int) -> None:
         storage = self._local_vm.storage_over(self._memory.data)

@@ -22,7 +22,6 @@ def report(arena: Arena, *, holders: int = 8) -> str:
     rows = [
         ("arena", arena.name),
         ("on", arena.vm.name),
-        ("policy", arena.policy),
         ("used", f"{arena.used:,}"),
         ("high water", f"{arena.high_water:,}"),
         ("capacity", capacity),

@@ -1,4 +1,4 @@
-"""Arenas of both policies against a plain model: what is alive, what it holds, what is counted."""
+"""Arenas against a plain model: what is alive, what it holds, what is counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from mlvm.arena.arena import STALE, Allocation, Arena, Mark, Policy, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
@@ -60,17 +60,13 @@ class Group:
 
 
 class ArenaAgainstModel(RuleBasedStateMachine):
-    @initialize(
-        kind=st.sampled_from(["fixed", "growing", "trimming"]),
-        policy=st.sampled_from(["reuse", "bump"]),
-    )
-    def make(self, kind: str, policy: Policy) -> None:
+    @initialize(kind=st.sampled_from(["fixed", "growing", "trimming"]))
+    def make(self, kind: str) -> None:
         self.vm = VM()
         self.arena = Arena(
             self.vm,
             "batch",
             capacity=CAPACITY if kind == "fixed" else None,
-            policy=policy,
             trims=kind == "trimming",
         )
         self.other = Arena(self.vm, "other", capacity=CAPACITY)
@@ -97,12 +93,10 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.stale += [(tensor, why) for tensor in group.tensors]
 
     def gaps(self) -> list[int]:
-        """How many bytes a fixed arena has free before, between and after its live tensors; of
-        policy bump, only after them."""
+        """How many bytes a fixed arena has free before, between and after its live tensors."""
         spans = sorted((address(tensor)[1], rounded(tensor.type)) for tensor in self.arena.live())
         edges = [(0, 0), *spans, (CAPACITY, 0)]
-        gaps = [start - (at + n) for (at, n), (start, _) in itertools.pairwise(edges)]
-        return gaps[-1:] if self.arena.policy == "bump" else gaps
+        return [start - (at + n) for (at, n), (start, _) in itertools.pairwise(edges)]
 
     def end_all(self, why: str) -> None:
         for group in [*self.groups]:

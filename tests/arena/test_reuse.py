@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.arena.arena import Allocation
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
 from mlvm.eager import nn
 
@@ -80,7 +79,7 @@ def test_two_models_in_turn_share_one_batch_arena() -> None:
 
 def test_weights_survive_a_thousand_resets() -> None:
     vm = ml.VM()
-    weights, batch = ml.Arena(vm, "weights", policy="bump"), ml.Arena(vm, "batch")
+    weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with weights.allocating():
         w = ml.asarray(np.arange(100, dtype=np.float64))
         total = ml.zeros((), dtype=ml.float64)
@@ -186,9 +185,8 @@ ENDINGS: dict[str, Ending] = {
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-@pytest.mark.parametrize("policy", ["reuse", "bump"])
-def test_every_use_of_a_tensor_that_has_ended_raises(how: str, policy: Any) -> None:
-    arena = ml.Arena(ml.VM(), "batch", policy=policy)
+def test_every_use_of_a_tensor_that_has_ended_raises(how: str) -> None:
+    arena = ml.Arena(ml.VM(), "batch")
     MARKS["batch"] = arena.mark()
     with arena.allocating():
         other, x = ml.ones((2, 3)), ml.asarray(np.ones((2, 3), np.float32))
@@ -229,7 +227,7 @@ def test_every_use_of_a_tensor_that_has_ended_raises(how: str, policy: Any) -> N
 
 def test_keep_copies_a_tensor_of_its_kind_into_another_arena() -> None:
     vm = ml.VM()
-    weights, batch = ml.Arena(vm, "weights", policy="bump"), ml.Arena(vm, "batch")
+    weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with batch:
         x = ml.asarray(np.arange(6, dtype=np.int64).reshape(2, 3))
         best, flat = weights.keep(x), weights.keep(ml.reshape(x, (6,)))
@@ -265,11 +263,10 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
     assert weights.used == 0
 
 
-@pytest.mark.parametrize("policy", ["reuse", "bump"])
 @pytest.mark.parametrize("capacity", [None, 4096])
-def test_a_loop_that_rewinds_finds_the_same_addresses(policy: Any, capacity: int | None) -> None:
+def test_a_loop_that_rewinds_finds_the_same_addresses(capacity: int | None) -> None:
     vm = ml.VM()
-    arena = ml.Arena(vm, "batch", policy=policy, capacity=capacity)
+    arena = ml.Arena(vm, "batch", capacity=capacity)
     with arena:
         x = ml.ones(16)
         mark = arena.mark()
@@ -302,34 +299,6 @@ def test_rewind_refuses_marks_that_are_not_its_own() -> None:
         arena.rewind(other.mark())
     with pytest.raises(ArenaError, match="its own marks, not to 3"):
         arena.rewind(3)  # type: ignore[arg-type]
-
-
-def test_a_bump_arena_carves_forward_and_back() -> None:
-    arena = ml.Arena(ml.VM(), "weights", policy="bump", capacity=640)
-
-    def offset(tensor: Allocation) -> int:
-        assert tensor.region is not None
-        return tensor.region.offset
-
-    with arena.allocating():
-        a, b, c = (ml.ones(16) for _ in range(3))
-        assert [offset(x) for x in (a, b, c)] == [0, 64, 128]
-        del b
-        d = ml.ones(16)
-        assert offset(d) == 192  # what b had is not the end
-        del d
-        arena.free(c)
-        e = ml.ones(32)
-        assert offset(e) == 64  # now it is, and more
-        assert arena.used == 64 + 128
-    arena.reset()
-    with arena.allocating():
-        assert offset(ml.ones(160)) == 0
-
-
-def test_a_policy_is_one_of_two() -> None:
-    with pytest.raises(ArenaError, match="a policy is 'reuse' or 'bump', not 'first fit'"):
-        ml.Arena(ml.VM(), "batch", policy="first fit")  # type: ignore[arg-type]
 
 
 def test_holders_tell_bytes_types_and_lines() -> None:

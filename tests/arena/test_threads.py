@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import gc
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mlvm.arena.arena import STALE, Allocation, Arena, Policy, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope, using
 from mlvm.arena.placement import Chunk, Reuse
-from mlvm.core.errors import ArenaOverflow, StaleTensor
+from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
+from tests.interrupting import with_each_line_interrupted
 
 TYPES = [TensorType("u64", (n,)) for n in (1, 8, 9, 16, 40)]
 
@@ -52,11 +54,10 @@ def in_threads(n: int, work: Callable[[int], None]) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("policy", ["reuse", "bump"])
 @pytest.mark.parametrize("capacity", [None, 1 << 14])
-def test_no_two_tensors_share_bytes_and_none_are_lost(policy: Policy, capacity: int | None) -> None:
+def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None) -> None:
     vm = VM()
-    arena = Arena(vm, "shared", policy=policy, capacity=capacity)
+    arena = Arena(vm, "shared", capacity=capacity)
 
     def work(k: int) -> None:
         rng = random.Random(k)
@@ -186,35 +187,6 @@ def test_merging_leaves_alone_what_a_thread_has_just_taken() -> None:
 # --- what comes in between two lines --------------------------------------------------
 
 
-def with_each_line_interrupted(
-    function: Callable[..., Any], make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]
-) -> int:
-    """Call the first of what `make` returns, for n = 1, 2, ..., with the second called before the
-    n-th line of `function`, as another thread might; how many lines there were."""
-
-    n = line = 0
-    before = sys.gettrace()
-
-    def tracer(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal line
-        if frame.f_code is function.__code__ and event == "line":
-            line += 1
-            if line == n:
-                sys.settrace(None)
-                interrupt()
-        return tracer
-
-    while line == n:
-        n, line = n + 1, 0
-        run, interrupt = make()
-        sys.settrace(tracer)
-        try:
-            run()
-        finally:
-            sys.settrace(before)
-    return line
-
-
 def test_whoever_comes_between_two_lines_a_tensor_ends_once() -> None:
     arenas: list[Arena] = []
 
@@ -227,7 +199,7 @@ def test_whoever_comes_between_two_lines_a_tensor_ends_once() -> None:
         tensor = arena.alloc(TYPES[1])
         return lambda: attempt(arena, tensor), lambda: attempt(arena, tensor)
 
-    assert with_each_line_interrupted(Arena._end, make) >= 5
+    assert with_each_line_interrupted(Arena._take, make) >= 5
     for arena in arenas:
         assert arena.used == 0
         first, second = arena.alloc(TYPES[1]), arena.alloc(TYPES[1])
@@ -259,6 +231,69 @@ def test_a_view_made_while_its_base_ends_is_stale_or_refused() -> None:
     assert "refused" in outcomes
 
 
+def test_whoever_closes_between_two_lines_gets_all_memory_back() -> None:
+    large = TensorType("u8", (1 << 17,))
+    for function in (Arena.alloc, Arena._find, Arena._add_chunk, Arena._view):
+        vms: list[VM] = []
+
+        def make(vms: list[VM] = vms) -> tuple[Callable[[], Any], Callable[[], Any]]:
+            vms.append(vm := VM())
+            arena = Arena(vm, "shared")
+            arena.alloc(TYPES[0])
+
+            def run() -> None:
+                with contextlib.suppress(ArenaError):
+                    arena.alloc(large)
+
+            return run, arena.close
+
+        assert with_each_line_interrupted(function, make) >= 2
+        assert [vm.consumed_size_in_mib() for vm in vms[:-1]] == [0] * (len(vms) - 1)
+
+
+# --- handles ------------------------------------------------------------------------------
+
+
+def test_a_handle_that_is_in_use_ends_with_its_tensor() -> None:
+    vm = VM()
+    arena = Arena(vm, "shared")
+    tensor = arena.alloc(TYPES[1])
+    view = arena.view(tensor, TensorType("u8", (64,)))
+    late = tensor.handle, view.handle
+    with using([view]):
+        arena.free(tensor)
+        again = arena.alloc(TYPES[1])
+    assert arena.used == 64
+    assert again.root.region is not None
+    assert again.root.region.offset == 0
+    for handle in late:
+        with pytest.raises(HandleError, match="ended by dealloc_tensor"):
+            vm.read(handle)
+    assert not {again.handle, STALE} & {*late}
+
+
+def test_a_handle_that_nobody_uses_is_the_next_tensors() -> None:
+    arena = Arena(VM(), "shared")
+    tensor = arena.alloc(TYPES[1])
+    handle = tensor.handle
+    with using([tensor]):
+        pass
+    ends: list[Callable[[Allocation, Mark], None]] = [
+        lambda tensor, mark: arena.reset(),
+        lambda tensor, mark: arena.free(tensor),
+        lambda tensor, mark: arena.rewind(mark),
+    ]
+    arena.free(tensor)
+    for end in ends:
+        mark, tensor = arena.mark(), arena.alloc(TYPES[1])
+        assert tensor.handle == handle
+        end(tensor, mark)
+    assert arena.views_created == 1
+
+
+# --- entering and leaving -----------------------------------------------------------------
+
+
 def test_the_last_thread_to_leave_resets() -> None:
     arena = Arena(VM(), "shared")
     inside, leave = threading.Event(), threading.Event()
@@ -282,3 +317,162 @@ def test_the_last_thread_to_leave_resets() -> None:
     thread.join(30)
     assert found[1] != STALE
     assert (found[0].handle, mine.handle, arena.used) == (STALE, STALE, 0)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_threads_that_enter_and_leave_find_what_they_allocate() -> None:
+    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
+
+    def work(k: int) -> None:
+        for _ in range(1500):
+            with arena:
+                tensor = arena.alloc(TYPES[k % 2])
+                with other, arena:
+                    assert scope.get() is arena
+                assert scope.get() is arena
+                assert tensor.handle != STALE
+            assert scope.get() is None
+
+    in_threads(4, work)
+    assert (arena.used, other.used) == (0, 0)
+    with arena:
+        tensor = arena.alloc(TYPES[0])
+    assert tensor.handle == STALE
+
+
+@pytest.mark.parametrize("function", [Arena.__exit__, Arena._end_all])
+def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., Any]) -> None:
+    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
+        arena = Arena(VM(), "shared")
+        left, inside = threading.Event(), threading.Event()
+        kept: list[bool] = []
+
+        def enter() -> None:
+            with arena:
+                tensor = arena.alloc(TYPES[0])
+                inside.set()
+                left.wait(30)
+                kept.append(tensor.handle != STALE)
+
+        thread = threading.Thread(target=enter)
+
+        def interrupt() -> None:
+            thread.start()
+            inside.wait(0.02)  # it may have to wait till the arena is reset
+
+        def leave() -> None:
+            with arena:
+                arena.alloc(TYPES[0])
+            left.set()
+            if thread.ident is not None:
+                thread.join(30)
+                assert kept == [True]
+            assert arena.used == 0
+
+        return leave, interrupt
+
+    assert with_each_line_interrupted(function, make) >= 3
+
+
+@pytest.mark.usefixtures("hasty")
+def test_of_marks_made_by_several_threads_each_is_known_or_passed() -> None:
+    arena = Arena(VM(), "shared")
+    passed: set[str] = set()
+
+    def work(k: int) -> None:
+        for i in range(300):
+            mark, tensor = arena.mark(), arena.alloc(TYPES[k % 2])
+            try:
+                arena.rewind(mark)
+            except ArenaError as error:
+                passed.add(str(error))
+            else:
+                assert tensor.handle == STALE
+            if i % 50 == 0:
+                arena.reset()
+
+    in_threads(4, work)
+    assert passed <= {"arena 'shared' was reset, or rewound past this mark, since"}
+    arena.reset()
+    assert arena.used == 0
+
+
+def within(arena: Arena) -> Iterator[None]:
+    with arena:
+        yield
+
+
+def test_a_generator_that_another_thread_finalizes_leaves_its_arena() -> None:
+    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
+    generator: Any = within(arena)
+    contextvars.Context().run(next, generator)
+    tensor = arena.alloc(TYPES[0])
+    with arena:
+        pass
+    assert tensor.handle != STALE  # the generator is inside
+
+    def finalize() -> None:
+        with other:
+            generator.close()
+            assert scope.get() is other
+
+    thread = threading.Thread(target=finalize)
+    thread.start()
+    thread.join(30)
+    assert (tensor.handle, arena.used, scope.get()) == (STALE, 0, None)
+
+
+def test_a_generator_that_ends_inside_another_block_leaves_that_block_its_scope() -> None:
+    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
+    generator = within(arena)
+    next(generator)
+    with other:
+        assert next(generator, None) is None
+        assert scope.get() is other
+    assert scope.get() is None
+
+
+def test_tasks_have_scopes_of_their_own_and_the_last_to_leave_resets() -> None:
+    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
+    tensors: list[Allocation] = []
+
+    async def task(k: int) -> None:
+        for i in range(5):
+            with arena:
+                tensors.append(tensor := arena.alloc(TYPES[0]))
+                await asyncio.sleep(0)
+                with other if (i + k) % 2 else arena:
+                    await asyncio.sleep(0)
+                    assert scope.get() is (other if (i + k) % 2 else arena)
+                assert scope.get() is arena
+                assert tensor.handle != STALE
+
+    async def tasks() -> None:
+        with other:
+            await asyncio.gather(*[task(k) for k in range(3)])
+            assert scope.get() is other
+
+    asyncio.run(tasks())
+    assert {tensor.handle for tensor in tensors} == {STALE}
+    assert arena.used == other.used == 0
+
+
+def test_a_copied_context_allocates_where_it_was_copied() -> None:
+    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
+    found: list[Arena | None] = []
+
+    def work() -> None:
+        found.append(scope.get())
+        with other:
+            found.append(scope.get())
+        with arena.allocating():
+            found.append(scope.get())
+        found.append(scope.get())
+
+    with arena:
+        tensor = arena.alloc(TYPES[0])
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+        thread.start()
+        thread.join(30)
+        assert tensor.handle != STALE
+    assert found == [arena, other, arena, arena]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import queue
 import weakref
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.arena.arena import Allocation, Arena
+from mlvm.arena.arena import Allocation, Arena, using
 from mlvm.core import errors
 from mlvm.core.errors import (
     ArenaError,
@@ -29,6 +30,7 @@ from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
+from tests.interrupting import with_each_line_interrupted
 
 PAIR = ["f32[2,3]", "i64[2]"]
 
@@ -174,6 +176,44 @@ def test_a_tensor_that_died_in_the_step_is_no_guest_any_more(vm: VM) -> None:
     tensors = q.get()
     step.reset()
     assert values(vm, tensors) == {3}
+
+
+def test_a_reset_spares_the_slots_next_tensors() -> None:
+    def make() -> tuple[Callable[[], None], Callable[[], None]]:
+        vm = VM()
+        q, step = QueueTensor(vm, PAIR, 1), Arena(vm, "step")
+        q.put(pair(1))
+        with step.allocating():
+            held = [q.get()]
+        elsewhere = contextvars.Context()
+
+        def another_gets_the_slot() -> None:
+            held.clear()
+            q.put(pair(2))
+            held.append(elsewhere.run(q.get))
+
+        def reset() -> None:
+            step.reset()
+            if held and q.stats().elements_in == 2:
+                assert values(vm, held[0]) == {2}
+
+        return reset, another_gets_the_slot
+
+    assert with_each_line_interrupted(Arena._end_all, make) >= 10
+
+
+def test_a_slot_in_use_when_it_is_freed_gets_new_handles(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 1)
+    q.put(pair(1))
+    tensors = q.get()
+    late = [x.handle for x in tensors]
+    with using(tensors):
+        q.arena.reset()
+    q.put(pair(2))
+    assert values(vm, q.get()) == {2}
+    for handle in late:
+        with pytest.raises(errors.HandleError, match="ended by dealloc_tensor"):
+            vm.read(handle)
 
 
 def test_a_kind_of_its_own(vm: VM) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena
+from mlvm.arena.arena import STALE, Allocation, Arena, using
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import CaptureError, GradientError, HandleError
 from mlvm.core.program.program import Opcode, Program
@@ -222,7 +222,8 @@ class Captured(Generic[P, R]):
         if any(instruction.opcode is Opcode.push_int for instruction in planned.program.main.code):
             raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
         results = [Result(x.home.role, x.home.index, x.type) for x in _leaves(entry.result)]
-        states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
+        with using(entry.states):
+            states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
         step = SavedStep(planned, entry.inputs, tuple(entry.outputs), tuple(results), states)
         Path(path).write_bytes(step.to_bytes())
 
@@ -287,7 +288,7 @@ class Captured(Generic[P, R]):
             *entry.takes_state,
         ]
         try:
-            with scratch.lock:
+            with scratch.lock, using(used):
                 handles = (*[x.handle for x in used], *scratch.reserve(entry))
                 for program in programs:
                     arena.vm.launch(program, handles)

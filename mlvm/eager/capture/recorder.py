@@ -68,8 +68,8 @@ class Recorder:
         self._values: dict[int, Value] = {}  # what it holds now
         self._outside = {
             id(region.holder): region.holder
-            for region in list(regions(vm).values())
-            if region.holder is not None
+            for reference in regions(vm).valuerefs()  # other threads make regions meanwhile
+            if (region := reference()) is not None and region.holder is not None
         }
 
     # --- what the function sees -------------------------------------------------------
