@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
+from numpy.lib import format as npy
 
 from mlvm import __version__
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
@@ -194,9 +195,7 @@ def read_argument(number: int, text: str) -> Array:
     try:
         if _TENSOR_TEXT.match(text):
             return parse_constant(text)
-        with open(text, "rb") as file:
-            array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        array = _read_npy(Path(text).read_bytes())
         TensorType.of(array)
         return array
     except OSError:
@@ -205,6 +204,23 @@ def read_argument(number: int, text: str) -> Array:
         raise BadInput(f"argument {number}, {text}: {error}") from None
     except Exception as error:  # nothing narrower covers what numpy makes of a broken header
         raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
+
+
+def _read_npy(content: bytes) -> Array:
+    """The array of a .npy file, in memory of its own and this machine's byte order.
+
+    numpy's own reader allocates what the header announces, before it looks whether there is as
+    much. Raises whatever numpy does for what is no such file.
+    """
+    stream = io.BytesIO(content)
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, not numbers")
+    order: Literal["F", "C"] = "F" if is_fortran else "C"
+    array: Array = np.ndarray(shape, dtype, content, stream.tell(), order=order)
+    return array.astype(dtype.newbyteorder("="))
 
 
 def read_argument_or_type(number: int, text: str) -> Array:

@@ -19,12 +19,13 @@ import pytest
 
 import mlvm
 import mlvm.eager as ml
-from mlvm.__main__ import main
+from mlvm.__main__ import BadInput, main, read_argument
 from mlvm.core.op import OPS
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 from mlvm.step.saved import SavedStep
+from tests.mutations import assert_well_refused
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -600,6 +601,22 @@ def test_mutated_steps_never_end_in_a_traceback(step: Any) -> None:
         assert command_line("check mutated.mlvm") in (0, 1)
         assert command_line("run mutated.mlvm --arg x.npy --arg x.npy --max-steps 1000") in (0, 1)
         assert command_line("memory mutated.mlvm") in (0, 1)
+
+
+def test_mutations_of_npy_arguments(folder: Path) -> None:
+    np.save("x.npy", np.ones((2, 2), np.float32))
+    content = Path("x.npy").read_bytes()
+    end = content.index(b"\n")
+
+    def with_header(header: bytes) -> bytes:
+        length = min(len(header), 2**16 - 1).to_bytes(2, "little")
+        return content[:8] + length + header + content[end:]
+
+    def read(damaged: bytes) -> None:
+        Path("x.npy").write_bytes(damaged)
+        read_argument(0, "x.npy")
+
+    assert_well_refused([(content, bytes), (content[10:end], with_header)], read, BadInput)
 
 
 # --- as a process --------------------------------------------------------------------------

@@ -171,10 +171,36 @@ class _Closing(Exception):
 
 
 class _Failure(NamedTuple):
-    """What a process reports of an exception: itself, and its traceback as text."""
+    """What a process reports of an exception: its pickle if it has one, its text, its traceback.
 
-    error: Exception
+    The receiver unpickles it, and only there can tell whether an exception comes out.
+    """
+
+    pickled: bytes | None
+    text: str
     traceback: str
+
+    @staticmethod
+    def of(error: Exception) -> _Failure:
+        try:
+            pickled = pickle.dumps(error)
+        except Exception:  # of somebody's own __reduce__
+            pickled = None
+        [*_, text] = traceback.format_exception_only(error)
+        return _Failure(pickled, text.strip(), "".join(traceback.format_exception(error)))
+
+    def error(self) -> Exception:
+        """The exception with its traceback as a note, or a `PipelineError` that tells of it."""
+        note = f"in a worker process:\n{self.traceback}"
+        if self.pickled is not None:
+            with suppress(BaseException):  # SystemExit, say, which would end the thread unseen
+                error = pickle.loads(self.pickled)
+                if isinstance(error, Exception):
+                    error.add_note(note)
+                    return error
+        told = PipelineError(self.text)
+        told.add_note(note)
+        return told
 
 
 class _WorkerProcess:
@@ -202,8 +228,7 @@ class _WorkerProcess:
         except (EOFError, OSError):
             raise self._death(batch) from None
         if failure is not None:
-            failure.error.add_note(f"in a worker process:\n{failure.traceback}")
-            raise failure.error
+            raise failure.error()
 
     def end(self) -> None:
         """Let the process end by itself, and kill it after a second."""
@@ -268,14 +293,5 @@ def _serve(recipe: Recipe, slots: Mapping[int, SlotMemory], connection: Connecti
             try:
                 recipe.fill(batch, slots[batch.size].slots[index])
             except Exception as error:
-                failure = _Failure(_portable(error), "".join(traceback.format_exception(error)))
+                failure = _Failure.of(error)
             connection.send(failure)
-
-
-def _portable(error: Exception) -> Exception:
-    """The exception, or if it cannot be pickled another one that tells of it."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return PipelineError(f"{type(error).__name__}: {error}")
-    return error

@@ -221,13 +221,19 @@ def encode_error(error: Exception) -> bytes:
 def _encode_error(error: Exception) -> bytes:
     known = next(each for each in type(error).__mro__ if _ERRORS.get(each.__name__) is each)
     args = error.args if known is type(error) else (_text(error),)
-    parts = {name: part for name, part in vars(error).items() if name != "__notes__"}
+    parts = {name: part for name, part in vars(error).items() if _may_be_part(known, name)}
     writer = Writer()
     writer.text(known.__name__)
     writer.sequence(args, _write_part)
     writer.mapping(parts, _write_part)
     writer.sequence(getattr(error, "__notes__", ()), Writer.text)
     return writer.message(Kind.error)
+
+
+def _may_be_part(kind: type[Exception], name: str) -> bool:
+    """Whether an error of that class may have a part of that name: not in place of a method, nor of
+    what Python itself keeps there, such as `__notes__`."""
+    return not name.startswith("__") and not callable(getattr(kind, name, None))
 
 
 def _write_part(writer: Writer, part: Any) -> None:
@@ -251,15 +257,22 @@ def _read_error(reader: Reader) -> Exception:
     name = reader.text()
     if name not in _ERRORS:
         raise reader.error(f"no error {name!r}")
-    args = reader.sequence(Reader.value)
-    try:
-        error = _ERRORS[name](*args)
-    except TypeError as refused:
-        raise reader.error(f"{name} is not made of {args}: {refused}") from None
-    vars(error).update(reader.mapping(Reader.value))
-    for note in reader.sequence(Reader.text):
-        error.add_note(note)
+    args, parts = reader.sequence(Reader.value), reader.mapping(Reader.value)
+    notes = reader.sequence(Reader.text)
     reader.end()
+    kind = _ERRORS[name]
+    for part in parts:
+        if not _may_be_part(kind, part):
+            raise reader.error(f"{name} has no part {part!r}")
+    try:
+        error = kind(*args)
+        vars(error).update(parts)
+        str(error)
+    except Exception as refused:  # each class has arguments and parts of its own
+        given = brief((*args, parts))
+        raise reader.error(f"{name} is not made of {given}: {refused}") from None
+    for note in notes:
+        error.add_note(note)
     return error
 
 

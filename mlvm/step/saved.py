@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Lifetime
-from mlvm.core.errors import EncodingError, ProgramError
+from mlvm.core.errors import EncodingError, ProgramError, brief
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import MAX_NBYTES, Array, TensorType
 from mlvm.step.compile import ROLES, Argument, Planned
 from mlvm.step.flow import Role
 
@@ -60,27 +60,16 @@ class SavedStep(NamedTuple):
         inputs, outputs = (tuple(reader.sequence(Reader.type)) for _ in range(2))
         results = tuple(Result(*each) for each in reader.sequence(_read_tensor))
         states = tuple(reader.sequence(Reader.array))
-        size = reader.value()
+        plan = _read_plan(reader)
         lines = reader.mapping(Reader.text)
-        lifetimes = reader.sequence(_read_lifetime)
+        lifetimes = tuple(reader.sequence(_read_lifetime))
         reader.end()
         try:
-            nbytes, bound, order = size
-            step = SavedStep(
-                Planned(
-                    program,
-                    arguments,
-                    Plan((), int(nbytes), int(bound), str(order)),
-                    {int(pc): line for pc, line in lines.items()},
-                    tuple(lifetimes),
-                ),
-                inputs,
-                outputs,
-                results,
-                states,
-            )
-        except (TypeError, ValueError) as error:
-            raise EncodingError(f"the plan makes no sense: {error}") from None
+            by_pc = {int(pc): line for pc, line in lines.items()}
+        except ValueError:
+            raise EncodingError(f"lines have numbers, not {brief(list(lines))}") from None
+        planned = Planned(program, arguments, plan, by_pc, lifetimes)
+        step = SavedStep(planned, inputs, outputs, results, states)
         step._check()
         return step
 
@@ -99,6 +88,12 @@ class SavedStep(NamedTuple):
                 fits = 0 <= place < len(homes) and homes[place].nbytes == type.nbytes
             if not fits:
                 raise EncodingError(f"there is no {role} {place} for a {type}")
+        for each in self.planned.lifetimes:
+            moments = len(self.planned.program.main.code)  # each is of one instruction or more
+            in_time = 0 <= each.start <= each.end <= moments
+            in_place = 0 <= each.offset <= each.offset + each.nbytes <= self.planned.plan.nbytes
+            if not (in_time and in_place):
+                raise EncodingError(f"{brief(each)} is not within the step")
 
 
 class LoadedStep:
@@ -163,7 +158,17 @@ def _read_tensor(reader: Reader) -> tuple[Role, int, TensorType]:
         case (str() as role, int() as place, TensorType() as type) if role in ROLES:
             return role, place, type
         case other:
-            raise reader.error(f"a role, a number and a type are wanted, not {other!r}")
+            raise reader.error(f"a role, a number and a type are wanted, not {brief(other)}")
+
+
+def _read_plan(reader: Reader) -> Plan:
+    match reader.value():
+        case (int() as nbytes, int() as bound, str() as order) if (
+            0 <= bound <= nbytes <= MAX_NBYTES
+        ):
+            return Plan((), nbytes, bound, order)
+        case other:
+            raise reader.error(f"a plan is bytes, lower bound and order, not {brief(other)}")
 
 
 def _write_lifetime(writer: Writer, each: Lifetime) -> None:
@@ -178,4 +183,4 @@ def _read_lifetime(reader: Reader) -> Lifetime:
         ):  # fmt: skip
             return Lifetime(type, offset, nbytes, start, end, op, line)
         case other:
-            raise reader.error(f"a tensor's lifetime is wanted, not {other!r}")
+            raise reader.error(f"a tensor's lifetime is wanted, not {brief(other)}")

@@ -10,15 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from models.data.augment import Chain, Crop, Flip
-from models.data.dataset import (
-    Bytes,
-    DataSet,
-    LabelledImages,
-    blaming,
-    corrupt,
-    read_bytes,
-    require_labels,
-)
+from models.data.dataset import Bytes, DataError, DataSet, LabelledImages, require_labels
+from models.data.files import reading
 
 HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html (CIFAR-10 binary version)"
 NUM_CLASSES = 10
@@ -38,12 +31,13 @@ def load(folder: Path) -> DataSet:
 
 def _records(file: Path) -> Bytes:
     """A file's images with their labels: u8[N,3073]."""
-    content = read_bytes(file, HOMEPAGE)
-    if content.size % _RECORD:
-        reason = f"its {content.size} bytes are no multiple of {_RECORD}, an image and its label"
-        raise corrupt(file, reason, HOMEPAGE)
-    records = content.reshape(-1, _RECORD)
-    with blaming(file, HOMEPAGE):
+    with reading(file, HOMEPAGE) as source:
+        content = np.frombuffer(source.stream.read(), np.uint8)
+        if content.size % _RECORD:
+            raise DataError(
+                f"its {content.size} bytes are no multiple of {_RECORD}, an image and its label"
+            )
+        records = content.reshape(-1, _RECORD)
         require_labels(records[:, 0], NUM_CLASSES)
     return records
 

@@ -6,10 +6,7 @@ as i64[B] with values 0 .. num_classes - 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -74,6 +71,8 @@ class LabelledImages:
     ) -> None:
         if len(images.shape) != 4 or images.dtype not in (np.uint8, np.float32):
             raise DataError(f"images are u8 or f32 [N,H,W,C], not {images.dtype} {images.shape}")
+        if 0 in images.shape[1:]:
+            raise DataError(f"images have a pixel or more, not the shape {images.shape}")
         if len(labels.shape) != 1 or labels.dtype.kind not in "iu":
             raise DataError(f"labels are integers [N], not {labels.dtype} {labels.shape}")
         self._images = images
@@ -106,16 +105,6 @@ def scaled(images: Bytes, white: int = 255) -> Images:
     return result
 
 
-def read_bytes(file: Path, homepage: str, read: Callable[[Path], bytes] = Path.read_bytes) -> Bytes:
-    """The whole file. Raises `DataError`, which says where to get it, if it cannot be read."""
-    try:
-        return np.frombuffer(read(file), np.uint8)
-    except FileNotFoundError:
-        raise DataError(f"there is no {file}; get it from {homepage}") from None
-    except (OSError, EOFError) as error:
-        raise corrupt(file, f"it cannot be read ({error})", homepage) from None
-
-
 def require_labels(labels: NDArray[Any], num_classes: int) -> None:
     """Raise `DataError` if there is no label, or one that is not 0 .. num_classes - 1."""
     if not labels.size:
@@ -126,17 +115,3 @@ def require_labels(labels: NDArray[Any], num_classes: int) -> None:
         raise DataError(
             f"label {labels[position]} at position {position} is not 0 .. {num_classes - 1}"
         )
-
-
-@contextmanager
-def blaming(file: Path, homepage: str) -> Iterator[None]:
-    """A `DataError` inside is one of that file, and says where to get it anew."""
-    try:
-        yield
-    except DataError as error:
-        raise corrupt(file, str(error), homepage) from None
-
-
-def corrupt(file: Path, reason: str, homepage: str) -> DataError:
-    """The error for a file that is not what it should be."""
-    return DataError(f"{file} is corrupt: {reason}; get it anew from {homepage}")

@@ -7,6 +7,7 @@ than memory can hold.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import numpy as np
 import mlvm.eager as ml
 from models.data.augment import Chain, Crop, Flip
 from models.data.dataset import Bytes, DataError, DataSet, Images, Indices, Labels, scaled
+from models.data.files import parsing
 
 SIZE = (64, 64)
+MOST_PIXELS = 1 << 26  # of an image, before it is scaled
 
 
 class ImageFolder:
@@ -74,15 +77,17 @@ def _pixels(file: Path, size: tuple[int, int]) -> Bytes:
     """The image as u8[*size,3]."""
     height, width = size
     pillow = _pillow()
-    try:
-        with pillow.open(file) as image:
-            rgb = image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:  # all are Pillow's for a broken file
-        raise DataError(f"{file} cannot be read: {error}") from None
-    factor = max(height / rgb.height, width / rgb.width)
-    down, right = (rgb.height - height / factor) / 2, (rgb.width - width / factor) / 2
-    box = (right, down, rgb.width - right, rgb.height - down)
-    return np.asarray(rgb.resize((width, height), pillow.Resampling.BILINEAR, box=box))
+    with parsing(file) as stream, pillow.open(io.BytesIO(stream.read())) as image:
+        if not 0 < image.width * image.height <= MOST_PIXELS:
+            raise DataError(
+                f"{file} cannot be read: {image.width} x {image.height} pixels are not 1 to "
+                f"{MOST_PIXELS}"
+            )
+        rgb = image.convert("RGB")
+        factor = max(height / rgb.height, width / rgb.width)
+        down, right = (rgb.height - height / factor) / 2, (rgb.width - width / factor) / 2
+        box = (right, down, rgb.width - right, rgb.height - down)
+        return np.asarray(rgb.resize((width, height), pillow.Resampling.BILINEAR, box=box))
 
 
 def _pillow() -> Any:

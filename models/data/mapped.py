@@ -7,9 +7,12 @@ mapped as well if it is stored as it is, as `np.savez` does and `np.savez_compre
 from __future__ import annotations
 
 import io
+import math
+import os
+import stat
 import struct
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,9 +20,11 @@ from numpy.lib import format
 from numpy.typing import NDArray
 
 from models.data.dataset import DataError, Indices
+from models.data.files import parsing
 
 Order: TypeAlias = Literal["C", "F"]  # row-major, column-major
 
+_MOST_HEADER = 1 << 16  # bytes of a `.npy` file's header; numpy writes a few hundred
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, lengths of name and extra
 
 
@@ -36,7 +41,7 @@ class MappedArray:
         self._given = (file, dtype, shape, offset, order)
         try:
             self._array = np.memmap(file, dtype, "r", offset, shape, order)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             raise DataError(f"{file} cannot be mapped: {error}") from None
 
     @property
@@ -59,31 +64,29 @@ class MappedArray:
 
 def open_npy(file: Path) -> MappedArray:
     """The array of a `.npy` file. Raises `DataError` for a file that is missing or corrupt."""
-    try:
-        with file.open("rb") as stream:
-            return _described(file, stream, 0)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+    with parsing(file) as stream:
+        return _described(file, stream, 0, os.fstat(stream.fileno()).st_size)
 
 
 def open_npz(file: Path) -> dict[str, MappedArray]:
     """The arrays of an `.npz` file by name.
 
-    Raises `DataError` for a file that is missing or corrupt, and for compressed members.
+    Raises `DataError` for a file that is missing or corrupt, and for members that are compressed,
+    encrypted, or no files in the archive's folder.
     """
-    try:
-        with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            return {
-                member.filename.removesuffix(".npy"): _member(file, stream, member)
-                for member in archive.infolist()
-            }
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
-    except zipfile.BadZipFile as error:
-        raise DataError(f"{file} is corrupt: {error}") from None
+    with parsing(file) as stream, zipfile.ZipFile(stream) as archive:
+        return {
+            member.filename.removesuffix(".npy"): _member(file, stream, member)
+            for member in archive.infolist()
+        }
 
 
 def _member(file: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> MappedArray:
+    name = PurePosixPath(member.filename)
+    if name.is_absolute() or ".." in name.parts or stat.S_ISLNK(member.external_attr >> 16):
+        raise DataError(f"{file}: {member.filename} leads out of the archive")
+    if member.flag_bits & 1:
+        raise DataError(f"{file}: {member.filename} is encrypted")
     if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
             f"{file}: {member.filename} is compressed, so no part of it can be read alone; "
@@ -93,23 +96,23 @@ def _member(file: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> MappedArr
     header = stream.read(_LOCAL_HEADER.size)
     if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\3\4":
         raise DataError(f"{file} is corrupt: {member.filename} is not where the archive says")
-    _, name, extra = _LOCAL_HEADER.unpack(header)
-    start = member.header_offset + _LOCAL_HEADER.size + name + extra
+    _, name_length, extra = _LOCAL_HEADER.unpack(header)
+    start = member.header_offset + _LOCAL_HEADER.size + name_length + extra
+    return _described(file, stream, start, member.file_size)
+
+
+def _described(file: Path, stream: IO[bytes], start: int, size: int) -> MappedArray:
+    """The array in the `.npy` file that has `size` bytes from byte `start` of the stream on."""
     stream.seek(start)
-    head = io.BytesIO(stream.read(min(member.file_size, 1 << 16)))
-    return _described(file, head, start)
-
-
-def _described(file: Path, stream: IO[bytes], start: int) -> MappedArray:
-    """The array that the stream describes, which stands at byte `start` of the file."""
-    try:
-        version = format.read_magic(stream)
-        read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-    except ValueError as error:
-        raise DataError(f"{file} is corrupt: {error}") from None
+    head = io.BytesIO(stream.read(min(size, _MOST_HEADER)))
+    version = format.read_magic(head)
+    read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
+    shape, fortran, dtype = read(head)
     if dtype.hasobject:
         raise DataError(f"{file} holds Python objects, not numbers")
     if not shape:
         raise DataError(f"{file} holds a single number, not an array of samples")
-    return MappedArray(file, dtype, shape, start + stream.tell(), "F" if fortran else "C")
+    if min(shape) < 0 or dtype.itemsize * math.prod(shape) > size - head.tell():
+        room = size - head.tell()
+        raise DataError(f"{file} cannot be mapped: {room} bytes are no {dtype} {shape}")
+    return MappedArray(file, dtype, shape, start + head.tell(), "F" if fortran else "C")

@@ -7,21 +7,14 @@ byte counts the dimensions, the dimensions as big-endian u32, and the elements a
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from pathlib import Path
 
+import numpy as np
+
 from models.data.augment import Distort
-from models.data.dataset import (
-    Bytes,
-    DataError,
-    DataSet,
-    LabelledImages,
-    blaming,
-    corrupt,
-    read_bytes,
-)
+from models.data.dataset import Bytes, DataError, DataSet, LabelledImages
+from models.data.files import Source, reading
 
 HOMEPAGE = "http://yann.lecun.com/exdb/mnist/"
 NUM_CLASSES = 10
@@ -40,11 +33,10 @@ def load(folder: Path) -> DataSet:
 
 
 def _load_part(folder: Path, part: str) -> LabelledImages:
-    images = _read_idx(_find(folder, f"{part}-images-idx3-ubyte"), ndim=3)
-    labels_file = _find(folder, f"{part}-labels-idx1-ubyte")
-    labels = _read_idx(labels_file, ndim=1)
-    with blaming(labels_file, HOMEPAGE):
-        return LabelledImages(images[..., None], labels, NUM_CLASSES)
+    with reading(_find(folder, f"{part}-images-idx3-ubyte"), HOMEPAGE) as source:
+        images = _idx(source, ndim=3)
+    with reading(_find(folder, f"{part}-labels-idx1-ubyte"), HOMEPAGE) as source:
+        return LabelledImages(images[..., None], _idx(source, ndim=1), NUM_CLASSES)
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -53,23 +45,18 @@ def _find(folder: Path, name: str) -> Path:
     return compressed if compressed.exists() and not plain.exists() else plain
 
 
-def _read_idx(file: Path, ndim: int) -> Bytes:
-    """The array in an IDX file of u8 with that many dimensions."""
-    content = read_bytes(file, HOMEPAGE, _decompressed if file.suffix == ".gz" else Path.read_bytes)
-    magic, header = bytes([0, 0, 8, ndim]), 4 + 4 * ndim
-    if content[:4].tobytes() != magic or content.size < header:
-        reason = f"it starts with {content[:4].tobytes().hex()}, not with {magic.hex()}"
-        raise corrupt(file, reason, HOMEPAGE)
-    shape = tuple(map(int, content[4:header].view(">u4")))
-    if content.size - header != math.prod(shape):
-        reason = f"{content.size - header} bytes follow its header, not {math.prod(shape)}"
-        raise corrupt(file, reason, HOMEPAGE)
-    return content[header:].reshape(shape)
-
-
-def _decompressed(file: Path) -> bytes:
-    try:
-        with gzip.open(file) as stream:
-            return stream.read()
-    except zlib.error as error:
-        raise OSError(error) from None
+def _idx(source: Source, ndim: int) -> Bytes:
+    """The array in an IDX file of u8 with that many dimensions. Raises `DataError`."""
+    magic, size = bytes([0, 0, 8, ndim]), 4 + 4 * ndim
+    header = source.stream.read(size)
+    if header[:4] != magic or len(header) < size:
+        raise DataError(f"it starts with {header[:4].hex()}, not with {magic.hex()}")
+    shape = [int.from_bytes(header[at : at + 4], "big") for at in range(4, size, 4)]
+    count = math.prod(shape)
+    if count > source.most:
+        raise DataError(f"its header announces {count} bytes, and it may hold {source.most}")
+    content = source.stream.read(count + 1)  # to the end, where damage is noticed
+    if len(content) != count:
+        least = "at least " if len(content) > count else ""
+        raise DataError(f"{least}{len(content)} bytes follow its header, not {count}")
+    return np.frombuffer(content, np.uint8).reshape(shape)

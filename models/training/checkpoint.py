@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import zlib
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
+from models.data.files import opened
 
 _NAMES: Final = {
     "BOOL": "?",
@@ -29,6 +29,7 @@ _NAMES: Final = {
     "F64": "<f8",
 }
 _DTYPES: Final = {np.dtype(code): name for name, code in _NAMES.items()}
+_MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
 _ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
 _CHECKSUM: Final = "crc32"
 _METADATA: Final = "__metadata__"
@@ -88,7 +89,8 @@ def _replace(file: Path, parts: list[bytes]) -> None:
 
 def load(file: Path) -> Checkpoint:
     """What the file holds. Raises `OSError`, and `CheckpointError` for a file that is damaged."""
-    content = file.read_bytes()
+    with opened(file) as stream:
+        content = stream.read()
     try:
         return _parsed(content)
     except CheckpointError as error:
@@ -99,6 +101,8 @@ def _parsed(content: bytes) -> Checkpoint:
     start = 8 + int.from_bytes(content[:8], "little")
     if len(content) < 8 or start > len(content):
         raise CheckpointError(f"its {len(content)} bytes end within the header")
+    if start > _MOST_HEADER:
+        raise CheckpointError(f"its header has more than {_MOST_HEADER} bytes")
     try:
         header = json.loads(content[8:start])
     except (ValueError, RecursionError):
@@ -141,6 +145,10 @@ def _place(name: str, entry: Any) -> _Place:
         raise CheckpointError(f"{name} has no dtype, shape and place") from None
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise CheckpointError(f"{name} has a shape or place that are no numbers")
-    if stop - start != dtype.itemsize * math.prod(shape):
+    try:
+        nbytes = ml.TensorType(dtype.newbyteorder("="), shape).nbytes
+    except ml.errors.ShapeError as error:
+        raise CheckpointError(f"{name}: {error}") from None
+    if stop - start != nbytes:
         raise CheckpointError(f"{name} has {stop - start} bytes for its shape {shape}")
     return _Place(dtype, shape, start, stop)

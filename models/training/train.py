@@ -25,7 +25,7 @@ from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
 from models.training.plot import loss_curve
 from models.training.progress import Progress
-from models.training.trainer import MODELS, Trainer
+from models.training.trainer import MODELS, Replica, Trainer
 
 LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
@@ -62,7 +62,8 @@ class ArenaReport(TypedDict):
 
 class Result(TypedDict):
     """What a training run gave: `train_loss` has the mean loss of each epoch, `input_wait_share`
-    is how much of the time of all steps went into waiting for their batches."""
+    is how much of the time of all steps went into waiting for their batches. Where nothing was left
+    to do for the checkpoint resumed, `step_ms_median` is None."""
 
     model: str
     data: str
@@ -70,7 +71,7 @@ class Result(TypedDict):
     seed: int
     test_accuracy: float
     train_loss: list[float]
-    step_ms_median: float
+    step_ms_median: float | None
     input_wait_share: float
     arenas: list[ArenaReport]
     growth_after_first_epoch_bytes: int
@@ -118,17 +119,15 @@ def train(
     accuracy = held_then = None
     with (
         Trainer(
-            model,
-            dataset,
-            steps=epochs * steps,
-            learning_rate=learning_rate,
-            seed=seed,
-            vms=vms,
+            lambda vm: Replica(
+                vm, model, dataset, steps=epochs * steps, learning_rate=learning_rate, seed=seed
+            ),
+            vms,
         ) as trainer,
         ml.Pipeline(
             dataset.train,
             batch_size,
-            vm=trainer.vm,
+            vm=trainer.first.vm,
             shuffle=True,
             seed=seed,
             epochs=epochs,
@@ -138,7 +137,7 @@ def train(
         ) as pipeline,
     ):
         if resume is not None:
-            losses += _resumed(resume, options, trainer, pipeline)
+            losses += _resumed(resume, options, steps, trainer, pipeline)
         progress.begin(epochs, epochs * steps, len(losses))
         try:
             for images, labels in pipeline:
@@ -155,7 +154,7 @@ def train(
                 if save is not None and is_due:
                     _save(save, options, trainer, pipeline, losses)
                 if len(losses) % steps == 0:
-                    accuracy = trainer.accuracy(dataset, batch_size)
+                    accuracy = trainer.first.accuracy(dataset.test, batch_size)
                     loss = statistics.fmean(losses[-steps:])
                     progress.epoch(len(losses) // steps, loss, accuracy)
                     held_then = held_then or trainer.consumed()
@@ -164,7 +163,7 @@ def train(
         waited = pipeline.stats().consumer_waited
         held_last = trainer.consumed()
         if accuracy is None:
-            accuracy = trainer.accuracy(dataset, batch_size)
+            accuracy = trainer.first.accuracy(dataset.test, batch_size)
     train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
     improve = trainer.first.improve
     if plot is not None:
@@ -180,7 +179,7 @@ def train(
         seed=seed,
         test_accuracy=accuracy,
         train_loss=train_loss,
-        step_ms_median=1000 * statistics.median(seconds or [0.0]),
+        step_ms_median=1000 * statistics.median(seconds) if seconds else None,
         input_wait_share=waited / (sum(seconds) + waited) if seconds else 0.0,
         arenas=[
             *[
@@ -203,8 +202,10 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
         raise OptionError(f"learning_rate must be positive, not {learning_rate}")
     if not 0 <= seed < 2**64:
         raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
-    if vms < 1 or batch_size % vms:
-        raise OptionError(f"batch_size {batch_size} is to be shared by vms >= 1, not {vms}")
+    if vms < 1:
+        raise OptionError(f"vms must be >= 1, not {vms}")
+    if batch_size % vms:
+        raise OptionError(f"batch_size {batch_size} is not divisible by {vms} vms")
     if workers < 0:
         raise OptionError(f"workers must be >= 0, not {workers}")
     if save_every is not None and save_every < 1:
@@ -223,11 +224,14 @@ def _save(
 ) -> None:
     """Write all that the rest of the training depends on, and what its result will tell."""
     metadata = {"training": json.dumps(options._asdict()), "pipeline": json.dumps(pipeline.state())}
-    checkpoint.save(file, {**trainer.state(), LOSSES: np.array(losses)}, metadata)
+    checkpoint.save(file, {**trainer.first.state(), LOSSES: np.array(losses)}, metadata)
 
 
-def _resumed(file: Path, options: Options, trainer: Trainer, pipeline: ml.Pipeline) -> list[float]:
+def _resumed(
+    file: Path, options: Options, steps: int, trainer: Trainer, pipeline: ml.Pipeline
+) -> list[float]:
     """Put trainer and pipeline where they were when the file was written; the losses till then.
+    An epoch has so many steps.
 
     Raises `CheckpointError` for a file that is not of such a training.
     """
@@ -235,8 +239,8 @@ def _resumed(file: Path, options: Options, trainer: Trainer, pipeline: ml.Pipeli
     try:
         then = dict(json.loads(metadata["training"]))
         position = json.loads(metadata["pipeline"])
-        losses = [float(loss) for loss in tensors.pop(LOSSES)]
-    except (KeyError, ValueError, TypeError):
+        losses = tensors.pop(LOSSES)
+    except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{file} was not written by a training") from None
     now = options._asdict()
     differing = [name for name in now if then.get(name) != now[name]]
@@ -245,10 +249,13 @@ def _resumed(file: Path, options: Options, trainer: Trainer, pipeline: ml.Pipeli
         raise CheckpointError(f"{file} is of a training with {was}, not {wanted}")
     try:
         pipeline.restore(position)
+        done = position["epoch"] * steps + position["next_index"] / options.batch_size
+        if losses.dtype != np.float64 or losses.shape != (done,) or not np.isfinite(losses).all():
+            raise CheckpointError(f"{LOSSES} are not those of {done:g} steps")
         trainer.load_state(tensors)
-    except (ml.errors.DTypeError, ml.errors.ShapeError, ml.errors.PipelineError) as error:
+    except (CheckpointError, ml.errors.PipelineError) as error:
         raise CheckpointError(f"{file} is of another training: {error}") from None
-    return losses
+    return list(losses.tolist())
 
 
 # --- the command ---------------------------------------------------------------------
@@ -323,9 +330,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
+    pace = result["step_ms_median"]
     print(
         f"{result['model']} on {result['data']}: test accuracy "
         f"{100 * result['test_accuracy']:.2f} % after {result['epochs']} epochs; "
-        f"{result['step_ms_median']:.1f} ms a step"
+        + (f"{pace:.1f} ms a step" if pace is not None else "nothing was left to do")
     )
     return 0

@@ -12,8 +12,10 @@ from mlvm.eager import Tensor, nn
 from models.convnet import ConvNet
 from models.data import DataSet
 from models.data.batches import evaluation_batches
+from models.data.dataset import Examples
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
+from models.training.checkpoint import CheckpointError
 
 Array: TypeAlias = NDArray[Any]
 
@@ -69,10 +71,13 @@ class Replica:
         with self.batch:
             return float(self.improve(images, labels))
 
-    def correct(self, images: Array, labels: Array) -> int:
-        """How many of the images the model labels right."""
-        with self.batch:
-            return int((self.guess(images).numpy() == labels).sum())
+    def accuracy(self, examples: Examples, batch_size: int) -> float:
+        """The share of the images that the model labels right."""
+        correct = 0
+        for images, labels in evaluation_batches(examples, batch_size):
+            with self.batch:
+                correct += int((self.guess(images).numpy() == labels).sum())
+        return correct / len(examples)
 
     def state(self) -> dict[str, Array]:
         """All that later steps depend on, by name: parameters, optimizer, random keys."""
@@ -86,16 +91,16 @@ class Replica:
     def load_state(self, arrays: Mapping[str, Array]) -> None:
         """Go on from what `state` returned, of a replica of the same model.
 
-        Raises `DTypeError` or `ShapeError` for arrays of another, and changes nothing then.
+        Raises `CheckpointError` for arrays of another, and changes nothing then.
         """
         own = self.state()
         if arrays.keys() != own.keys():
             names = ", ".join(sorted(arrays.keys() ^ own.keys()))
-            raise ml.errors.DTypeError(f"missing or unknown: {names}")
+            raise CheckpointError(f"missing or unknown: {names}")
         for name, array in own.items():
             given = arrays[name]
             if (given.dtype, given.shape) != (array.dtype, array.shape):
-                raise ml.errors.ShapeError(
+                raise CheckpointError(
                     f"{name} is {array.dtype} {array.shape}, not {given.dtype} {given.shape}"
                 )
         self.model.load_parameters(_below("model/", arrays))
@@ -105,31 +110,20 @@ class Replica:
 
 
 class Trainer:
-    """A model in training, on one VM, or on `vms` of them that share each batch: replicas with the
-    same parameters, of which the first speaks for all."""
+    """A model in training: a replica that `make` builds, or one on each of `vms` machines, which
+    share every batch. Replicas have the same parameters; the first speaks for all."""
 
-    def __init__(
-        self,
-        model: str,
-        dataset: DataSet,
-        *,
-        steps: int,
-        learning_rate: float,
-        seed: int,
-        vms: int = 1,
-    ) -> None:
-        self.group = (
-            ml.parallel.Group([ml.VM(f"train{rank}") for rank in range(vms)]) if vms > 1 else None
-        )
-
-        def replica(vm: ml.VM) -> Replica:
-            return Replica(vm, model, dataset, steps=steps, learning_rate=learning_rate, seed=seed)
-
-        if self.group is None:
-            self.replicas = [replica(ml.VM("train"))]
+    def __init__(self, make: Callable[[ml.VM], Replica], vms: int = 1) -> None:
+        self.group: ml.parallel.Group | None = None
+        if vms == 1:
+            self.replicas = [make(ml.VM("train"))]
+            self._step = self.first.step
         else:
-            self.replicas = self.group.run(lambda rank, vm: replica(vm))
-        self.first = self.replicas[0]
+            self.group = ml.parallel.Group([ml.VM(f"train{rank}") for rank in range(vms)])
+            self.replicas = self.group.run(lambda rank, vm: make(vm))
+            self._step = ml.parallel.data_parallel(
+                lambda vm: self.replicas[ml.parallel.rank()].step, self.group
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -139,39 +133,19 @@ class Trainer:
             self.group.close()
 
     @property
-    def vm(self) -> ml.VM:
-        """The VM of the first replica."""
-        return self.first.vm
+    def first(self) -> Replica:
+        return self.replicas[0]
 
     def step(self, images: Tensor, labels: Tensor) -> float:
         """Improve the model by one batch; its loss before is returned."""
-        if self.group is None:
-            return self.first.step(images, labels)
-        part = len(labels) // len(self.replicas)
-        batch = images.numpy(), labels.numpy()
-
-        def share(rank: int, vm: ml.VM) -> float:
-            rows = slice(rank * part, (rank + 1) * part)
-            return self.replicas[rank].step(*[array[rows] for array in batch])
-
-        return self.group.run(share)[0]
-
-    def accuracy(self, dataset: DataSet, batch_size: int) -> float:
-        """The share of the test images that the model labels right."""
-        batches = evaluation_batches(dataset.test, batch_size)
-        correct = [self.first.correct(images, labels) for images, labels in batches]
-        return sum(correct) / len(dataset.test)
+        return self._step(images, labels)
 
     def consumed(self) -> int:
         """The bytes that the VMs hold."""
         return round(sum(each.vm.consumed_size_in_mib() for each in self.replicas) * 2**20)
 
-    def state(self) -> dict[str, Array]:
-        """All that later steps depend on, by name."""
-        return self.first.state()
-
     def load_state(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from what `state` returned. Raises what `Replica.load_state` raises."""
+        """Go on from what a replica's `state` returned. Raises what `Replica.load_state` does."""
         for replica in self.replicas:
             replica.load_state(arrays)
 

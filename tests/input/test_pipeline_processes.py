@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ pytestmark = [
 # What the workers unpickle lies in a module that they can import: a file of this name.
 MODULE = """
 import os
+import sys
 import time
 
 from tests.input.datasets import Numbers
@@ -50,6 +52,50 @@ from tests.input.datasets import Numbers
 class Odd(Exception):
     def __init__(self, first, second):
         super().__init__(f"{first} and {second}")
+
+
+class Gone(Exception):
+    # It becomes no exception when it is unpickled.
+
+    def __reduce__(self):
+        return dict, ()
+
+
+class Final(Exception):
+    # It ends whoever unpickles it.
+
+    def __reduce__(self):
+        return sys.exit, ()
+
+
+class Sealed(Exception):
+    # It takes no notes once it is unpickled.
+
+    def __reduce__(self):
+        return Sealed, self.args, {"__notes__": 1}
+
+
+class Silent(Exception):
+    # It has no text, and no pickle.
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    def __reduce__(self):
+        raise RuntimeError("no pickle")
+
+
+class Local(Exception):
+    # It can be unpickled where it was raised alone.
+
+    def __reduce__(self):
+        return _local, (os.getpid(),)
+
+
+def _local(pid):
+    if os.getpid() != pid:
+        raise AttributeError("not here")
+    return Local("local")
 
 
 def noisy(arrays, random):
@@ -63,9 +109,9 @@ def failing(arrays, random):
     return arrays
 
 
-def failing_oddly(arrays, random):
+def raising(name, arguments, arrays, random):
     if 17 in arrays[1]:
-        raise Odd(1, 2)
+        raise globals()[name](*arguments)
     return arrays
 
 
@@ -156,13 +202,26 @@ def test_an_exception_comes_with_its_traceback_and_sample(worker_code: Any) -> N
     assert "worker_code.py" in remote
 
 
-def test_an_exception_that_cannot_travel_is_told_in_another(worker_code: Any) -> None:
-    with (
-        pipeline(worker_code.Numbers(), transform=worker_code.failing_oddly) as batches,
-        pytest.raises(PipelineError, match="Odd: 1 and 2") as caught,
-    ):
-        contents(batches)
-    assert "in failing_oddly" in caught.value.__notes__[-1]
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("Odd", (1, 2), "1 and 2"),
+        ("Gone", ("why",), "why"),
+        ("Final", ("why",), "why"),
+        ("Sealed", ("why",), "why"),
+        ("Silent", (), "<exception str"),
+        ("Local", ("why",), "why"),
+    ],
+)
+def test_an_exception_that_cannot_travel_is_told_in_another(
+    worker_code: Any, name: str, arguments: tuple[Any, ...], text: str
+) -> None:
+    transform = partial(worker_code.raising, name, arguments)
+    with pipeline(worker_code.Numbers(), 1, transform=transform) as batches:
+        assert len(contents(batches, 4)) == 4
+        with pytest.raises(PipelineError, match=f"{name}: {text}") as caught:
+            batches.get(timeout=20)
+    assert "in raising" in caught.value.__notes__[-1]
 
 
 def test_what_cannot_be_pickled_is_an_error_at_get(worker_code: Any) -> None:

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from mlvm.machines.wire import (
     encode_error,
 )
 from tests.core.programs import ADD_INTO, f32s, put, straight
+from tests.mutations import assert_well_refused, framed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = TensorType(f32, (2,))
@@ -535,6 +537,80 @@ def test_a_limit_is_an_integer_or_none(limit: Any) -> None:
 def test_the_client_refuses_what_is_no_answer(name: str, message: bytes, text: str) -> None:
     with pytest.raises(EncodingError, match=text):
         decode_answer(name, message)
+
+
+def error_message(
+    name: str, args: Sequence[Any] = (), parts: Mapping[str, Any] | None = None
+) -> bytes:
+    writer = Writer()
+    writer.text(name)
+    writer.sequence(args, Writer.value)
+    writer.mapping(parts or {}, Writer.value)
+    writer.sequence(["a note"], Writer.text)
+    return writer.message(Kind.error)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (
+            error_message("ShapeError", ["x"], {"__notes__": 1}),
+            "ShapeError has no part '__notes__'",
+        ),
+        (error_message("ShapeError", ["x"], {"at": 1}), "ShapeError has no part 'at'"),
+        (error_message("ValueError", [], {"add_note": None}), "ValueError has no part 'add_note'"),
+        (
+            error_message("ShapeError", ["x"], {"op": "add", "operands": 3}),
+            "is not made of .*'add'",
+        ),
+        (error_message("ShapeError", [5]), r"ShapeError is not made of \(5, {}\)"),
+        (error_message("ShapeError", [5, 6]), r"ShapeError is not made of \(5, 6, {}\)"),
+        (error_message("OSError", [11, "x", 2**100]), "OSError is not made of"),
+    ],
+)
+def test_an_error_that_cannot_be_is_refused(message: bytes, text: str) -> None:
+    with pytest.raises(EncodingError, match=text):
+        decode_answer("name", message)
+
+
+def test_mutations_of_errors() -> None:
+    error = ShapeError("they do not fit").at("add", [PAIR])
+    error.add_note("here")
+    data = encode_error(error)
+    parts = [(data, bytes), (data[16:], framed(Kind.error))]
+    assert_well_refused(parts, partial(decode_answer, "name"), MlvmError)
+
+
+@pytest.mark.parametrize("name", ["launch", "estimate", "read", "name"])
+def test_mutations_of_answers(name: str) -> None:
+    results = {"launch": [f32s(1), np.array(True)], "estimate": (3, 4), "read": f32s(1, 2)}
+    data = encode_answer(name, results.get(name, "vm"))
+    parts = [(data, bytes), (data[16:], framed(Kind.answer))]
+    assert_well_refused(parts, partial(decode_answer, name), EncodingError)
+
+
+def test_mutations_of_calls() -> None:
+    vm = VM()
+    server = WireServer(vm)
+    x = put(vm, f32s(1, 2))
+    storage = vm.alloc_storage(64)
+    server.answer(encode_call("load_program", [1, LOAD]))
+    calls: dict[str, list[Any]] = {
+        "write": [x, f32s(3, 4)],
+        "load_program": [2, ADD_INTO],
+        "launch": [1, [x], 10],
+        "estimate": [1, [PAIR]],
+        "swap": [x, x],
+        "tensor_from_storage": [storage, PAIR, 8],
+    }
+    parts = [(encode_call(*call)[16:], framed(Kind.call)) for call in calls.items()]
+    before = vm.consumed_size_in_mib()
+
+    def answered(data: bytes) -> None:
+        decode_answer("drop_program", server.answer(data))
+
+    assert_well_refused(parts, answered, MlvmError)
+    assert vm.consumed_size_in_mib() == before
 
 
 changes = st.lists(st.tuples(st.integers(16, 10**6), st.integers(0, 255)), min_size=1, max_size=4)

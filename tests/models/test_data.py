@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import mlvm.eager as ml
 from models.data import DataError, DataSet, load
 from models.data.batches import NO_LABEL, evaluation_batches
 from models.data.dataset import Examples, Images, LabelledImages, Labels
+from tests.mutations import assert_well_refused
 
 
 def everything(examples: Examples) -> tuple[Images, Labels]:
@@ -113,7 +116,7 @@ def test_mnist_with_a_damaged_compressed_file(mnist: Path, damage: str) -> None:
     damaged = {
         "truncated": content[: len(content) // 2],
         "no gzip": b"hello",
-        "flipped": content[:20] + bytes([content[20] ^ 0xFF]) + content[21:],
+        "flipped": content[:-6] + bytes([content[-6] ^ 0xFF]) + content[-5:],
     }
     (mnist / f"{IMAGES}.gz").write_bytes(damaged[damage])
     with pytest.raises(DataError, match=r"idx3-ubyte.gz is corrupt: it cannot be read"):
@@ -132,6 +135,50 @@ def test_a_folder_in_place_of_a_file(mnist: Path) -> None:
     (mnist / LABELS).mkdir()
     with pytest.raises(DataError, match="cannot be read"):
         load(f"mnist:{mnist}")
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [
+        (3, "at least 4 bytes follow its header, not 3"),
+        (1 << 20, "at least 1048577 bytes follow its header, not 1048576"),
+        (2**32 - 1, "its header announces 4294967295 bytes, and it may hold [0-9]+;"),
+    ],
+)
+def test_no_more_is_unpacked_than_the_header_announces(
+    mnist: Path, count: int, reason: str
+) -> None:
+    nbytes = 1 << 24
+    (mnist / LABELS).unlink()
+    bomb = bytes([0, 0, 8, 1]) + count.to_bytes(4, "big") + bytes(nbytes)
+    (mnist / f"{LABELS}.gz").write_bytes(gzip.compress(bomb))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=reason):
+            load(f"mnist:{mnist}")
+        assert tracemalloc.get_traced_memory()[1] < nbytes / 4
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_is_not_waited_for(mnist: Path) -> None:
+    (mnist / LABELS).unlink()
+    os.mkfifo(mnist / LABELS)
+    with pytest.raises(DataError, match=r"cannot be read .* it is no regular file"):
+        load(f"mnist:{mnist}")
+
+
+@pytest.mark.parametrize("name", [IMAGES, LABELS])
+def test_mutations_of_mnist(mnist: Path, name: str) -> None:
+    content = (mnist / name).read_bytes()
+    (mnist / name).unlink()
+    packed = gzip.compress(content)
+
+    def read(damaged: bytes) -> None:
+        (mnist / f"{name}.gz").write_bytes(damaged)
+        everything(load(f"mnist:{mnist}").train)
+
+    assert_well_refused([(packed, bytes), (content, gzip.compress)], read, DataError)
 
 
 # --- CIFAR-10 ------------------------------------------------------------------------
@@ -162,6 +209,17 @@ def test_cifar10_corrupt(cifar10: Path, content: bytes, reason: str) -> None:
     (cifar10 / "data_batch_3.bin").write_bytes(content)
     with pytest.raises(DataError, match=rf"data_batch_3.bin is corrupt: .*{reason}.*toronto"):
         load(f"cifar10:{cifar10}")
+
+
+def test_mutations_of_cifar10(cifar10: Path) -> None:
+    file = cifar10 / "test_batch.bin"
+    content = file.read_bytes()
+
+    def read(damaged: bytes) -> None:
+        file.write_bytes(damaged)
+        everything(load(f"cifar10:{cifar10}").test)
+
+    assert_well_refused([(content, bytes)], read, DataError)
 
 
 def test_cifar10_missing(cifar10: Path) -> None:
@@ -220,6 +278,7 @@ def test_images_are_scaled_as_they_are_asked_for() -> None:
         (IMAGE, LABEL.astype(np.float32), "labels are integers .*, not float32"),
         (IMAGE, LABEL[:1], "there are 2 images, but 1 labels"),
         (IMAGE[:0], LABEL[:0], "empty"),
+        (IMAGE[:, :0], LABEL, r"a pixel or more, not the shape \(2, 0, 3, 1\)"),
         (IMAGE, LABEL - 1, "label -1 at position 0 is not 0 .. 1"),
         (IMAGE, LABEL + 1, "label 2 at position 1 is not 0 .. 1"),
     ],

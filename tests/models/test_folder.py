@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import mlvm.eager as ml
 from models.data import DataError, load
 from models.data.folder import ImageFolder
 from models.training.train import train
+from tests.mutations import assert_well_refused
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -75,6 +77,36 @@ def test_faults(folder: Path, tmp_path: Path) -> None:
         (folder / "empty" / part / "class").mkdir(parents=True)
     with pytest.raises(DataError, match="there are no images in"):
         load(f"images:{folder / 'empty'}")
+
+
+def test_an_image_of_too_many_pixels(folder: Path) -> None:
+    data = load(f"images:{folder}")
+    for side in (9_000, 10_000, 20_000):  # beyond our limit, Pillow's warning and Pillow's own
+        (folder / "train" / "blue" / "0.png").write_bytes(f"P6 {side} {side} 255\n".encode())
+        with pytest.raises(DataError, match=r"0\.png (cannot be read|is corrupt): .*pixels"):
+            data.train[np.array([0])]
+
+
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    data = load(f"images:{folder}")
+    (folder / "train" / "blue" / "0.png").unlink()
+    os.mkfifo(folder / "train" / "blue" / "0.png")
+    with pytest.raises(DataError, match=r"0\.png cannot be read: it is no regular file"):
+        data.train[np.array([0])]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "PPM", "WEBP", "ICO", "TGA"])
+def test_mutations(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "c").mkdir()
+    file = tmp_path / "c" / "x.png"  # Pillow looks at the bytes
+    Image.fromarray(np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)).save(file, kind)
+    data = ImageFolder(tmp_path, ["c"], size=(4, 4))
+
+    def read(damaged: bytes) -> None:
+        file.write_bytes(damaged)
+        data[np.array([0])]
+
+    assert_well_refused([(file.read_bytes(), bytes)], read, DataError)
 
 
 def test_without_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import struct
 import zipfile
@@ -13,6 +15,7 @@ import pytest
 
 from models.data import DataError, load
 from models.data.mapped import open_npy, open_npz
+from tests.mutations import assert_well_refused
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
 
@@ -118,6 +121,91 @@ def test_damaged_archives(tmp_path: Path) -> None:
         archive.writestr("readme.txt", "hello")
     with pytest.raises(DataError, match="corrupt"):
         open_npz(file)
+
+
+def test_headers_that_numpy_cannot_parse(tmp_path: Path) -> None:
+    """numpy's parser raises a TokenError, a SyntaxError, a TypeError or whatever else for these."""
+    file = tmp_path / "x.npy"
+    for header in (b"{'descr': '<f4', 'fortran_order': F", b"{", b"\xff", b"{[]: 1}", b"[" * 500):
+        file.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
+        with pytest.raises(DataError, match=r"x\.npy is corrupt: ."):
+            open_npy(file)
+    for shape in ("(-1,)", "(2**62,)", f"({10**30},)", "(0, 9223372036854775808)", "(True,)"):
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".encode()
+        file.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
+        with pytest.raises(DataError, match=r"x\.npy (is corrupt|cannot be mapped): ."):
+            open_npy(file)
+
+
+def member(name: str = "x.npy", *, mode: int = 0o644, flags: int = 0, version: int = 20) -> bytes:
+    """A zip archive of one array under that name, with a mode of Unix, flags and version."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        info = zipfile.ZipInfo(name)
+        info.external_attr = mode << 16
+        array = io.BytesIO()
+        np.save(array, X)
+        archive.writestr(info, array.getvalue())
+    content = bytearray(stream.getvalue())
+    at = content.index(b"PK\1\2")
+    content[at + 6], content[at + 8] = version, flags
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (member("../x.npy"), r"\.\./x\.npy leads out of the archive"),
+        (member("/etc/x.npy"), r"/etc/x\.npy leads out of the archive"),
+        (member(mode=0o120777), r"x\.npy leads out of the archive"),
+        (member(flags=1), r"x\.npy is encrypted"),
+        (member(version=99), "is corrupt: zip file version"),
+    ],
+)
+def test_members_that_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        open_npz(tmp_path / "x.npz")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", tmp_path):
+        for opener in (open_npy, open_npz):
+            with pytest.raises(DataError, match="cannot be read: it is no regular file"):
+                opener(file)
+
+
+def test_mutations_of_npy(tmp_path: Path) -> None:
+    file = tmp_path / "x.npy"
+    np.save(file, X)
+    content = file.read_bytes()
+    end = content.index(b"\n")
+
+    def with_header(header: bytes) -> bytes:
+        length = min(len(header), 2**16 - 1).to_bytes(2, "little")
+        return content[:8] + length + header + content[end:]
+
+    def read(damaged: bytes) -> None:
+        file.write_bytes(damaged)
+        open_npy(file)[:]
+
+    assert_well_refused([(content, bytes), (content[10:end], with_header)], read, DataError)
+
+
+def test_mutations_of_npz(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    write(file)
+    content = file.read_bytes()
+
+    def read(damaged: bytes) -> None:
+        file.write_bytes(damaged)
+        data = load(f"npz:{file}")
+        data.train[np.array([0])]
+
+    directory = content.index(b"PK\1\2")
+    parts = [(content, bytes), (content[directory:], lambda end: content[:directory] + end)]
+    assert_well_refused(parts, read, DataError)
 
 
 # --- data sets of one's own in an .npz -----------------------------------------------

@@ -20,6 +20,7 @@ from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
 from tests.core.programs import f32s, instruction, straight
+from tests.mutations import assert_well_refused, framed
 
 HEADER = 16
 
@@ -299,6 +300,11 @@ def test_changed_bytes_are_refused_or_a_program(changes: list[tuple[int, int]]) 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_refused_or_a_program(payload: bytes) -> None:
     check(with_header(payload))
+
+
+def test_mutations() -> None:
+    parts = [(DATA, bytes), (DATA[HEADER:], framed(Kind.program))]
+    assert_well_refused(parts, Program.from_bytes, (EncodingError, ProgramError))
 
 
 def check(data: bytes) -> None:

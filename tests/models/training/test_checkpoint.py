@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis.extra import numpy as arrays
 
 import mlvm.eager as ml
 from models.training.checkpoint import CheckpointError, load, save
+from tests.mutations import assert_well_refused
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
 SMALL = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -119,6 +121,28 @@ def test_any_damage_of_the_header_is_an_error_or_none(tmp_path: Path, data: st.D
         load(file)
 
 
+def test_mutations(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save(file, {**EXAMPLE, "none": np.zeros((0, 3), np.uint8)}, {"who": "me"})
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+
+    def with_header(header: bytes) -> bytes:
+        return len(header).to_bytes(8, "little") + header + content[start:]
+
+    def read(damaged: bytes) -> None:
+        file.write_bytes(damaged)
+        load(file)
+
+    assert_well_refused([(content, bytes), (content[8:start], with_header)], read, CheckpointError)
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"it is no regular file: .*pipe"):
+        load(tmp_path / "pipe")
+
+
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
@@ -131,6 +155,14 @@ def test_any_damage_of_the_header_is_an_error_or_none(tmp_path: Path, data: st.D
         ('{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "no numbers"),
         ('{"x": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}', "no numbers"),
         ('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "4 bytes for its shape"),
+        (
+            '{"x": {"dtype": "F32", "shape": [0, 9223372036854775808], "data_offsets": [0, 0]}}',
+            "x: f32 of shape .* is larger than",
+        ),
+        (
+            '{"x": {"dtype": "U8", "shape": [' + "1, " * 69 + '1], "data_offsets": [0, 1]}}',
+            "x: a tensor has at most 64 dimensions, not 70",
+        ),
         ('{"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}', "begins at byte 4"),
         ('{"x": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}', "8 bytes of data, not 9"),
         ('{"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}', "8 bytes of data, not 4"),

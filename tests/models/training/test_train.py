@@ -172,6 +172,7 @@ def test_resuming_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*command, "--resume", str(file)]) == 0
     [last] = capsys.readouterr().out.splitlines()
     assert last.partition(";")[0] == first[-1].partition(";")[0]
+    assert last.endswith(" after 1 epochs; nothing was left to do")
 
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
@@ -188,6 +189,11 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
         (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
         ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
+        (tensors, metadata | {"training": "[" * 100_000}, "not written by a training"),
+        *(
+            (tensors | {"losses": losses}, metadata, "losses are not those of 44 steps")
+            for losses in (np.zeros(43), np.zeros((44, 1)), np.full(44, np.nan), np.zeros(44, "i8"))
+        ),
     ]
     for wrong_tensors, wrong_metadata, reason in wrong:
         save(file, wrong_tensors, wrong_metadata)
@@ -302,5 +308,7 @@ def test_two_machines_train_as_one_does_but_for_rounding() -> None:
 
 
 def test_a_batch_that_machines_cannot_share() -> None:
-    with pytest.raises(OptionError, match="batch_size 32 is to be shared by vms >= 1, not 3"):
+    with pytest.raises(OptionError, match="batch_size 32 is not divisible by 3 vms"):
         train(vms=3)
+    with pytest.raises(OptionError, match="vms must be >= 1, not 0"):
+        train(vms=0)

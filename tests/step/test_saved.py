@@ -1,0 +1,72 @@
+"""Saved steps: what is no step is refused when it is read, not when it runs or is drawn."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import EncodingError, MlvmError
+from mlvm.core.program.encoding import Kind
+from mlvm.core.vm import VM
+from mlvm.show.picture import timeline
+from mlvm.step.saved import LoadedStep, SavedStep
+from tests.mutations import assert_well_refused, framed
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A step with a state, two inputs and scratch memory."""
+    weight = ml.ones((2, 2))
+
+    def step(x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
+        z = ml.exp(x @ weight) @ y
+        ml.parallel.all_reduce(weight)
+        return ml.sum(z) + x
+
+    captured = ml.capture(step)
+    captured(ml.ones((2, 2)), ml.ones((2, 2)))
+    file = tmp_path_factory.mktemp("step") / "step.mlvm"
+    captured.save(file)
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"end": 2**60}, {"end": 30}, {"start": -1}, {"start": 9, "end": 8}),
+        *({"offset": -64}, {"offset": 1 << 20}, {"nbytes": 1 << 20}, {"nbytes": -64}),
+    ],
+)
+def test_a_lifetime_is_within_the_step(data: bytes, change: dict[str, Any]) -> None:
+    step = SavedStep.from_bytes(data)
+    first, *others = step.planned.lifetimes
+    planned = replace(step.planned, lifetimes=(replace(first, **change), *others))
+    with pytest.raises(EncodingError, match=r"^<?Lifetime.* is not within the step"):
+        SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
+
+
+@pytest.mark.parametrize("change", [{"nbytes": 2**70}, {"nbytes": "9"}, {"lower_bound": -1}])
+def test_a_plan_is_of_bytes_that_can_be(data: bytes, change: dict[str, Any]) -> None:
+    step = SavedStep.from_bytes(data)
+    planned = replace(step.planned, plan=step.planned.plan._replace(**change))
+    with pytest.raises(EncodingError, match="a plan is bytes, lower bound and order, not"):
+        SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
+
+
+def run(step: SavedStep) -> None:
+    """All that the command line does with a step."""
+    str(step.planned.plan)
+    timeline(step.planned.recording(), title="a step")
+    with contextlib.suppress(MlvmError):
+        loaded = LoadedStep(step, VM())
+        loaded(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), max_steps=1000)
+
+
+def test_mutations(data: bytes) -> None:
+    parts = [(data, bytes), (data[16:], framed(Kind.step))]
+    assert_well_refused(parts, lambda data: run(SavedStep.from_bytes(data)), MlvmError)
