@@ -75,10 +75,11 @@ class OpError(MlvmError):
         self.operands: tuple[object, ...] = ()
 
     def at(self, op: str, operands: Sequence[object]) -> Self:
-        """Name the op and the operand types, unless an inner call has done so already."""
+        """Name the op and the operand types, unless an inner call has done so already. How the
+        reason was found is of no use to who called the op: the frames beneath are dropped."""
         if self.op is None:
             self.op, self.operands = op, tuple(operands)
-        return self
+        return self.with_traceback(None)
 
     def __str__(self) -> str:
         if self.op is None:

@@ -17,6 +17,7 @@ from mlvm.core.errors import (
     HandleError,
     MlvmError,
     OperandValueError,
+    OpError,
     ShapeError,
     brief,
 )
@@ -47,8 +48,14 @@ class OneOp:
         self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
-        """The result's type; None if only running tells. Raises an `OpError`."""
-        result = self.op.infer(types, self.attributes)
+        """The result's type; None if only running tells. Raises an `OpError`, without saying that
+        the caller looked into `types` first."""
+        try:
+            result = self.op.infer(types, self.attributes)
+        except OpError as error:
+            error.__suppress_context__ = True
+            error.__traceback__ = None
+            raise
         if len(self.types) >= _REMEMBERED:
             self.types.clear()
             self.templates.clear()
@@ -302,17 +309,29 @@ def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
 Forward: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
 
 
+# A traceback ends at the caller's line. A bare `raise` leaves out the frame it is in, and those
+# beneath it go with the traceback so far; all that costs nothing until there is an error.
+
+
 def _binary(name: str) -> tuple[Forward, Forward]:
     """The operator of that op, and the reflected one."""
     call = one_op(name)
 
     def forward(self: Tensor, other: Operand) -> Tensor:
-        if other.__class__ is not Tensor:
-            other = operand(other, self, call)
-        return apply(call, self, other)
+        try:
+            if other.__class__ is not Tensor:
+                other = operand(other, self, call)
+            return apply(call, self, other)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     def reflected(self: Tensor, other: Operand) -> Tensor:
-        return apply(call, operand(other, self, call), self)
+        try:
+            return apply(call, operand(other, self, call), self)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     return forward, reflected
 
@@ -322,11 +341,13 @@ def _comparison(name: str) -> Forward:
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
-        if other.__class__ is not Tensor:
-            if not isinstance(other, (bool, int, float)) and not hasattr(other, "__array__"):
-                return NotImplemented
-            other = operand(other, self, call)
-        return apply(call, self, other)
+        if not isinstance(other, (Tensor, bool, int, float)) and not hasattr(other, "__array__"):
+            return NotImplemented
+        try:
+            return apply(call, self, operand(other, self, call))
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     return compare
 
@@ -335,14 +356,26 @@ def _in_place(name: str) -> Forward:
     call = one_op(name)
 
     def update(self: Tensor, other: Operand) -> Tensor:
-        return apply_into(self, call, self, operand(other, self, call))
+        try:
+            return apply_into(self, call, self, operand(other, self, call))
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     return update
 
 
 def _unary(name: str) -> Callable[[Tensor], Tensor]:
     call = one_op(name)
-    return lambda self: apply(call, self)
+
+    def operator(self: Tensor) -> Tensor:
+        try:
+            return apply(call, self)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
+
+    return operator
 
 
 _SQUARE: Final = one_op("square")
@@ -506,9 +539,13 @@ class Tensor(Allocation):
 
     def __pow__(self, exponent: Operand) -> Tensor:
         """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
-        if exponent.__class__ is int and exponent == 2:
-            return apply(_SQUARE, self)
-        return self._pow(exponent)
+        try:
+            if exponent.__class__ is int and exponent == 2:
+                return apply(_SQUARE, self)
+            return self._pow(exponent)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     def __pos__(self) -> Tensor:
         return self
