@@ -26,6 +26,16 @@ from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import Node, Tree, children, fields, holds_tensors, load, map_tree
 from mlvm.eager.tree import named_tensors as _named_tensors
 
+__all__ = [
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "Sequential",
+]
+
 Pair = int | tuple[int, int]
 
 
@@ -63,8 +73,9 @@ class Module(Node):
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the parameters, in place, by the paths of `named_parameters`.
 
-        Nothing is written unless all fit: raises `DTypeError` for what is no mapping, for paths
-        that are missing or unknown and for a wrong dtype, `ShapeError` for a wrong shape.
+        Nothing is written unless all fit: raises `PathError` for paths that are missing or
+        unknown, `DTypeError` for a wrong dtype and for what is no mapping to arrays, `ShapeError`
+        for a wrong shape.
         """
         load(self.named_parameters(), arrays, "parameter")
 

@@ -1,5 +1,8 @@
 """The names of `mlvm.eager`, but for those of the ops, which are in `primitives`."""
 
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Recording
 from mlvm.core import errors
@@ -184,3 +187,16 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+def _shown(module: ModuleType) -> ModuleType:
+    """A module with the public names of that one: `ml.nn` has no `math`, which nn.py imports."""
+    shown = ModuleType(module.__name__, module.__doc__)
+    for name, value in vars(module).items():
+        if name in module.__all__ or name.startswith("__"):
+            setattr(shown, name, value)
+    return shown
+
+
+if not TYPE_CHECKING:  # type checkers read the modules themselves
+    errors, nn, optim, parallel, random = map(_shown, (errors, nn, optim, parallel, random))

@@ -16,6 +16,8 @@ from mlvm.core.errors import (
     DTypeError,
     HandleError,
     MlvmError,
+    NoLength,
+    NoTranspose,
     OperandValueError,
     OpError,
     ShapeError,
@@ -490,7 +492,7 @@ class Tensor(Allocation):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ShapeError("a tensor without dimensions has no length").at("len", (self.type,))
+            raise NoLength("a tensor without dimensions has no length").at("len", (self.type,))
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -522,10 +524,10 @@ class Tensor(Allocation):
     __xor__, __rxor__ = _binary("bitwise_xor")
     __lshift__, __rlshift__ = _binary("bitwise_left_shift")
     __rshift__, __rrshift__ = _binary("bitwise_right_shift")
-    __lt__, _ = _binary("less")
-    __le__, _ = _binary("less_equal")
-    __gt__, _ = _binary("greater")
-    __ge__, _ = _binary("greater_equal")
+    __lt__ = _binary("less")[0]
+    __le__ = _binary("less_equal")[0]
+    __gt__ = _binary("greater")[0]
+    __ge__ = _binary("greater_equal")[0]
     __eq__ = _comparison("equal")  # type: ignore[assignment]
     __ne__ = _comparison("not_equal")  # type: ignore[assignment]
     __hash__ = Allocation.__hash__
@@ -558,17 +560,17 @@ class Tensor(Allocation):
 
     @property
     def T(self) -> Tensor:
-        """A two-dimensional tensor, transposed. Raises `ShapeError` for any other."""
+        """A two-dimensional tensor, transposed. Raises `NoTranspose` for any other."""
         if self.ndim != 2:
-            raise ShapeError("T is for 2 dimensions; mT swaps the last two").at("T", (self.type,))
+            raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (self.type,))
         return self.mT
 
     @property
     def mT(self) -> Tensor:
-        """The last two axes swapped. Raises `ShapeError` for fewer than two dimensions."""
+        """The last two axes swapped. Raises `NoTranspose` for fewer than two dimensions."""
         ndim = self.type.ndim
         if ndim < 2:
-            raise ShapeError("needs 2 dimensions or more").at("matrix_transpose", (self.type,))
+            raise NoTranspose("mT is for 2 dimensions or more").at("mT", (self.type,))
         axes = (*range(ndim - 2), ndim - 1, ndim - 2)
         return apply(one_op("permute_dims", axes=axes), self)
 

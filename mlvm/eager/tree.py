@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor import Tensor, live_tapes, one_op
 
@@ -187,8 +187,8 @@ def require_types(
 ) -> None:
     """Raise unless `given` has just the expected paths, each with its expected type.
 
-    `DTypeError` names the paths that are missing or unknown, or the dtype that is wrong;
-    `ShapeError` the shape. `what` is said of each: "gradient", "parameter".
+    `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
+    whose dtype or shape is wrong. `what` is said of each: "gradient", "parameter".
     """
     missing = [path for path in expected if path not in given]
     unknown = [path for path in given if path not in expected]
@@ -198,11 +198,15 @@ def require_types(
             for word, paths in (("missing", missing), ("unknown", unknown))
             if paths
         ]
-        raise DTypeError("; ".join(texts))
+        raise PathError("; ".join(texts))
     for path, type in expected.items():
+        if given[path].dtype is not type.dtype:
+            raise DTypeError(
+                f"{what} {path!r} is {type}, given {given[path]}: convert it with "
+                f"astype({type.dtype.numpy.name!r})"
+            )
         if given[path] is not type:
-            error = DTypeError if given[path].dtype is not type.dtype else ShapeError
-            raise error(f"{what} {path!r} must be {type}, not {given[path]}")
+            raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")
 
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:

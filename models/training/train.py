@@ -246,7 +246,12 @@ def _resumed(file: Path, options: Options, trainer: Trainer, pipeline: ml.Pipeli
     try:
         pipeline.restore(position)
         trainer.load_state(tensors)
-    except (ml.errors.DTypeError, ml.errors.ShapeError, ml.errors.PipelineError) as error:
+    except (
+        ml.errors.PathError,
+        ml.errors.DTypeError,
+        ml.errors.ShapeError,
+        ml.errors.PipelineError,
+    ) as error:
         raise CheckpointError(f"{file} is of another training: {error}") from None
     return losses
 

@@ -86,12 +86,12 @@ class Replica:
     def load_state(self, arrays: Mapping[str, Array]) -> None:
         """Go on from what `state` returned, of a replica of the same model.
 
-        Raises `DTypeError` or `ShapeError` for arrays of another, and changes nothing then.
+        Raises `PathError` or `ShapeError` for arrays of another, and changes nothing then.
         """
         own = self.state()
         if arrays.keys() != own.keys():
             names = ", ".join(sorted(arrays.keys() ^ own.keys()))
-            raise ml.errors.DTypeError(f"missing or unknown: {names}")
+            raise ml.errors.PathError(f"missing or unknown: {names}")
         for name, array in own.items():
             given = arrays[name]
             if (given.dtype, given.shape) != (array.dtype, array.shape):

@@ -570,6 +570,29 @@ def test_every_public_name_is_there_and_documented() -> None:
             assert (value.__doc__ or "").strip(), f"ml.{name} has no docstring"
 
 
+@pytest.mark.parametrize("module", [ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random])
+def test_nothing_but_public_names_can_be_reached(module: Any) -> None:
+    assert [name for name in dir(module) if not name.startswith("__")] == sorted(module.__all__)
+    for name in ("TYPE_CHECKING", "annotations", "host", "math", "tensor"):
+        assert not hasattr(module, name)
+
+
+def test_a_name_that_is_missing_in_the_language_is_a_module_all_the_same() -> None:
+    import mlvm.eager.tensor as by_path
+    from mlvm.eager import tensor as by_name
+
+    assert by_path is by_name
+    assert by_path.Tensor is ml.Tensor
+
+
+def test_a_tensor_lists_what_it_has() -> None:
+    for x in (ml.zeros((2, 3)), ml.reshape(ml.zeros((2, 3)), (3, 2))):
+        for name in dir(x):
+            getattr(x, name)
+        assert {"shape", "numpy", "T", "__add__"} <= set(dir(x))
+        assert not {"sum", "backward"} & set(dir(x))
+
+
 def test_random_functions_are_documented() -> None:
     for module in (ml.random, ml.nn, ml.optim):
         for name, value in vars(module).items():

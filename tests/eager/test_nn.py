@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    OperandValueError,
+    PathError,
+    ShapeError,
+)
 from mlvm.core.types import Array
 from mlvm.eager import nn, random
 from mlvm.eager import primitives as op
@@ -311,17 +317,17 @@ def test_load_parameters_restores_a_model() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"bias": None}, DTypeError, "missing parameter 'bias'"),
-        ({"scale": np.zeros(3)}, DTypeError, "unknown parameter 'scale'"),
+        ({"bias": None}, PathError, "missing parameter 'bias'"),
+        ({"scale": np.zeros(3)}, PathError, "unknown parameter 'scale'"),
         (
             {"bias": np.zeros(3)},
             DTypeError,
-            "parameter 'bias' must be f32[3], not f64[3]",
+            "parameter 'bias' is f32[3], given f64[3]: convert it with astype('float32')",
         ),
         (
             {"bias": np.zeros(2, np.float32)},
             ShapeError,
-            "parameter 'bias' must be f32[3], not f32[2]",
+            "parameter 'bias' is f32[3], given f32[2]",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import DTypeError, GradientError, ShapeError, StaleTensor
+from mlvm.core.errors import DTypeError, GradientError, PathError, ShapeError, StaleTensor
 from mlvm.eager.autodiff import vjp
 from mlvm.eager.context import default_vm
 from mlvm.eager.creation import asarray
@@ -160,21 +160,21 @@ class TestLoad:
     @pytest.mark.parametrize(
         ("arrays", "error", "message"),
         [
-            ({}, DTypeError, "missing values 'x', 'y'"),
+            ({}, PathError, "missing values 'x', 'y'"),
             (
                 {"x": ONE, "z": ONE},
-                DTypeError,
+                PathError,
                 "missing value 'y'; unknown value 'z'",
             ),
             (
                 {"x": ONE, "y": np.zeros(1)},
                 DTypeError,
-                r"value 'y' must be f32\[1\], not f64\[1\]",
+                r"value 'y' is f32\[1\], given f64\[1\]: convert it with astype\('float32'\)",
             ),
             (
                 {"x": ONE, "y": np.ones((1, 1), np.float32)},
                 ShapeError,
-                r"value 'y' must be f32\[1\], not f32\[1,1\]",
+                r"value 'y' is f32\[1\], given f32\[1,1\]",
             ),
             (
                 {"x": ONE, "y": [1.0]},

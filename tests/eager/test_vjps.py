@@ -18,6 +18,7 @@ from mlvm.arena.arena import Arena
 from mlvm.core.errors import GradientError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType, f64
+from mlvm.eager import optim
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad, vjp
 from mlvm.eager.context import default_vm
@@ -245,6 +246,17 @@ def test_clip_gives_the_edges_of_the_interval_to_x() -> None:
 def test_kinks_at_zero() -> None:
     assert _gradients(op.relu, [-1.0, 0.0, 1.0]) == [[0.0, 0.0, 1.0]]
     assert _gradients(op.abs, [-1.0, 0.0, 1.0]) == [[-1.0, 0.0, 1.0]]
+
+
+def test_a_root_has_no_gradient_at_zero_and_none_again() -> None:
+    """Its slope is infinite there; of a norm or a standard deviation 0 is a subgradient."""
+    rows = [[2.0, 2.0], [1.0, 3.0]]
+    for deviation in (lambda x: ml.std(x, axis=1), lambda x: op.sqrt(op.var(x, axis=1))):
+        assert _gradients(deviation, rows) == [[[0.0, 0.0], [-0.5, 0.5]]]
+    for norm in (lambda x: op.sqrt(op.sum(x * x)), lambda x: optim.global_norm({"x": x})):
+        assert _gradients(norm, [0.0, 0.0]) == [[0.0, 0.0]]
+        np.testing.assert_allclose(_gradients(norm, [3.0, 4.0]), [[0.6, 0.8]])
+    assert _gradients(grad(lambda x: op.sum(op.sqrt(x))), [0.0, 4.0]) == [[0.0, -1 / 32]]
 
 
 def test_pow_at_zero() -> None:
