@@ -20,7 +20,7 @@ from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
-from mlvm.eager import nn, optim, parallel, random
+from mlvm.eager import nn, optim, parallel, random, testing
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
@@ -175,6 +175,7 @@ __all__ = [
     "stop_gradient",
     "take",
     "take_along_axis",
+    "testing",
     "tile",
     "uint8",
     "uint16",
@@ -199,4 +200,5 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    errors, nn, optim, parallel, random = map(_shown, (errors, nn, optim, parallel, random))
+    for _name in ("errors", "nn", "optim", "parallel", "random", "testing"):
+        globals()[_name] = _shown(globals()[_name])
