@@ -3,6 +3,8 @@
     MlvmError
     ├── OpError                 an op refuses its operands: op, operand types, reason
     │   ├── ShapeError          (ValueError)  the shapes do not fit
+    │   │   ├── NoTranspose     (AttributeError) too few or too many dimensions for x.T or x.mT
+    │   │   └── NoLength        (TypeError)   len or iter of a tensor without dimensions
     │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
     │   ├── AttributeRefused    (TypeError)   unknown, missing or impossible attribute
     │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
@@ -75,10 +77,11 @@ class OpError(MlvmError):
         self.operands: tuple[object, ...] = ()
 
     def at(self, op: str, operands: Sequence[object]) -> Self:
-        """Name the op and the operand types, unless an inner call has done so already."""
+        """Name the op and the operand types, unless an inner call has done so already. How the
+        reason was found is of no use to who called the op: the frames beneath are dropped."""
         if self.op is None:
             self.op, self.operands = op, tuple(operands)
-        return self
+        return self.with_traceback(None)
 
     def __str__(self) -> str:
         if self.op is None:
@@ -88,6 +91,14 @@ class OpError(MlvmError):
 
 class ShapeError(OpError, ValueError):
     """The operands' shapes do not fit each other or the op."""
+
+
+class NoTranspose(ShapeError, AttributeError):
+    """x.T is for 2 dimensions, and x.mT for 2 or more: `hasattr` says so too."""
+
+
+class NoLength(ShapeError, TypeError):
+    """A tensor without dimensions has no length, and nothing to iterate over."""
 
 
 class DTypeError(OpError, TypeError):
@@ -181,8 +192,19 @@ class ShutDown(MlvmError, RuntimeError):
     """The queue tensor is closed, and to `get` drained. As `queue.ShutDown` of Python 3.13."""
 
 
+class PathError(MlvmError, KeyError):
+    """Tensors or arrays that belong to a tree do not come by just the paths of that tree."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would quote it
+
+
 class GradientError(MlvmError, TypeError):
     """There is no such gradient, or an update in place would destroy one."""
+
+
+class GradientMismatch(MlvmError, AssertionError):
+    """A gradient differs from the quotient of finite differences."""
 
 
 class CaptureError(MlvmError, RuntimeError):
@@ -204,6 +226,13 @@ class WorkerDied(MlvmError, RuntimeError):
 
 class MissingExtra(MlvmError, ImportError):
     """An optional package is not installed; the text says what to install."""
+
+
+__all__ = [
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, type) and issubclass(value, MlvmError)
+]
 
 
 def brief(value: object) -> str:

@@ -17,6 +17,7 @@ from mlvm.core.errors import (
     HandleError,
     LimitExceeded,
     MachineError,
+    MlvmError,
     ProgramError,
     ShapeError,
     brief,
@@ -278,7 +279,10 @@ class VM(Identity):
                 handles = tuple(args)
                 code, operands = self._linked[id(program)].bound[handles]
             except KeyError:
-                code, operands = self._bind(program, handles)
+                try:
+                    code, operands = self._bind(program, handles)
+                except MlvmError as error:
+                    raise error.with_traceback(None) from None
             except TypeError:  # not iterable, or not hashable
                 raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
             if max_steps is not None and not isinstance(max_steps, int):

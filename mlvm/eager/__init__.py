@@ -12,7 +12,12 @@ from mlvm.eager.elsewhere import hint_at
 from mlvm.eager.primitives import *  # noqa: F403
 from mlvm.eager.public import *  # noqa: F403
 
+hint_at(public.Tensor, primitives, public)
+
 if not TYPE_CHECKING:  # mypy reads no list but a literal one; it follows the imports instead
     __all__ = [*primitives.__all__, *public.__all__]
 
-hint_at(public.Tensor, primitives, public)
+    # `ml.tensor` and its like are no names of the language; Python still finds them as modules.
+    for _name in [name for name in globals() if not name.startswith("_") and name not in __all__]:
+        del globals()[_name]
+    del _name

@@ -23,7 +23,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.context import recording
 from mlvm.eager.functions import full, sum_to
 from mlvm.eager.tensor import OneOp, Tensor, alias, live_tapes, one_op
-from mlvm.eager.tree import Tree, leaves, map_tree, substitute
+from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
 from mlvm.eager.vjps import VJPS, Rule
 
 _RESULT: Final = -1
@@ -245,9 +245,13 @@ class _Session:
             for path, x in leaves(argument):
                 if not x.dtype.is_float:
                     where = f" at {path}" if path else ""
-                    raise DTypeError(f"a gradient is with respect to floats, not {x.type}{where}")
+                    raise DTypeError(
+                        f"a gradient is with respect to floats, not {x.type}{where}; a constant in "
+                        f"a Module is an nn.buffer"
+                    )
         self.variables: list[Tensor] = []
-        self.arguments = [substitute(self._watch, argument) for argument in arguments]
+        self.twins: Twins = []
+        self.arguments = [substitute(self._watch, each, self.twins) for each in arguments]
         self.start = len(self.tape.nodes)
 
     def _watch(self, x: Tensor) -> Tensor:
@@ -258,9 +262,11 @@ class _Session:
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = recording.set(self.tape)
         try:
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
         finally:
             recording.reset(before)
+        rebind_buffers(self.twins)
+        return result
 
     def pull(self, out: Tensor, seed: Tensor, *, keep: bool) -> list[Tree]:
         """The cotangents as trees like the arguments; zeros where nothing depends.

@@ -1,11 +1,12 @@
 """What a tensor has no method for, and where it is instead: `x.sum()` says "use ml.sum(x)".
 
-A descriptor for each name, not `__getattr__`, which would slow every other attribute down.
+A descriptor for each name, not `__getattr__`, which would slow every other attribute down. `dir`
+of a tensor leaves these names out.
 """
 
 from __future__ import annotations
 
-from inspect import isfunction
+from inspect import getattr_static, isfunction
 from types import ModuleType
 from typing import Final, NoReturn
 
@@ -40,8 +41,19 @@ class Elsewhere:
 
 def hint_at(owner: type, *modules: ModuleType) -> None:
     """Have the class say of these modules' functions, and of other libraries' methods, where
-    to look instead."""
+    to look instead. `dir` of its instances lists what they have."""
     functions = {name for each in modules for name in each.__all__ if isfunction(vars(each)[name])}
     hints = {name: f"use ml.{name}(x)" for name in functions} | _OTHER_LIBRARIES
     for name in hints.keys() - set(dir(owner)):
         setattr(owner, name, Elsewhere(name, hints[name]))
+    owner.__dir__ = _existing  # type: ignore[assignment]
+
+
+def _existing(instance: object) -> list[str]:
+    """The names that an instance has; a property, which might compute something, is not asked."""
+    owner = type(instance)
+    return [
+        name
+        for name in object.__dir__(instance)
+        if isinstance(getattr_static(owner, name), property) or hasattr(instance, name)
+    ]

@@ -329,7 +329,8 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 def std(
     x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The standard deviation along `axis`: the square root of `var`."""
+    """The standard deviation along `axis`: the square root of `var`. Its gradient where all the
+    elements are equal is 0, as that of `sqrt` at 0."""
     try:
         variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
     except OpError as error:

@@ -11,7 +11,7 @@ import operator
 from types import EllipsisType
 from typing import Any, TypeAlias
 
-from mlvm.core.errors import IndexRefused, brief
+from mlvm.core.errors import IndexRefused, MlvmError, brief
 from mlvm.core.types import i64
 from mlvm.eager import primitives as op
 from mlvm.eager.functions import moveaxis, reshape
@@ -33,8 +33,11 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         if any(isinstance(item, Tensor) and item.dtype.kind == "bool" for item in items):
             return _masked(x, items)
         return _indexed(x, _without_ellipsis(items, x.ndim), in_front=_separated(items))
-    except IndexRefused as error:
-        raise error.at("getitem", (x.type, *map(_text, keys))) from None
+    except MlvmError as error:
+        if isinstance(error, IndexRefused):
+            error.at("getitem", (x.type, *map(_text, keys)))
+        error.__traceback__ = None  # no frame of ours, as in `tensor`
+        raise
 
 
 def _item(key: object) -> Item | EllipsisType:

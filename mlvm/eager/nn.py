@@ -1,7 +1,7 @@
 """Layers: Modules that hold parameters and are called on tensors.
 
-A Module's fields are its parameters and submodules, assigned in `__init__`; annotations on
-the class head are the inventory. Modules are trees, so `value_and_grad` and the optimizers
+A Module's fields are its parameters, submodules and buffers, assigned in `__init__`; annotations
+on the class head are the inventory. Modules are trees, so `value_and_grad` and the optimizers
 take them as they are.
 
 Parameters are allocated in the current arena. They are drawn with `key`, a u64[2] of
@@ -15,22 +15,45 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar, cast
 
-from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.errors import AttributeRefused, DTypeError, brief
 from mlvm.core.types import DType, f32
 from mlvm.eager import creation, random
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.tensor import Tensor
-from mlvm.eager.tree import Node, Tree, children, fields, holds_tensors, load, map_tree
+from mlvm.eager.tree import (
+    Buffer,
+    Node,
+    Tree,
+    children,
+    fields,
+    holds_tensors,
+    leaves,
+    load,
+    map_tree,
+)
 from mlvm.eager.tree import named_tensors as _named_tensors
 
+__all__ = [
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "Sequential",
+    "buffer",
+]
+
+T = TypeVar("T")
 Pair = int | tuple[int, int]
 
 
 class Module(Node):
-    """Base of all layers and models: a tree of parameters with a `__call__`.
+    """Base of all layers and models: a tree of parameters with a `__call__`, and with buffers where
+    `buffer` makes them.
 
     class Mlp(Module):
         hidden: Linear
@@ -48,13 +71,22 @@ class Module(Node):
         raise NotImplementedError(f"{type(self).__name__} defines no __call__")
 
     def parameters(self) -> dict[str, Tree]:
-        """The tensors as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
+        """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
         found: dict[str, Tree] = map_tree(lambda x: x, self)
         return found
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """The tensors by path, `block_0/token_mixing/kernel`; one that is shared only once."""
+        """The parameters by path, `block_0/token_mixing/kernel`; one that is shared only once."""
         return _named_tensors(self)
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """The tensors of the buffers by path; one that is shared only once."""
+        parameters = dict(leaves(self))
+        return {path: x for path, x in self.state().items() if path not in parameters}
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors by path, parameters and buffers: what a model is saved as."""
+        return _named_tensors(self, buffers=True)
 
     def num_parameters(self) -> int:
         """The number of elements of all parameters."""
@@ -63,14 +95,20 @@ class Module(Node):
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the parameters, in place, by the paths of `named_parameters`.
 
-        Nothing is written unless all fit: raises `DTypeError` for what is no mapping, for paths
-        that are missing or unknown and for a wrong dtype, `ShapeError` for a wrong shape.
+        Nothing is written unless all fit: raises `PathError` for paths that are missing or
+        unknown, `DTypeError` for a wrong dtype and for what is no mapping to arrays, `ShapeError`
+        for a wrong shape.
         """
         load(self.named_parameters(), arrays, "parameter")
 
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over parameters and buffers, in place, by the paths of `state`; otherwise as
+        `load_parameters`."""
+        load(self.state(), arrays, "tensor")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Another Module, with copies of the parameters in the current arena."""
-        for x in self.named_parameters().values():
+        """Another Module, with copies of parameters and buffers in the current arena."""
+        for x in self.state().values():
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
         twin = memo[id(self)] = copy.copy(self)
@@ -79,12 +117,38 @@ class Module(Node):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a Module cannot be pickled; keep its named_parameters() as numpy arrays, "
-            "and load_parameters(arrays) into a new one"
+            "a Module cannot be pickled; keep its state() as numpy arrays, "
+            "and load_state(arrays) into a new one"
         )
 
     def __repr__(self) -> str:
         return "\n".join(_describe(self, ()))
+
+
+def buffer(x: T) -> T:
+    """What to assign to a field of a Module for state that is kept with the model and not trained:
+    a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are.
+
+    class Centered(Module):
+        def __init__(self, features: int) -> None:
+            self.scale = ones(features)
+            self.mean = buffer(zeros(features))
+
+        def __call__(self, x: Tensor, *, train: bool) -> Tensor:
+            if train:
+                self.mean += 0.1 * (stop_gradient(mean(x, axis=0)) - self.mean)
+            return (x - self.mean) * self.scale
+
+    The field has x itself, and whatever is assigned to it later is a buffer too, until the field is
+    deleted. A gradient takes it for a constant, an optimizer does not see it; `state` has it. A
+    buffer that is replaced in a function being differentiated is so in the Module: in an arena
+    that is reset after the step, update it in place as above.
+
+    Raises `DTypeError` for what holds no tensor.
+    """
+    if not holds_tensors(x):
+        raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
+    return cast(T, Buffer(x))  # what the field will have, to a type checker
 
 
 def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
@@ -95,7 +159,8 @@ def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
     if any(part is each for each in above):
         yield f"{type(part).__name__}(...)"
         return
-    named = dict(fields(part)) if isinstance(part, Node) else children(part)
+    named = dict(fields(part, buffers=True)) if isinstance(part, Node) else children(part)
+    buffers = named.keys() - dict(fields(part)).keys() if isinstance(part, Node) else ()
     plain = [
         f"{name}={getattr(value, '__name__', None) or repr(value)}"
         for name, value in named.items()
@@ -105,7 +170,7 @@ def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
     for name, value in named.items():
         if holds_tensors(value):
             head, *rest = _describe(value, (*above, part))
-            yield f"  {name}: {head}"
+            yield f"  {name}: {'buffer ' if name in buffers else ''}{head}"
             yield from (f"  {line}" for line in rest)
 
 

@@ -33,6 +33,19 @@ from mlvm.eager.tree import (
     substitute,
 )
 
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Optimizer",
+    "Schedule",
+    "clip_by_global_norm",
+    "constant",
+    "cosine",
+    "global_norm",
+    "one_cycle",
+]
+
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 
 _SCALAR = TensorType(f32)
@@ -85,11 +98,11 @@ class Optimizer:
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient, in a tree of the parameters' structure.
 
-        Everything is checked before the first write. Raises `DTypeError` for gradients of another
-        structure or dtype, or when a parameter was replaced in the tree, `ShapeError`,
-        `StaleTensor`, `HandleError` when the current arena is on another VM, `GradientError` inside
-        a differentiated function or while a tape needs a parameter's value. `ArenaOverflow` in the
-        middle leaves the later parameters as they were.
+        Everything is checked before the first write. Raises `PathError` for gradients of another
+        structure, `DTypeError` for another dtype or when a parameter was replaced in the tree,
+        `ShapeError`, `StaleTensor`, `HandleError` when the current arena is on another VM,
+        `GradientError` inside a differentiated function or while a tape needs a parameter's value.
+        `ArenaOverflow` in the middle leaves the later parameters as they were.
         """
         gradients = self._checked(grads)
         rate = self._rate()
@@ -107,8 +120,8 @@ class Optimizer:
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the state, in place, by the paths of `state`.
 
-        Nothing is written unless all fit: raises `DTypeError` for paths that are missing or
-        unknown and for a wrong dtype, `ShapeError` for a wrong shape.
+        Nothing is written unless all fit: raises `PathError` for paths that are missing or
+        unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
         """
         load(self.state(), arrays, "state")
 

@@ -142,7 +142,7 @@ def _require_untracked(name: str, x: Tensor) -> None:
 
 
 def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
-    tensors = list(named_tensors(tree).values())
+    tensors = list(named_tensors(tree, buffers=True).values())
     require_writable(tensors)
     for x in tensors:
         if x.base is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
 from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, one_op, operand
@@ -61,17 +61,21 @@ def _derive(op: Op) -> Callable[..., Tensor]:
     takes_dtype = "dtype" in op.attributes
 
     def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
-        if takes_dtype and attributes.get("dtype") is not None:
-            attributes["dtype"] = _dtype(op, attributes["dtype"])
-        call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
-        for x in operands:
-            if x.__class__ is not Tensor:
-                operands = _tensors(call, operands)
-                break
-        if out is None:
-            return apply(call, *operands)
-        _check_out(call, operands, out)
-        return apply_into(out, call, *operands)
+        try:
+            if takes_dtype and attributes.get("dtype") is not None:
+                attributes["dtype"] = _dtype(op, attributes["dtype"])
+            call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
+            for x in operands:
+                if x.__class__ is not Tensor:
+                    operands = _tensors(call, operands)
+                    break
+            if out is None:
+                return apply(call, *operands)
+            _check_out(call, operands, out)
+            return apply_into(out, call, *operands)
+        except MlvmError as error:
+            error.__traceback__ = None  # no frame of ours, as in `tensor`
+            raise
 
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = op.doc

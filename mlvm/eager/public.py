@@ -1,5 +1,8 @@
 """The names of `mlvm.eager`, but for those of the ops, which are in `primitives`."""
 
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Recording
 from mlvm.core import errors
@@ -17,7 +20,7 @@ from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
-from mlvm.eager import nn, optim, parallel, random
+from mlvm.eager import nn, optim, parallel, random, testing
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
@@ -172,6 +175,7 @@ __all__ = [
     "stop_gradient",
     "take",
     "take_along_axis",
+    "testing",
     "tile",
     "uint8",
     "uint16",
@@ -184,3 +188,17 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+def _shown(module: ModuleType) -> ModuleType:
+    """A module with the public names of that one: `ml.nn` has no `math`, which nn.py imports."""
+    shown = ModuleType(module.__name__, module.__doc__)
+    for name, value in vars(module).items():
+        if name in module.__all__ or name.startswith("__"):
+            setattr(shown, name, value)
+    return shown
+
+
+if not TYPE_CHECKING:  # type checkers read the modules themselves
+    for _name in ("errors", "nn", "optim", "parallel", "random", "testing"):
+        globals()[_name] = _shown(globals()[_name])

@@ -25,6 +25,21 @@ from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integers
 from mlvm.eager.tensor import Scalar, Tensor, alias, apply, apply_into, from_array, one_op, write
 
+__all__ = [
+    "bernoulli",
+    "fold_in",
+    "key",
+    "next_key",
+    "normal",
+    "permutation",
+    "randint",
+    "seed",
+    "set_state",
+    "split",
+    "state",
+    "uniform",
+]
+
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
 _ADVANCE: Final = one_op("add")

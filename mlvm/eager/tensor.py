@@ -16,7 +16,10 @@ from mlvm.core.errors import (
     DTypeError,
     HandleError,
     MlvmError,
+    NoLength,
+    NoTranspose,
     OperandValueError,
+    OpError,
     ShapeError,
     brief,
 )
@@ -47,8 +50,14 @@ class OneOp:
         self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
-        """The result's type; None if only running tells. Raises an `OpError`."""
-        result = self.op.infer(types, self.attributes)
+        """The result's type; None if only running tells. Raises an `OpError`, without saying that
+        the caller looked into `types` first."""
+        try:
+            result = self.op.infer(types, self.attributes)
+        except OpError as error:
+            error.__suppress_context__ = True
+            error.__traceback__ = None
+            raise
         if len(self.types) >= _REMEMBERED:
             self.types.clear()
             self.templates.clear()
@@ -320,17 +329,29 @@ def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
 Forward: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
 
 
+# A traceback ends at the caller's line. A bare `raise` leaves out the frame it is in, and those
+# beneath it go with the traceback so far; all that costs nothing until there is an error.
+
+
 def _binary(name: str) -> tuple[Forward, Forward]:
     """The operator of that op, and the reflected one."""
     call = one_op(name)
 
     def forward(self: Tensor, other: Operand) -> Tensor:
-        if other.__class__ is not Tensor:
-            other = operand(other, self, call)
-        return apply(call, self, other)
+        try:
+            if other.__class__ is not Tensor:
+                other = operand(other, self, call)
+            return apply(call, self, other)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     def reflected(self: Tensor, other: Operand) -> Tensor:
-        return apply(call, operand(other, self, call), self)
+        try:
+            return apply(call, operand(other, self, call), self)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     return forward, reflected
 
@@ -340,11 +361,13 @@ def _comparison(name: str) -> Forward:
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
-        if other.__class__ is not Tensor:
-            if not isinstance(other, (bool, int, float)) and not hasattr(other, "__array__"):
-                return NotImplemented
-            other = operand(other, self, call)
-        return apply(call, self, other)
+        if not isinstance(other, (Tensor, bool, int, float)) and not hasattr(other, "__array__"):
+            return NotImplemented
+        try:
+            return apply(call, self, operand(other, self, call))
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     return compare
 
@@ -353,14 +376,26 @@ def _in_place(name: str) -> Forward:
     call = one_op(name)
 
     def update(self: Tensor, other: Operand) -> Tensor:
-        return apply_into(self, call, self, operand(other, self, call))
+        try:
+            return apply_into(self, call, self, operand(other, self, call))
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     return update
 
 
 def _unary(name: str) -> Callable[[Tensor], Tensor]:
     call = one_op(name)
-    return lambda self: apply(call, self)
+
+    def operator(self: Tensor) -> Tensor:
+        try:
+            return apply(call, self)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
+
+    return operator
 
 
 _SQUARE: Final = one_op("square")
@@ -481,7 +516,7 @@ class Tensor(Allocation):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ShapeError("a tensor without dimensions has no length").at("len", (self.type,))
+            raise NoLength("a tensor without dimensions has no length").at("len", (self.type,))
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -513,10 +548,10 @@ class Tensor(Allocation):
     __xor__, __rxor__ = _binary("bitwise_xor")
     __lshift__, __rlshift__ = _binary("bitwise_left_shift")
     __rshift__, __rrshift__ = _binary("bitwise_right_shift")
-    __lt__, _ = _binary("less")
-    __le__, _ = _binary("less_equal")
-    __gt__, _ = _binary("greater")
-    __ge__, _ = _binary("greater_equal")
+    __lt__ = _binary("less")[0]
+    __le__ = _binary("less_equal")[0]
+    __gt__ = _binary("greater")[0]
+    __ge__ = _binary("greater_equal")[0]
     __eq__ = _comparison("equal")  # type: ignore[assignment]
     __ne__ = _comparison("not_equal")  # type: ignore[assignment]
     __hash__ = Allocation.__hash__
@@ -530,9 +565,13 @@ class Tensor(Allocation):
 
     def __pow__(self, exponent: Operand) -> Tensor:
         """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
-        if exponent.__class__ is int and exponent == 2:
-            return apply(_SQUARE, self)
-        return self._pow(exponent)
+        try:
+            if exponent.__class__ is int and exponent == 2:
+                return apply(_SQUARE, self)
+            return self._pow(exponent)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
 
     def __pos__(self) -> Tensor:
         return self
@@ -545,17 +584,17 @@ class Tensor(Allocation):
 
     @property
     def T(self) -> Tensor:
-        """A two-dimensional tensor, transposed. Raises `ShapeError` for any other."""
+        """A two-dimensional tensor, transposed. Raises `NoTranspose` for any other."""
         if self.ndim != 2:
-            raise ShapeError("T is for 2 dimensions; mT swaps the last two").at("T", (self.type,))
+            raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (self.type,))
         return self.mT
 
     @property
     def mT(self) -> Tensor:
-        """The last two axes swapped. Raises `ShapeError` for fewer than two dimensions."""
+        """The last two axes swapped. Raises `NoTranspose` for fewer than two dimensions."""
         ndim = self.type.ndim
         if ndim < 2:
-            raise ShapeError("needs 2 dimensions or more").at("matrix_transpose", (self.type,))
+            raise NoTranspose("mT is for 2 dimensions or more").at("mT", (self.type,))
         axes = (*range(ndim - 2), ndim - 1, ndim - 2)
         return apply(one_op("permute_dims", axes=axes), self)
 

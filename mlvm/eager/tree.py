@@ -3,18 +3,20 @@
 A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A Module's children are
 those of its fields that hold tensors or Modules; a list among them counts as fields
 `name_0`, `name_1`, ... A tensor that occurs twice is one tensor under two paths.
+
+A Module's buffers are beside the tree: a walk meets them only where it says `buffers`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor import Tensor, live_tapes, one_op, write
 
@@ -22,8 +24,40 @@ Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""
 
 
+class Buffer:
+    """What makes the field of a Node that it is assigned to a buffer; the field gets the value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tree) -> None:
+        self.value = value
+
+
+_BUFFERS: Final = "_buffers"
+
+
 class Node:
-    """Base of classes whose fields are children in a tree; `nn.Module` is one."""
+    """Base of classes whose fields are children in a tree; `nn.Module` is one.
+
+    A field that was assigned a `Buffer` once is a buffer until it is deleted, whatever is assigned
+    to it later.
+    """
+
+    _buffers: tuple[str, ...] = ()
+
+    if not TYPE_CHECKING:  # a type checker would let any name be assigned
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if isinstance(value, Buffer):
+                value = value.value
+                if name not in self._buffers:
+                    vars(self)[_BUFFERS] = (*self._buffers, name)
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in self._buffers:
+            vars(self)[_BUFFERS] = tuple([each for each in self._buffers if each != name])
 
     def __copy__(self) -> Self:
         """Another one with the same fields."""
@@ -33,24 +67,27 @@ class Node:
 
 
 def holds_tensors(value: object) -> bool:
-    """Whether a Module's field is part of the tree: a tensor, a Module, or a container of one."""
-    if isinstance(value, (Tensor, Node)):
+    """Whether a Module's field is part of the tree: a tensor, a Module, or a container of one. A
+    `Buffer` in a container is, to be refused as a leaf."""
+    if isinstance(value, (Tensor, Node, Buffer)):
         return True
     if isinstance(value, dict):
         return any(map(holds_tensors, value.values()))
     return isinstance(value, (list, tuple)) and any(map(holds_tensors, value))
 
 
-def fields(node: Node) -> Iterator[tuple[str, Any]]:
+def fields(node: Node, *, buffers: bool = False) -> Iterator[tuple[str, Any]]:
     """A Module's fields by name, in order of assignment; a list of children item by item."""
     for name, field in vars(node).items():
+        if name == _BUFFERS or (name in node._buffers and not buffers):
+            continue
         if isinstance(field, (list, tuple)) and holds_tensors(field):
             yield from ((f"{name}_{i}", item) for i, item in enumerate(field))
         else:
             yield name, field
 
 
-def children(tree: Tree, path: str = "") -> dict[str, Tree]:
+def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, Tree]:
     """The children of an inner node by name, in order.
 
     Raises `DTypeError` for anything that is not part of a tree, and for two of one name.
@@ -60,7 +97,8 @@ def children(tree: Tree, path: str = "") -> dict[str, Tree]:
     elif isinstance(tree, (list, tuple)):
         found = [(str(i), child) for i, child in enumerate(tree)]
     elif isinstance(tree, Node):
-        found = [(name, field) for name, field in fields(tree) if holds_tensors(field)]
+        named_fields = fields(tree, buffers=buffers)
+        found = [(name, field) for name, field in named_fields if holds_tensors(field)]
     else:
         given = type(tree).__name__
         raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}")
@@ -71,25 +109,29 @@ def children(tree: Tree, path: str = "") -> dict[str, Tree]:
     return named
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the tree with its path, in order.
+def leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of the tree with its path, in order; with `buffers` those of buffers too.
 
     Raises `DTypeError` for other leaves, and for a node that contains itself.
     """
     found: list[tuple[str, Tensor]] = []
-    _collect(found, path, tree, ())
+    _collect(found, path, tree, (), buffers)
     return iter(found)
 
 
 def _collect(
-    found: list[tuple[str, Tensor]], path: str, tree: Tree, above: tuple[Tree, ...]
+    found: list[tuple[str, Tensor]],
+    path: str,
+    tree: Tree,
+    above: tuple[Tree, ...],
+    buffers: bool,
 ) -> None:
     if isinstance(tree, Tensor):
         found.append((path, tree))
     elif tree is not None:
         above = _below(above, tree, path)
-        for name, child in children(tree, path).items():
-            _collect(found, _join(path, name), child, above)
+        for name, child in children(tree, path, buffers=buffers).items():
+            _collect(found, _join(path, name), child, above, buffers)
 
 
 def _below(above: tuple[Tree, ...], node: Tree, path: str) -> tuple[Tree, ...]:
@@ -101,14 +143,15 @@ def _below(above: tuple[Tree, ...], node: Tree, path: str) -> tuple[Tree, ...]:
     return (*above, node)
 
 
-def named_tensors(tree: Tree) -> dict[str, Tensor]:
-    """The tensors of the tree by path, each once: under the first of its paths.
+def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
+    """The tensors of the tree by path, each once: under the first of its paths. With `buffers`
+    those of buffers are among them.
 
     Raises `DTypeError` for other leaves, and for two tensors of one path.
     """
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for path, x in leaves(tree):
+    for path, x in leaves(tree, buffers=buffers):
         if named.get(path, x) is not x:
             raise DTypeError(f"two tensors have the path {path}")
         if id(x) not in seen:
@@ -158,28 +201,48 @@ def _map(
     return dict(zip(tree if isinstance(tree, dict) else below, mapped, strict=True))
 
 
-def substitute(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same tree with `fn(leaf)` for each leaf; Modules become shallow copies.
+Twins: TypeAlias = list[tuple[Node, Node]]
+"""Modules, each with the copy that `substitute` made of it."""
 
-    `fn` is called once for each tensor: one that occurs twice does so in the result.
+
+def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None = None) -> Tree:
+    """The same tree with `fn(leaf)` for each leaf; Modules become shallow copies, which are added
+    to `twins`, and have the same buffers.
+
+    `fn` is called once for each tensor: one that occurs twice does so in the result, and so does a
+    Module.
     """
-    return _substitute(fn, tree, {})
+    return _substitute(fn, tree, {}, [] if twins is None else twins)
 
 
-def _substitute(fn: Callable[[Tensor], Tensor], tree: Tree, made: dict[int, Tensor]) -> Tree:
+def _substitute(
+    fn: Callable[[Tensor], Tensor], tree: Tree, made: dict[int, Tree], twins: Twins
+) -> Tree:
+    if id(tree) in made:
+        return made[id(tree)]
     if isinstance(tree, Tensor):
-        if id(tree) not in made:
-            made[id(tree)] = fn(tree)
+        made[id(tree)] = fn(tree)
         return made[id(tree)]
     if isinstance(tree, dict):
-        return {name: _substitute(fn, child, made) for name, child in tree.items()}
+        return {name: _substitute(fn, child, made, twins) for name, child in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return _like(tree, [_substitute(fn, child, made) for child in tree])
+        return _like(tree, [_substitute(fn, child, made, twins) for child in tree])
     if isinstance(tree, Node):
-        twin = copy.copy(tree)
-        vars(twin).update({k: _substitute(fn, field, made) for k, field in vars(tree).items()})
+        twin = made[id(tree)] = copy.copy(tree)
+        twins.append((tree, twin))
+        for name, field in vars(tree).items():
+            if name not in tree._buffers:
+                vars(twin)[name] = _substitute(fn, field, made, twins)
         return twin
     return tree
+
+
+def rebind_buffers(twins: Twins) -> None:
+    """Give each Module the buffers that its twin has been assigned others of since."""
+    for module, twin in twins:
+        for name in twin._buffers:
+            if vars(twin)[name] is not vars(module).get(name):
+                setattr(module, name, Buffer(vars(twin)[name]))
 
 
 def require_types(
@@ -187,8 +250,8 @@ def require_types(
 ) -> None:
     """Raise unless `given` has just the expected paths, each with its expected type.
 
-    `DTypeError` names the paths that are missing or unknown, or the dtype that is wrong;
-    `ShapeError` the shape. `what` is said of each: "gradient", "parameter".
+    `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
+    whose dtype or shape is wrong. `what` is said of each: "gradient", "parameter".
     """
     missing = [path for path in expected if path not in given]
     unknown = [path for path in given if path not in expected]
@@ -198,11 +261,15 @@ def require_types(
             for word, paths in (("missing", missing), ("unknown", unknown))
             if paths
         ]
-        raise DTypeError("; ".join(texts))
+        raise PathError("; ".join(texts))
     for path, type in expected.items():
+        if given[path].dtype is not type.dtype:
+            raise DTypeError(
+                f"{what} {path!r} is {type}, given {given[path]}: convert it with "
+                f"astype({type.dtype.numpy.name!r})"
+            )
         if given[path] is not type:
-            error = DTypeError if given[path].dtype is not type.dtype else ShapeError
-            raise error(f"{what} {path!r} must be {type}, not {given[path]}")
+            raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")
 
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:

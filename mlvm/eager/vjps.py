@@ -79,6 +79,12 @@ def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return _masked(g, op.logical_or(op.greater(x, upper), op.greater(lower, upper)))
 
 
+def _sqrt(g: Tensor, out: Tensor) -> Tensor:
+    """g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite: so the norm and the standard
+    deviation of equal elements, which have a kink there, get the 0 among their subgradients."""
+    return g / (2.0 * op.where(op.equal(out, 0.0), constant(math.inf, out.dtype), out))
+
+
 # --- reductions ------------------------------------------------------------------------
 
 
@@ -361,7 +367,7 @@ VJPS: Final[dict[str, Rules]] = {
     "log1p": {"x": lambda g, x: g / (x + 1.0)},
     "log2": {"x": lambda g, x: g / (x * math.log(2))},
     "log10": {"x": lambda g, x: g / (x * math.log(10))},
-    "sqrt": {"x": lambda g, out: g / (2.0 * out)},
+    "sqrt": {"x": _sqrt},
     "rsqrt": {"x": lambda g, x, out: g * out / (-2.0 * x)},
     "sin": {"x": lambda g, x: g * op.cos(x)},
     "cos": {"x": lambda g, x: -g * op.sin(x)},

@@ -80,10 +80,10 @@ class Replica:
         return correct / len(examples)
 
     def state(self) -> dict[str, Array]:
-        """All that later steps depend on, by name: parameters, optimizer, random keys."""
+        """All that later steps depend on, by name: parameters, buffers, optimizer, random keys."""
         with self.weights.allocating():
             return {
-                **{f"model/{path}": x.numpy() for path, x in self.model.named_parameters().items()},
+                **{f"model/{path}": x.numpy() for path, x in self.model.state().items()},
                 **{f"optimizer/{path}": x.numpy() for path, x in self.optimizer.state().items()},
                 "random": ml.random.state(),
             }
@@ -103,7 +103,7 @@ class Replica:
                 raise CheckpointError(
                     f"{name} is {array.dtype} {array.shape}, not {given.dtype} {given.shape}"
                 )
-        self.model.load_parameters(_below("model/", arrays))
+        self.model.load_state(_below("model/", arrays))
         self.optimizer.load_state(_below("optimizer/", arrays))
         with self.weights.allocating():
             ml.random.set_state(arrays["random"])

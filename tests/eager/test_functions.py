@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -568,6 +570,37 @@ def test_every_public_name_is_there_and_documented() -> None:
         value = getattr(ml, name)
         if callable(value) or isinstance(value, type(math)):
             assert (value.__doc__ or "").strip(), f"ml.{name} has no docstring"
+
+
+_REACHED = """
+import mlvm.eager as ml
+for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testing):
+    names = [name for name in dir(module) if not name.startswith("__")]
+    assert names == sorted(module.__all__), set(names) ^ set(module.__all__)
+    for name in ("TYPE_CHECKING", "annotations", "host", "math", "tensor"):
+        assert not hasattr(module, name), name
+"""
+
+
+def test_nothing_but_public_names_can_be_reached() -> None:
+    """In a Python of its own: whoever imports `mlvm.eager.stub` has `ml.stub`."""
+    subprocess.run([sys.executable, "-c", _REACHED], check=True, timeout=60)
+
+
+def test_a_name_that_is_missing_in_the_language_is_a_module_all_the_same() -> None:
+    import mlvm.eager.tensor as by_path
+    from mlvm.eager import tensor as by_name
+
+    assert by_path is by_name
+    assert by_path.Tensor is ml.Tensor
+
+
+def test_a_tensor_lists_what_it_has() -> None:
+    for x in (ml.zeros((2, 3)), ml.reshape(ml.zeros((2, 3)), (3, 2))):
+        for name in dir(x):
+            getattr(x, name)
+        assert {"shape", "numpy", "T", "__add__"} <= set(dir(x))
+        assert not {"sum", "backward"} & set(dir(x))
 
 
 def test_random_functions_are_documented() -> None:

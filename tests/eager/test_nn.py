@@ -14,12 +14,18 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    OperandValueError,
+    PathError,
+    ShapeError,
+)
 from mlvm.core.types import Array
-from mlvm.eager import nn, random
+from mlvm.eager import nn, optim, random
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad
-from mlvm.eager.tensor import Tensor, from_array
+from mlvm.eager.tensor import Tensor, from_array, stop_gradient
 from mlvm.eager.tree import leaves
 from mlvm.machines.dry import DryVM
 
@@ -311,17 +317,17 @@ def test_load_parameters_restores_a_model() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"bias": None}, DTypeError, "missing parameter 'bias'"),
-        ({"scale": np.zeros(3)}, DTypeError, "unknown parameter 'scale'"),
+        ({"bias": None}, PathError, "missing parameter 'bias'"),
+        ({"scale": np.zeros(3)}, PathError, "unknown parameter 'scale'"),
         (
             {"bias": np.zeros(3)},
             DTypeError,
-            "parameter 'bias' must be f32[3], not f64[3]",
+            "parameter 'bias' is f32[3], given f64[3]: convert it with astype('float32')",
         ),
         (
             {"bias": np.zeros(2, np.float32)},
             ShapeError,
-            "parameter 'bias' must be f32[3], not f32[2]",
+            "parameter 'bias' is f32[3], given f32[2]",
         ),
     ],
 )
@@ -380,7 +386,7 @@ def test_a_deep_copy_has_parameters_of_its_own() -> None:
 
 
 def test_pickling_names_what_to_do_instead() -> None:
-    with pytest.raises(TypeError, match=r"a Module cannot be pickled; .* load_parameters"):
+    with pytest.raises(TypeError, match=r"a Module cannot be pickled; .* load_state"):
         pickle.dumps(nn.Linear(1, 1))
 
 
@@ -451,3 +457,122 @@ def test_parameters_are_floats(make: Callable[[], nn.Module]) -> None:
 def test_an_operand_of_another_width(layer: nn.Module) -> None:
     with pytest.raises(ShapeError, match=r"f32\[2,5\]"):
         layer(from_array(np.ones((2, 5), np.float32)))
+
+
+# --- buffers -------------------------------------------------------------------------
+
+
+class Centered(nn.Module):
+    """Subtracts a running mean: `replaced` at each call, or updated in place."""
+
+    def __init__(self, *, replaced: bool = False) -> None:
+        self.scale = from_array(np.array([1.0, 2.0]))
+        self.mean = nn.buffer(from_array(np.zeros(2)))
+        self.calls = nn.buffer(from_array(np.array(0)))
+        self.replaced = replaced
+
+    def __call__(self, x: Tensor) -> Tensor:
+        mean = op.mean(x, axis=0)
+        if self.replaced:
+            self.mean = self.mean * 0.5 + mean * 0.5
+        else:
+            self.mean += (stop_gradient(mean) - self.mean) * 0.5
+        self.calls += 1
+        return (x - self.mean) * self.scale
+
+
+def test_buffers_are_kept_with_the_model_and_are_no_parameters() -> None:
+    model = nn.Sequential(Centered(), nn.Linear(2, 1))
+    paths = ["layers_0/scale", "layers_1/kernel", "layers_1/bias"]
+    buffers = ["layers_0/mean", "layers_0/calls"]
+    assert list(model.named_parameters()) == paths
+    assert list(model.named_buffers()) == buffers
+    assert list(model.state()) == [paths[0], *buffers, *paths[1:]]
+    assert model.num_parameters() == 5
+    assert set(model.parameters()["layers_0"]) == {"scale"}
+    assert repr(model).splitlines()[1:5] == [
+        "  layers_0: Centered(replaced=False)",
+        "    scale: f64[2]",
+        "    mean: buffer f64[2]",
+        "    calls: buffer i64[]",
+    ]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_gradient_takes_buffers_for_constants_and_keeps_what_they_become(replaced: bool) -> None:
+    model, x = Centered(replaced=replaced), normal(4, 2)
+    gradients = grad(lambda model: op.sum(op.square(model(from_array(x)))))(model)
+    mean = x.mean(0) / 2
+    np.testing.assert_allclose(model.mean.numpy(), mean, rtol=1e-12)
+    assert int(model.calls) == 1
+    assert list(gradients) == ["scale"]
+    expected = 2 * np.array([1.0, 2.0]) * ((x - mean) ** 2).sum(0)
+    np.testing.assert_allclose(gradients["scale"].numpy(), expected, rtol=1e-12)
+    optim.SGD(model, 0.1).update(gradients)
+    np.testing.assert_allclose(model.mean.numpy(), mean, rtol=1e-12)
+    assert list(model.named_buffers()) == ["mean", "calls"]
+
+
+def test_a_replaced_buffer_is_kept_through_gradients_within_each_other() -> None:
+    model, x = Centered(replaced=True), from_array(normal(3, 2))
+
+    def slope(model: Centered) -> Tensor:
+        inner = grad(lambda model: op.sum(op.square(model(x))))(model)
+        return op.sum(inner["scale"])
+
+    grad(slope)(model)
+    assert int(model.calls) == 1
+    np.testing.assert_allclose(model.mean.numpy(), x.numpy().mean(0) / 2)
+    model(x)
+    assert int(model.calls) == 2
+
+
+def test_a_gradient_does_not_go_through_a_buffer() -> None:
+    model = Centered()
+    model.mean = model.scale
+    found = grad(lambda model: op.sum(model.mean * 3.0 + model.scale))(model)
+    np.testing.assert_array_equal(found["scale"].numpy(), [1, 1])
+
+
+def test_state_is_loaded_in_place_and_strictly() -> None:
+    model, other = Centered(), Centered()
+    model(from_array(normal(3, 2)))
+    saved = {path: x.numpy() for path, x in model.state().items()}
+    mean = other.mean
+    other.load_state(saved)
+    assert other.mean is mean
+    np.testing.assert_array_equal(mean.numpy(), model.mean.numpy())
+    assert int(other.calls) == 1
+    with pytest.raises(PathError, match="missing tensor 'calls'"):
+        other.load_state({path: x for path, x in saved.items() if path != "calls"})
+    with pytest.raises(PathError, match="unknown parameters 'mean', 'calls'"):
+        other.load_parameters(saved)
+
+
+def test_a_copy_has_buffers_of_its_own() -> None:
+    model = Centered()
+    twin = copy.deepcopy(model)
+    twin(from_array(np.ones((1, 2))))
+    assert (int(twin.calls), int(model.calls)) == (1, 0)
+    assert list(twin.named_buffers()) == ["mean", "calls"]
+
+
+def test_a_frozen_module_is_a_buffer() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.teacher = nn.buffer(nn.Linear(2, 1))  # type: ignore[attr-defined]
+    assert list(model.named_parameters()) == ["layers_0/kernel", "layers_0/bias"]
+    assert list(model.named_buffers()) == ["teacher/kernel", "teacher/bias"]
+
+
+@pytest.mark.parametrize("value", [1.0, None, [], np.zeros(2)])
+def test_what_is_no_buffer(value: Any) -> None:
+    with pytest.raises(DTypeError, match="a buffer holds a tensor or several, not"):
+        nn.buffer(value)
+
+
+def test_an_integer_that_is_no_buffer_says_what_to_do() -> None:
+    model = Centered()
+    del model.calls
+    model.calls = from_array(np.array(0))
+    with pytest.raises(DTypeError, match=r"at calls; a constant in a Module is an nn.buffer"):
+        grad(lambda model: op.sum(model.scale))(model)

@@ -67,6 +67,28 @@ def test_all_reduce_overwrites_a_tree(size: int) -> None:
         np.testing.assert_array_equal(scalar, np.float32(size))
 
 
+class Counted(nn.Module):
+    weight: Tensor
+    mean: Tensor
+
+    def __init__(self, value: float) -> None:
+        self.weight = ml.full((2,), value)
+        self.mean = nn.buffer(ml.full((2,), value))
+
+
+def test_buffers_are_of_the_tree_and_can_be_brought_together_alone() -> None:
+    def step(rank: int) -> list[list[float]]:
+        model = Counted(1.0 + rank)
+        ml.parallel.all_reduce(model.named_buffers(), "mean")
+        before = model.weight.tolist(), model.mean.tolist()
+        ml.parallel.broadcast(model, root=1)
+        return [*before, model.weight.tolist(), model.mean.tolist()]
+
+    first, second = run(2, step)
+    assert first == [[1, 1], [1.5, 1.5], [2, 2], [1.5, 1.5]]
+    assert second == [[2, 2], [1.5, 1.5], [2, 2], [1.5, 1.5]]
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from([(), (0,), (3,), (5, 7), (129, 128), (300, 301)]), max_size=6))
 def test_all_reduce_of_many(shapes: list[tuple[int, ...]]) -> None:

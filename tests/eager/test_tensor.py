@@ -72,6 +72,16 @@ def test_matmul_and_transposes() -> None:
     same(x.mT, X.T)
     with pytest.raises(ml.errors.ShapeError, match="2 dimensions"):
         _ = ml.asarray(Y).T
+    assert [hasattr(ml.zeros((1,) * n), "T") for n in range(4)] == [False, False, True, False]
+    assert [hasattr(ml.zeros((1,) * n), "mT") for n in range(4)] == [False, False, True, True]
+
+
+def test_what_has_no_dimensions_has_no_length() -> None:
+    x = ml.asarray(1.0)
+    for ask in (len, iter, list):
+        with pytest.raises(TypeError, match="a tensor without dimensions has no length") as caught:
+            ask(x)
+        assert isinstance(caught.value, ml.errors.ShapeError)
 
 
 # --- numbers beside a tensor ---------------------------------------------------------

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import DTypeError, GradientError, ShapeError, StaleTensor
+from mlvm.core.errors import DTypeError, GradientError, PathError, ShapeError, StaleTensor
 from mlvm.eager.autodiff import vjp
 from mlvm.eager.context import default_vm
 from mlvm.eager.creation import asarray
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import (
+    Buffer,
     Node,
+    Twins,
     children,
     leaves,
     load,
     map_tree,
     named_tensors,
+    rebind_buffers,
     substitute,
 )
 
@@ -151,6 +155,71 @@ def test_substitute_keeps_shared_tensors_shared() -> None:
     assert first is second["a"]
 
 
+class Stateful(Node):
+    def __init__(self) -> None:
+        self.weight = tensor(1)
+        self.mean: Any = Buffer(tensor(2))
+        self.teacher = Buffer(Leaf())
+        self.counts: Any = Buffer([asarray([3]), {"n": asarray([4])}])
+
+
+def test_buffers_are_beside_the_tree() -> None:
+    node = {"a": Stateful()}
+    assert list(named_tensors(node)) == ["a/weight"]
+    every = ["weight", "mean", "teacher/weight", "counts_0", "counts_1/n"]
+    assert list(named_tensors(node, buffers=True)) == [f"a/{path}" for path in every]
+    assert map_tree(float, node) == {"a": {"weight": 1.0}}
+
+
+def test_substitute_leaves_buffers_as_they_are() -> None:
+    node = Stateful()
+    twins: Twins = []
+    twin = substitute(lambda x: x + 1, node, twins)
+    assert (float(twin.weight), float(node.weight)) == (2, 1)
+    assert twin.mean is node.mean
+    assert twin.teacher is node.teacher
+    assert twins == [(node, twin)]
+    assert list(named_tensors(twin, buffers=True)) == list(named_tensors(node, buffers=True))
+
+
+def test_substitute_keeps_shared_modules_shared() -> None:
+    node = Leaf()
+    first, second = substitute(lambda x: x + 1, [node, {"a": node}])
+    assert first is second["a"] is not node
+
+
+def test_a_buffer_stays_one_until_it_is_deleted() -> None:
+    node = Stateful()
+    node.mean = tensor(5)
+    assert list(named_tensors(node)) == ["weight"]
+    assert float(named_tensors(node, buffers=True)["mean"]) == 5
+    assert "mean" not in named_tensors(copy.copy(node))
+    del node.mean
+    node.mean = tensor(6)
+    assert list(named_tensors(node)) == ["weight", "mean"]
+
+
+def test_what_a_twins_buffers_were_replaced_by_goes_to_the_module() -> None:
+    node = Stateful()
+    twins: Twins = []
+    twin = substitute(lambda x: x, node, twins)
+    before = dict(vars(node))
+    twin.mean, twin.weight, twin.fresh = tensor(7), tensor(8), Buffer(tensor(9))
+    rebind_buffers(twins)
+    assert (float(node.mean), float(vars(node)["fresh"])) == (7, 9)
+    assert list(named_tensors(node)) == ["weight"]
+    assert node.weight is before["weight"]
+    assert node.counts is before["counts"]
+
+
+def test_a_buffer_in_a_container_is_refused() -> None:
+    node = Leaf()
+    vars(node).update(parts=[Buffer(tensor())])
+    for tree in (node, {"parts_0": Buffer(tensor())}):
+        with pytest.raises(DTypeError, match="tensors as leaves, not a Buffer at parts_0"):
+            leaves(tree)
+
+
 class TestLoad:
     def test_writes_in_place(self) -> None:
         x, y = tensor(), tensor()
@@ -160,21 +229,21 @@ class TestLoad:
     @pytest.mark.parametrize(
         ("arrays", "error", "message"),
         [
-            ({}, DTypeError, "missing values 'x', 'y'"),
+            ({}, PathError, "missing values 'x', 'y'"),
             (
                 {"x": ONE, "z": ONE},
-                DTypeError,
+                PathError,
                 "missing value 'y'; unknown value 'z'",
             ),
             (
                 {"x": ONE, "y": np.zeros(1)},
                 DTypeError,
-                r"value 'y' must be f32\[1\], not f64\[1\]",
+                r"value 'y' is f32\[1\], given f64\[1\]: convert it with astype\('float32'\)",
             ),
             (
                 {"x": ONE, "y": np.ones((1, 1), np.float32)},
                 ShapeError,
-                r"value 'y' must be f32\[1\], not f32\[1,1\]",
+                r"value 'y' is f32\[1\], given f32\[1,1\]",
             ),
             (
                 {"x": ONE, "y": [1.0]},

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from models import data
 from models.data import DataError
+from models.mlp import Mlp
 from models.training.checkpoint import CheckpointError, load, save
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import MODELS, Trainer
@@ -162,6 +164,30 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
         expected | {"arenas": train(**options, resume=whole)["arenas"]}
     )
     assert {each.suffix for each in tmp_path.iterdir()} == {".safetensors"}
+
+
+class Counting(Mlp):
+    """Counts its calls in a buffer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls = ml.nn.buffer(ml.zeros((), dtype=ml.int64))
+
+    def __call__(self, images: ml.Tensor) -> ml.Tensor:
+        self.calls += 1
+        return super().__call__(images)
+
+
+def test_buffers_are_part_of_a_trainings_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "mlp", Counting)
+    digits = data.load("digits")
+    options: dict[str, Any] = {"steps": 3, "learning_rate": 0.1, "seed": 0}
+    trainer, other = (Trainer("mlp", digits, **options) for _ in range(2))
+    images, labels = np.zeros((4, *digits.image_shape), np.float32), np.zeros(4, np.int64)
+    for _ in range(2):
+        trainer.first.step(images, labels)
+    other.load_state(trainer.state())
+    assert int(other.state()["model/calls"]) == 2
 
 
 def test_resuming_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,136 @@
+"""What a wrong call shows: one error, which ends at the caller's line or close behind it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pytest
+
+import mlvm
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+
+Calls: TypeAlias = dict[str, Callable[[], object]]
+
+OURS: Final = str(Path(mlvm.__file__).parent)
+
+untyped: Any = ml  # for calls that type checkers would refuse
+matrix: Any = ml.ones((2, 3))
+vector: Any = ml.ones((4,))
+scalar: Any = ml.ones(())
+integers: Any = ml.asarray([0, 1])
+mask: Any = ml.asarray([True, False])
+with ml.Arena(ml.default_vm(), "gone"):
+    stale: Any = ml.ones(3)
+
+
+def add_in_place(x: Any, y: Any) -> None:
+    x += y
+
+
+def tracked_update(x: Any) -> Any:
+    x += 1.0
+    return ml.sum(x)
+
+
+# Operators and ops leave no frame of theirs.
+DIRECT: Final[Calls] = {
+    "+": lambda: matrix + vector,
+    "+ of text": lambda: matrix + "a",
+    "reflected +": lambda: 2.5 + integers,
+    "a complex number +": lambda: 1j + matrix,
+    "==": lambda: matrix == vector,
+    "@": lambda: matrix @ matrix,
+    "-": lambda: -mask,
+    "~": lambda: ~matrix,
+    "** 2": lambda: mask**2,
+    "** of shapes": lambda: matrix**vector,
+    "+=": lambda: add_in_place(matrix, vector),
+    "+= of a view": lambda: add_in_place(ml.reshape(matrix, -1), 1.0),
+    "+= under a tape": lambda: ml.grad(tracked_update)(matrix),
+    "a stale operand": lambda: matrix + stale,
+    "add": lambda: ml.add(matrix, vector),
+    "add of nothing": lambda: untyped.add(),
+    "add of numbers": lambda: untyped.add(1, 2),
+    "an axis": lambda: ml.sum(matrix, axis=7),
+    "an attribute": lambda: untyped.sum(matrix, axes=7),
+    "an attribute's kind": lambda: untyped.sum(matrix, axis="a"),
+    "a dtype": lambda: ml.sum(matrix, dtype="f99"),
+    "out": lambda: ml.add(matrix, matrix, out=vector),
+    "a value": lambda: ml.softmax_cross_entropy(matrix, ml.asarray([7, 0])),
+    "a captured op": lambda: ml.capture(lambda x: x + vector)(matrix),
+}
+
+# Others leave their own, and those of a helper that they share.
+COMPOSED: Final[Calls] = {
+    "stale values": lambda: stale.numpy(),
+    "len": lambda: len(scalar),
+    "T": lambda: vector.T,
+    "an index": lambda: [1, 2][matrix],
+    "no method": lambda: matrix.sum(),
+    "a cotangent": lambda: ml.vjp(ml.sum, matrix)[1](vector),
+    "a handle": lambda: ml.VM("other").launch(ml.program_of(abs, matrix), [-1]),
+    "x[5]": lambda: matrix[5],
+    "x[text]": lambda: matrix["a"],
+    "x[too many]": lambda: matrix[0, 0, 0],
+    "x[floats]": lambda: matrix[vector],
+    "x[masks]": lambda: matrix[mask, mask],
+    "x[a short mask]": lambda: matrix[mask[:1]],
+    "x[::0]": lambda: matrix[::0],
+    "x[tensor]": lambda: matrix[integers + 5],
+    "mT": lambda: vector.mT,
+    "iter": lambda: list(scalar),
+    "bool": lambda: bool(matrix),
+    "reshape": lambda: ml.reshape(matrix, 7),
+    "reshape to text": lambda: untyped.reshape(matrix, "a"),
+    "permute_dims": lambda: ml.permute_dims(matrix, (0, 0)),
+    "broadcast_to": lambda: ml.broadcast_to(matrix, 7),
+    "moveaxis": lambda: ml.moveaxis(matrix, 0, 5),
+    "stack": lambda: ml.stack([matrix, vector]),
+    "split": lambda: ml.split(matrix, 5),
+    "pad": lambda: ml.pad(matrix, -1),
+    "take": lambda: ml.take(matrix, integers + 9, axis=0),
+    "where": lambda: ml.where(matrix, matrix, vector),
+    "std": lambda: ml.std(integers),
+    "conv2d": lambda: ml.conv2d(matrix, matrix),
+    "astype": lambda: ml.astype(matrix, "f99"),
+    "ones": lambda: ml.ones(-1),
+    "full": lambda: ml.full((2,), 300, dtype="u8"),
+    "asarray": lambda: ml.asarray([[1], [2, 3]]),
+    "arange": lambda: ml.arange(0, 5, 0),
+    "zeros_like": lambda: untyped.zeros_like(3),
+    "normal": lambda: ml.random.normal((2,), key=matrix),
+    "result_type": lambda: ml.result_type(ml.float32, ml.uint64),
+    "call": lambda: ml.call("nobody registered this", matrix),
+    "grad": lambda: ml.grad(lambda x: x)(matrix),
+    "grad of integers": lambda: ml.grad(ml.sum)(integers),
+    "a layer's size": lambda: ml.nn.Linear(0, 3),
+    "a layer's input": lambda: ml.nn.Linear(3, 4)(vector),
+    "parameters": lambda: ml.nn.Linear(3, 4).load_parameters({}),
+    "an optimizer": lambda: ml.optim.SGD(matrix, -1.0),
+    "gradients": lambda: ml.optim.SGD(ml.ones(3), 1.0).update(vector),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        pytest.param(call, most, id=name)
+        for calls, most in ((DIRECT, 0), (COMPOSED, 3))
+        for name, call in calls.items()
+    ],
+)
+def test_an_error_stands_alone_and_ends_at_the_callers_line(
+    call: Callable[[], object], most: int
+) -> None:
+    with pytest.raises((MlvmError, AttributeError)) as caught:
+        call()
+    text = "".join(traceback.format_exception(caught.value))
+    assert "During handling" not in text
+    assert "direct cause" not in text
+    files = [frame.filename for frame in traceback.extract_tb(caught.tb)]
+    callers = max(i for i, file in enumerate(files) if not file.startswith(OURS))
+    assert len(files) - 1 - callers <= most, text
