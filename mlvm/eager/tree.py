@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -163,22 +164,30 @@ def substitute(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
     `fn` is called once for each tensor: one that occurs twice does so in the result.
     """
-    return _substitute(fn, tree, {})
+    return replace(partial(_substitute, fn, {}), tree, (Tensor, Node))
 
 
-def _substitute(fn: Callable[[Tensor], Tensor], tree: Tree, made: dict[int, Tensor]) -> Tree:
-    if isinstance(tree, Tensor):
-        if id(tree) not in made:
-            made[id(tree)] = fn(tree)
-        return made[id(tree)]
+def _substitute(
+    fn: Callable[[Tensor], Tensor], made: dict[int, Tensor], part: Tensor | Node
+) -> Tensor | Node:
+    if isinstance(part, Tensor):
+        if id(part) not in made:
+            made[id(part)] = fn(part)
+        return made[id(part)]
+    twin = copy.copy(part)
+    vars(twin).update(replace(partial(_substitute, fn, made), vars(part), (Tensor, Node)))
+    return twin
+
+
+def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
+    """The nested dicts, lists and tuples with `fn(part)` for each part of these kinds; any other
+    part stays."""
+    if isinstance(tree, kinds):
+        return fn(tree)
     if isinstance(tree, dict):
-        return {name: _substitute(fn, child, made) for name, child in tree.items()}
+        return {name: replace(fn, part, kinds) for name, part in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return _like(tree, [_substitute(fn, child, made) for child in tree])
-    if isinstance(tree, Node):
-        twin = copy.copy(tree)
-        vars(twin).update({k: _substitute(fn, field, made) for k, field in vars(tree).items()})
-        return twin
+        return _like(tree, [replace(fn, part, kinds) for part in tree])
     return tree
 
 
