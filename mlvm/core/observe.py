@@ -64,11 +64,13 @@ def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:
-    """Set the method anew, as the instance's own, or drop it where no layer is left."""
-    vars(vm).pop(name, None)
+    """Set the method anew, as the instance's own, or drop it where no layer is left. In one step:
+    at no time may a call on another thread find a layer missing."""
+    method = getattr(type(vm), name).__get__(vm)
     layers = _layers_of(vm, name)
+    for layer in layers:
+        method = partial(layer, method)
     if layers:
-        method = getattr(vm, name)
-        for layer in layers:
-            method = partial(layer, method)
         setattr(vm, name, method)
+    else:
+        vars(vm).pop(name, None)
