@@ -68,11 +68,11 @@ def _wrap(vm: VMProtocol, name: str) -> None:
 
     It is replaced at once: a launch on another thread never passes by a layer that stays.
     """
+    method = getattr(type(vm), name).__get__(vm)
     layers = _layers_of(vm, name)
+    for layer in layers:
+        method = partial(layer, method)
     if layers:
-        method = getattr(type(vm), name).__get__(vm)
-        for layer in layers:
-            method = partial(layer, method)
         setattr(vm, name, method)
     else:
         vars(vm).pop(name, None)

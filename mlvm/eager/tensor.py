@@ -13,6 +13,7 @@ import numpy as np
 from mlvm.arena.arena import STALE, Allocation, Arena, scope, stale_of, using
 from mlvm.core.errors import (
     AttributeRefused,
+    CaptureError,
     DTypeError,
     HandleError,
     MlvmError,
@@ -530,6 +531,8 @@ class Tensor(Allocation):
             values = self.numpy()
         except HandleError:  # alive, but on a VM without bytes
             return f"<dry {self.type}{where}>"
+        except CaptureError:  # what it holds is known to a launch of the recorded program only
+            return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"
 

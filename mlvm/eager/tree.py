@@ -212,28 +212,34 @@ def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None =
     `fn` is called once for each tensor: one that occurs twice does so in the result, and so does a
     Module.
     """
-    return _substitute(fn, tree, {}, [] if twins is None else twins)
+    made: dict[int, Tree] = {}
 
-
-def _substitute(
-    fn: Callable[[Tensor], Tensor], tree: Tree, made: dict[int, Tree], twins: Twins
-) -> Tree:
-    if id(tree) in made:
-        return made[id(tree)]
-    if isinstance(tree, Tensor):
-        made[id(tree)] = fn(tree)
-        return made[id(tree)]
-    if isinstance(tree, dict):
-        return {name: _substitute(fn, child, made, twins) for name, child in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return _like(tree, [_substitute(fn, child, made, twins) for child in tree])
-    if isinstance(tree, Node):
-        twin = made[id(tree)] = copy.copy(tree)
-        twins.append((tree, twin))
-        for name, field in vars(tree).items():
-            if name not in tree._buffers:
-                vars(twin)[name] = _substitute(fn, field, made, twins)
+    def substituted(part: Tensor | Node) -> Tree:
+        if id(part) in made:
+            return made[id(part)]
+        if isinstance(part, Tensor):
+            made[id(part)] = fn(part)
+            return made[id(part)]
+        twin = made[id(part)] = copy.copy(part)
+        if twins is not None:
+            twins.append((part, twin))
+        for name, field in vars(part).items():
+            if name not in part._buffers:
+                vars(twin)[name] = replace(substituted, field, (Tensor, Node))
         return twin
+
+    return replace(substituted, tree, (Tensor, Node))
+
+
+def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
+    """The nested dicts, lists and tuples with `fn(part)` for each part of these kinds; any other
+    part stays."""
+    if isinstance(tree, kinds):
+        return fn(tree)
+    if isinstance(tree, dict):
+        return {name: replace(fn, part, kinds) for name, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return _like(tree, [replace(fn, part, kinds) for part in tree])
     return tree
 
 

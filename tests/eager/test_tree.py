@@ -24,6 +24,7 @@ from mlvm.eager.tree import (
     map_tree,
     named_tensors,
     rebind_buffers,
+    replace,
     substitute,
 )
 
@@ -276,3 +277,13 @@ class TestLoad:
         with pytest.raises(GradientError, match="while a tape needs its old value"):
             load({"x": x}, {"x": ONE}, "value")
         assert float(pullback(tensor(1))[0]) == 6
+
+
+def test_replace_maps_parts_of_any_kind_and_keeps_the_rest() -> None:
+    module = Leaf()
+    tree = {"a": [1, "two", (3.0, module)], "b": Pair(None, 4)}
+    found = replace(lambda x: x + 1, tree, (int, float))
+    assert found == {"a": [2, "two", (4.0, module)], "b": Pair(None, 5)}
+    assert found["a"][2][1] is module
+    x = tensor()
+    assert replace(id, [x, module]) == [id(x), module]

@@ -12,12 +12,13 @@ and all later ones launch it. Python runs no more, so whatever it did besides is
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
@@ -31,12 +32,13 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager import random
-from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
+from mlvm.eager.capture.recorder import Recorder, recorder, recording_of, refuse_captured
 from mlvm.eager.capture.signature import CALLED, Signature
+from mlvm.eager.capture.surroundings import Field, Surroundings
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import asarray
 from mlvm.eager.tensor import Tensor, explain, prepare_constants
-from mlvm.eager.tree import require_writable
+from mlvm.eager.tree import replace, require_writable
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, looped
 from mlvm.step.flow import Flow, Home, Value
@@ -52,34 +54,75 @@ _MOST_SIGNATURES: Final = 64
 
 
 class _Result(NamedTuple):
-    """A tensor that the function returned: the output, input or state of that number, as a type."""
+    """A tensor that the function left: the argument of number `given`, if it is one of them, or
+    what lies at `home`, or a `view` of that as `type`."""
 
     home: Home
     type: TensorType
+    view: bool
+    given: int | None
+
+    def made(self, given: Sequence[Tensor], places: Mapping[str, Sequence[Allocation]]) -> Any:
+        """The tensor, of a call that was given these and uses the ones at `places`, by role."""
+        if self.given is not None:
+            return given[self.given]
+        x = places[self.home.role][self.home.index].root
+        if not self.view:
+            return x
+        view = x.arena.view(x, self.type, Tensor)
+        view.tape = None
+        return view
+
+
+class _Leaf(NamedTuple):
+    """Stands in a tree for the result of that number."""
+
+    number: int
+
+
+class _Output(NamedTuple):
+    """A tensor to be made for results: beside what the `field` names that it is for, or in the
+    current arena."""
+
+    type: TensorType
+    field: Field | None
+
+    def alloc(self, current: Arena) -> Tensor:
+        old = self.field.value if self.field is not None else None
+        beside = old.arena if isinstance(old, Tensor) else current
+        arena = beside if beside.__class__ is Arena and beside.vm is current.vm else current
+        out = arena.alloc(self.type, Tensor)
+        out.tape = None
+        return out
+
+
+class _Recording(NamedTuple):
+    """What a call of a function did: `tree` is what it returned, with leaves for `results`, and
+    `rebound` the fields that name one of these since."""
+
+    record: Recorder
+    flow: Flow
+    tree: Any
+    results: list[_Result]
+    outputs: list[_Output]
+    rebound: list[tuple[Field, int]]
 
 
 class _Entry:
     """The program for one signature, and what to launch it with."""
 
-    def __init__(
-        self,
-        planned: Planned,
-        record: Recorder,
-        result: Any,
-        outputs: list[TensorType],
-        held: list[Any],
-    ) -> None:
-        written = {use.value.home for call in record.calls for use in call.outs}
+    def __init__(self, planned: Planned, recorded: _Recording, signature: Signature) -> None:
+        record, flow, self.tree, self.results, self.outputs, self.rebound = recorded
+        written = {use.value.home for call in flow.calls for use in call.outs}
         self.updates = [
             (home.role, home.index) for home in written if home and home.role in ("input", "state")
         ]
         self.planned = planned
-        self.result = result
-        self.outputs = outputs
-        self.held = [*held, *record.held]
+        self.held = [*signature.held, record.vm, *record.held]
+        self.fields = [field for field, _ in signature.fields]
         self.looped: Program | None = None
-        self.inputs = tuple([x.type for x in record.inputs])
-        self.same = {i: record.inputs[i] for i in record.same}
+        self.inputs = tuple([x.type for x in signature.inputs])
+        self.same = {i: signature.inputs[i].root for i in record.same}
         self.roots = {id(x) for x in record.states}
         self.states = record.states
         given = planned.arguments
@@ -92,14 +135,14 @@ class _Entry:
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
-    def updated(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Of these arguments and of the state, what a launch changes."""
-        return [(tensors if role == "input" else self.states)[i] for role, i in self.updates]
+    def updated(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """Of these inputs and of the state, what a launch changes."""
+        return [(inputs if role == "input" else self.states)[i] for role, i in self.updates]
 
-    def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether arguments are what the function reached otherwise just where they were then."""
-        return all(tensors[i].root is x.root for i, x in self.same.items()) and not any(
-            id(x.root) in self.roots for x in tensors
+    def fits(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether inputs are what the function reached otherwise just where they were then."""
+        return all(inputs[i].root is x for i, x in self.same.items()) and not any(
+            id(x.root) in self.roots for x in inputs
         )
 
 
@@ -108,47 +151,52 @@ def _as_type(x: Allocation, type: TensorType) -> Allocation:
 
 
 class _Scratch:
-    """The scratch memory of a captured function on one VM, as large as its largest plan."""
+    """The scratch memory of a captured function on one VM, as large as its largest plan. Whoever
+    uses it has its `lock`."""
 
     def __init__(self, vm: VMProtocol) -> None:
-        self.vm = vm
+        self._vm = weakref.ref(vm)
         self.lock = threading.RLock()
         self.nbytes = 0
         self.storage: StorageHandle | None = None
 
-    def reserve(self, entry: _Entry) -> tuple[TensorHandle, ...]:
-        """The handles of the tensors that the entry has there."""
+    def reserve(self, vm: VMProtocol, entry: _Entry) -> tuple[TensorHandle, ...]:
+        """The handles of the tensors that the entry has there, on its VM."""
         nbytes = entry.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
             self.release()
-            self.storage, self.nbytes = self.vm.alloc_storage(nbytes), nbytes
+            self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
         if entry.storage != self.storage:
             entry.storage = self.storage
             entry.scratch = tuple(
                 [
-                    self.vm.tensor_from_storage(self.storage, type, offset)
+                    vm.tensor_from_storage(self.storage, type, offset)
                     for offset, type in entry.takes_scratch
                 ]
             )
         return entry.scratch
 
     def release(self) -> None:
-        if self.storage is not None:
-            self.vm.dealloc_storage(self.storage)
-            self.storage, self.nbytes = None, 0
+        vm = self._vm()
+        if self.storage is not None and vm is not None:
+            vm.dealloc_storage(self.storage)
+        self.storage, self.nbytes = None, 0
 
 
 class Captured(Generic[P, R]):
     """A function that runs as a program; `capture` makes it.
 
     `signatures` is how many programs there are. `program` and `plan` are those of the last call.
+    Threads may share it: what they launch on one VM, and `close`, happen one after the other.
     """
 
     def __init__(self, fn: Callable[P, R], *, fuse: bool, recompute: bool) -> None:
         self.fn = fn
         self.fuse = fuse
         self.recompute = recompute
+        self._lock = threading.RLock()  # of what follows, while it changes
         self._entries: dict[Any, list[_Entry]] = {}
+        self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
         self._last: _Entry | None = None
         self._names = CALLED
@@ -176,14 +224,11 @@ class Captured(Generic[P, R]):
         arena = current_arena()
         given, named = _with_tensors(args), _with_tensors(kwargs)
         signature, key = self._signature(arena.vm, given, named)
-        tensors = _distinct(signature.tensors)
-        entries = self._entries.get(key, ())
-        entry = next((each for each in entries if each.fits(tensors)), None)
+        entry = self._find(key, signature.inputs)
         if entry is None:
-            entry = self._record(arena, given, named, [*signature.held, arena.vm])
-            self._remember(key, entry)
+            entry = self._record(arena, given, named, signature, key)
         self._last = entry
-        return self._replay(entry, arena, tensors, loop=loop)
+        return self._replay(entry, arena, signature, loop=loop)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method, captured for each instance."""
@@ -191,14 +236,13 @@ class Captured(Generic[P, R]):
 
     @property
     def signatures(self) -> int:
-        return sum(map(len, self._entries.values()))
+        with self._lock:
+            return sum(map(len, self._entries.values()))
 
     @property
     def planned(self) -> Planned:
         """The last call's program with its plan. Raises `CaptureError` before the first call."""
-        if self._last is None:
-            raise CaptureError(f"{self!r} has not been called yet")
-        return self._last.planned
+        return self._last_entry().planned
 
     @property
     def program(self) -> Program:
@@ -217,23 +261,33 @@ class Captured(Generic[P, R]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which
         `python -m mlvm run` takes. Raises `CaptureError` before the first call, and `OSError`."""
-        planned, entry = self.planned, self._last
-        assert entry is not None  # or there was no plan
+        entry = self._last_entry()
+        planned = entry.planned
         if any(instruction.opcode is Opcode.push_int for instruction in planned.program.main.code):
             raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
-        results = [Result(x.home.role, x.home.index, x.type) for x in _leaves(entry.result)]
+        if entry.fields or entry.rebound:
+            raise CaptureError(f"{self!r} rebinds {_listed(entry)}, which no file can hold")
+        leaves: list[_Leaf] = []
+        replace(leaves.append, entry.tree, _Leaf)
+        left = [entry.results[leaf.number] for leaf in leaves]
+        results = [Result(x.home.role, x.home.index, x.type) for x in left]
         with using(entry.states):
             states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
-        step = SavedStep(planned, entry.inputs, tuple(entry.outputs), tuple(results), states)
+        outputs = tuple([output.type for output in entry.outputs])
+        step = SavedStep(planned, entry.inputs, outputs, tuple(results), states)
         Path(path).write_bytes(step.to_bytes())
 
     def close(self) -> None:
-        """Give the scratch memory back, and forget the programs. A later call records anew."""
-        for scratch in self._scratch.values():
-            scratch.release()
-        self._scratch.clear()
-        self._entries.clear()
-        self._last = None
+        """Give the scratch memory back, and forget the programs. A later call records anew, and
+        one that runs now is waited for."""
+        with self._lock:
+            scratches = list(self._scratch.values())
+            self._entries.clear()
+            self._rebound.clear()
+            self._last = None
+        for scratch in scratches:
+            with scratch.lock:
+                scratch.release()
 
     def __del__(self) -> None:
         if hasattr(self, "_scratch"):
@@ -243,10 +297,16 @@ class Captured(Generic[P, R]):
         name = getattr(self.fn, "__qualname__", repr(self.fn))
         return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
 
+    def _last_entry(self) -> _Entry:
+        entry = self._last
+        if entry is None:
+            raise CaptureError(f"{self!r} has not been called yet")
+        return entry
+
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
         while True:
-            signature = Signature(self.fn, self._names)
+            signature = Signature(self.fn, self._names, self._rebound)
             key = (
                 id(vm),
                 signature.of_argument(args),
@@ -257,39 +317,53 @@ class Captured(Generic[P, R]):
                 return signature, key
             self._names = signature.names
 
-    def _remember(self, key: Any, entry: _Entry) -> None:
-        if self.signatures >= _MOST_SIGNATURES:
-            self._entries.clear()
-        self._entries.setdefault(key, []).append(entry)
+    def _find(self, key: Any, inputs: Sequence[Tensor]) -> _Entry | None:
+        return next((each for each in self._entries.get(key, ()) if each.fits(inputs)), None)
 
-    def _record(self, arena: Arena, args: Any, kwargs: Any, held: list[Any]) -> _Entry:
-        outputs: list[TensorType] = []
-        record, flow, result = _recorded(self.fn, args, kwargs, arena, outputs)
-        planned = compile_flow(flow, fuse=self.fuse, recompute=self.recompute)
-        return _Entry(planned, record, result, outputs, held)
+    def _record(
+        self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
+    ) -> _Entry:
+        """Record the call. Its program is for later calls too, unless the function has changed
+        what decides which program a call gets: then later calls find out for themselves."""
+        recorded = _recorded(self.fn, args, kwargs, arena, signature)
+        planned = compile_flow(recorded.flow, fuse=self.fuse, recompute=self.recompute)
+        entry = _Entry(planned, recorded, signature)
+        with self._lock:
+            for field, _ in entry.rebound:  # from now on this is as an argument
+                self._rebound.setdefault(id(field.node), set()).add(field.name)
+        if self._signature(arena.vm, args, kwargs)[1] == key:
+            with self._lock:
+                if self.signatures >= _MOST_SIGNATURES:
+                    self._entries.clear()
+                    self._rebound.clear()
+                self._entries.setdefault(key, []).append(entry)
+        return entry
 
-    def _replay(self, entry: _Entry, arena: Arena, tensors: Sequence[Tensor], *, loop: bool) -> Any:
-        require_writable(entry.updated(tensors))
+    def _replay(self, entry: _Entry, arena: Arena, signature: Signature, *, loop: bool) -> Any:
+        inputs = signature.inputs
+        require_writable(entry.updated(inputs))
         programs = [entry.planned.program]
         if loop:
+            if entry.rebound:
+                raise CaptureError(
+                    f"{self!r} rebinds {_listed(entry)}, which a loop of the machine's own cannot "
+                    f"do; update it in place"
+                )
             entry.looped = entry.looped or looped(entry.planned.program)
             programs.append(entry.looped)
         scratch = self._scratch.get(arena.vm)
         if scratch is None:
-            scratch = self._scratch.setdefault(arena.vm, _Scratch(arena.vm))
-        outputs = []
-        for type in entry.outputs:
-            out = arena.alloc(type, Tensor)
-            out.tape = None
-            outputs.append(out)
+            with self._lock:
+                scratch = self._scratch.setdefault(arena.vm, _Scratch(arena.vm))
+        outputs = [output.alloc(arena) for output in entry.outputs]
         used = [
-            *[_as_type(tensors[i], type) for i, type in entry.takes_input],
+            *[_as_type(inputs[i], type) for i, type in entry.takes_input],
             *[_as_type(outputs[i], type) for i, type in entry.takes_output],
             *entry.takes_state,
         ]
         try:
             with scratch.lock, using(used):
-                handles = (*[x.handle for x in used], *scratch.reserve(entry))
+                handles = (*[x.handle for x in used], *scratch.reserve(arena.vm, entry))
                 for program in programs:
                     arena.vm.launch(program, handles)
         except HandleError as error:
@@ -298,18 +372,12 @@ class Captured(Generic[P, R]):
             _name_line(error, entry.planned)
             raise
 
-        def there(result: _Result) -> Tensor:
-            home = result.home
-            if home.role == "output":
-                x: Any = outputs[home.index]
-            else:
-                x = (tensors if home.role == "input" else entry.states)[home.index]
-            if x.type is not result.type:
-                x = x.arena.view(x, result.type, Tensor)
-                x.tape = None
-            return x  # type: ignore[no-any-return]
-
-        return _mapped(there, entry.result, _Result)
+        places: dict[str, Sequence[Allocation]]
+        places = {"input": inputs, "output": outputs, "state": entry.states}
+        results = [result.made(signature.tensors, places) for result in entry.results]
+        for field, number in entry.rebound:
+            field.set(results[number])
+        return replace(lambda leaf: results[leaf.number], entry.tree, _Leaf)
 
 
 def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) -> Captured[P, R]:
@@ -327,10 +395,13 @@ def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) ->
     memory. With `recompute`, what is cheap is computed again for the backward pass rather than
     kept. Neither changes a bit of the result.
 
+    A field of a Module that is rebound to a tensor of the type that it held is state as well:
+    each call rebinds it, to a tensor in the arena of the one before.
+
     Raises `CaptureError`, which names the line, where the function reads a tensor's value, copies a
     Python value into one, calls an op whose result's shape depends on values, or keeps a tensor
-    of its own otherwise than by returning it; `GradientError` inside a differentiated function;
-    and whatever the function raises.
+    of its own otherwise than by returning it or in such a field; `GradientError` inside a
+    differentiated function; and whatever the function raises.
     """
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
@@ -354,75 +425,121 @@ def measure(
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
     tensor itself. Raises what `capture` raises.
     """
-    outputs: list[TensorType] = []
-    record, flow, _ = _recorded(fn, args, kwargs, current_arena(), outputs)
-    return Measured(record.needed, compile_flow(flow, fuse=fuse, recompute=recompute).plan)
+    refuse_captured("a function is measured")
+    captured = Captured(fn, fuse=fuse, recompute=recompute)
+    arena = current_arena()
+    signature, _ = captured._signature(arena.vm, args, kwargs)
+    recorded = _recorded(fn, args, kwargs, arena, signature)
+    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute).plan
+    return Measured(recorded.record.needed, plan)
 
 
 def _recorded(
-    fn: Callable[..., Any], args: Any, kwargs: Any, arena: Arena, outputs: list[TensorType]
-) -> tuple[Recorder, Flow, Any]:
-    """Call the function with a recorder on: what was recorded, and the result with a `_Result` in
-    each tensor's place. `outputs` gets the types of the tensors to be made for results."""
+    fn: Callable[..., Any], args: Any, kwargs: Any, arena: Arena, signature: Signature
+) -> _Recording:
+    """Call the function with a recorder on. Fields that it rebinds name again what they named."""
     prepare_constants(arena.vm)
     random.prepare(arena.vm)
-    values: list[Value] = []
-    with recording_of(arena.vm) as record:
+    around = Surroundings(signature.held)
+    with recording_of(arena.vm, signature.inputs) as record:
 
         def stand_in(x: Tensor | TensorType) -> Tensor:
-            return record.input(x) if isinstance(x, Tensor) else record.input_of(x)
+            return record.stand_in(x) if isinstance(x, Tensor) else record.stand_in_of(x)
 
-        def result_of(x: Tensor) -> _Result:
-            if x.handle == STALE:
-                raise CaptureError(f"a captured function returns what has ended: {x.stale()}")
-            value = record.value_of(x)
-            values.append(value)
-            if value.home is not None and value.home.role == "element":
-                raise CaptureError(
-                    f"a captured function returns a {x.type} that lies in a queue's slot; "
-                    f"return copy(x)"
-                )
-            if value.home is None or value.home.role == "scratch":
-                value.home = value.home or Home("output", 0, x.type)
-                value.home.role, value.home.index = "output", len(outputs)
-                outputs.append(x.type)
-            return _Result(value.home, x.type)
-
-        leaves = (Tensor, TensorType)
-        result = fn(*_mapped(stand_in, args, leaves), **_mapped(stand_in, kwargs, leaves))
-        result = _mapped(result_of, result)
-        record.check_kept()
-    return record, Flow(record.calls, values), result
-
-
-def _mapped(fn: Callable[[Any], Any], tree: Any, leaf: Any = Tensor) -> Any:
-    """The tree with `fn` of each leaf in its place; what is neither leaf nor container stays."""
-    if isinstance(tree, leaf):
-        return fn(tree)
-    if isinstance(tree, dict):
-        return {name: _mapped(fn, each, leaf) for name, each in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        mapped = [_mapped(fn, each, leaf) for each in tree]
-        if isinstance(tree, list):
-            return mapped
-        return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
-    return tree
-
-
-def _leaves(result: Any) -> list[_Result]:
-    found: list[_Result] = []
-    _mapped(found.append, result, _Result)
+        try:
+            for field, x in signature.fields:
+                field.set(stand_in(x))
+            given = [replace(stand_in, each, (Tensor, TensorType)) for each in (args, kwargs)]
+            tree = fn(*given[0], **given[1])
+            del given
+            for field, x in signature.fields:
+                if field.value is stand_in(x):  # it was not rebound
+                    field.set(x)
+            left = _Left(record, signature.tensors)
+            tree = replace(left.leaf, tree)
+            rebound = left.fields(around)
+        except BaseException:
+            around.put_back(failed=True)
+            raise
+        around.put_back(failed=False)
+        flow = Flow(record.calls, left.values)
+        found = _Recording(record, flow, tree, left.results, left.outputs, rebound)
+        del left
+        _refuse_kept(record, around)
     return found
+
+
+class _Left:
+    """What a function leaves: the tensors that it returns, and those that it rebinds fields to."""
+
+    def __init__(self, record: Recorder, given: Sequence[Tensor]) -> None:
+        self.results: list[_Result] = []
+        self.values: list[Value] = []
+        self.outputs: list[_Output] = []
+        self._record = record
+        self._given = {id(record.stand_in(x)): i for i, x in enumerate(given)}
+        self._leaves: dict[int, tuple[_Leaf, Tensor]] = {}  # by the id of the tensor
+
+    def leaf(self, x: Tensor, field: Field | None = None) -> _Leaf:
+        """The leaf for a tensor. Raises `CaptureError` for one that no launch can make."""
+        if id(x) not in self._leaves:
+            self._leaves[id(x)] = _Leaf(len(self.results)), x
+            self.results.append(self._result(x, field))
+        return self._leaves[id(x)][0]
+
+    def fields(self, around: Surroundings) -> list[tuple[Field, int]]:
+        """The fields that were rebound, with the numbers of the results that they are to name."""
+        return [(field, self.leaf(x, field).number) for field, x in around.rebound()]
+
+    def _result(self, x: Tensor, field: Field | None) -> _Result:
+        if x.handle == STALE:
+            raise CaptureError(f"a captured function returns what has ended: {x.stale()}")
+        value = self._record.value_of(x)
+        self.values.append(value)
+        if value.home is not None and value.home.role == "element":
+            raise CaptureError(
+                f"a captured function returns a {x.type} that lies in a queue's slot; "
+                f"return copy(x)"
+            )
+        home = value.home
+        if home is None or home.role == "scratch":
+            home = value.home = home or Home("output", 0, x.root.type)
+            home.role, home.index = "output", len(self.outputs)
+            self.outputs.append(_Output(x.root.type, field))
+        elif home.role == "output" and field is not None:
+            output = self.outputs[home.index]
+            self.outputs[home.index] = output._replace(field=output.field or field)
+        return _Result(home, x.type, x.base is not None, self._given.get(id(x)))
+
+
+def _refuse_kept(record: Recorder, around: Surroundings) -> None:
+    """Raise `CaptureError` if a tensor that the function has made or was given is kept somewhere:
+    later calls would put no other there. Names that keep one name again what they named before."""
+    if record.made():
+        gc.collect()
+    kept = record.made()
+    if not kept:
+        return
+    x, where = around.find(kept) or (kept[0], "some other place")
+    line = record.line_of(x)
+    if x.arena not in (record.arena, record.arguments):
+        where = f"arena {x.arena.name!r}"
+    what = f"{line}: a {x.type} made inside" if line else f"a {x.type} given to"
+    raise CaptureError(
+        f"{what} a captured function is kept in {where}, where later calls would put no other; "
+        f"return it, and keep it outside, or rebind a Module's field that holds a {x.type}"
+    )
+
+
+def _listed(entry: _Entry) -> str:
+    """The fields that a call rebinds, or that another call of the same function does."""
+    fields = entry.fields or [field for field, _ in entry.rebound]
+    return ", ".join(f"{each.name!r} of {type(each.node).__name__}" for each in fields)
 
 
 def _with_tensors(tree: Any) -> Any:
     """The tree with tensors in place of numpy arrays."""
-    return _mapped(asarray, tree, (np.ndarray, np.generic))
-
-
-def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, of those over the same bytes the first only."""
-    return list({id(x.root): x for x in reversed(tensors)}.values())[::-1]
+    return replace(asarray, tree, (np.ndarray, np.generic))
 
 
 _AT: Final = re.compile(r"at main, pc (\d+):")

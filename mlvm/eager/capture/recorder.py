@@ -8,7 +8,6 @@ launch of these calls could not do again raises `CaptureError`, and names the li
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError, HandleError, user_line
 from mlvm.core.machine.callee import OUT
+from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
@@ -40,23 +40,23 @@ _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 class Recorder:
     """A VM of its own, as far as a function can tell: it knows types, and holds no bytes.
 
-    `calls` is what was recorded so far. `inputs` are the tensors that the function was given,
-    `states` others from outside that it used, and `same` the numbers of inputs that it also
-    reached as the latter. `held` has to live as long as what was recorded.
+    `inputs` are the tensors that the function is given, one for each memory; it gets a `stand_in`
+    for each. `calls` is what was recorded so far. `states` are tensors from outside that the
+    function used and was not given. `same` has the numbers of inputs that it also reached by
+    itself. `held` has to live as long as what was recorded.
     """
 
-    def __init__(self, vm: VMProtocol) -> None:
+    def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
         self.vm = vm
         self.calls: list[Call] = []
-        self.inputs: list[Tensor] = []
         self.states: list[Allocation] = []
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
         self.same: set[int] = set()
         self.held: list[object] = []
+        self._arguments = 0
         self._elements = 0
-        self._twins: list[tuple[Tensor, Tensor]] = []
-        self._bases: list[tuple[Tensor, Tensor]] = []
+        self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
         self._scratch = 0
         self._reached: dict[StorageHandle, int] = {}  # up to which byte a storage was used
         self._given: set[StorageHandle] = set()  # storages of arguments
@@ -71,6 +71,9 @@ class Recorder:
             for reference in regions(vm).valuerefs()  # other threads make regions meanwhile
             if (region := reference()) is not None and region.holder is not None
         }
+        self._inputs = {id(x.root): i for i, x in enumerate(inputs)}
+        for x in inputs:
+            self._stand_ins[id(x.root)] = self._argument(x.root.type)
 
     # --- what the function sees -------------------------------------------------------
 
@@ -137,9 +140,6 @@ class Recorder:
         arena = scope.get()
         if arena is not None and arena is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
-            holder = regions(self.vm)[handle].holder
-            assert holder is not None  # it was allocated to be written
-            self._outside[id(holder)] = holder
             return
         raise CaptureError(
             f"{user_line()}: a value from Python is copied into a tensor inside a captured "
@@ -155,29 +155,27 @@ class Recorder:
 
     # --- what it does -----------------------------------------------------------------
 
-    def input(self, x: Tensor) -> Tensor:
-        """A stand-in for an argument of the function; the same one for the same tensor, and for
-        views of one tensor views of one."""
-        for given, known in self._twins:
-            if given is x:
-                return known
-        twin = next((twin for given, twin in self._bases if given.root is x.root), None)
-        if twin is None:
-            twin = self.input_of(x.root.type)
-            self.inputs[-1] = x
-            self._bases.append((x, twin))
-        if x.base is not None:
-            twin = self.arguments.view(twin, x.type, Tensor)
-            twin.prepare()
-        self._twins.append((x, twin))
-        return twin
+    def stand_in(self, x: Tensor) -> Tensor:
+        """What the function gets for a tensor over the memory of an input: always the same, and
+        for a view a view."""
+        found = self._stand_ins.get(id(x))
+        if found is None:
+            found = self.arguments.view(self._stand_ins[id(x.root)], x.type, Tensor)
+            found.prepare()
+            self._stand_ins[id(x)] = found
+        return found
 
-    def input_of(self, type: TensorType) -> Tensor:
-        """A stand-in for an argument of that type."""
-        twin = self._given_tensor(type)
-        self._settle(twin, "input", len(self.inputs))
-        self.inputs.append(twin)
-        return twin
+    def stand_in_of(self, type: TensorType) -> Tensor:
+        """What the function gets for one input more, of which only the type is known."""
+        x = self._argument(type)
+        self._stand_ins[id(x)] = x
+        return x
+
+    def _argument(self, type: TensorType) -> Tensor:
+        x = self._given_tensor(type)
+        self._settle(x, "input", self._arguments)
+        self._arguments += 1
+        return x
 
     def _given_tensor(self, type: TensorType) -> Tensor:
         self._allocating = self._given
@@ -210,20 +208,22 @@ class Recorder:
         """The bytes of an arena that would have held all that the function made."""
         return sum(self._reached.values())
 
-    def check_kept(self) -> None:
-        """Raise `CaptureError` if a tensor is left in an arena that the function has entered
-        itself: a later call would make no other."""
+    def made(self) -> list[Tensor]:
+        """What was made inside, stand-ins too, and is still alive. Stand-ins are from here on only
+        what the function has kept of them."""
+        self._stand_ins.clear()
+        found: list[Allocation] = []
         for key, reference in self._references.items():
-            home = self._homes.get(key)
             x = reference()
-            if x is None or x.region is None or x.arena in (self.arena, self.arguments):
-                continue
-            if key not in self._united and (home is None or home.role == "scratch"):
-                raise CaptureError(
-                    f"{_made_at(self.calls, self._values.get(key))}: a {x.type} made inside a "
-                    f"captured function is kept in arena {x.arena.name!r}; return it, and keep it "
-                    f"outside"
-                )
+            if x is not None and x.region is not None and self._outside.get(key) is not reference:
+                found += [x, *(x.region.views or {}).values()]
+        return [x for x in found if isinstance(x, Tensor)]
+
+    def line_of(self, x: Tensor) -> str | None:
+        """The line of Python that made the tensor; none for a stand-in."""
+        value = self._values.get(id(_reference_to(x)))
+        lines = (call.line for call in self.calls for use in call.outs if use.value is value)
+        return next((line for line in lines if line), None)
 
     def close(self) -> None:
         """End all that the function has made."""
@@ -266,12 +266,14 @@ class Recorder:
         if isinstance(holder.arena, ScratchPad):
             raise _refused("a tensor of a scratch pad, which may lie over others, is used")
         self._references[id(reference)] = reference
+        if holder.arena is prepare_constants(self.vm).arena:  # maybe written only now
+            self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
-            for i, x in enumerate(self.inputs):
-                if x.root is holder:  # an argument that the function also has otherwise
-                    self.same.add(i)
-                    twin = next(twin for given, twin in self._twins if given is x)
-                    return self._united.setdefault(id(reference), _reference_to(twin))
+            number = self._inputs.get(id(holder))
+            if number is not None:  # an argument that the function also has otherwise
+                self.same.add(number)
+                stand_in = _reference_to(self._stand_ins[id(holder)])
+                return self._united.setdefault(id(reference), stand_in)
             self._settle(holder, "state", len(self.states))
             self.states.append(holder)
         return reference
@@ -317,11 +319,6 @@ def _reference_to(x: Allocation) -> Reference:
     return region.holder
 
 
-def _made_at(calls: Sequence[Call], value: Value | None) -> str:
-    lines = (call.line for call in calls for use in call.outs if use.value is value)
-    return next((line for line in lines if line), "somewhere")
-
-
 def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
     """The function that a one-call program calls, the numbers of the arguments it is called with,
     and its attributes. Raises `CaptureError` for another program, or one that leaves values."""
@@ -345,47 +342,31 @@ def _refused(what: str) -> CaptureError:
     )
 
 
-class _OneAtATime:
-    """Lets one thread at a time record on a VM."""
-
-    def __init__(self, vm: VMProtocol) -> None:
-        self.lock = threading.RLock()
-
-
 @contextmanager
-def recording_of(vm: VMProtocol) -> Iterator[Recorder]:
+def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
-    have no bytes. Other threads notice nothing."""
-    me = threading.get_ident()
-    with vm.attached(
-        _OneAtATime
-    ).lock:  # of one thread at a time: the methods are put back in the reverse order
-        on = Recorder(vm)
-        before = {name: vars(vm).get(name) for name in _REPLACED}
-        for name in _REPLACED:
-            setattr(vm, name, _divided(getattr(on, name), getattr(vm, name), me))
-        token = recorder.set(on)
-        try:
-            with on.arena.allocating():
-                yield on
-        finally:
-            on.close()
-            recorder.reset(token)
-            for name, method in before.items():
-                if method is None:
-                    delattr(vm, name)
-                else:
-                    setattr(vm, name, method)
+    have no bytes. Other threads notice nothing, and may record at the same time."""
+    on = Recorder(vm, inputs)
+    token = recorder.set(on)
+    try:
+        layers = {name: _layer(on, name) for name in _REPLACED}
+        with observed(vm, **layers), on.arena.allocating():
+            yield on
+    finally:
+        on.close()
+        recorder.reset(token)
+
+
+def _layer(on: Recorder, name: str) -> Layer:
+    """The recorder's method of that name, where it is on."""
+
+    def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return (getattr(on, name) if recorder.get() is on else proceed)(*args, **options)
+
+    return layer
 
 
 def refuse_captured(what: str) -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
     if recorder.get() is not None:
         raise _refused(what)
-
-
-def _divided(mine: Callable[..., Any], others: Callable[..., Any], thread: int) -> Any:
-    """A method that is `mine` on that thread, and another on others."""
-    return lambda *args, **kwargs: (mine if threading.get_ident() == thread else others)(
-        *args, **kwargs
-    )

@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
+from mlvm.eager.capture.surroundings import Field
 from mlvm.eager.optim import Optimizer
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import Node
+
+NO_FIELDS: Final[Mapping[int, set[str]]] = {}
 
 CALLED: Final = frozenset({"__call__"})
 """What is called without being named."""
@@ -34,15 +37,26 @@ class Signature:
     So is what is reached by functions among them that are its own methods, or of the same file.
     `names` are those in all that code; a signature made with fewer of them has not seen it all.
 
-    `tensors` are the arguments' tensors; others, as those in Modules, are known by identity.
-    `held` keeps alive what is known so.
+    `tensors` are the arguments' tensors, each once; others, as those in Modules, are known by
+    identity. But a field of a Module that is among `rebound`, which has names by the id of the
+    Module, is as an argument: `fields` are those. `inputs` are the first of the tensors over each
+    memory: here inputs get their numbers. `held` keeps alive what is known by identity.
     """
 
-    def __init__(self, fn: Callable[..., Any], names: frozenset[str]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        names: frozenset[str],
+        rebound: Mapping[int, set[str]] = NO_FIELDS,
+    ) -> None:
         self.tensors: list[Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.fields: list[tuple[Field, Tensor]] = []
         self.held: list[Any] = []
         self.names = names
         self._globals = getattr(_unwrapped(fn), "__globals__", None)
+        self._rebound = rebound
+        self._numbers: dict[int, int] = {}
         self._roots: dict[int, int] = {}
         self._seen: set[int] = set()
         self.function = self.of(fn, walked=True)
@@ -55,9 +69,13 @@ class Signature:
                     f"a captured function was given a {value.type} of scratch pad "
                     f"{value.arena.name!r}, which may lie over other tensors; give it a copy"
                 )
-            first = self._roots.setdefault(id(value.root), len(self.tensors))
-            self.tensors.append(value)
-            return Tensor, value.type, first
+            number = self._numbers.setdefault(id(value), len(self.tensors))
+            if number == len(self.tensors):
+                self.tensors.append(value)
+            place = self._roots.setdefault(id(value.root), len(self.inputs))
+            if place == len(self.inputs):
+                self.inputs.append(value)
+            return Tensor, value.type, number, place, value.base is None
         kind = value.__class__
         if isinstance(value, (list, tuple)):
             return kind, tuple([self.of_argument(each) for each in value])
@@ -110,8 +128,13 @@ class Signature:
         """Of what an object, class or module has."""
         fields = getattr(value, "__dict__", {})
         if isinstance(value, Node):
+            rebound = self._rebound.get(id(value), ())
             for name, field in fields.items():
-                yield name, self.of(field)
+                if name in rebound and isinstance(field, Tensor):
+                    self.fields.append((Field(value, name), field))
+                    yield name, self.of_argument(field)
+                else:
+                    yield name, self.of(field)
         elif isinstance(value, Optimizer):
             for name, field in fields.items():
                 if not isinstance(field, dict):  # which are of what it updates, always the same

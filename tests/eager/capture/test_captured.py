@@ -10,6 +10,8 @@ import functools
 import gc
 import inspect
 import math
+import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -525,17 +527,25 @@ def test_a_stale_tensor_around_the_function_is_named(place: Place) -> None:
         step(x)
 
 
-def test_what_a_function_keeps_by_itself_is_stale(place: Place) -> None:
+def test_what_a_function_keeps_by_itself_is_refused_and_stale(place: Place) -> None:
     kept: list[ml.Tensor] = []
+    hidden: list[ml.Tensor] = []
 
     @ml.capture
     def step(x: ml.Tensor) -> ml.Tensor:
         kept.extend([x, x + 1])
+        hidden.extend(kept)
         return x * 2
 
-    step(ones(2))
-    assert len(kept) == 2
-    for x in kept:
+    with pytest.raises(CaptureError, match="kept in item 0 of a list"):
+        step(ones(2))
+    assert kept == hidden == []
+    keep = hidden.extend  # a method that no signature looks into
+    by_a_method = ml.capture(lambda x: keep([x, x + 1]))
+    with pytest.raises(CaptureError, match="kept in some other place"):
+        by_a_method(ones(2))
+    assert len(hidden) == 2
+    for x in hidden:
         with pytest.raises(StaleTensor):
             x.numpy()
         with pytest.raises(StaleTensor):
@@ -621,8 +631,8 @@ def reads_numpy(x: ml.Tensor) -> Any:
     return x.numpy()  # here
 
 
-def reads_to_print(x: ml.Tensor) -> Any:
-    return f"{x + 1}"  # here
+def reads_to_format(x: ml.Tensor) -> Any:
+    return f"{ml.sum(x):.4f}"  # here
 
 
 def branches(x: ml.Tensor) -> Any:
@@ -676,7 +686,7 @@ PADS: list[Any] = []
     [
         reads_a_float,
         reads_numpy,
-        reads_to_print,
+        reads_to_format,
         branches,
         reads_an_argument_of_range,
         copies_an_array,
@@ -766,6 +776,24 @@ def test_an_arena_entered_inside_for_temporaries_is_fine(place: Place) -> None:
     assert place.batch.used == 0
 
 
+def test_a_tensor_prints_as_its_type_at_the_recording(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w = ones(2)
+
+    @ml.capture
+    def step(x: ml.Tensor) -> str:
+        y = ml.reshape(x * 2, (1, 3))
+        print(x, y)
+        return f"{y} {[w]!r} {x!s}"
+
+    for _ in range(2):
+        text = "<captured f32[1,3]> [<captured f32[2]>] <captured f32[3]>"
+        assert step(ones(3)) == text
+    assert capsys.readouterr().out == "<captured f32[3]> <captured f32[1,3]>\n"
+    assert "1." in repr(w)
+
+
 def test_pads_lie_over_each_other_and_are_refused_as_arguments(place: Place) -> None:
     pad = ml.ScratchPad(place.vm, 64)
     captured = ml.capture(lambda x: x + 1.0)
@@ -819,9 +847,9 @@ def test_a_function_that_raises_has_changed_nothing_and_is_recorded_again(place:
     def step(x: ml.Tensor) -> ml.Tensor:
         nonlocal w
         y = x * ml.random.uniform((3,))
-        kept.append(y)
         w += y
         if fails[0]:
+            kept.append(y)
             raise ValueError("mine")
         return y
 
@@ -999,6 +1027,96 @@ def test_threads_share_a_captured_function(place: Place) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_thread_joined_inside_records_on_the_same_vm(place: Place) -> None:
+    scale = ones(2)
+    inner = ml.capture(lambda x: ml.exp(x - 1.0) * scale + 2.5)
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def work() -> None:
+        with place.weights.allocating():
+            found.put(inner(ones(2)).tolist())
+
+    @ml.capture
+    def outer(x: ml.Tensor) -> Any:
+        y = x + 2.5
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        return y * scale
+
+    for _ in range(2):
+        assert outer(ones(2)).tolist() == [3.5, 3.5]
+    assert [found.get(timeout=1), found.empty()] == [[3.5, 3.5], True]
+    assert inner.signatures == outer.signatures == 1
+    assert "launch" not in vars(place.vm)
+
+
+def test_what_another_thread_makes_meanwhile_is_refused(place: Place) -> None:
+    made: list[Any] = []
+
+    def work() -> None:
+        with place.weights.allocating():
+            made.append(ones(2) * 3.0)
+
+    def step(x: ml.Tensor) -> Any:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return x + made.pop()  # here
+
+    with pytest.raises(CaptureError) as caught:
+        ml.capture(step)(ones(2))
+    assert line_of(step, "here") in str(caught.value)
+
+
+def test_a_captured_function_is_closed_beside_calls_on_other_threads(place: Place) -> None:
+    captured = ml.capture(lambda x: ml.sum(ml.softmax(x, axis=-1) * 1.0, axis=-1) * x[:, 0])
+    failures: list[Any] = []
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        arena = ml.Arena(place.vm, f"thread {number}")
+        try:
+            for i in range(120):
+                with arena:
+                    found = captured(ml.full((3 + i % 2, 4), float(number))).numpy()
+                    if not np.allclose(found, number):
+                        failures.append(found)
+        except BaseException as error:
+            failures.append(error)
+
+    def close() -> None:
+        try:
+            while not done.is_set():
+                captured.close()
+                assert captured.signatures >= 0
+        except BaseException as error:
+            failures.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        closing = threading.Thread(target=close)
+        for thread in (*threads, closing):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+        closing.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failures
+    captured.close()
+
+
+def test_a_function_is_not_measured_inside_a_captured_one(place: Place) -> None:
+    step = ml.capture(lambda x: ml.measure(lambda y: y + 1, x))
+    with pytest.raises(CaptureError, match="measured inside a captured function"):
+        step(ones(2))
 
 
 def test_on_workers_and_behind_the_wire() -> None:

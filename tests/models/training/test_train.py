@@ -18,7 +18,7 @@ from models.data import DataError
 from models.mlp import Mlp
 from models.training.checkpoint import CheckpointError, load, save
 from models.training.train import Diverged, OptionError, main, train
-from models.training.trainer import MODELS, Trainer
+from models.training.trainer import MODELS, Replica
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -182,10 +182,10 @@ def test_buffers_are_part_of_a_trainings_state(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(MODELS, "mlp", Counting)
     digits = data.load("digits")
     options: dict[str, Any] = {"steps": 3, "learning_rate": 0.1, "seed": 0}
-    trainer, other = (Trainer("mlp", digits, **options) for _ in range(2))
+    trainer, other = (Replica(ml.VM(), "mlp", digits, **options) for _ in range(2))
     images, labels = np.zeros((4, *digits.image_shape), np.float32), np.zeros(4, np.int64)
     for _ in range(2):
-        trainer.first.step(images, labels)
+        trainer.step(images, labels)
     other.load_state(trainer.state())
     assert int(other.state()["model/calls"]) == 2
 

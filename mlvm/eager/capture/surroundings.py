@@ -1,0 +1,156 @@
+"""Fields, variables and items around a captured function, before it is called and after.
+
+A field of a Module that held a tensor may be rebound to another of its type: a replay does so too.
+No replay gives any other name a new tensor, so none may keep one that the function has made.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from mlvm.eager.tensor import Tensor
+from mlvm.eager.tree import Node
+
+
+class Field(NamedTuple):
+    """A field of a Module."""
+
+    node: Node
+    name: str
+
+    @property
+    def value(self) -> Any:
+        return vars(self.node).get(self.name)
+
+    def set(self, value: Any) -> None:
+        vars(self.node)[self.name] = value
+
+
+class Surroundings:
+    """What a function reaches, with what each of its fields, variables and items is now."""
+
+    def __init__(self, reached: Iterable[object]) -> None:
+        distinct = {id(value): value for value in reached}
+        self._fields = [
+            (Field(node, name), value)
+            for node in distinct.values()
+            if isinstance(node, Node)
+            for name, value in vars(node).items()
+            if isinstance(value, Tensor)
+        ]
+        names = {id(each.owner): each for value in distinct.values() for each in _names_of(value)}
+        self._names = [(each, each.read()) for each in names.values()]
+
+    def rebound(self) -> Iterator[tuple[Field, Tensor]]:
+        """The fields that held a tensor and now hold another of its type, with that one."""
+        for field, x in self._fields:
+            now = field.value
+            if now is not x and isinstance(now, Tensor) and now.type is x.type:
+                yield field, now
+
+    def put_back(self, *, failed: bool) -> None:
+        """Have the rebound fields hold what they held; if the function has failed, all fields that
+        held a tensor."""
+        for field, x in self._fields:
+            now = field.value
+            if failed or (isinstance(now, Tensor) and now.type is x.type):
+                field.set(x)
+
+    def find(self, kept: Collection[Tensor]) -> tuple[Tensor, str] | None:
+        """One of these tensors and the name that keeps it. All names that keep one name again
+        what they named before."""
+        ids = set(map(id, kept))
+        found: tuple[Tensor, str] | None = None
+        for names, before in self._names:
+            keeping = {
+                key: x
+                for key, value in names.read().items()
+                if before.get(key, names) is not value
+                for x in _tensors(value)
+                if id(x) in ids
+            }
+            if keeping:
+                key, x = next(iter(keeping.items()))
+                found = found or (x, names.text.format(key))
+                names.put_back(before, keeping)
+        return found
+
+
+class _Names(NamedTuple):
+    """Names that one owner has: `read` gives what they name, `put_back(before, changed)` has
+    them name that again, and `text` says what a name is."""
+
+    owner: object
+    text: str
+    read: Callable[[], dict[Any, Any]]
+    put_back: Callable[[dict[Any, Any], Iterable[Any]], None]
+
+
+def _names_of(value: Any) -> Iterator[_Names]:
+    """The names that a Python value has for others."""
+    if isinstance(value, types.FunctionType):
+        yield _in_dict(value.__globals__, "global {!r}")
+        yield from map(_of_cell, value.__code__.co_freevars, value.__closure__ or ())
+    elif isinstance(value, dict):
+        yield _in_dict(value, "item {!r} of a dict")
+    elif isinstance(value, list):
+        yield _of_list(value)
+    elif isinstance(value, types.ModuleType):
+        yield _in_dict(vars(value), "global {!r} of " + value.__name__)
+    elif isinstance(value, Node):
+        yield _in_dict(vars(value), f"field {{!r}} of {type(value).__name__}")
+    elif isinstance(getattr(value, "__dict__", None), dict):
+        yield _in_dict(vars(value), f"attribute {{!r}} of {type(value).__name__}")
+
+
+def _in_dict(named: dict[Any, Any], text: str) -> _Names:
+    def put_back(before: dict[Any, Any], changed: Iterable[Any]) -> None:
+        for key in changed:
+            if key in before:
+                named[key] = before[key]
+            else:
+                del named[key]
+
+    return _Names(named, text, lambda: dict(named), put_back)
+
+
+def _of_list(items: list[Any]) -> _Names:
+    def put_back(before: dict[Any, Any], changed: Iterable[Any]) -> None:
+        items[:] = before.values()
+
+    return _Names(items, "item {} of a list", lambda: dict(enumerate(items)), put_back)
+
+
+def _of_cell(name: str, cell: types.CellType) -> _Names:
+    def read() -> dict[Any, Any]:
+        try:
+            return {name: cell.cell_contents}
+        except ValueError:  # a variable that has no value yet
+            return {}
+
+    def put_back(before: dict[Any, Any], changed: Iterable[Any]) -> None:
+        if before:
+            cell.cell_contents = before[name]
+        else:
+            del cell.cell_contents
+
+    return _Names(cell, "variable {!r}", read, put_back)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value is or holds, in containers or fields."""
+    seen: set[int] = set()
+    found = [value]
+    while found:
+        part = found.pop()
+        if isinstance(part, Tensor):
+            yield part
+        elif id(part) not in seen:
+            seen.add(id(part))
+            if isinstance(part, (list, tuple, set, frozenset)):
+                found += part
+            else:
+                named = part if isinstance(part, dict) else getattr(part, "__dict__", None)
+                found += named.values() if isinstance(named, dict) else ()

@@ -1,0 +1,209 @@
+"""Captured functions whose arguments and results share memory: as in eager, to the object."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused
+
+
+@pytest.fixture(autouse=True)
+def vm() -> Iterator[Any]:
+    vm = ml.VM("aliases")
+    with ml.Arena(vm, "weights").allocating():
+        yield vm
+
+
+# --- arguments -------------------------------------------------------------------------
+
+
+def test_the_same_tensor_as_first_and_last_argument() -> None:
+    step = ml.capture(lambda a, b, c: a - b + 0 * c)
+    a, b = ml.full((2,), 5.0), ml.full((2,), 3.0)
+    for _ in range(2):
+        assert step(a, b, a).tolist() == [2, 2]
+        assert step(b, a, a).tolist() == [-2, -2]
+        assert step(a, a, b).tolist() == [0, 0]
+
+
+class Around:
+    """Tensors of six elements to choose arguments from, two of them, `a` and `w`, with views, and
+    a function of three arguments that reaches `w` by itself, too."""
+
+    def __init__(self) -> None:
+        self.w = ml.arange(6.0) + 30.0
+        a, b = ml.reshape(ml.arange(6.0), (2, 3)) + 0.0, ml.arange(6.0) * 10.0
+        self.tensors = {
+            "a": a,
+            "flat a": ml.reshape(a, (6,)),
+            "same a": ml.stop_gradient(a),
+            "b": b,
+            "w": self.w,
+        }
+
+    def step(self, a: ml.Tensor, b: ml.Tensor, c: ml.Tensor, updated: int | None) -> Any:
+        def mixed() -> ml.Tensor:
+            x, y, z = (ml.reshape(each, (6,)) for each in (a, b, c))
+            return x - 2.0 * y + 4.0 * z + 8.0 * self.w
+
+        before = mixed()
+        if updated is not None:
+            x = (a, b, c)[updated]
+            x += 1.0
+        return before, mixed(), a, {"rest": [c, b]}
+
+
+def outcome(call: Callable[..., Any], around: Around, names: tuple[str, ...], updated: Any) -> Any:
+    """The values of what a call returns and of all tensors around, and which of these it returns;
+    or that it is refused."""
+    given = [around.tensors[name] for name in names]
+    try:
+        before, after, a, rest = call(*given, updated)
+    except AttributeRefused as error:
+        return str(error)
+    returned = [a, *rest["rest"]]
+    which = [next(k for k, x in around.tensors.items() if x is each) for each in returned]
+    return which, [x.tolist() for x in (before, after, *around.tensors.values())]
+
+
+@pytest.mark.parametrize("updated", [None, 0, 1, 2])
+def test_three_arguments_of_every_pattern(updated: int | None) -> None:
+    eager, captured = Around(), Around()
+    step = ml.capture(captured.step)
+    patterns = list(itertools.product(eager.tensors, repeat=3))
+    for names in [*patterns, *patterns[::7]]:
+        expected = outcome(eager.step, eager, names, updated)
+        assert outcome(step, captured, names, updated) == expected, names
+
+
+def test_patterns_within_dicts_lists_and_keywords_take_turns() -> None:
+    @ml.capture
+    def step(tree: Any, *, more: Any) -> Any:
+        tree["x"][0] += more[1]
+        return tree["x"][0] - tree["y"]
+
+    for _ in range(2):
+        for x, y, z in itertools.product(range(3), repeat=3):
+            tensors = [ml.full((2,), float(i + 1)) for i in range(3)]
+            values = [float(i + 1) for i in range(3)]
+            found = step({"x": [tensors[x]], "y": tensors[y]}, more=(None, tensors[z]))
+            values[x] += values[z]
+            assert found.tolist() == [values[x] - values[y]] * 2
+            assert [t.tolist()[0] for t in tensors] == values
+    assert step.signatures == 5  # ways of three things to be the same
+
+
+def test_a_view_is_not_updated_where_its_base_was() -> None:
+    @ml.capture
+    def step(x: ml.Tensor) -> None:
+        x += 1.0
+
+    x = ml.ones((3,))
+    step(x)
+    for _ in range(2):
+        with pytest.raises(AttributeRefused, match="shares its bytes"):
+            step(ml.stop_gradient(x))
+    step(x)
+    assert x.tolist() == [3, 3, 3]
+
+
+def test_tied_parameters_in_a_tree_are_one(vm: Any) -> None:
+    @ml.capture
+    def step(params: Any, x: ml.Tensor) -> Any:
+        loss, grads = ml.value_and_grad(lambda p: ml.sum(p["in"] * x - p["out"]))(params)
+        for name in params:
+            params[name] -= grads[name]
+        return loss
+
+    def tied(w: ml.Tensor, x: ml.Tensor) -> Any:
+        return {"in": w, "out": w}, x
+
+    def apart(w: ml.Tensor, x: ml.Tensor) -> Any:
+        return {"in": w, "out": x}, w
+
+    def eager(params: Any, x: ml.Tensor) -> Any:
+        return step.fn(params, x)
+
+    for pattern in (tied, apart, tied, apart):
+        values = []
+        for call in (eager, step):
+            w, x = ml.full((2,), 3.0), ml.full((2,), 5.0)
+            loss = call(*pattern(w, x))
+            values.append([each.tolist() for each in (loss, w, x)])
+        assert values[0] == values[1]
+
+
+# --- results ----------------------------------------------------------------------------
+
+
+def structure(result: Any, x: ml.Tensor) -> Any:
+    """Of each returned tensor the type, whether it is a view, and which object and which memory it
+    is, counted from the argument on."""
+    objects, roots = [id(x)], [id(x.root)]
+    found = []
+    for y in result:
+        for known, each in ((objects, y), (roots, y.root)):
+            if id(each) not in known:
+                known.append(id(each))
+        numbers = objects.index(id(y)), roots.index(id(y.root))
+        found.append((y.type, y.base is not None, *numbers, y.root.type, y.tolist()))
+    return found
+
+
+def of_a_made_one(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
+    y = x * 2
+    seen = view(y)
+    return [seen, y, seen, view(seen), view(y)]
+
+
+def only_a_view(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
+    return [view(x * 2)]
+
+
+def of_the_argument(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
+    seen = view(x)
+    return [seen, x, seen, view(x), x]
+
+
+def of_two(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
+    y, z = x * 2, x + 1
+    return [view(z), view(y), z]
+
+
+@pytest.mark.parametrize("fn", [of_a_made_one, only_a_view, of_the_argument, of_two])
+@pytest.mark.parametrize("view", [lambda y: ml.reshape(y, (3, 1)), ml.stop_gradient])
+@pytest.mark.parametrize("given", [lambda x: x, ml.stop_gradient])
+def test_results_are_views_of_each_other_as_in_eager(fn: Any, view: Any, given: Any) -> None:
+    step = ml.capture(lambda x: fn(x, view))
+    for i in range(3):
+        x = given(ml.arange(3.0) + i)
+        assert structure(step(x), x) == structure(fn(x, view), x)
+
+
+def test_what_was_returned_beside_a_view_of_it_is_updated_in_place() -> None:
+    def step(x: ml.Tensor) -> Any:
+        y = x * 2
+        return ml.reshape(y, (3, 1)), y
+
+    captured = ml.capture(step)
+    for call in (step, captured, captured):
+        view, y = call(ml.ones((3,)))
+        y += 1
+        assert view.tolist() == [[3], [3], [3]]
+        with pytest.raises(AttributeRefused, match="shares its bytes"):
+            view += 1
+
+
+def test_state_returned_with_a_view_of_it() -> None:
+    w = ml.ones((3,))
+    step = ml.capture(lambda x: [ml.reshape(w, (3, 1)), w, ml.stop_gradient(w), x])
+    for _ in range(2):
+        view, same, twin, x = step(ml.ones((3,)))
+        assert same is w
+        assert [each.root is w for each in (view, twin)] == [True, True]
+        assert [each.base is None for each in (view, twin, x)] == [False, False, True]
