@@ -318,16 +318,17 @@ def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) ->
 
     Arguments are trees of tensors, of numpy arrays, which become tensors, and anything else. A
     call with tensors of other types, other values besides, or another Module records anew; so does
-    one after a variable or a Module that the function reaches by itself was replaced. Tensors
-    reached so are used where they lie, and updated in place; random keys advance; what is returned
-    is allocated in the current arena, anew by each call. Temporaries lie in scratch memory of the
-    captured function's own, whose `plan` tells its size.
+    one after anything else that the function reaches by itself was changed. Tensors reached so are
+    used where they lie, and updated in place; random keys advance; what is returned is allocated in
+    the current arena, anew by each call. Temporaries lie in scratch memory of the captured
+    function's own, whose `plan` tells its size.
 
     With `fuse`, chains of elementwise ops run block by block, and what passes between them has no
     memory. With `recompute`, what is cheap is computed again for the backward pass rather than
     kept. Neither changes a bit of the result.
 
-    Raises `CaptureError`, which names the line, where the function reads a tensor's value, copies a
+    Raises `CaptureError` where the function reaches what may change unseen, as an iterator does;
+    `CaptureError`, which names the line, where the function reads a tensor's value, copies a
     Python value into one, calls an op whose result's shape depends on values, or keeps a tensor
     of its own otherwise than by returning it; `GradientError` inside a differentiated function;
     and whatever the function raises.
