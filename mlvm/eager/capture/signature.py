@@ -365,7 +365,8 @@ class Signature:
         """An object's fields, also those in slots."""
         fields = list(_dict_of(value).items()) if layout.has_dict else []
         if layout.how == "optimizer":
-            fields = [(name, field) for name, field in fields if name not in _OF_OPTIMIZER]
+            names = self.names  # of its own dicts are all of the tensors that it updates
+            fields = [(x, field) for x, field in fields if x in names or type(field) is not dict]
         for number, name in layout.slots:
             slot = vars(type(value).__mro__[number])[name]
             with contextlib.suppress(AttributeError):  # it has no value yet
@@ -453,9 +454,6 @@ def _content(cell: types.CellType) -> Any:
 
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
 _CACHED: Final = functools._lru_cache_wrapper
-
-_OF_OPTIMIZER: Final = ("_leaves", "_params", "_types", "_slots")
-"""Fields of an optimizer that are of the tensors which it updates, always the same."""
 
 _LOOKS: Final[dict[type, Callable[[Signature, Any], None]]] = {
     dict: Signature._mapping,
