@@ -386,10 +386,10 @@ def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) ->
 
     Arguments are trees of tensors, of numpy arrays, which become tensors, and anything else. A
     call with tensors of other types, other values besides, or another Module records anew; so does
-    one after a variable or a Module that the function reaches by itself was replaced. Tensors
-    reached so are used where they lie, and updated in place; random keys advance; what is returned
-    is allocated in the current arena, anew by each call. Temporaries lie in scratch memory of the
-    captured function's own, whose `plan` tells its size.
+    one after anything else that the function reaches by itself was changed. Tensors reached so are
+    used where they lie, and updated in place; random keys advance; what is returned is allocated in
+    the current arena, anew by each call. Temporaries lie in scratch memory of the captured
+    function's own, whose `plan` tells its size.
 
     With `fuse`, chains of elementwise ops run block by block, and what passes between them has no
     memory. With `recompute`, what is cheap is computed again for the backward pass rather than
@@ -398,7 +398,8 @@ def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) ->
     A field of a Module that is rebound to a tensor of the type that it held is state as well:
     each call rebinds it, to a tensor in the arena of the one before.
 
-    Raises `CaptureError`, which names the line, where the function reads a tensor's value, copies a
+    Raises `CaptureError` where the function reaches what may change unseen, as an iterator does;
+    `CaptureError`, which names the line, where the function reads a tensor's value, copies a
     Python value into one, calls an op whose result's shape depends on values, or keeps a tensor
     of its own otherwise than by returning it or in such a field; `GradientError` inside a
     differentiated function; and whatever the function raises.

@@ -2,45 +2,77 @@
 
 A program holds for arguments of certain types, and for what the function found around it when it
 was recorded. Whatever of that is another one now makes another signature.
+
+Everything that is reached is looked into, and known by value as far as it can be. An object of
+whose state Python shows only a part is refused, unless it cannot change. What is left out is left
+out because no code that is reached may read it; `reads` has what code may read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
+import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NoReturn, cast
 
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
+from mlvm.eager.capture.layout import (
+    ARRAYS,
+    BY_VALUE,
+    MAPPINGS,
+    PLAIN,
+    Layout,
+    content_of_array,
+    is_library,
+    layout_of,
+    reads_special_only,
+    stateful_names,
+)
+from mlvm.eager.capture.reads import (
+    ALL,
+    COMPARISONS,
+    CONSTRUCTORS,
+    TEXTS,
+    Reads,
+    is_special,
+    reads_of,
+    reads_of_builtin,
+)
 from mlvm.eager.capture.surroundings import Field
-from mlvm.eager.optim import Optimizer
 from mlvm.eager.tensor import Tensor
-from mlvm.eager.tree import Node
+from mlvm.eager.tree import holds_tensors
+
+CALLED: Final = frozenset({"keys", "send", "throw", "close", "__getattr__"})
+"""What Python calls without its being named, besides special methods of classes."""
 
 NO_FIELDS: Final[Mapping[int, set[str]]] = {}
 
-CALLED: Final = frozenset({"__call__"})
-"""What is called without being named."""
-
-_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
-_LIBRARIES: Final = frozenset({__name__.partition(".")[0], "numpy", *sys.stdlib_module_names})
+_OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
 
 
 class Signature:
     """The structure of a call's arguments, the types of their tensors, and all else by value, or
     where that cannot be compared, by identity.
 
-    What the function reaches by itself is part of it: variables around it, globals, and defaults;
-    of a Module every field, of other objects, classes and modules those that the code names.
-    So is what is reached by functions among them that are its own methods, or of the same file.
-    `names` are those in all that code; a signature made with fewer of them has not seen it all.
+    What the function reaches by itself is part of it: the variables around it, its defaults and
+    globals, and so on from each of them. Functions are looked into wherever they are written,
+    but for numpy, the standard library and mlvm. Containers and arrays are known by what they hold,
+    objects, classes and modules by identity and by the fields that the code may read. `names` are
+    these fields, for all the code that is reached; a signature made with fewer has not seen it all.
 
     `tensors` are the arguments' tensors, each once; others, as those in Modules, are known by
     identity. But a field of a Module that is among `rebound`, which has names by the id of the
     Module, is as an argument: `fields` are those. `inputs` are the first of the tensors over each
     memory: here inputs get their numbers. `held` keeps alive what is known by identity.
+
+    Raises `CaptureError` for what cannot be compared; it says what that is, and where.
     """
 
     def __init__(
@@ -53,13 +85,28 @@ class Signature:
         self.inputs: list[Tensor] = []
         self.fields: list[tuple[Field, Tensor]] = []
         self.held: list[Any] = []
-        self.names = names
-        self._globals = getattr(_unwrapped(fn), "__globals__", None)
         self._rebound = rebound
         self._numbers: dict[int, int] = {}
+        self.names = names
+        self._every = ALL in names
         self._roots: dict[int, int] = {}
-        self._seen: set[int] = set()
-        self.function = self.of(fn, walked=True)
+        # A thing says what it is in `_parts` where it is found, and what it holds when its turn in
+        # `_queue` comes. Seen again, it is known by its number, which is negative, as no id is.
+        self._parts: list[Any] = []
+        self._queue: list[Any] = []
+        self._seen: dict[int, int] = {}
+        self._layouts: dict[type, Layout] = {}
+        self._steady: set[int] = set()
+        self._namespaces: list[types.SimpleNamespace] = []
+        self._owner: Any = None
+        self._found: dict[int, Any] = {}
+        self._add(fn)
+        self._walk()
+
+    @property
+    def function(self) -> tuple[Any, ...]:
+        """What the function reaches, and what the arguments hold besides tensors."""
+        return tuple(self._parts)
 
     def of_argument(self, value: Any) -> Any:
         """Of an argument. Raises `CaptureError` for a tensor of a scratch pad."""
@@ -76,103 +123,373 @@ class Signature:
             if place == len(self.inputs):
                 self.inputs.append(value)
             return Tensor, value.type, number, place, value.base is None
-        kind = value.__class__
+        kind = type(value)
         if isinstance(value, (list, tuple)):
             return kind, tuple([self.of_argument(each) for each in value])
         if isinstance(value, dict):
-            return kind, tuple([(key, self.of_argument(each)) for key, each in value.items()])
-        return self.of(value, walked=True)
+            return kind, tuple(
+                [(self.of_argument(key), self.of_argument(each)) for key, each in value.items()]
+            )
+        self._owner = None
+        self._add(value)
+        self._walk()
+        return None
 
-    def of(self, value: Any, *, walked: bool = False) -> Any:
-        """Of what the function reaches. A function is looked into if it is `walked`, or of the
-        same file as the captured one."""
-        kind = value.__class__
-        if kind in _PLAIN:
-            return kind, repr(value) if kind in (float, complex) else value
+    # --- the walk ------------------------------------------------------------------------
+
+    def _add(self, value: Any) -> None:
+        kind = type(value)
+        parts = self._parts
+        if kind in PLAIN:
+            parts.append(kind)
+            parts.append(repr(value) if kind is float or kind is complex else value)
+            return
+        key = id(value)
+        if kind is Tensor:
+            self.held.append(value)
+            parts.append(key)
+            return
+        number = self._seen.get(key)
+        if number is not None:
+            parts.append(number)
+            return
+        self._seen[key] = ~len(self._seen)
+        self._found[key] = self._owner
         self.held.append(value)
-        if kind is Tensor or id(value) in self._seen:
-            return id(value)
-        self._seen.add(id(value))
-        if isinstance(value, (list, tuple)):
-            return kind, tuple([self.of(each, walked=walked) for each in value])
-        if isinstance(value, dict):
-            return kind, tuple([(key, self.of(each, walked=walked)) for key, each in value.items()])
-        if isinstance(value, types.FunctionType):
-            if value.__globals__ is self._globals or (walked and not _is_library(value)):
-                return id(value), tuple(self._around(value))
-            return id(value)
-        if isinstance(value, types.MethodType):
-            return self.of(value.__self__), self.of(value.__func__, walked=True)
-        if isinstance(value, functools.partial):
-            parts = value.func, value.args, value.keywords
-            return tuple([self.of(part, walked=True) for part in parts])
-        return id(value), tuple(self._within(value))
+        parts.append(kind if kind in BY_VALUE else key)
+        self._queue.append(value)
 
-    def _around(self, fn: types.FunctionType) -> Iterator[Any]:
-        """Of what a function reaches: its defaults, the variables around it, its globals."""
-        names = _names(fn.__code__)
-        if not names <= self.names:
-            self.names |= names
-        yield self.of(fn.__defaults__, walked=True)
-        yield self.of(fn.__kwdefaults__, walked=True)
-        for cell in fn.__closure__ or ():
-            try:
-                yield self.of(cell.cell_contents, walked=True)
-            except ValueError:  # a variable that has no value yet
-                yield None
-        for name in names:
-            if name in fn.__globals__:
-                yield name, self.of(fn.__globals__[name])
-
-    def _within(self, value: Any) -> Iterator[Any]:
-        """Of what an object, class or module has."""
-        fields = getattr(value, "__dict__", {})
-        if isinstance(value, Node):
-            rebound = self._rebound.get(id(value), ())
-            for name, field in fields.items():
-                if name in rebound and isinstance(field, Tensor):
-                    self.fields.append((Field(value, name), field))
-                    yield name, self.of_argument(field)
+    def _walk(self) -> None:
+        while self._queue:
+            queue, self._queue = self._queue, []
+            for value in queue:
+                self._owner = value
+                look = _LOOKS.get(type(value))
+                if look is not None:
+                    look(self, value)
+                elif issubclass(type(value), type):  # isinstance might call what is looked into
+                    self._class(value, made=True)
                 else:
-                    yield name, self.of(field)
-        elif isinstance(value, Optimizer):
-            for name, field in fields.items():
-                if not isinstance(field, dict):  # which are of what it updates, always the same
-                    yield name, self.of(field)
-        elif not _is_library(value):
-            for name in sorted(self.names & fields.keys()):
-                yield name, self.of(_function_of(fields[name]), walked=True)
-            for name in sorted(self.names & set(getattr(value, "__slots__", ()))):
-                yield name, self.of(getattr(value, name, None), walked=True)
-        elif "__wrapped__" in fields:
-            yield self.of(fields["__wrapped__"], walked=True)
-        for kind in value.__bases__ if isinstance(value, type) else (value.__class__,):
-            if not _is_library(kind):
-                yield self.of(kind)
+                    self._object(value)
+
+    def _may_read(self, reads: Reads) -> None:
+        if not reads.names <= self.names:
+            self.names |= reads.names
+        if reads.unbounded:
+            self._refuse(f"{reads.unbounded[0]}, which may read any variable", "name what it reads")
+
+    def _library(self, name: str) -> None:
+        """A library that may read any field of what it is given makes all of them count."""
+        if not reads_special_only(name):
+            self.names |= {ALL}
+
+    # --- functions -------------------------------------------------------------------------
+
+    def _function(self, fn: types.FunctionType) -> None:
+        """Its code, the variables around it, its defaults and its globals."""
+        add, parts = self._add, self._parts
+        for cell in fn.__closure__ or ():
+            add(_content(cell))
+        variables = fn.__globals__
+        if is_library(home := str(variables.get("__name__", ""))):
+            if "__wrapped__" not in fn.__dict__:  # or it reads what the wrapped one does
+                self._library(home)
+            return
+        code = fn.__code__
+        self.held.append(code)
+        parts.append(id(code))
+        add(fn.__defaults__)
+        add(fn.__kwdefaults__)
+        reads = reads_of(code)
+        self._may_read(reads)
+        for name in reads.globals:
+            if name in variables:
+                parts.append(name)
+                add(variables[name])
+        for level, name in reads.imports:
+            if level:
+                package = variables.get("__package__") or home
+                name = importlib.util.resolve_name("." * level + name, package)
+            if name in sys.modules:
+                parts.append(name)
+                add(sys.modules[name])
+        parts.append(None)
+        if fn.__dict__:
+            self._fields(list(fn.__dict__.items()))
+
+    def _method(self, method: types.MethodType) -> None:
+        self._add(method.__self__)
+        self._add(method.__func__)
+
+    def _partial(self, call: functools.partial[Any]) -> None:
+        for part in (call.func, call.args, call.keywords):
+            self._add(part)
+
+    def _builtin(self, fn: types.BuiltinFunctionType) -> None:
+        """A method of an object that is no module has what that object has."""
+        home = fn.__module__ or "builtins"
+        self._library(home)
+        if home == "builtins":
+            self._may_read(reads_of_builtin(fn.__name__))
+        if type(fn.__self__) is not types.ModuleType:
+            self._add(fn.__self__)
+
+    def _property(self, field: property) -> None:
+        for fn in (field.fget, field.fset, field.fdel):
+            self._add(fn)
+
+    def _wrapped(self, field: Any) -> None:
+        self._add(field.__func__)
+
+    def _cached(self, fn: Any) -> None:
+        """A function with a cache of results. Nobody can tell whether these are of what it reads
+        now, or read before; so it may read nothing that changes."""
+        self._require_steady("its function", fn)
+        self._add(fn.__wrapped__)
+
+    def _require_steady(self, name: str, value: Any) -> None:
+        if id(value) in self._steady:
+            return
+        self._steady.add(id(value))
+        if type(value) is _CACHED:
+            self._require_steady(name, value.__wrapped__)
+        elif type(value) is types.FunctionType:
+            if is_library(str(value.__globals__.get("__name__", ""))):
+                return
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                self._require_steady(name, _content(cell))
+            for name in reads_of(value.__code__).globals:
+                if name in value.__globals__:
+                    self._require_steady(name, value.__globals__[name])
+        elif not self._is_of_library(value):
+            self._refuse(
+                f"{name!r} within a function with a cache, whose results may be of an older value",
+                "give it to that function as an argument",
+            )
+
+    def _is_of_library(self, value: Any) -> bool:
+        """Whether this is a library's module, class or function."""
+        if type(value) is types.ModuleType:
+            return is_library(value.__name__)
+        if type(value) is types.BuiltinFunctionType:
+            return type(value.__self__) is types.ModuleType
+        if issubclass(type(value), type):
+            return is_library(value.__module__)
+        return self._layout(type(value)).how == "identical" and callable(value)
+
+    # --- what holds other things --------------------------------------------------------------
+
+    def _mapping(self, value: Any, kind: Any = dict) -> None:
+        add = self._add
+        items = list(value.items() if kind is types.MappingProxyType else kind.items(value))
+        self._parts.append(len(items))
+        for key, each in items:
+            add(key)
+            add(each)
+
+    def _sequence(self, value: Any, kind: Any = list) -> None:
+        add, items = self._add, list(kind.__iter__(value))
+        self._parts.append(len(items))
+        for each in items:
+            add(each)
+
+    def _reference(self, reference: weakref.ref[Any]) -> None:
+        self._add(reference())
+
+    def _module(self, module: types.ModuleType) -> None:
+        name = module.__name__
+        if not is_library(name):
+            fields = list(vars(module).items())
+            self._fields([each for each in fields if each[0] not in _OF_EVERY_MODULE])
+            return
+        self._library(name)
+        for each in stateful_names(name):
+            if each in self.names:
+                self._parts.append(each)
+                self._add(getattr(module, each))
+        self._parts.append(None)
+
+    def _class(self, kind: type, *, made: bool = False) -> None:
+        """Its fields and its bases. A constructor counts where an object may be `made`, and a
+        method that overrides a library's, which the library may call."""
+        if is_library(kind.__module__):
+            self._library(kind.__module__)
+            return
+        names, parts, layout = self.names, self._parts, self._layout(kind)
+        every = self._every or layout.how == "open"
+        made = made or every or "__init__" in names or "__class__" in names
+        for name, field in list(vars(kind).items()):
+            if name not in names and not every:
+                if name in CONSTRUCTORS or _is_generated(kind, name, field):
+                    if not made:
+                        continue
+                elif name in TEXTS or not (is_special(name) or name in layout.overrides):
+                    continue
+            if type(field) is not types.MemberDescriptorType:  # a slot, which is the object's
+                parts.append(name)
+                self._add(field)
+        parts.append(None)
+        for each in (*kind.__bases__, type(kind)):
+            if not is_library(each.__module__):
+                self._base(each, made=made)
+
+    def _base(self, kind: type, *, made: bool = False) -> None:
+        """The class of an object, or of a class."""
+        self._parts.append(id(kind))
+        key = id(kind) if made else -id(kind)
+        if key not in self._seen:
+            self._seen[key] = ~len(self._seen)
+            self.held.append(kind)
+            self._class(kind, made=made)
+        elif not made and "__dataclass_params__" in vars(kind):
+            self._base(kind, made=True)  # there may be two to compare
+
+    # --- classes and objects -------------------------------------------------------------------
+
+    def _object(self, value: Any) -> None:
+        """What it holds as one of its base, its fields, and its class."""
+        kind = type(value)
+        layout = self._layout(kind)
+        how, base = layout.how, layout.base
+        if how == "hidden":
+            self._refuse(f"an object of {kind.__name__}, whose state is hidden", _OUTSIDE)
+        if base in MAPPINGS:
+            self._mapping(value, base)
+        elif base in ARRAYS:
+            self._add(content_of_array(value))
+        elif base in PLAIN:
+            self._parts.append(cast(Any, base).__repr__(value))
+        elif base is not None:
+            self._sequence(value, base)
+            self._parts.append(getattr(value, "maxlen", None) if base is deque else None)
+        if how == "identical":
+            self._identical(value)
+        elif how == "node":
+            self._node(value, self._fields_of(value, layout))
+        elif layout.has_dict or layout.slots:
+            self._fields(self._fields_of(value, layout), open=how != "named")
+        if layout.own:
+            self._base(kind)
+
+    def _identical(self, value: Any) -> None:
+        """What has no state; but it may stand for a function or class that has, or read fields."""
+        self._library(type(value).__module__)
+        fields = _dict_of(value)
+        for name in ("__wrapped__", "__origin__"):
+            if name in fields:
+                self._add(fields[name])
+
+    def _fields_of(self, value: Any, layout: Layout) -> list[tuple[str, Any]]:
+        """An object's fields, also those in slots."""
+        fields = list(_dict_of(value).items()) if layout.has_dict else []
+        if layout.how == "optimizer":
+            names = self.names  # of its own dicts are all of the tensors that it updates
+            fields = [(x, field) for x, field in fields if x in names or type(field) is not dict]
+        for number, name in layout.slots:
+            slot = vars(type(value).__mro__[number])[name]
+            with contextlib.suppress(AttributeError):  # it has no value yet
+                fields.append((name, slot.__get__(value)))
+        if type(value) is types.SimpleNamespace:
+            if self._namespaces or "__repr__" in self.names:  # which may be compared, and how
+                for each in (*self._namespaces, value):
+                    self.names |= _dict_of(each).keys()
+            self._namespaces.append(value)
+        return fields
+
+    def _node(self, node: Any, fields: Iterable[tuple[str, Any]]) -> None:
+        """The fields of a Module that are named, or part of the tree that it is to mlvm."""
+        names, parts, held, every = self.names, self._parts, self.held, self._every
+        rebound = self._rebound.get(id(node), ())
+        for name, field in fields:
+            if type(field) is Tensor:
+                parts.append(name)
+                if name in rebound:
+                    self.fields.append((Field(node, name), field))
+                    parts.append(self.of_argument(field))
+                else:
+                    held.append(field)
+                    parts.append(id(field))
+            elif every or name in names or holds_tensors(field):
+                parts.append(name)
+                self._add(field)
+        parts.append(None)
+
+    def _fields(self, fields: Iterable[tuple[str, Any]], *, open: bool = False) -> None:
+        names, parts, every = self.names, self._parts, open or self._every
+        for name, field in fields:
+            if every or name in names:
+                parts.append(name)
+                self._add(field)
+        parts.append(None)
+
+    def _layout(self, kind: type) -> Layout:
+        layout = self._layouts.get(kind)
+        if layout is None:
+            layout = self._layouts[kind] = layout_of(kind)
+        return layout
+
+    def _refuse(self, what: str, remedy: str) -> NoReturn:
+        """Raise `CaptureError`, with how that was reached."""
+        place, owner = [], self._owner
+        while owner is not None:
+            value = owner
+            owner = self._found.get(id(owner))
+            place.append(_described(value, owner))
+        raise CaptureError(f"a captured function reaches {what}, by {' of '.join(place)}: {remedy}")
 
 
-def _function_of(field: Any) -> Any:
-    """A class's property or method as the function that it is made of."""
-    if isinstance(field, property):
-        return field.fget
-    return field.__func__ if isinstance(field, (staticmethod, classmethod)) else field
+def _is_generated(kind: type, name: str, field: Any) -> bool:
+    """Whether a comparison was written by `dataclass`: of two objects of just this class."""
+    if name not in COMPARISONS or "__dataclass_params__" not in vars(kind):
+        return False
+    return isinstance(field, types.FunctionType) and field.__code__.co_filename == "<string>"
 
 
-def _unwrapped(fn: Any) -> Any:
-    """The function itself of a method or a partial call."""
-    while isinstance(fn, (types.MethodType, functools.partial)):
-        fn = fn.__func__ if isinstance(fn, types.MethodType) else fn.func
-    return fn
+def _described(value: Any, owner: Any) -> str:
+    """A thing on the way to what was refused, by its name in what it was found in."""
+    if isinstance(value, types.FunctionType):
+        file, line = value.__code__.co_filename, value.__code__.co_firstlineno
+        return f"{value.__qualname__} ({os.path.basename(file)}:{line})"
+    inside = dict(_dict_of(owner))
+    if isinstance(owner, types.FunctionType):
+        names = owner.__code__.co_freevars
+        around = [_content(cell) for cell in owner.__closure__ or ()]
+        inside = {**owner.__globals__, **inside, **dict(zip(names, around, strict=True))}
+    found = next((name for name, each in inside.items() if each is value), None)
+    kind = getattr(value, "__qualname__", None) or f"a {type(value).__qualname__}"
+    return f"{found!r}" if found else str(kind)
 
 
-@functools.lru_cache(maxsize=1024)
-def _names(code: types.CodeType) -> frozenset[str]:
-    """The globals and attributes that code names, with those of the code inside of it."""
-    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
+def _dict_of(value: Any) -> dict[str, Any]:
+    """An object's fields, without calling anything of its own."""
+    try:
+        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
 
 
-def _is_library(value: Any) -> bool:
-    """Whether a function, class, module or object is of a library, which no step changes."""
-    name = getattr(value, "__module__", None) or getattr(value, "__name__", "")
-    return str(name).partition(".")[0] in _LIBRARIES
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
+
+
+_OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
+_CACHED: Final = functools._lru_cache_wrapper
+
+_LOOKS: Final[dict[type, Callable[[Signature, Any], None]]] = {
+    dict: Signature._mapping,
+    list: Signature._sequence,
+    tuple: functools.partial(Signature._sequence, kind=tuple),
+    types.FunctionType: Signature._function,
+    types.MethodType: Signature._method,
+    types.BuiltinFunctionType: Signature._builtin,
+    types.ModuleType: Signature._module,
+    functools.partial: Signature._partial,
+    _CACHED: Signature._cached,
+    property: Signature._property,
+    staticmethod: Signature._wrapped,
+    classmethod: Signature._wrapped,
+    weakref.ReferenceType: Signature._reference,
+}

@@ -18,7 +18,7 @@ from models.data import DataError
 from models.mlp import Mlp
 from models.training.checkpoint import CheckpointError, load, save
 from models.training.train import Diverged, OptionError, main, train
-from models.training.trainer import MODELS, Replica
+from models.training.trainer import MODELS, Replica, Trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 

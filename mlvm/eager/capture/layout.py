@@ -1,0 +1,181 @@
+"""How an object can be looked into, by its class; and what is taken for a library."""
+
+from __future__ import annotations
+
+import array
+import collections
+import collections.abc
+import contextvars
+import functools
+import hashlib
+import io
+import logging
+import operator
+import sys
+import threading
+import types
+import weakref
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from mlvm.eager.nn import Module
+from mlvm.eager.optim import Optimizer
+from mlvm.eager.tree import Node
+
+PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
+MAPPINGS: Final = (collections.OrderedDict, dict, types.MappingProxyType)
+ARRAYS: Final = (np.ndarray, np.generic, bytearray, array.array)
+BASES: Final[tuple[type, ...]] = (
+    *(*MAPPINGS, *ARRAYS, list, tuple, set, frozenset, collections.deque),
+    *(int, float, complex, str, bytes),
+)
+"""Of these and their subclasses, Python shows all that an object holds."""
+BY_VALUE: Final = frozenset({*BASES, *np.sctypeDict.values(), types.MethodType, functools.partial})
+"""What is known by value alone."""
+
+_SELF: Final = __name__.partition(".")[0]
+_LIBRARIES: Final = frozenset({_SELF, "numpy", *sys.stdlib_module_names})
+_SPECIAL_ONLY: Final = """
+numpy builtins abc bisect cmath collections contextlib datetime decimal enum fractions functools
+heapq itertools logging math numbers os pathlib posix posixpath random re statistics string struct
+sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
+_decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
+"""
+"""Libraries that read no fields of objects that they are given, and call nothing of theirs but
+special methods; besides mlvm."""
+
+_READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_SPECIAL_ONLY.split()})
+_MIXINS: Final = frozenset({_SELF, "abc", "typing", "collections.abc", "typing_extensions"})
+"""Libraries whose classes read no fields of the classes made from them."""
+
+_IDENTICAL: Final = (
+    *(logging.Logger, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock())),
+    *(np.ufunc, type(np.mean), type(vars(collections.abc.Hashable)["_abc_impl"])),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+)
+"""What never changes; and what a step may write to, but finds nothing in."""
+
+_POINTER: Final = tuple.__itemsize__
+
+
+class Layout(NamedTuple):
+    """How an object is looked into.
+
+    `how`: it is known by identity (`identical`); its fields count that code names (`named`), or all
+    (`open`), for a library's code reads them; those of a `node` or an `optimizer` as mlvm reads
+    them; or a part of it is `hidden`. Besides its fields it holds what its `base` does. `slots` are
+    in classes of these numbers in the order of resolution. It is of a class of the user's `own`,
+    which `overrides` these names of a library's classes.
+    """
+
+    how: Literal["identical", "named", "open", "node", "open node", "optimizer", "hidden"]
+    base: type | None
+    has_dict: bool
+    slots: tuple[tuple[int, str], ...]
+    own: bool
+    overrides: frozenset[str]
+
+
+_known: dict[int, tuple[weakref.ref[type], Layout]] = {}
+
+
+def layout_of(kind: type) -> Layout:
+    known = _known.get(id(kind))
+    if known is None or known[0]() is not kind:
+        if len(_known) >= 4096:
+            _known.clear()
+        known = _known[id(kind)] = weakref.ref(kind), _layout(kind)
+    return known[1]
+
+
+def _layout(kind: type) -> Layout:
+    base = next((each for each in BASES if issubclass(kind, each)), None)
+    libraries = [c for c in kind.__mro__ if is_library(c.__module__) and c not in (object, base)]
+    slots = [
+        (i, name)
+        for i, each in enumerate(kind.__mro__)
+        for name, field in vars(each).items()
+        if isinstance(field, types.MemberDescriptorType)
+    ]
+    own = not is_library(kind.__module__)
+    has_dict = kind.__dictoffset__ != 0
+    how: Any = "named"
+    if issubclass(kind, Optimizer):
+        how = "optimizer"
+    elif issubclass(kind, Node):
+        how = "node" if all(each in (Module, Node) for each in libraries) else "open node"
+    elif issubclass(kind, _IDENTICAL) or (not own and _is_steady(kind, base)):
+        how = "identical"
+    elif _hides(kind, base or object, len(slots)) and not any(map(_cannot_change, libraries)):
+        how = "hidden"
+    elif kind is types.SimpleNamespace:
+        how = "named"
+    elif not all(each.__module__ in _MIXINS or _home(each) == _SELF for each in libraries):
+        how = "open"
+    overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
+    return Layout(how, base, has_dict, tuple(slots), own, overrides)
+
+
+def _home(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_steady(kind: type, base: type | None) -> bool:
+    """Whether an object of a library's class is known by identity."""
+    return _home(kind) == _SELF or (base is None and _cannot_change(kind))
+
+
+def _cannot_change(kind: type) -> bool:
+    """Whether an object of a library's class stays as it is. It does if it has a hash of its own,
+    as that must stay; and a descriptor without a dict does."""
+    if issubclass(kind, (weakref.ref, contextvars.ContextVar)):
+        return False
+    if kind.__hash__ not in (None, object.__hash__):
+        return True
+    return hasattr(kind, "__get__") and kind.__dictoffset__ == 0
+
+
+def _hides(kind: type, base: type, slots: int) -> bool:
+    """Whether an object has more memory than that of its base, its slots, and the references to
+    its fields and to what refers to it weakly."""
+    pointers = slots
+    pointers += kind.__dictoffset__ not in (0, -1) and base.__dictoffset__ == 0  # -1: not within
+    pointers += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
+    if kind.__itemsize__ and not base.__itemsize__:
+        return True
+    return kind.__basicsize__ > base.__basicsize__ + pointers * _POINTER
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library(module: str) -> bool:
+    """Whether what is defined there is taken not to change: numpy, the standard library, mlvm."""
+    return module.partition(".")[0] in _LIBRARIES
+
+
+def reads_special_only(module: str) -> bool:
+    """Whether a library reads no fields of objects that it is given, and calls nothing of theirs
+    but special methods."""
+    return module.partition(".")[0] in _READING_SPECIAL_ONLY
+
+
+@functools.lru_cache(maxsize=1024)
+def stateful_names(module: str) -> tuple[str, ...]:
+    """The names in a module of the standard library for objects that may change, as `environ`."""
+    if module.partition(".")[0] in (_SELF, "numpy"):
+        return ()
+    steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
+    return tuple(
+        name
+        for name, value in vars(sys.modules[module]).items()
+        if name[:2] != "__"
+        and not isinstance(value, steady)
+        and not isinstance(getattr(value, "__self__", None), types.ModuleType)
+    )
+
+
+def content_of_array(value: Any) -> tuple[Any, ...]:
+    """An array's dtype, shape and bytes, of which a digest stands for the latter."""
+    seen = np.asarray(value)
+    digest = hashlib.sha256(seen.tobytes()).digest()
+    return str(seen.dtype), seen.shape, digest, seen.dtype.hasobject and seen.tolist()
