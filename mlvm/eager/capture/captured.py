@@ -167,13 +167,13 @@ class _Scratch:
             self.release()
             self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
         if entry.storage != self.storage:
-            entry.storage = self.storage
             entry.scratch = tuple(
                 [
                     vm.tensor_from_storage(self.storage, type, offset)
                     for offset, type in entry.takes_scratch
                 ]
             )
+            entry.storage = self.storage
         return entry.scratch
 
     def release(self) -> None:
@@ -336,7 +336,8 @@ class Captured(Generic[P, R]):
                 if self.signatures >= _MOST_SIGNATURES:
                     self._entries.clear()
                     self._rebound.clear()
-                self._entries.setdefault(key, []).append(entry)
+                if self._find(key, signature.inputs) is None:  # or another thread was faster
+                    self._entries.setdefault(key, []).append(entry)
         return entry
 
     def _replay(self, entry: _Entry, arena: Arena, signature: Signature, *, loop: bool) -> Any:
