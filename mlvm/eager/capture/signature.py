@@ -45,7 +45,7 @@ from mlvm.eager.capture.reads import (
     reads_of,
     reads_of_builtin,
 )
-from mlvm.eager.capture.surroundings import Field
+from mlvm.eager.capture.surroundings import Field, dict_of
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import holds_tensors
 
@@ -374,14 +374,14 @@ class Signature:
     def _identical(self, value: Any) -> None:
         """What has no state; but it may stand for a function or class that has, or read fields."""
         self._library(type(value).__module__)
-        fields = _dict_of(value)
+        fields = dict_of(value)
         for name in ("__wrapped__", "__origin__"):
             if name in fields:
                 self._add(fields[name])
 
     def _fields_of(self, value: Any, layout: Layout) -> list[tuple[str, Any]]:
         """An object's fields, also those in slots."""
-        fields = list(_dict_of(value).items()) if layout.has_dict else []
+        fields = list(dict_of(value).items()) if layout.has_dict else []
         if layout.how == "optimizer":
             names = self.names  # of its own dicts are all of the tensors that it updates
             fields = [(x, field) for x, field in fields if x in names or type(field) is not dict]
@@ -392,7 +392,7 @@ class Signature:
         if type(value) is types.SimpleNamespace:
             if self._namespaces or "__repr__" in self.names:  # which may be compared, and how
                 for each in (*self._namespaces, value):
-                    self.names |= _dict_of(each).keys()
+                    self.names |= dict_of(each).keys()
             self._namespaces.append(value)
         return fields
 
@@ -450,7 +450,7 @@ def _described(value: Any, owner: Any) -> str:
     if isinstance(value, types.FunctionType):
         file, line = value.__code__.co_filename, value.__code__.co_firstlineno
         return f"{value.__qualname__} ({os.path.basename(file)}:{line})"
-    inside = dict(_dict_of(owner))
+    inside = dict(dict_of(owner))
     if isinstance(owner, types.FunctionType):
         names = owner.__code__.co_freevars
         around = [_content(cell) for cell in owner.__closure__ or ()]
@@ -458,14 +458,6 @@ def _described(value: Any, owner: Any) -> str:
     found = next((name for name, each in inside.items() if each is value), None)
     kind = getattr(value, "__qualname__", None) or f"a {type(value).__qualname__}"
     return f"{found!r}" if found else str(kind)
-
-
-def _dict_of(value: Any) -> dict[str, Any]:
-    """An object's fields, without calling anything of its own."""
-    try:
-        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
-    except AttributeError:
-        return {}
 
 
 def _content(cell: types.CellType) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import Node
@@ -33,10 +33,10 @@ class Surroundings:
 
     def __init__(self, reached: Iterable[object]) -> None:
         distinct = {id(value): value for value in reached}
+        nodes = [cast(Node, each) for each in distinct.values() if issubclass(type(each), Node)]
         self._fields = [
             (Field(node, name), value)
-            for node in distinct.values()
-            if isinstance(node, Node)
+            for node in nodes
             for name, value in vars(node).items()
             if isinstance(value, Tensor)
         ]
@@ -90,19 +90,28 @@ class _Names(NamedTuple):
 
 def _names_of(value: Any) -> Iterator[_Names]:
     """The names that a Python value has for others."""
-    if isinstance(value, types.FunctionType):
+    kind = type(value)  # isinstance might call what is looked into
+    if kind is types.FunctionType:
         yield _in_dict(value.__globals__, "global {!r}")
         yield from map(_of_cell, value.__code__.co_freevars, value.__closure__ or ())
-    elif isinstance(value, dict):
+    elif issubclass(kind, dict):
         yield _in_dict(value, "item {!r} of a dict")
-    elif isinstance(value, list):
+    elif issubclass(kind, list):
         yield _of_list(value)
-    elif isinstance(value, types.ModuleType):
+    elif issubclass(kind, types.ModuleType):
         yield _in_dict(vars(value), "global {!r} of " + value.__name__)
-    elif isinstance(value, Node):
-        yield _in_dict(vars(value), f"field {{!r}} of {type(value).__name__}")
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield _in_dict(vars(value), f"attribute {{!r}} of {type(value).__name__}")
+    elif fields := dict_of(value):
+        word = "field" if issubclass(kind, Node) else "attribute"
+        yield _in_dict(fields, f"{word} {{!r}} of {kind.__name__}")
+
+
+def dict_of(value: Any) -> dict[str, Any]:
+    """An object's fields, without calling anything of its own."""
+    try:
+        fields = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return fields if type(fields) is dict else {}
 
 
 def _in_dict(named: dict[Any, Any], text: str) -> _Names:
@@ -152,5 +161,4 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             if isinstance(part, (list, tuple, set, frozenset)):
                 found += part
             else:
-                named = part if isinstance(part, dict) else getattr(part, "__dict__", None)
-                found += named.values() if isinstance(named, dict) else ()
+                found += (part if isinstance(part, dict) else dict_of(part)).values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_what_is_measured_suffices_exactly(name: str) -> None:
         pytest.raises(ml.errors.ArenaOverflow),
     ):
         run.step(x, y)
+    gc.collect()  # as recording does: what the errors above hold ends
     before = run.vm.consumed_size_in_mib()
     captured = ml.capture(run.step)
     with run.batch:
