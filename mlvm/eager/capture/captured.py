@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import threading
 import types
 import weakref
@@ -544,13 +543,8 @@ def _with_tensors(tree: Any) -> Any:
     return replace(asarray, tree, (np.ndarray, np.generic))
 
 
-_AT: Final = re.compile(r"at main, pc (\d+):")
-
-
 def _name_line(error: Exception, planned: Planned) -> None:
     """Say of an error in a planned program which line of Python the call is from."""
-    for note in getattr(error, "__notes__", ()):
-        found = _AT.match(note)
-        if found and int(found[1]) in planned.lines:
-            error.add_note(f"recorded at {planned.lines[int(found[1])]}")
-            return
+    function, pc = getattr(error, "function", None), getattr(error, "pc", None)
+    if function == "main" and pc in planned.lines:
+        error.add_note(f"recorded at {planned.lines[pc]}")
