@@ -118,28 +118,28 @@ ESTIMATE: Final = Field(
 NOTHING: Final = Field("nothing", lambda writer, _: None, lambda reader: None)
 
 
-class Call(NamedTuple):
+class Procedure(NamedTuple):
     """A call of the protocol: its parameters by name, in order, and its result."""
 
     parameters: dict[str, Field]
     result: Field
 
 
-CALLS: Final[dict[str, Call]] = {
-    "name": Call({}, TEXT),
-    "alloc_tensor": Call({"type": TYPE}, HANDLE),
-    "dealloc_tensor": Call({"handle": HANDLE}, NOTHING),
-    "read": Call({"handle": HANDLE}, ARRAY),
-    "write": Call({"handle": HANDLE, "array": ARRAY}, NOTHING),
-    "load_program": Call({"number": INTEGER, "program": PROGRAM}, NOTHING),
-    "drop_program": Call({"number": INTEGER}, NOTHING),
-    "launch": Call({"number": INTEGER, "args": HANDLES, "max_steps": LIMIT}, ARRAYS),
-    "estimate": Call({"number": INTEGER, "arg_types": TYPES}, ESTIMATE),
-    "consumed_size_in_mib": Call({}, F64),
-    "alloc_storage": Call({"nbytes": NBYTES}, HANDLE),
-    "dealloc_storage": Call({"handle": HANDLE}, NOTHING),
-    "tensor_from_storage": Call({"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE),
-    "swap": Call({"h1": HANDLE, "h2": HANDLE}, NOTHING),
+CALLS: Final[dict[str, Procedure]] = {
+    "name": Procedure({}, TEXT),
+    "alloc_tensor": Procedure({"type": TYPE}, HANDLE),
+    "dealloc_tensor": Procedure({"handle": HANDLE}, NOTHING),
+    "read": Procedure({"handle": HANDLE}, ARRAY),
+    "write": Procedure({"handle": HANDLE, "array": ARRAY}, NOTHING),
+    "load_program": Procedure({"number": INTEGER, "program": PROGRAM}, NOTHING),
+    "drop_program": Procedure({"number": INTEGER}, NOTHING),
+    "launch": Procedure({"number": INTEGER, "args": HANDLES, "max_steps": LIMIT}, ARRAYS),
+    "estimate": Procedure({"number": INTEGER, "arg_types": TYPES}, ESTIMATE),
+    "consumed_size_in_mib": Procedure({}, F64),
+    "alloc_storage": Procedure({"nbytes": NBYTES}, HANDLE),
+    "dealloc_storage": Procedure({"handle": HANDLE}, NOTHING),
+    "tensor_from_storage": Procedure({"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE),
+    "swap": Procedure({"h1": HANDLE, "h2": HANDLE}, NOTHING),
 }
 """Every call by name. A program is loaded once under a number of the client's choice, launched and
 estimated by that number, and dropped when the client has no more use for it."""

@@ -21,11 +21,11 @@ from mlvm.core.errors import AttributeRefused, DTypeError, GroupError, MachineEr
 from mlvm.core.machine.callee import OUT, Callee, OpFresh, OpInto, Value
 from mlvm.core.op import Attributes, Kernel, Op
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.parallel.rendezvous import Arrays, Call, Rendezvous, Work
+from mlvm.parallel.rendezvous import Arrays, Collective, Rendezvous, Work
 
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 
-BLOCK: Final = 1 << 18
+BLOCK_NBYTES: Final = 1 << 18
 """Bytes that are combined at once: so many that threads seldom wait for Python's lock, and so few
 that they fit a second-level cache."""
 
@@ -82,7 +82,7 @@ class Member:
 
         def work(arrays: Arrays, part: int, parts: int) -> None:
             members = [_flat(each) for each in arrays]
-            scratch = np.empty(BLOCK, np.uint8)
+            scratch = np.empty(BLOCK_NBYTES, np.uint8)
             for i, block in _blocks(members[0], part, parts):
                 each = [member[i][block] for member in members]
                 total = scratch.view(each[0].dtype)[: each[0].size]
@@ -158,7 +158,7 @@ class Member:
         **attributes: Any,
     ) -> None:
         """Call `name` on `xs` together with all members, or with the two members of `ranks`."""
-        call = Call(
+        call = Collective(
             name=name,
             attributes=attributes,
             key=(name, *attributes.values()) if ranks is None else (),
@@ -288,7 +288,7 @@ def _blocks(xs: Sequence[Array], part: int, parts: int) -> Iterator[tuple[int, s
     begin, end = total * part // parts, total * (part + 1) // parts
     for i, x in enumerate(xs):
         first, last = max(begin, 0), min(end, x.size)
-        step = BLOCK // x.itemsize
+        step = BLOCK_NBYTES // x.itemsize
         for start in range(first, last, step):
             yield i, slice(start, min(start + step, last))
         begin -= x.size

@@ -24,14 +24,14 @@ longer."""
 _MOST_TYPES: Final = 4  # in the text of an error
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
-"""The arrays that each member brings to a collective, in the order of `Call.ranks`."""
+"""The arrays that each member brings to a collective, in the order of `Collective.ranks`."""
 
 Work: TypeAlias = Callable[[Arrays, int, int], None]
 """`work(arrays, part, parts)` does part number `part` of `parts` equal ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Collective:
     """A collective as one member calls it.
 
     The members with these `ranks` take part. `key` and `types` (dtype and shape) must be equal for
@@ -47,11 +47,11 @@ class Call:
     nbytes: int
     work: Work
 
-    def fits(self, other: Call) -> bool:
+    def fits(self, other: Collective) -> bool:
         """Whether both are the same collective on tensors of the same types."""
         return self.key == other.key and self.types == other.types
 
-    def beside(self, other: Call) -> str:
+    def beside(self, other: Collective) -> str:
         """The call as text, beginning with the first tensor that differs from the other call's."""
         pairs = enumerate(zip(self.types, other.types, strict=False))
         return self._text(next((i for i, (mine, theirs) in pairs if mine != theirs), 0))
@@ -90,7 +90,7 @@ class Rendezvous:
         self._reason = ""
         self._lock = threading.Lock()
         self._threads: list[int | None] = [None] * len(names)
-        self._calls: list[Call | None] = [None] * len(names)  # of members that wait for others
+        self._calls: list[Collective | None] = [None] * len(names)  # of who waits for others
         self._ended = [False] * len(names)
         self._meetings: list[_Meeting | None] = [None] * len(names)
         self._gates = [threading.Lock() for _ in names]
@@ -135,7 +135,7 @@ class Rendezvous:
 
     # --- meeting ---
 
-    def meet(self, rank: int, call: Call) -> None:
+    def meet(self, rank: int, call: Collective) -> None:
         """Take part in a collective. Returns when its work is done for all members that take part.
 
         Raises `GroupError` when the members cannot meet, and on any thread but the member's own.
@@ -161,7 +161,7 @@ class Rendezvous:
             self._work(rank, call, meeting, meeting.ranks.index(rank), len(meeting.ranks))
             self._leave(rank, call, meeting)
 
-    def _arrive(self, rank: int, call: Call) -> _Meeting | None:
+    def _arrive(self, rank: int, call: Collective) -> _Meeting | None:
         """The meeting, if this member is the last to arrive."""
         self._require_unbroken(rank, call)
         others = [(other, self._calls[other]) for other in call.ranks if other != rank]
@@ -188,7 +188,7 @@ class Rendezvous:
             raise self.error
         return None
 
-    def _work(self, rank: int, call: Call, meeting: _Meeting, part: int, parts: int) -> None:
+    def _work(self, rank: int, call: Collective, meeting: _Meeting, part: int, parts: int) -> None:
         """Do one part of the work. An error ends the run, since the others' results are
         incomplete."""
         try:
@@ -198,7 +198,7 @@ class Rendezvous:
                 self._break(f"{self.names[rank]} failed in {call}: {_brief(error)}", error)
             raise
 
-    def _leave(self, rank: int, call: Call, meeting: _Meeting) -> None:
+    def _leave(self, rank: int, call: Collective, meeting: _Meeting) -> None:
         """Wait until all members of the meeting have done their parts."""
         with self._lock:
             self._require_unbroken(rank, call)
@@ -211,7 +211,7 @@ class Rendezvous:
         else:
             self._wait(rank, call)
 
-    def _wait(self, rank: int, call: Call) -> None:
+    def _wait(self, rank: int, call: Collective) -> None:
         self._gates[rank].acquire()
         if rank in self._abandoned:
             raise self._given_up(rank, call)
@@ -225,11 +225,11 @@ class Rendezvous:
 
     # --- the end of a run ---
 
-    def _require_unbroken(self, rank: int, call: Call) -> None:
+    def _require_unbroken(self, rank: int, call: Collective) -> None:
         if self.error is not None:
             raise self._given_up(rank, call)
 
-    def _given_up(self, rank: int, call: Call) -> GroupError:
+    def _given_up(self, rank: int, call: Collective) -> GroupError:
         return GroupError(f"{self.names[rank]} gives up {call}: {self._reason}")
 
     def _require_progress(self) -> None:
