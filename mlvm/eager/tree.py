@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -212,23 +213,27 @@ def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None =
     `fn` is called once for each tensor: one that occurs twice does so in the result, and so does a
     Module.
     """
-    made: dict[int, Tree] = {}
+    return replace(partial(_substituted, fn, {}, twins), tree, (Tensor, Node))
 
-    def substituted(part: Tensor | Node) -> Tree:
-        if id(part) in made:
-            return made[id(part)]
-        if isinstance(part, Tensor):
-            made[id(part)] = fn(part)
-            return made[id(part)]
-        twin = made[id(part)] = copy.copy(part)
-        if twins is not None:
-            twins.append((part, twin))
-        for name, field in vars(part).items():
-            if name not in part._buffers:
-                vars(twin)[name] = replace(substituted, field, (Tensor, Node))
-        return twin
 
-    return replace(substituted, tree, (Tensor, Node))
+def _substituted(
+    fn: Callable[[Tensor], Tensor], made: dict[int, Tree], twins: Twins | None, part: Tensor | Node
+) -> Tree:
+    """`substitute` for one part of a tree; `made` has what stands for those before, by id. No
+    closure that names itself, which would keep the tensors until the garbage is collected."""
+    if id(part) in made:
+        return made[id(part)]
+    if isinstance(part, Tensor):
+        made[id(part)] = fn(part)
+        return made[id(part)]
+    twin = made[id(part)] = copy.copy(part)
+    if twins is not None:
+        twins.append((part, twin))
+    inside = partial(_substituted, fn, made, twins)
+    for name, field in vars(part).items():
+        if name not in part._buffers:
+            vars(twin)[name] = replace(inside, field, (Tensor, Node))
+    return twin
 
 
 def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:

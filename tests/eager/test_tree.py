@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,6 +172,18 @@ def test_buffers_are_beside_the_tree() -> None:
     every = ["weight", "mean", "teacher/weight", "counts_0", "counts_1/n"]
     assert list(named_tensors(node, buffers=True)) == [f"a/{path}" for path in every]
     assert map_tree(float, node) == {"a": {"weight": 1.0}}
+
+
+def test_substitute_keeps_nothing_alive() -> None:
+    x = asarray(1.0)
+    gc.disable()
+    try:
+        twin = substitute(lambda x: x + 1, [x, {"a": x}])
+        references = weakref.ref(x), weakref.ref(twin[0])
+        del x, twin
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_substitute_leaves_buffers_as_they_are() -> None:
