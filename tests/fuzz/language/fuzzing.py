@@ -1,0 +1,132 @@
+"""Many programs, one after the other; one that fails is cut down to what makes it fail."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from tests.fuzz.language.making import make
+from tests.fuzz.language.source import Source, built_by
+from tests.fuzz.language.trying import Found, Kind, require_same
+from tests.fuzz.trying import time_limit
+
+SECONDS: Final = 60
+"""For one program; more counts as a hang."""
+
+CUTTING_SECONDS: Final = 120
+"""For cutting one program down."""
+
+MOST_REFUSED: Final = 0.05
+"""Of all programs, as a fraction, that may be refused by a `CaptureError`."""
+
+
+def outcome_of(source: Source, skip: Collection[Kind] = ()) -> str:
+    """What came of a program, in a few words. Raises `Found`, and what else it fails with."""
+    with warnings.catch_warnings(), time_limit(SECONDS):
+        warnings.simplefilter("error")
+        return require_same(built_by(source.text()), skip=skip)
+
+
+def failure_of(source: Source, skip: Collection[Kind] = ()) -> Exception | None:
+    """How a program fails, if it does."""
+    try:
+        outcome_of(source, skip)
+    except Exception as error:
+        return error
+    return None
+
+
+def kind_of(error: Exception | None) -> str | None:
+    """What two failures have in common that are one and the same."""
+    return error.kind if isinstance(error, Found) else type(error).__name__ if error else None
+
+
+def cut_down(source: Source, skip: Collection[Kind] = ()) -> Source:
+    """The program without what it does not need to fail as it does."""
+    kind = kind_of(failure_of(source, skip))
+    until = time.monotonic() + CUTTING_SECONDS
+    smaller: Source | None = source
+    while smaller is not None:
+        source, smaller = smaller, None
+        for each in source.cuts():
+            if time.monotonic() > until:
+                return source
+            if kind_of(failure_of(each, skip)) == kind:
+                smaller = each
+                break
+    return source
+
+
+class Fuzz:
+    """Tries programs, and counts what comes of them."""
+
+    def __init__(self, seed: int, skip: Collection[Kind] = ()) -> None:
+        self.seed = seed
+        self.skip = skip
+        self.counts: Counter[str] = Counter()
+
+    def run(self, number: int) -> str | None:
+        """Try the program of that number; how it failed, if it did."""
+        source = make(self.seed, number)
+        try:
+            self.counts[outcome_of(source, self.skip)] += 1
+        except Exception as error:
+            failed = error
+        else:
+            return None
+        return self._told(number, source, failed)
+
+    def _told(self, number: int, source: Source, failed: Exception) -> str:
+        """The program, cut down if it fails by itself, and how it failed."""
+        smaller = cut_down(source, self.skip)
+        error = failure_of(smaller, self.skip)
+        if error is None:
+            smaller, error = source, failed
+        trace = "".join(traceback.format_exception(error))
+        skip = "".join(f" --skip {kind}" for kind in self.skip)
+        again = f"python -m tests.fuzz --language --seed {self.seed} --first {number} --programs 1"
+        return (
+            f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
+            f"The program above did this. Again: {again}{skip}"
+        )
+
+    def report(self) -> str:
+        """What came out, a line each."""
+        total = sum(self.counts.values())
+        lines = [f"{n:8d}  {outcome}" for outcome, n in self.counts.most_common()]
+        return "\n".join([f"programs in the eager language: {total}", *lines])
+
+    def too_many_refused(self) -> str | None:
+        """A complaint if too many programs are refused to say much about the others."""
+        total = sum(self.counts.values())
+        refused = sum(n for outcome, n in self.counts.items() if outcome.startswith("refused"))
+        if refused <= MOST_REFUSED * total + 1:
+            return None
+        return f"{refused} of {total} programs are refused by a CaptureError"
+
+
+def fuzz(
+    programs: int, seed: int, first: int = 0, skip: Collection[Kind] = ()
+) -> tuple[Fuzz, str | None]:
+    """Try so many programs, with a line of progress on a terminal; what came out, and how one
+    failed, if one did."""
+    runs = Fuzz(seed, skip)
+    start = time.monotonic()
+    for number in range(first, first + programs):
+        failure = runs.run(number)
+        if failure is not None:
+            return runs, failure
+        if sys.stderr.isatty():
+            done = number + 1 - first
+            rate = done / (time.monotonic() - start)
+            print(
+                f"\r{done:,} of {programs:,} programs, {rate:.1f} a second", end="", file=sys.stderr
+            )
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    return runs, runs.too_many_refused()

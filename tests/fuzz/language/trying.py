@@ -1,0 +1,342 @@
+"""What is tried of a program: a captured step is the eager one, to the bit.
+
+A program's step runs eagerly, and captured with fusion and recomputation on and off, each time in
+a world of its own that begins in the same state. After each step all must be as in the first run:
+results, arguments, state and the global random key, to the bit; which of these share memory or are
+one tensor; what can be updated in place; the class of the error, if one is raised. When everything
+is dropped no byte is left. A fused plan is no larger than the unfused one.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.arena.arena import STALE
+from mlvm.core.errors import CaptureError, MlvmError
+from mlvm.core.types import Array
+
+Kind = Literal["values", "roles", "errors", "ends", "bytes", "plans"]
+"""What a captured step may have otherwise than the eager one: values or structure; what shares
+memory, or can be updated in place; the error raised; what the arena's reset ends; bytes left when
+all is dropped; a larger plan with fusion than without."""
+
+KINDS: Final = get_args(Kind)
+
+EXPECTED: Final = {
+    "a value is read": r"a value is read inside a captured function",
+    "a value is copied in": r"a value from Python is copied into a tensor",
+    "a shape depends on values": r"leaves values of which only running tells the type",
+    "state is rebound": r"rebound|was replaced|another tensor",
+}
+"""Why a program may be refused by a `CaptureError`."""
+
+
+class Found(Exception):
+    """A captured step does otherwise than the eager one."""
+
+    def __init__(self, kind: Kind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class NoProgram(Exception):
+    """A program does what no test is about, such as naming a variable that there is not."""
+
+
+# --- what programs are made of --------------------------------------------------------------
+
+
+class Box(ml.nn.Module):
+    """A Module with the fields that it is given."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+class World(NamedTuple):
+    """A step, the arguments of the i-th call, and what the step reaches by itself."""
+
+    step: Callable[..., Any]
+    arguments: Callable[[int], tuple[Any, ...]]
+    state: Callable[[], Any]
+    steps: int = 3
+    resets: bool = False
+
+
+def tensor(dtype: str, shape: tuple[int, ...], seed: int) -> ml.Tensor:
+    """A tensor of small random values."""
+    return ml.asarray(values(dtype, shape, seed))
+
+
+def values(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        return rng.random(shape) < 0.5
+    if dtype.startswith("f"):
+        return rng.normal(size=shape).astype({"f32": np.float32, "f64": np.float64}[dtype])
+    return rng.integers(0 if dtype[0] == "u" else -4, 5, shape).astype(
+        ml.TensorType(dtype).dtype.numpy
+    )
+
+
+# --- what is seen of a run ------------------------------------------------------------------
+
+
+class Leaf(NamedTuple):
+    """A tensor or another value of the results, arguments or state. The numbers are equal for
+    one tensor at several places, and for several of the same memory."""
+
+    value: Any
+    same: int = 0
+    root: int = 0
+    view: bool = False
+
+
+Leaves: TypeAlias = dict[str, Leaf]
+
+
+@dataclass
+class Seen:
+    """What one step did: the error that it raised, or all that was there after it; which results
+    could be updated in place, and all that was there after that; what the reset has ended."""
+
+    error: MlvmError | None = None
+    leaves: Leaves = field(default_factory=dict)
+    updates: dict[str, str] = field(default_factory=dict)
+    updated: Leaves = field(default_factory=dict)
+    ended: dict[str, bool] = field(default_factory=dict)
+
+
+def walked(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors and other values of a tree, by path."""
+    if isinstance(tree, ml.optim.Optimizer):
+        tree = tree.state()
+    if isinstance(tree, ml.nn.Module):
+        tree = vars(tree)
+    if isinstance(tree, dict):
+        for name, each in tree.items():
+            yield from walked(f"{path}[{name!r}]", each)
+    elif isinstance(tree, (list, tuple)):
+        yield f"type({path})", type(tree).__name__
+        for i, each in enumerate(tree):
+            yield from walked(f"{path}[{i}]", each)
+    else:
+        yield path, tree
+
+
+def observed(trees: dict[str, Any]) -> Leaves:
+    """All that is in the trees, by path. A tensor that has ended has the value None."""
+    leaves: Leaves = {}
+    numbers: dict[int, int] = {}
+    for name, tree in trees.items():
+        for path, x in walked(name, tree):
+            if isinstance(x, ml.Tensor):
+                same = numbers.setdefault(id(x), len(numbers))
+                root = numbers.setdefault(id(x.root), len(numbers))
+                value = None if x.handle == STALE else x.numpy()
+                leaves[path] = Leaf(value, same, root, x.base is not None)
+            else:
+                leaves[path] = Leaf(x if isinstance(x, np.ndarray) else repr(x))
+    return leaves
+
+
+_OPPOSITE: Final[dict[str, Callable[..., Any]]] = {
+    "bool": ml.logical_not,
+    "unsigned": ml.bitwise_invert,
+    "signed": ml.negative,
+    "float": ml.negative,
+}
+
+
+def updated_in_place(results: Any) -> dict[str, str]:
+    """Negate every tensor of the results in place: what that raised, by path."""
+    outcomes = {}
+    for path, x in walked("result", results):
+        if isinstance(x, ml.Tensor) and x.handle != STALE:
+            try:
+                _OPPOSITE[x.dtype.kind](x, out=x)
+            except MlvmError as error:
+                outcomes[path] = type(error).__name__
+            else:
+                outcomes[path] = "updated"
+    return outcomes
+
+
+How: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
+"""What makes of a step the function to call."""
+
+
+class Run:
+    """The steps of a program in a world of its own."""
+
+    def __init__(self, build: Callable[[], World], vm: ml.VM, how: How) -> None:
+        self.seen: list[Seen] = []
+        self.plans: list[int] = []
+        weights, results = ml.Arena(vm, "weights"), ml.Arena(vm, "results")
+        try:
+            captured = self._run(build, how, weights, results)
+            for arena in (weights, results):
+                if arena.used and captured:
+                    gc.collect()  # a recording is a cycle
+                if arena.used:
+                    kept = [str(holder) for holder in arena.holders()]
+                    raise Found("bytes", f"{arena} when all was dropped: {kept}")
+        finally:
+            weights.close()
+            results.close()
+
+    def _run(
+        self, build: Callable[[], World], how: How, weights: ml.Arena, results: ml.Arena
+    ) -> bool:
+        """Run all steps; whether they were captured."""
+        with weights.allocating():
+            ml.random.seed(0)
+            world = build()
+        step = how(world.step)
+        for i in range(world.steps):
+            with results if world.resets else results.allocating():
+                given = world.arguments(i)
+                seen, returned = self._step(step, given, world)
+            seen.ended = {
+                path: x.handle == STALE
+                for path, x in walked("", [returned, given, world.state()])
+                if isinstance(x, ml.Tensor)
+            }
+            self.seen.append(seen)
+            if seen.error is not None:
+                break
+        return isinstance(step, ml.Captured)
+
+    def _step(self, step: Callable[..., Any], given: Any, world: World) -> tuple[Seen, Any]:
+        """Call the step and see what there is then."""
+
+        def all_there(returned: Any) -> Leaves:
+            random = ml.random.state()
+            there = {"result": returned, "argument": given, "state": world.state()}
+            return observed({**there, "random": random})
+
+        seen = Seen()
+        before = all_there(None)
+        try:
+            returned = step(*given)
+        except MlvmError as error:
+            seen.error = error.with_traceback(None)
+            error.__context__ = error.__cause__ = None  # which hold what the step has made
+            if isinstance(error, CaptureError):
+                require_equal("after a CaptureError", all_there(None), before)
+            return seen, None
+        if isinstance(step, ml.Captured):
+            self.plans.append(step.plan.nbytes)
+        seen.leaves = all_there(returned)
+        seen.updates = updated_in_place(returned)
+        seen.updated = all_there(returned)
+        return seen, returned
+
+
+# --- what must be equal ---------------------------------------------------------------------
+
+
+def require_equal(when: str, given: Leaves, expected: Leaves) -> None:
+    """Raise `Found` unless two sets of leaves are equal to the bit and share what they share."""
+    if given.keys() != expected.keys():
+        raise Found("values", f"{when}: there are {[*given]}, not {[*expected]}")
+    for path, leaf in given.items():
+        if not _same_value(leaf.value, expected[path].value):
+            raise Found(
+                "values", f"{when}: {path} is\n{leaf.value!r}\nnot\n{expected[path].value!r}"
+            )
+    for path, leaf in given.items():
+        if leaf[1:] != expected[path][1:]:
+            raise Found("roles", f"{when}: {path} is {leaf}, not {expected[path]}")
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        return type(x) is type(y) and bool(x == y)
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def require_same_step(when: str, given: Seen, expected: Seen) -> str | None:
+    """Raise `Found` unless a step was as the eager one. The reason for which it was refused, if
+    it may be."""
+    if type(given.error) is not type(expected.error):
+        reason = None
+        if isinstance(given.error, CaptureError):
+            found = [key for key, text in EXPECTED.items() if re.search(text, str(given.error))]
+            reason = found[0] if found else None
+        if reason is None:
+            raise Found(
+                "errors", f"{when}: raises {given.error!r}, where eagerly {expected.error!r}"
+            )
+        return reason
+    require_equal(when, given.leaves, expected.leaves)
+    if given.updates != expected.updates:
+        raise Found("roles", f"{when}: in place {given.updates}, not {expected.updates}")
+    require_equal(f"{when}, updated in place", given.updated, expected.updated)
+    if given.ended != expected.ended:
+        raise Found("ends", f"{when}: ended {given.ended}, not {expected.ended}")
+    return None
+
+
+MODES: Final = {
+    f"captured, fuse={fuse}, recompute={recompute}": (fuse, recompute)
+    for fuse in (False, True)
+    for recompute in (False, True)
+}
+
+
+def require_same(build: Callable[[], World], *, skip: Collection[Kind] = ()) -> str:
+    """Raise `Found` unless the program does the same eagerly and captured. What came of it: "same",
+    the name of an error, or why it was refused. Differences of a kind in `skip` pass.
+
+    Raises `NoProgram` for one that raises eagerly what is no `MlvmError`.
+    """
+    vm = ml.VM("fuzz")
+    try:
+        eager = Run(build, vm, lambda step: step)
+    except Found:
+        raise
+    except Exception as error:
+        raise NoProgram("it does not run eagerly") from error
+    size = vm.consumed_size_in_mib()  # with constants, which stay
+    outcome = next((type(seen.error).__name__ for seen in eager.seen if seen.error), "same")
+    plans: dict[str, list[int]] = {}
+    runs: dict[str, How] = {"eager again": lambda step: step}
+    for name, options in MODES.items():
+        fuse, recompute = options
+        runs[name] = partial(ml.capture, fuse=fuse, recompute=recompute)
+    for name, how in runs.items():
+        try:
+            run = Run(build, vm, how)
+            if vm.consumed_size_in_mib() != size:
+                left = vm.consumed_size_in_mib()
+                raise Found("bytes", f"{name}: {left} MiB are left, not {size}")
+            for i, (given, expected) in enumerate(zip(run.seen, eager.seen, strict=False)):
+                refused = require_same_step(f"{name}, step {i}", given, expected)
+                if refused is not None:
+                    outcome = f"refused: {refused}"
+            plans[name] = run.plans
+        except Found as found:
+            if found.kind not in skip:
+                raise
+            outcome = f"skipped: {found.kind}"
+    if "plans" not in skip:
+        _require_small_plans(plans)
+    return outcome
+
+
+def _require_small_plans(plans: dict[str, list[int]]) -> None:
+    """Raise `Found` for a plan that fusion has made larger."""
+    for name, sizes in plans.items():
+        plain = plans.get(name.replace("fuse=True", "fuse=False"), sizes)
+        for i, (fused, unfused) in enumerate(zip(sizes, plain, strict=False)):
+            if fused > unfused:
+                raise Found("plans", f"{name}, step {i}: {fused} bytes, and {unfused} unfused")

@@ -1,0 +1,567 @@
+"""Statements in the eager language, written at random, one after the other.
+
+Each statement is tried on a VM when it is written: what raises is not written, and what a name
+holds is known from then on. Most are templates, whose `{placeholders}` name what may stand there.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError, OpError
+from mlvm.core.rules import broadcast_shapes
+from mlvm.core.types import Shape, TensorType
+from mlvm.eager.tree import leaves
+from tests.fuzz.language.source import Block, Node, rendered
+
+
+def apart(templates: str) -> list[str]:
+    """Templates that three spaces or a new line stand between."""
+    return re.split(r"\s{3,}", templates.strip())
+
+
+EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
+    (
+        10,
+        apart("""
+            ml.tanh({f})   ml.sin({f})   ml.cos({f})   ml.sigmoid({f})   ml.exp(-ml.abs({f}))
+            ml.sqrt(ml.abs({f}))   ml.log1p(ml.abs({f}))   ml.expm1(-ml.abs({f}))   ml.relu({f})
+            ml.gelu({f})   ml.silu({f})   ml.erf({f})   ml.rsqrt({f} * {f} + 1)   ml.square({f})
+            {f} ** 2   -{x}   abs({x})   ml.sign({x})   ml.floor({f})   ml.round({f})
+            ml.trunc({f})   ml.ceil({f})   ~{i}   ml.logical_not({b})   ml.isnan({f})
+            ml.isfinite({f})   +{x}   ml.copy({x})   ml.stop_gradient({x})
+        """),
+    ),
+    (
+        16,
+        apart("""
+            {f} + {like}   {f} - {like}   {f} * {like}   {f} / (ml.abs({like}) + 1)   {f} + {like}
+            {f} - {like}   {f} * {like}   {x} + {x}   {x} * {x}   {f} * {n}   {n} - {f}
+            {f} + {n}   {n} * {f}   {f} / {n}   {f} ** {n}   ml.maximum({x}, {like})
+            ml.minimum({x}, {like})   {f} // {n}   {f} % {n}   {i} + {like}   {i} * {n}
+            {i} - {like}   {i} // {n}   {i} % {n}   {i} & {like}   {i} | {like}   {i} ^ {like}
+            {i} << 1   {i} >> 1   {x} < {like}   {x} == {like}   {x} != {like}   {x} >= {n}
+            {x} == {n}   {b} & {like}   ml.logical_or({b}, {like})   ml.logical_xor({b}, {like})
+            {b} ^ {b}
+        """),
+    ),
+    (
+        4,
+        apart("""
+            ml.where({b}, {f}, {like})   ml.where({f} > 0, {f}, {like})   ml.where({b}, {x}, {n})
+            ml.clip({f}, -0.5, 0.5)   ml.clip({x}, {like}, {like})   ml.clip({x}, max=1)
+        """),
+    ),
+    (
+        3,
+        apart("""
+            ml.astype({x}, {dtype})   ml.astype({f}, 'f64')   ml.astype({f}, 'f32')
+        """),
+    ),
+    (
+        8,
+        apart("""
+            ml.sum({x}, axis={axis})   ml.sum({x}, axis={axis}, keepdims=True)   ml.sum({x})
+            ml.mean({f}, axis={axis})   ml.mean({f}, axis={axis}, keepdims=True)   ml.mean({f})
+            ml.max({x}, axis={axis})   ml.min({x}, axis={axis}, keepdims=True)   ml.max({x})
+            ml.var({f}, axis={axis})   ml.std({f} + {like}, axis={axis})
+            ml.prod({f}, axis={axis})   ml.logsumexp({f}, axis={axis})
+            ml.argmax({x}, axis={one})   ml.argmin({x}, axis={one})   ml.any({x}, axis={axis})
+            ml.all({x})   ml.cumulative_sum({x}, axis={one})   ml.softmax({f}, axis={one})
+            ml.log_softmax({f}, axis={one})   ml.sort({x}, axis={one})
+            ml.argsort({x}, axis={one})   ml.sum({f}, axis={axis}, dtype='f64')
+        """),
+    ),
+    (
+        8,
+        apart("""
+            ml.reshape({x}, {shape})   ml.reshape({x}, {shape})   ml.reshape({x}, -1)   {m}.mT
+            ml.permute_dims({x}, {order})   ml.expand_dims({x}, axis={one})   ml.squeeze({x})
+            ml.broadcast_to({x}, (2, *{same}.shape))   ml.moveaxis({m}, 0, -1)
+            ml.flip({x}, axis={axis})   ml.roll({x}, 1, axis={one})   ml.pad({x}, 1)
+            ml.tile({x}, 2)   ml.repeat({x}, 2, axis={one})   ml.tril({m})   ml.triu({m}, k=1)
+        """),
+    ),
+    (
+        8,
+        apart("""
+            {x}[{index}]   {x}[{index}]   {x}[None]   {x}[..., None]   {x}[...]   {x}[::-1]
+            {x}[ml.abs({i}) % len({same})]   ml.take({x}, {picks}, axis={one})
+            ml.take_along_axis({x}, ml.argsort({same}, axis=-1), axis=-1)
+            ml.stack(ml.unstack({x}), axis=-1)   ml.split({x}, {cut}, axis={one})[-1]
+            ml.one_hot(ml.abs({i}) % 3, 3)
+        """),
+    ),
+    (
+        4,
+        apart("""
+            ml.concat([{x}, {twin}], axis={one})   ml.stack([{x}, {twin}])   ml.concat([{x}, {x}])
+            ml.stack([{x}, {x}, {twin}], axis=-1)   ml.concat([{x}, {twin}], axis=None)
+        """),
+    ),
+    (
+        5,
+        apart("""
+            {m} @ {x}   {m} @ {same}.mT   {x} @ {m}   ml.matmul({m}, {same}, transpose_x=True)
+            ml.outer({f}, {f})   ml.layer_norm({f}, {f}, {f}, eps=1e-5)
+            ml.softmax_cross_entropy({m}, ml.argmax({same}, axis=-1))
+        """),
+    ),
+    (
+        3,
+        apart("""
+            ml.zeros_like({x})   ml.ones({x}.shape)   ml.full((2,), {n})   ml.arange(4.0)
+            ml.full({x}.shape, ml.sum({f}))   ml.eye(3)   ml.linspace(0, 1, 3)   ml.arange(3)
+        """),
+    ),
+    (
+        4,
+        apart("""
+            ml.random.normal({x}.shape)   ml.random.uniform((2, 3), low=-1.0)
+            ml.dropout({f}, 0.5)   ml.random.bernoulli((3,))   ml.random.randint((2,), 0, 5)
+            ml.random.permutation({x})   ml.random.normal((2,), key={key})
+            ml.dropout({f}, 0.3, key={key})   ml.random.fold_in({key}, {k})
+            ml.random.split({key})[1]   ml.random.permutation(4)
+            ml.random.normal({x}.shape, dtype='f64')
+            ml.random.bernoulli({f}.shape, ml.sigmoid({f}))
+        """),
+    ),
+    (5, ["{module}({f}{train})"]),
+]
+"""What a name is given, by how often."""
+
+UPDATES: Final = apart("""
+    {x} += {into}   {x} -= {into}   {f} *= {into}   {f} /= ml.abs({into}) + 1   {x} += {x}
+    {f} -= 0.1 * {into}   {x} *= {n}   {x} += {n}   {f} += ml.sum({same})   {x} -= {same}
+    ml.add({x}, {like}, out={fit})   ml.multiply({f}, {n}, out={fit})   ml.tanh({f}, out={fit})
+    ml.copy({x}, out={fit})   ml.maximum({x}, {like}, out={fit})   ml.negative({f}, out={same})
+    ml.subtract({f}, {into}, out={same})   ml.square({f}, out={same})   ml.exp(-{f}, out={fit})
+    ml.sum({f}, axis=0, out={f})   ml.matmul({m}, {m}, out={f})   ml.sort({x}, out={fit})
+""")
+UNPREDICTABLE: Final = apart("""
+    float(ml.sum({f})) * {f}   {x}[{b}]   ml.nonzero({x})[0]   {f} if ml.sum({f}) > 0 else {f}
+    ml.asarray([1.0, 2.0]) * {f}   ml.random.bernoulli((2,), 0.3)
+""")
+"""What no captured function can do."""
+
+NUMBERS: Final = {
+    "float": ["2", "0.5", "-1.5", "3.0", "0", "True", "np.float32(0.25)", "np.float64(1.5)"],
+    "signed": ["2", "3", "-1", "1", "np.int64(2)", "True"],
+    "unsigned": ["2", "3", "1"],
+    "bool": ["True", "False"],
+}
+DTYPES: Final = {"f32": 60, "f64": 12, "i64": 9, "i32": 6, "bool": 8, "u8": 3}
+
+
+class Writer:
+    """Writes statements that run where those before have run.
+
+    `types` has the tensors that may be named, by expression, `namespace` what the names hold.
+    `own` are those of them that statements here have made.
+    """
+
+    def __init__(
+        self, rng: random.Random, namespace: dict[str, Any], names: Iterator[int], limit: int
+    ) -> None:
+        self.rng = rng
+        self.namespace = namespace
+        self.names = names
+        self.limit = limit
+        self.types: dict[str, TensorType] = {}
+        self.modules: dict[str, Any] = {}
+        self.numbers: list[str] = []
+        self.own: list[str] = []
+        self.lines: list[Node] = []
+        self.depth = 0
+        self.layer = ""
+        self.inner: list[Writer] = []
+
+    def forget(self) -> None:
+        """Drop what the names hold: gradients that were tried are in the way of other updates."""
+        self.namespace.clear()
+        for each in self.inner:
+            each.forget()
+
+    def within(self) -> Writer:
+        """A writer of the statements of a function inside."""
+        inner = Writer(self.rng, dict(self.namespace), self.names, self.limit)
+        self.inner.append(inner)
+        inner.types, inner.modules = dict(self.types), dict(self.modules)
+        inner.numbers, inner.depth = [*self.numbers], self.depth + 1
+        return inner
+
+    # --- statements, tried ---
+
+    def says(self, node: Node) -> bool:
+        """Write a statement, if it runs. Several lines are one that runs as a whole."""
+        try:
+            exec("\n".join(rendered([node])), self.namespace)
+        except MlvmError:
+            return False
+        self.lines.append(node)
+        return True
+
+    def name(self, prefix: str = "t") -> str:
+        return f"{prefix}{next(self.names)}"
+
+    def makes(self, expression: str, prefix: str = "t") -> str | None:
+        """Write a statement that gives a name to a value; the name, if it runs."""
+        name = self.name(prefix)
+        if not self.says(f"{name} = {expression}"):
+            return None
+        if not self._is_welcome(self.namespace[name]):
+            self.lines.pop()
+            return None
+        self.knows(name)
+        return name
+
+    def _is_welcome(self, value: Any) -> bool:
+        """Whether a value is of a size and, most of the time, has values to go on with."""
+        if not isinstance(value, ml.Tensor):
+            return True
+        if value.size > self.limit or value.ndim > 4:
+            return False
+        array = value.numpy()
+        good = bool(np.isfinite(array).all() and (np.abs(array) < 1e4).all())
+        return good if value.dtype.is_float else True
+
+    def knows(self, expression: str) -> None:
+        """Let what the expression holds be used in what is written next."""
+        value = eval(expression, self.namespace)
+        if isinstance(value, ml.Tensor):
+            self.types[expression] = value.type
+            self.own.append(expression)
+        elif isinstance(value, (list, tuple)):
+            for i in range(len(value)):
+                self.knows(f"{expression}[{i}]")
+        elif isinstance(value, dict):
+            for name in value:
+                self.knows(f"{expression}[{name!r}]")
+        elif isinstance(value, ml.nn.Module):
+            if type(value).__name__ != "Box":
+                self.modules[expression] = value
+            for name, field in vars(value).items():
+                if isinstance(field, (ml.Tensor, ml.nn.Module, dict, list, tuple)):
+                    self.knows(f"{expression}.{name}")
+        elif isinstance(value, (bool, int, float)):
+            self.numbers.append(expression)
+
+    # --- what stands in a template ---
+
+    def some(self, welcome: Callable[[TensorType], bool] = lambda type: True) -> str | None:
+        """One of the tensors that may be named, the later ones more often."""
+        found = [each for each, type in self.types.items() if welcome(type)]
+        if not found:
+            return None
+        n = len(found)
+        late = n - 1 - int(self.rng.expovariate(0.3))
+        return found[max(late, 0)] if self.rng.random() < 0.5 else self.rng.choice(found)
+
+    def filled(self, template: str) -> str | None:
+        """The template with something for each placeholder; None where there is nothing."""
+        chosen: list[str] = []
+
+        def fill(match: re.Match[str]) -> str:
+            found = self._fill(match[1], chosen)
+            if found is None:
+                raise LookupError(match[1])
+            return found
+
+        try:
+            return re.sub(r"\{(\w+)\}", fill, template)
+        except LookupError:
+            return None
+
+    def _fill(self, kind: str, chosen: list[str]) -> str | None:
+        rng = self.rng
+        beside = self.types[chosen[-1]] if chosen else TensorType("f32")
+        first = self.types[chosen[0]] if chosen else beside
+        shapes = [self.types[each].shape for each in chosen]
+        wanted: dict[str, Callable[[TensorType], bool]] = {
+            "x": lambda type: True,
+            "f": lambda type: type.dtype.is_float,
+            "i": lambda type: type.dtype.is_integer,
+            "b": lambda type: type.dtype.kind == "bool",
+            "m": lambda type: type.dtype.is_float and type.ndim >= 2,
+            "k": lambda type: type.dtype.is_integer and type.ndim == 0,
+            "key": lambda type: type is TensorType("u64", (2,)),
+            "like": lambda type: (
+                type.dtype is beside.dtype and _broadcast(type.shape, beside.shape) is not None
+            ),
+            "into": lambda type: (
+                type.dtype is first.dtype and _broadcast(type.shape, first.shape) == first.shape
+            ),
+            "twin": lambda type: type is beside,
+            "fit": lambda type: type.dtype is first.dtype and type.shape == _broadcast(*shapes),
+        }
+        if kind in wanted:
+            found = self.some(wanted[kind])
+            if found is not None:
+                chosen.append(found)
+            return found
+        n = beside.ndim
+        match kind:
+            case "n":
+                return rng.choice([*NUMBERS[beside.dtype.kind], *self.numbers])
+            case "same":
+                return chosen[0]
+            case "module":
+                self.layer = rng.choice([*self.modules, ""])
+                return self.layer or None
+            case "train":
+                layer = self.modules[self.layer]
+                takes = isinstance(layer, (ml.nn.Dropout, ml.nn.Sequential))
+                return f", train={rng.random() < 0.7}" if takes else ""
+            case "dtype":
+                return repr(rng.choice([*DTYPES]))
+            case "one":
+                return str(rng.randrange(-n, n)) if n else None
+            case "axis":
+                several = tuple(sorted(rng.sample(range(n), rng.randint(0, n))))
+                one = str(rng.randrange(-n, n)) if n else "None"
+                return rng.choice([repr(several), one, "None"])
+            case "order":
+                return repr(tuple(rng.sample(range(n), n)))
+            case "shape":
+                return repr(rng.choice(shapes_of(beside.size)))
+            case "picks":
+                return f"ml.arange({rng.randint(1, 3)})"
+            case "cut":
+                return rng.choice(["[1]", "2"])
+            case "index":
+                items = [self._item(length) for length in beside.shape[: rng.randint(1, 3)]]
+                return ", ".join(items) or "..."
+        raise AssertionError(kind)
+
+    def _item(self, length: int) -> str:
+        i = self.rng.randrange(-length, length) if length else 0
+        items = [str(i), f"{i}:", f":{i}", ":", "::2", "::-1", "None", "..."]
+        return self.rng.choice([*items, ":", str(i)])
+
+    # --- what is written ---
+
+    def expression(self) -> bool:
+        [(_, templates)] = self.rng.choices(EXPRESSIONS, [weight for weight, _ in EXPRESSIONS])
+        text = self.filled(self.rng.choice(templates))
+        return text is not None and self.makes(text) is not None
+
+    def update(self) -> bool:
+        text = self.filled(self.rng.choice(UPDATES))
+        if text is None:
+            return False
+        target = re.match(r"(\w+) [-+*/]=", text)
+        if self.depth and target and target[1] not in self.own:  # which needs a `nonlocal`
+            return False
+        item = re.match(r"(.*)\[[^]]*\] [-+*/]=", text)
+        if item and isinstance(eval(item[1], self.namespace), tuple):
+            return False
+        return self.says(text)
+
+    def container(self) -> bool:
+        parts = [self.some() for _ in range(self.rng.randint(1, 3))]
+        x, *rest = [each for each in parts if each is not None]
+        text = self.rng.choice(
+            [
+                f"[{', '.join([x, *rest])}]",
+                f"{{'a': {x}, 'b': [{', '.join(rest)}]}}",
+                f"({x}, {x})",
+                f"Box(a={x})",
+            ]
+        )
+        return self.makes(text, "tree") is not None
+
+    def loop(self) -> bool:
+        """A variable that goes round a few times."""
+        h, x = self.some(_is_float), self.some(_is_float)
+        if h is None or x is None:
+            return False
+        name = self.name("h")
+        step = self.rng.choice(["ml.tanh({h} + {x})", "{h} * 0.5 + {x}", "ml.sin({h}) * {x} + {h}"])
+        times = self.rng.randint(2, 8)
+        lines = (
+            f"{name} = {h}",
+            Block(f"for _ in range({times}):", (f"{name} = {step.format(h=name, x=x)}",)),
+        )
+        if not all(self.says(line) for line in lines):
+            return False
+        self.knows(name)
+        return True
+
+    def function(self) -> bool:
+        """A function of tensors, called with them in one order and another."""
+        given = [self.some() for _ in range(self.rng.randint(1, 3))]
+        operands = [each for each in given if each is not None]
+        name, inner, parameters = self.name("f"), self.within(), []
+        for each in operands:
+            parameters.append(inner.takes(each))
+        inner.writes(self.rng.randint(1, 4))
+        results = [inner.some() or parameters[0] for _ in range(self.rng.randint(1, 2))]
+        body = (*inner.lines, f"return {', '.join(results)}")
+        if not self.says(Block(f"def {name}({', '.join(parameters)}):", body)):
+            return False
+        self.makes(f"{name}({', '.join(operands)})")
+        self.makes(f"{name}({', '.join(reversed(operands))})")
+        return True
+
+    def takes(self, expression: str, prefix: str = "p") -> str:
+        """A parameter, for which the expression is given."""
+        name = self.name(prefix)
+        self.namespace[name] = eval(expression, self.namespace)
+        self.knows(name)
+        return name
+
+    def writes(self, statements: int) -> None:
+        """Write so many statements, or as many as are found."""
+        kinds: list[tuple[int, Callable[[], bool]]] = [
+            (60, self.expression),
+            (7 if not self.depth else 2, self.update),
+            (2, self.container),
+            (3, self.loop),
+            (2, self.rebinding),
+        ]
+        if self.depth < 2:
+            kinds += [(4, self.function), (9, self.gradient), (4, self.training)]
+        written = 0
+        for _ in range(6 * statements):
+            [write] = self.rng.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
+            lines, types, modules = [*self.lines], dict(self.types), dict(self.modules)
+            numbers, own = [*self.numbers], [*self.own]
+            if write():
+                written += 1
+            else:
+                self.lines, self.types, self.modules = lines, types, modules
+                self.numbers, self.own = numbers, own
+            if written == statements:
+                return
+
+    def scalar_function(self, operands: list[str], kept: bool = False) -> str | None:
+        """Write a function of these operands to a float scalar; its name. With `kept` it also
+        returns something else."""
+        name, inner, parameters = self.name("loss"), self.within(), []
+        inner.types = {x: type for x, type in inner.types.items() if self.rng.random() < 0.5}
+        for each in operands:
+            parameters.append(inner.takes(each))
+        inner.writes(self.rng.randint(1, 5))
+        float_ones = [each for each in inner.own if _is_float(inner.types[each])]
+        if not float_ones:
+            return None
+        terms = [f"ml.sum({float_ones[-1]})"]
+        forms = ["ml.mean({0} * {0})", "ml.sum(ml.tanh({0}))", "ml.sum({0})"]
+        for each in self.rng.sample(float_ones, min(len(float_ones), self.rng.randint(0, 2))):
+            terms.append(self.rng.choice(forms).format(each))
+        value = " + ".join(terms)
+        more = f"return {value}, {inner.some()}" if kept else f"return {value}"
+        if not self.says(Block(f"def {name}({', '.join(parameters)}):", (*inner.lines, more))):
+            return None
+        return name
+
+    def variables(self) -> list[str]:
+        """Expressions that a gradient may be taken with respect to."""
+        trees = [
+            name
+            for name in self.namespace
+            if re.fullmatch(r"(params|tree|model|p)\d+", name)
+            and _is_float_tree(self.namespace[name])
+        ]
+        found = []
+        for _ in range(self.rng.randint(1, 3)):
+            is_tree = trees and self.rng.random() < 0.4
+            found.append(self.rng.choice(trees) if is_tree else self.some(_is_float))
+        return [x for x in found if x is not None]
+
+    def gradient(self) -> bool:
+        operands = self.variables()
+        has_aux = self.rng.random() < 0.15
+        fn = self.scalar_function(operands, has_aux) if operands else None
+        if fn is None:
+            return False
+        given = ", ".join(operands)
+        n = len(operands)
+        numbers = sorted(self.rng.sample(range(n), self.rng.randint(1, n)))
+        argnums = self.rng.choice([repr(tuple(numbers)), str(numbers[0])])
+        if has_aux:
+            text = f"ml.value_and_grad({fn}, {argnums}, has_aux=True)({given})"
+            return self.makes(text, "g") is not None
+        roll = self.rng.random()
+        if roll < 0.3:
+            return self.makes(f"ml.grad({fn}, {argnums})({given})", "g") is not None
+        if roll < 0.65:
+            return self.makes(f"ml.value_and_grad({fn}, {argnums})({given})", "g") is not None
+        if roll < 0.8:
+            value, pull, g = self.name("v"), self.name("pull"), self.name("g")
+            lines = [f"{value}, {pull} = ml.vjp({fn}, {given})", f"{g} = {pull}({value} * 0.5)"]
+            if self.rng.random() < 0.3:
+                lines.append(f"{self.name('g')} = {pull}({value})")
+            if not all(self.says(line) for line in lines):
+                return False
+            self.knows(value)
+            self.knows(g)
+            return self.rng.random() < 0.2 or self.says(f"del {pull}")
+        second = self.name("second")
+        x = operands[0]
+        if x not in self.types:
+            return False
+        inner = ", ".join(["q", *operands[1:]])
+        body = f"return ml.sum(ml.tanh(ml.grad({fn})({inner})) * q)"
+        return self.says(Block(f"def {second}(q):", (body,))) and (
+            self.makes(f"ml.value_and_grad({second})({x})", "g") is not None
+        )
+
+    def training(self) -> bool:
+        """An optimizer's update."""
+        optimizers = [name for name in self.namespace if re.fullmatch(r"opt\d+", name)]
+        if not optimizers:
+            return False
+        optimizer = self.rng.choice(optimizers)
+        params = "params" + optimizer[3:]
+        fn = self.scalar_function([params])
+        g = fn and self.makes(f"ml.value_and_grad({fn})({params})", "g")
+        if g is None:
+            return False
+        gradients = self.rng.choice([f"{g}[1]", f"ml.optim.clip_by_global_norm({g}[1], 1.0)"])
+        return self.says(f"{optimizer}.update({gradients})")
+
+    def rebinding(self) -> bool:
+        """A Module's field that names another tensor from then on."""
+        fields = [x for x in self.types if re.fullmatch(r"box\d+\.mean", x)]
+        text = fields and self.filled(f"ml.tanh({fields[0]} * 0.9) + {{f}}")
+        if not text or self.depth:
+            return False
+        name = self.makes(text)
+        if name is None or self.types[name] is not self.types[fields[0]]:
+            return False
+        return self.says(f"{fields[0]} = {name}")
+
+
+def _is_float(type: TensorType) -> bool:
+    return type.dtype.is_float
+
+
+def _is_float_tree(tree: Any) -> bool:
+    try:
+        found = [x for _, x in leaves(tree)]
+    except MlvmError:
+        return False
+    return bool(found) and all(_is_float(x.type) for x in found)
+
+
+def _broadcast(*shapes: Shape) -> Shape | None:
+    try:
+        return broadcast_shapes(*shapes)
+    except OpError:
+        return None
+
+
+def shapes_of(size: int) -> list[Shape]:
+    """Shapes of so many elements."""
+    shapes: list[Shape] = [(size,), (1, size), (size, 1)]
+    for n in (2, 3, 4, 5):
+        if size % n == 0 and size:
+            shapes += [(n, size // n), (size // n, n), (n, 1, size // n)]
+    return shapes if size != 1 else [*shapes, (), (1, 1, 1)]

@@ -1,0 +1,163 @@
+"""Small runs of `python -m tests.fuzz --language`, and that it notices what it looks for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import mlvm.eager as ml
+from tests.fuzz.language import fuzzing
+from tests.fuzz.language.making import make
+from tests.fuzz.language.source import built_by
+from tests.fuzz.language.trying import Found, Kind, require_same
+
+KNOWN: tuple[Kind, ...] = ("plans",)
+"""What is still found in the eager language, until it is mended."""
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_two_hundred_programs_in_the_eager_language(first: int) -> None:
+    options = ["--programs", "100", "--seed", "0", "--first", str(first)]
+    options += [option for kind in KNOWN for option in ("--skip", kind)]
+    command = [sys.executable, "-m", "tests.fuzz", "--language", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = {what: int(n) for n, what in re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)}
+    assert sum(counts.values()) == 100
+    assert counts["same"] > (40 if KNOWN else 80)
+
+
+def test_a_program_is_made_again_from_its_numbers() -> None:
+    texts = [make(7, number).text() for number in range(10)]
+    assert [make(7, number).text() for number in range(10)] == texts
+    assert len(set(texts)) == 10
+
+
+def test_programs_cover_the_language() -> None:
+    text = "".join(make(0, number).text() for number in range(60))
+    for each in ("ml.grad(", "ml.value_and_grad(", "ml.vjp(", ".update(", "nonlocal", "out="):
+        assert each in text
+    for each in ("ml.random.", "ml.dropout(", "'f64'", "'i32'", "'bool'", "np.float32(", "Box("):
+        assert each in text
+    for each in ("ml.reshape(", "ml.concat(", "ml.where(", "ml.sum(", "[::-1]", "@", "for _ in"):
+        assert each in text
+
+
+class Wrong:
+    """A step that does not do what it should. It is made like `Captured`."""
+
+    def __init__(self, step: Callable[..., Any], **options: bool) -> None:
+        self.step = step
+
+    def __call__(self, *args: Any) -> Any:
+        return self.step(*args)
+
+
+class WrongBit(Wrong):
+    def __call__(self, *args: Any) -> Any:
+        return [ml.copy(x) + 1e-7 if is_float(x) else x for x in super().__call__(*args)]
+
+
+class WithoutUpdate(Wrong):
+    def __call__(self, *args: Any) -> Any:
+        before = [(x, ml.copy(x)) for x in args if isinstance(x, ml.Tensor) and x.base is None]
+        result = super().__call__(*args)
+        for x, old in before:
+            ml.copy(old, out=x)
+        return result
+
+
+class WithoutViews(Wrong):
+    def __call__(self, *args: Any) -> Any:
+        result = super().__call__(*args)
+        return [
+            ml.copy(x) if isinstance(x, ml.Tensor) and x.base is not None else x for x in result
+        ]
+
+
+class AnotherError(Wrong):
+    def __call__(self, *args: Any) -> Any:
+        raise ml.errors.ShapeError("no")
+
+
+class Refusal(Wrong):
+    def __call__(self, *args: Any) -> Any:
+        raise ml.errors.CaptureError("no")
+
+
+class RawError(Wrong):
+    def __call__(self, *args: Any) -> Any:
+        raise ZeroDivisionError
+
+
+class Keeper(Wrong):
+    kept: ClassVar[list[Any]] = []
+
+    def __call__(self, *args: Any) -> Any:
+        result = super().__call__(*args)
+        self.kept.append(result)
+        return result
+
+
+def is_float(x: Any) -> bool:
+    return isinstance(x, ml.Tensor) and x.dtype.is_float
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (WrongBit, "result[0] is"),
+        (WithoutUpdate, "argument[0] is"),
+        (WithoutViews, "view=False"),
+        (AnotherError, "raises ShapeError"),
+        (Refusal, "raises CaptureError"),
+        (RawError, "ZeroDivisionError"),
+        (Keeper, "when all was dropped"),
+    ],
+)
+def test_a_wrong_replay_is_found_cut_down_and_printed(
+    wrong: type[Wrong], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ml, "capture", wrong)
+    _, failure = fuzzing.fuzz(100, seed=0)
+    Keeper.kept.clear()
+    assert failure is not None
+    assert reason in failure
+    program, _, rest = failure.partition("\n\nrequire_same(build)\n")
+    assert len(program.splitlines()) < 30
+    with pytest.raises((Found, ZeroDivisionError)):
+        require_same(built_by(program))
+    Keeper.kept.clear()
+    again = re.search(r"--language --seed 0 --first (\d+) --programs 1", rest)
+    assert again is not None
+    monkeypatch.undo()
+    assert fuzzing.failure_of(make(0, int(again[1])), KNOWN) is None
+    require_same(built_by(program), skip=KNOWN)
+
+
+def test_a_plan_that_fusion_made_larger_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Larger(ml.Captured[..., Any]):
+        @property
+        def plan(self) -> Any:
+            return super().plan._replace(nbytes=100 + 100 * self.fuse)
+
+    monkeypatch.setattr(ml, "capture", Larger)
+    _, failure = fuzzing.fuzz(5, seed=0, skip=[kind for kind in KNOWN if kind != "plans"])
+    assert failure is not None
+    assert "200 bytes, and 100 unfused" in failure
+
+
+def test_too_many_refused_programs_are_a_failure() -> None:
+    runs = fuzzing.Fuzz(seed=0)
+    runs.counts.update({"same": 96, "refused: a value is read": 4})
+    assert runs.too_many_refused() is None
+    runs.counts["refused: a value is read"] += 5
+    assert runs.too_many_refused() == "9 of 105 programs are refused by a CaptureError"
