@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import re
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
+from tests.threads import PATIENCE, start
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
 types = st.sampled_from(
@@ -152,12 +152,8 @@ def test_allocating_resets_nothing() -> None:
 
 
 def test_each_thread_has_a_scope_of_its_own() -> None:
-    found: list[Arena | None] = []
     with Arena(VM(), "batch"):
-        thread = threading.Thread(target=lambda: found.append(scope.get()))
-        thread.start()
-        thread.join()
-    assert found == [None]
+        assert start(scope.get).result(PATIENCE) is None
 
 
 # --- limits ---------------------------------------------------------------------------

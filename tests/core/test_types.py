@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import DTypeError, ShapeError
 from mlvm.core.types import MAX_NBYTES, MAX_NDIM, DType, TensorType, f32, f64, i32, promote
+from tests.threads import in_threads
 
 DTYPES = list(DType.all.values())
 shapes = st.lists(st.integers(0, 1000), max_size=5).map(tuple)
@@ -54,19 +55,15 @@ def test_a_type_counts_as_numpy_does(dtype: DType, shape: list[int]) -> None:
 
 
 def test_threads_that_make_the_same_type_at_once_share_it() -> None:
-    length, barrier, made = itertools.count(10**6), threading.Barrier(4), []
+    barrier = threading.Barrier(4)
 
-    def make(n: int) -> None:
+    def make(n: int) -> TensorType:
         barrier.wait()
-        made.append(TensorType(f32, (n,)))
+        return TensorType(f32, (n,))
 
-    for n in itertools.islice(length, 50):
-        threads = [threading.Thread(target=make, args=(n,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len({id(type) for type in made}) == 50
+    for n in range(10**6, 10**6 + 50):
+        [first, *others] = in_threads(make, [n] * 4)
+        assert all(type is first for type in others)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.core.programs import ADD_INTO, f32s, put, straight
+from tests.threads import PATIENCE, in_threads, start, waits
 
 VECTOR = TensorType(f32, (2,))
 NEGATE = Program.of_op("negative", 1, {}, 1)
@@ -477,10 +478,7 @@ def test_whatever_a_kernel_raises_comes_out_and_the_vm_goes_on(
         with pytest.raises(error):
             vm.launch(PROBE, handles)
     assert_usable(vm)
-    thread = threading.Thread(target=assert_usable, args=(vm,))  # the lock is free
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
+    start(assert_usable, vm).result(PATIENCE)  # the lock is free
 
 
 def test_a_host_function_launches_on_its_own_vm_and_on_another(
@@ -532,21 +530,12 @@ def test_launches_from_several_threads_are_one_after_the_other(
 
     vm = vm_with_probe(monkeypatch, increment)
     total, one = put(vm, f32s(0)), put(vm, f32s(1))
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for _ in range(10):
-                vm.launch(PROBE, [total, one])
-        except BaseException as error:
-            failures.append(error)
+    def work(_: int) -> None:
+        for _ in range(10):
+            vm.launch(PROBE, [total, one])
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, range(4))
     assert vm.read(total) == 40
 
 
@@ -559,16 +548,11 @@ def test_a_launch_on_a_busy_vm_waits_and_other_vms_do_not(monkeypatch: pytest.Mo
 
     busy = vm_with_probe(monkeypatch, wait)
     handles = [put(busy, f32s(1)) for _ in range(2)]
-    first = threading.Thread(target=busy.launch, args=(PROBE, handles))
-    second = threading.Thread(target=busy.launch, args=(NEGATE, handles))
-    first.start()
+    first = start(busy.launch, PROBE, handles)
     assert entered.wait(10)
-    second.start()
-    second.join(0.05)
-    assert second.is_alive()
+    second = start(busy.launch, NEGATE, handles)
+    assert waits(second)
     assert_usable(VM())
     leave.set()
-    first.join(10)
-    second.join(10)
-    assert not first.is_alive()
-    assert not second.is_alive()
+    first.result(PATIENCE)
+    second.result(PATIENCE)

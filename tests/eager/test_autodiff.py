@@ -18,6 +18,7 @@ from mlvm.eager.context import default_vm, recording
 from mlvm.eager.creation import ones, zeros
 from mlvm.eager.functions import reshape
 from mlvm.eager.tensor import Tensor, from_array, live_tapes, stop_gradient
+from tests.threads import in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -455,9 +456,8 @@ def test_a_deep_chain_does_not_recurse() -> None:
 
 def test_threads_have_tapes_of_their_own_and_may_share_tensors() -> None:
     x, all_are_inside = tensor(2.0), threading.Barrier(4, timeout=30)
-    found: dict[int, object] = {}
 
-    def differentiate(n: int) -> None:
+    def differentiate(n: int) -> object:
         def power(x: Tensor) -> Tensor:
             all_are_inside.wait()
             y = _repeat(n, lambda y: y * x)(x)
@@ -465,14 +465,9 @@ def test_threads_have_tapes_of_their_own_and_may_share_tensors() -> None:
             return y
 
         with Arena(default_vm(), f"thread {n}"):
-            found[n] = lists(grad(power)(x))
+            return lists(grad(power)(x))
 
-    threads = [threading.Thread(target=differentiate, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {n: (n + 1) * 2.0**n for n in range(4)}
+    assert in_threads(differentiate, range(4)) == [(n + 1) * 2.0**n for n in range(4)]
 
 
 # --- beside others ---------------------------------------------------------------------

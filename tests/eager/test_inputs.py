@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.threads import PATIENCE, start
 
 
 def put(q: ml.QueueTensor, value: float) -> None:
@@ -48,14 +47,13 @@ def test_a_loop_over_a_queue_in_an_arena(q: ml.QueueTensor) -> None:
             put(q, i)
         q.close()
 
-    producer = threading.Thread(target=produce)
-    producer.start()
+    producer = start(produce)
     batch = ml.Arena(ml.default_vm(), "batch")
     seen = []
     for x, _ in q:
         with batch:
             seen.append(float(ml.sum(x)))
-    producer.join()
+    producer.result(PATIENCE)
     assert seen == [6.0 * i for i in range(10)]
 
 

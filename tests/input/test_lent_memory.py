@@ -24,6 +24,7 @@ from mlvm.core.types import Array, TensorType, aligned_zeros
 from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
+from tests.threads import PATIENCE, start, waits
 
 
 def test_a_storage_over_given_bytes_is_a_storage_like_others() -> None:
@@ -94,13 +95,10 @@ def test_make_writable_waits_for_the_ops_that_read() -> None:
 
     with vm.instrumented(Gate()):
         vm.launch(Program.of_op("add.out", 3, {}, 0), (y, x, x))
-        writer = threading.Thread(target=vm.make_writable, args=([x],))
-        writer.start()
-        writer.join(0.05)
-        assert writer.is_alive()
+        made_writable = start(vm.make_writable, [x])
+        assert waits(made_writable)
         gate.set()
-        writer.join(30)
-        assert not writer.is_alive()
+        made_writable.result(PATIENCE)
     memory[...] = 0
     np.testing.assert_array_equal(vm.read(y), [2, 2])
     with pytest.raises(HandleError):

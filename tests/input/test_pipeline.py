@@ -40,6 +40,7 @@ from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from tests.input.datasets import Numbers
+from tests.threads import PATIENCE, start
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -350,23 +351,13 @@ def test_a_pipeline_that_is_dropped_ends_its_threads() -> None:
 def test_close_is_idempotent_and_ends_a_blocked_get() -> None:
     gate = Gate()
     batches = pipeline(transform=gate, workers=1)
-    found: list[BaseException] = []
-
-    def consume() -> None:
-        try:
-            batches.get()
-        except BaseException as error:
-            found.append(error)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
+    consumer = start(batches.get)
     assert gate.reached.wait(10)
-    closer = threading.Thread(target=batches.close)
-    closer.start()
-    consumer.join(10)
-    assert [type(error) for error in found] == [ShutDown]
+    closer = start(batches.close)
+    with pytest.raises(ShutDown):
+        consumer.result(PATIENCE)
     gate.opened.set()
-    closer.join(10)
+    closer.result(PATIENCE)
     batches.close()
     for call in (batches.get, lambda: batches.restore({})):
         with pytest.raises(ShutDown, match="pipeline was closed"):

@@ -28,6 +28,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
+from tests.threads import PATIENCE, start
 
 SUMS = """
 .const zero f64[] 0
@@ -124,10 +125,9 @@ def test_a_slot_waits_for_the_ops_that_read_it() -> None:
         for i in range(6):
             q.put((np.full((300, 300), i, np.float64),))
 
-    producer = threading.Thread(target=produce)
-    producer.start()
+    producer = start(produce)
     means = vm.launch(b.build())
-    producer.join()
+    producer.result(PATIENCE)
     assert [float(x) for x in means] == [0, 1, 2, 3, 4, 5]
     vm.close()
 

@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,23 +17,7 @@ import pytest
 from mlvm.core.errors import QueueEmpty, QueueFull, ShutDown
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
-
-T = TypeVar("T")
-PATIENCE = 30  # seconds, until a test that hangs fails
-
-
-def start(work: Callable[..., T], *args: Any) -> Future[T]:
-    """What the work will return, from a thread of its own."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
+from tests.threads import PATIENCE, start
 
 
 def until_they_wait() -> None:

@@ -31,6 +31,7 @@ from mlvm.machines.c_functions import DTYPES, CFunction, include_dir, load_libra
 from mlvm.machines.local import LocalVM as VM
 from tests.core.programs import f32s, put
 from tests.machines.libraries import EXAMPLE, ROOT, compile_c, compile_text, needs_compiler
+from tests.threads import in_threads
 
 HEADER = Path(include_dir()) / "mlvm.h"
 
@@ -400,21 +401,15 @@ def test_the_gil_is_released_while_c_runs(vm: VM) -> None:
 @needs_compiler
 def test_several_vms_call_one_function_at_once(library: Path) -> None:
     [describe] = [f for f in load_library(library) if f.name == "describe"]
-    errors = []
 
     def work(n: int) -> None:
         x = np.ones((n, 3), np.float32)
         for _ in range(500):
             [y] = describe.call([x], {})
-            if not isinstance(y, np.ndarray) or y[5] != n:
-                errors.append(y)
+            assert isinstance(y, np.ndarray)
+            assert y[5] == n
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(work, range(4))
 
 
 # --- libraries -----------------------------------------------------------------------

@@ -10,7 +10,6 @@ import math
 import re
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -56,6 +55,7 @@ from mlvm.machines.wire import (
 )
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.mutations import assert_well_refused, framed
+from tests.threads import in_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = TensorType(f32, (2,))
@@ -240,22 +240,16 @@ def test_a_program_refused_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_threads_may_share_a_wire() -> None:
     vm, wire_vm = wired()
     x = put(vm, f32s(1, 2))
-    wrong = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         for n in range(50):
             program = straight(("push_int", n), ("pop", 1), ("load_arg", 0), "halt")
             for _ in range(3):
-                [output] = wire_vm.launch(program, [x])
-                if output.tolist() != [1, 2] or wire_vm.launch(LOAD, [x])[0].tolist() != [1, 2]:
-                    wrong.append(output)
+                for each in (program, LOAD):
+                    [output] = wire_vm.launch(each, [x])
+                    assert output.tolist() == [1, 2]
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, range(4))
 
 
 def test_both_ends_are_freed_when_nobody_refers_to_them() -> None:

@@ -21,6 +21,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
+from tests.threads import PATIENCE, start, waits
 
 VECTOR = TensorType("f64", (4,))
 ADD = Program.of_op("add.out", 3, {}, 0)
@@ -67,14 +68,10 @@ def test_a_launch_does_not_wait_and_a_read_does(vm: VM) -> None:
     x, y = vectors(vm, 1.0, 0.0)
     gate = slow_copies(vm)
     vm.launch(COPY, (y, x))  # returns although the copy cannot have run
-    seen: list[float] = []
-    reader = threading.Thread(target=lambda: seen.append(float(vm.read(y)[0])))
-    reader.start()
-    reader.join(0.05)
-    assert reader.is_alive()
+    read = start(vm.read, y)
+    assert waits(read)
     gate.event.set()
-    reader.join(10)
-    assert seen == [1.0]
+    np.testing.assert_array_equal(read.result(PATIENCE), np.full(4, 1.0))
 
 
 def test_a_read_waits_for_the_write_before_it(vm: VM) -> None:
@@ -113,14 +110,10 @@ def test_views_are_ordered_by_the_bytes_they_touch(vm: VM) -> None:
     [x] = vectors(vm, 7.0)
     gate = slow_copies(vm)
     vm.launch(COPY, (upper, x))
-    seen: list[Any] = []
-    reader = threading.Thread(target=lambda: seen.append(vm.read(whole)))
-    reader.start()
-    reader.join(0.05)
-    assert reader.is_alive()
+    read = start(vm.read, whole)
+    assert waits(read)
     gate.event.set()
-    reader.join(10)
-    np.testing.assert_array_equal(seen[0], [0, 0, 0, 0, 7, 7, 7, 7])
+    np.testing.assert_array_equal(read.result(PATIENCE), [0, 0, 0, 0, 7, 7, 7, 7])
 
 
 def test_the_host_writes_when_nobody_reads_any_more(vm: VM) -> None:
@@ -352,17 +345,13 @@ def test_even_an_exit_in_a_worker_is_an_error_of_its_result() -> None:
 def test_the_machine_waits_when_too_much_is_under_way(vm: VM) -> None:
     gate = slow_copies(vm)
     source, *into = vectors(vm, *map(float, range(100)))
-    started = threading.Event()
 
     def launch_all() -> None:
         for handle in into:
             vm.launch(COPY, (handle, source))
-        started.set()
 
-    thread = threading.Thread(target=launch_all)
-    thread.start()
-    assert not started.wait(0.1)
+    launched = start(launch_all)
+    assert waits(launched, 0.1)
     gate.event.set()
-    thread.join(10)
-    assert started.is_set()
+    launched.result(PATIENCE)
     assert all(vm.read(handle)[0] == 0.0 for handle in into)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from mlvm.core.types import Array
 from tests.core.ops.cases.case import Case
 from tests.core.ops.cases.random import CASES
 from tests.core.ops.evaluate import evaluate
+from tests.threads import in_threads
 
 KEY = np.array([42, 0], np.uint64)
 
@@ -120,20 +120,13 @@ def test_another_process_draws_the_same_bits(capsys: pytest.CaptureFixture[str])
 
 def test_threads_do_not_disturb_each_other() -> None:
     expected = evaluate("normal", KEY, shape=(2000,))
-    wrong: list[Array] = []
 
-    def draw() -> None:
+    def draw(_: int) -> None:
         for _ in range(50):
             x = evaluate("normal", KEY, shape=(2000,))
-            if not np.array_equal(x, expected):
-                wrong.append(x)
+            np.testing.assert_array_equal(x, expected)
 
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(draw, range(4))
 
 
 def test_different_keys_draw_different_numbers() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, ShutDown
 from mlvm.eager import optim
+from tests.threads import PATIENCE, start
 
 HERE = Path(__file__).name
 QUEUES: list[ml.QueueTensor] = []
@@ -36,17 +37,15 @@ def put(q: ml.QueueTensor, value: float, label: int = 0) -> None:
         y[...] = label
 
 
-def producer(q: ml.QueueTensor, values: range) -> threading.Thread:
-    """A started thread that puts these values, and closes the queue."""
+def producer(q: ml.QueueTensor, values: range) -> Future[None]:
+    """A thread that puts these values, and closes the queue."""
 
     def produce() -> None:
         for value in values:
             put(q, value, value % 3)
         q.close()
 
-    thread = threading.Thread(target=produce)
-    thread.start()
-    return thread
+    return start(produce)
 
 
 class Training:
@@ -100,12 +99,12 @@ def test_drain_is_as_many_calls_as_there_are_elements(q: ml.QueueTensor, fuse: b
     thread = producer(q, range(12))
     for _ in range(12):
         loss = one_by_one.step()
-    thread.join()
+    thread.result(PATIENCE)
     drained.q = ml.QueueTensor(q.arena.vm, q.types, 3)
     step = ml.capture(drained.step, fuse=fuse)
     thread = producer(drained.q, range(12))
     last = step.drain()
-    thread.join()
+    thread.result(PATIENCE)
     assert last.numpy().tobytes() == loss.numpy().tobytes()
     assert drained.state() == one_by_one.state()
     for again in (step, step.drain):

@@ -1,0 +1,45 @@
+"""The tests' own threads: results come back in order, errors are raised, and none hangs a test."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests import threads
+from tests.threads import in_threads, start, waits
+
+
+def test_results_come_back_in_order() -> None:
+    barrier = threading.Barrier(4, timeout=30)
+
+    def work(n: int) -> int:
+        barrier.wait()  # all at once
+        return n * n
+
+    assert in_threads(work, range(4)) == [0, 1, 4, 9]
+
+
+def test_an_error_is_raised_when_all_have_ended() -> None:
+    ended = []
+
+    def work(n: int) -> None:
+        if n:
+            raise SystemExit(n)
+        ended.append(n)
+
+    with pytest.raises(SystemExit, match="1"):
+        in_threads(work, range(3))
+    assert ended == [0]
+
+
+def test_a_thread_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PATIENCE", 0.05)
+    leave = threading.Event()
+    with pytest.raises(TimeoutError):
+        in_threads(lambda n: leave.wait(30), [1])
+    hanging = start(leave.wait, 30)
+    assert waits(hanging)
+    leave.set()
+    assert not waits(hanging, 30)
+    assert hanging.result(0) is True

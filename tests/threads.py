@@ -1,0 +1,44 @@
+"""Functions on threads of their own: results and errors come back, and none hangs a test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+PATIENCE: Final = 60
+"""Seconds until a thread counts as one that hangs."""
+
+
+def start(work: Callable[..., R], *args: Any) -> Future[R]:
+    """Call the function on a thread of its own. `result(PATIENCE)` waits for what it returns,
+    raises what it raises, and `TimeoutError` if it hangs."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            result = work(*args)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """The function of each item, all at once on a thread each. Raises what the first of them
+    raised when all have ended, and `TimeoutError` if one hangs."""
+    futures = [start(work, item) for item in items]
+    wait(futures, PATIENCE)
+    return [future.result(0) for future in futures]
+
+
+def waits(future: Future[Any], seconds: float = 0.05) -> bool:
+    """Whether a thread is still at it after so long."""
+    return bool(wait([future], seconds).not_done)
