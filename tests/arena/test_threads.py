@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from tests.interrupting import with_each_line_interrupted
+from tests.threads import PATIENCE, in_threads, start
 
 TYPES = [TensorType("u64", (n,)) for n in (1, 8, 9, 16, 40)]
 
@@ -32,25 +34,6 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-def in_threads(n: int, work: Callable[[int], None]) -> None:
-    errors: list[BaseException] = []
-
-    def run(k: int) -> None:
-        try:
-            work(k)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -81,7 +64,7 @@ def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None) -> N
         for tensor, value in held:
             assert (vm.read(tensor.handle) == value).all()
 
-    in_threads(6, work)
+    in_threads(work, range(6))
     gc.collect()
     assert (arena.used, arena.live()) == (0, [])
     arena.reset()
@@ -118,7 +101,7 @@ def test_a_reset_in_one_thread_ends_tensors_of_all_and_frees_each_once() -> None
             if len(held) > 20:
                 del held[: rng.randrange(20)]
 
-    in_threads(4, work)
+    in_threads(work, range(4))
     gc.collect()
     assert arena.used == sum(holder.nbytes for holder in arena.holders())
     arena.reset()
@@ -135,7 +118,7 @@ def test_every_byte_is_counted_once() -> None:
         for _ in range(20_000):
             arena.alloc(TYPES[k % 2])
 
-    in_threads(4, work)
+    in_threads(work, range(4))
     assert arena.used == 0
     assert 64 <= arena.high_water <= 4 * 64
 
@@ -164,7 +147,7 @@ def test_of_two_threads_that_end_a_tensor_one_does(how: str) -> None:
                         pass
             turn.wait(30)
 
-    in_threads(2, work)
+    in_threads(work, range(2))
     assert arena.used == 0
     assert how == "reset" or sum(freed) == 200 * 20
     again = [arena.alloc(TYPES[1]) for _ in range(40)]
@@ -306,15 +289,14 @@ def test_the_last_thread_to_leave_resets() -> None:
             leave.wait(30)
             found.append(found[0].handle)
 
-    thread = threading.Thread(target=other)
     with arena:
-        thread.start()
+        running = start(other)
         inside.wait(30)
         mine = arena.alloc(TYPES[0])
     assert scope.get() is None
     assert mine.handle != STALE
     leave.set()
-    thread.join(30)
+    running.result(PATIENCE)
     assert found[1] != STALE
     assert (found[0].handle, mine.handle, arena.used) == (STALE, STALE, 0)
 
@@ -333,7 +315,7 @@ def test_threads_that_enter_and_leave_find_what_they_allocate() -> None:
                 assert tensor.handle != STALE
             assert scope.get() is None
 
-    in_threads(4, work)
+    in_threads(work, range(4))
     assert (arena.used, other.used) == (0, 0)
     with arena:
         tensor = arena.alloc(TYPES[0])
@@ -354,18 +336,18 @@ def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., 
                 left.wait(30)
                 kept.append(tensor.handle != STALE)
 
-        thread = threading.Thread(target=enter)
+        entered: list[Future[None]] = []
 
         def interrupt() -> None:
-            thread.start()
+            entered.append(start(enter))
             inside.wait(0.02)  # it may have to wait till the arena is reset
 
         def leave() -> None:
             with arena:
                 arena.alloc(TYPES[0])
             left.set()
-            if thread.ident is not None:
-                thread.join(30)
+            for each in entered:
+                each.result(PATIENCE)
                 assert kept == [True]
             assert arena.used == 0
 
@@ -391,7 +373,7 @@ def test_of_marks_made_by_several_threads_each_is_known_or_passed() -> None:
             if i % 50 == 0:
                 arena.reset()
 
-    in_threads(4, work)
+    in_threads(work, range(4))
     assert passed <= {"arena 'shared' was reset, or rewound past this mark, since"}
     arena.reset()
     assert arena.used == 0
@@ -416,9 +398,7 @@ def test_a_generator_that_another_thread_finalizes_leaves_its_arena() -> None:
             generator.close()
             assert scope.get() is other
 
-    thread = threading.Thread(target=finalize)
-    thread.start()
-    thread.join(30)
+    start(finalize).result(PATIENCE)
     assert (tensor.handle, arena.used, scope.get()) == (STALE, 0, None)
 
 
@@ -471,8 +451,6 @@ def test_a_copied_context_allocates_where_it_was_copied() -> None:
 
     with arena:
         tensor = arena.alloc(TYPES[0])
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
-        thread.start()
-        thread.join(30)
+        start(contextvars.copy_context().run, work).result(PATIENCE)
         assert tensor.handle != STALE
     assert found == [arena, other, arena, arena]

@@ -15,6 +15,7 @@ from mlvm.core.observe import Layer, observe, observed
 from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
 from tests.core.programs import ADD_INTO, f32s, put
+from tests.threads import PATIENCE, start
 
 NEGATE = Program.of_op("negative", 1, {}, 1)
 
@@ -110,22 +111,15 @@ def test_threads_may_come_and_go_while_others_launch() -> None:
     vm = VM()
     x = put(vm, f32s(1))
     stop = threading.Event()
-    errors: list[BaseException] = []
 
     def launch() -> None:
-        try:
-            while not stop.is_set():
-                assert vm.launch(NEGATE, [x]) == [-1]
-        except BaseException as error:
-            errors.append(error)
+        while not stop.is_set():
+            assert vm.launch(NEGATE, [x]) == [-1]
 
-    threads = [threading.Thread(target=launch) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    launching = [start(launch) for _ in range(2)]
     for _ in range(300):
         with observed(vm, launch=listed([])):
             pass
     stop.set()
-    for thread in threads:
-        thread.join(30)
-    assert errors == []
+    for each in launching:
+        each.result(PATIENCE)

@@ -37,6 +37,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager import nn, optim
 from mlvm.eager import random as ml_random
 from models.mlp import Mlp
+from tests.threads import PATIENCE, in_threads, start
 
 HERE = Path(__file__).name
 
@@ -979,15 +980,14 @@ def test_two_captured_functions_share_weights_and_a_vm(place: Place) -> None:
 
 def test_others_use_the_vm_while_one_records(place: Place) -> None:
     inside, done = threading.Event(), threading.Event()
-    found: list[Any] = []
 
-    def other() -> None:
+    def other() -> list[Any]:
         assert inside.wait(10)
         with place.weights.allocating():
             x = ml.asarray(np.ones(2, np.float32))
-            found.append((x + 1).tolist())
-            found.append(replayed(x).tolist())
+            found = [(x + 1).tolist(), replayed(x).tolist()]
         done.set()
+        return found
 
     replayed = ml.capture(lambda x: x * 5)
     replayed(ones(2))
@@ -999,32 +999,23 @@ def test_others_use_the_vm_while_one_records(place: Place) -> None:
         assert done.wait(10)
         return y * 2
 
-    thread = threading.Thread(target=other)
-    thread.start()
+    found = start(other)
     y = step(ones(2))
-    thread.join()
-    assert found == [[2, 2], [5, 5]]
+    assert found.result(PATIENCE) == [[2, 2], [5, 5]]
     assert y.tolist() == [4, 4]
 
 
 def test_threads_share_a_captured_function(place: Place) -> None:
     captured = ml.capture(lambda x: ml.sum(ml.softmax(x, axis=-1) * 1.0, axis=-1) * x[:, 0])
-    failures: list[Any] = []
 
     def work(value: float) -> None:
         arena = ml.Arena(place.vm, f"thread {value}")
         for _ in range(20):
             with arena:
                 found = captured(ml.full((3, 4), value)).numpy()
-                if not np.allclose(found, value):
-                    failures.append(found)
+                np.testing.assert_allclose(found, value, rtol=1e-5)
 
-    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, [0.0, 1.0, 2.0, 3.0])
 
 
 def test_a_thread_joined_inside_records_on_the_same_vm(place: Place) -> None:
@@ -1039,10 +1030,7 @@ def test_a_thread_joined_inside_records_on_the_same_vm(place: Place) -> None:
     @ml.capture
     def outer(x: ml.Tensor) -> Any:
         y = x + 2.5
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(30)
-        assert not thread.is_alive()
+        start(work).result(PATIENCE)
         return y * scale
 
     for _ in range(2):
@@ -1060,9 +1048,7 @@ def test_what_another_thread_makes_meanwhile_is_refused(place: Place) -> None:
             made.append(ones(2) * 3.0)
 
     def step(x: ml.Tensor) -> Any:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        start(work).result(PATIENCE)
         return x + made.pop()  # here
 
     with pytest.raises(CaptureError) as caught:
@@ -1072,42 +1058,30 @@ def test_what_another_thread_makes_meanwhile_is_refused(place: Place) -> None:
 
 def test_a_captured_function_is_closed_beside_calls_on_other_threads(place: Place) -> None:
     captured = ml.capture(lambda x: ml.sum(ml.softmax(x, axis=-1) * 1.0, axis=-1) * x[:, 0])
-    failures: list[Any] = []
     done = threading.Event()
 
     def work(number: int) -> None:
         arena = ml.Arena(place.vm, f"thread {number}")
-        try:
-            for i in range(120):
-                with arena:
-                    found = captured(ml.full((3 + i % 2, 4), float(number))).numpy()
-                    if not np.allclose(found, number):
-                        failures.append(found)
-        except BaseException as error:
-            failures.append(error)
+        for i in range(120):
+            with arena:
+                found = captured(ml.full((3 + i % 2, 4), float(number))).numpy()
+                np.testing.assert_allclose(found, number, rtol=1e-5)
 
     def close() -> None:
-        try:
-            while not done.is_set():
-                captured.close()
-                assert captured.signatures >= 0
-        except BaseException as error:
-            failures.append(error)
+        while not done.is_set():
+            captured.close()
+            assert captured.signatures >= 0
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-        closing = threading.Thread(target=close)
-        for thread in (*threads, closing):
-            thread.start()
-        for thread in threads:
-            thread.join()
+        closing = start(close)
+        in_threads(work, range(3))
         done.set()
-        closing.join()
+        closing.result(PATIENCE)
     finally:
+        done.set()
         sys.setswitchinterval(before)
-    assert not failures
     captured.close()
 
 
