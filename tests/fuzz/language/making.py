@@ -76,12 +76,14 @@ class _Maker:
 
     def _source(self) -> Source:
         rng = self.rng
+        resets = rng.random() < 0.4
         setup = self._writer(self.namespace)
         state = self._state(setup)
         kept = [setup.makes(self.tensor(), "kept") for _ in range(rng.randint(0, 2))]
         parameters, calls = self._calls(setup, [each for each in kept if each])
         body = setup.within()
         body.depth = 0
+        body.rebinds = not resets  # what eager code binds a field to ends with its arena
         for each in kept:  # which the step knows by its arguments alone
             body.types.pop(each or "", None)
         first = calls[0]
@@ -112,7 +114,7 @@ class _Maker:
             calls=tuple(calls),
             order=tuple(order),
             state=(*state, *[each for each in kept if each]),
-            resets=rng.random() < 0.4,
+            resets=resets,
         )
 
     def _state(self, setup: Writer) -> list[str]:

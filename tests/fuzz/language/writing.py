@@ -179,6 +179,7 @@ class Writer:
         self.own: list[str] = []
         self.lines: list[Node] = []
         self.depth = 0
+        self.rebinds = False
         self.layer = ""
         self.inner: list[Writer] = []
 
@@ -531,7 +532,7 @@ class Writer:
         """A Module's field that names another tensor from then on."""
         fields = [x for x in self.types if re.fullmatch(r"box\d+\.mean", x)]
         text = fields and self.filled(f"ml.tanh({fields[0]} * 0.9) + {{f}}")
-        if not text or self.depth:
+        if not text or not self.rebinds:
             return False
         name = self.makes(text)
         if name is None or self.types[name] is not self.types[fields[0]]:
