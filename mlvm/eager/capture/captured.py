@@ -306,12 +306,7 @@ class Captured(Generic[P, R]):
         """The call's signature, and as the key that programs are kept by."""
         while True:
             signature = Signature(self.fn, self._names, self._rebound)
-            key = (
-                id(vm),
-                signature.of_argument(args),
-                signature.of_argument(kwargs),
-                signature.function,
-            )
+            key = id(vm), signature.of_arguments(args, kwargs), signature.function
             if signature.names == self._names:
                 return signature, key
             self._names = signature.names
@@ -445,7 +440,9 @@ def _recorded(
     with recording_of(arena.vm, signature.inputs) as record:
 
         def stand_in(x: Tensor | TensorType) -> Tensor:
-            return record.stand_in(x) if isinstance(x, Tensor) else record.stand_in_of(x)
+            if not isinstance(x, Tensor):
+                return record.stand_in_of(x)
+            return x if signature.is_reached(x) else record.stand_in(x)
 
         try:
             for field, x in signature.fields:

@@ -70,7 +70,9 @@ class Signature:
     `tensors` are the arguments' tensors, each once; others, as those in Modules, are known by
     identity. But a field of a Module that is among `rebound`, which has names by the id of the
     Module, is as an argument: `fields` are those. `inputs` are the first of the tensors over each
-    memory: here inputs get their numbers. `held` keeps alive what is known by identity.
+    memory: here inputs get their numbers. An argument that the function also reaches otherwise is
+    no input: it is known by identity, as it is one tensor in both ways. `held` keeps alive what is
+    known by identity.
 
     Raises `CaptureError` for what cannot be compared; it says what that is, and where.
     """
@@ -87,6 +89,7 @@ class Signature:
         self.held: list[Any] = []
         self._rebound = rebound
         self._numbers: dict[int, int] = {}
+        self._reached: set[int] = set()
         self.names = names
         self._every = ALL in names
         self._roots: dict[int, int] = {}
@@ -108,9 +111,34 @@ class Signature:
         """What the function reaches, and what the arguments hold besides tensors."""
         return tuple(self._parts)
 
-    def of_argument(self, value: Any) -> Any:
-        """Of an argument. Raises `CaptureError` for a tensor of a scratch pad."""
+    def of_arguments(self, *arguments: Any) -> tuple[Any, ...]:
+        """Of the arguments, all that they hold but tensors first. Raises `CaptureError` for a
+        tensor of a scratch pad."""
+        self._owner = None
+        for value in arguments:
+            self._add_argument(value)
+        self._walk()
+        return tuple(map(self._of_argument, arguments))
+
+    def is_reached(self, x: Tensor) -> bool:
+        """Whether the function has this very tensor otherwise than as an argument."""
+        return id(x) in self._reached
+
+    def _add_argument(self, value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for each in value:
+                self._add_argument(each)
+        elif isinstance(value, dict):
+            for key, each in value.items():
+                self._add_argument(key)
+                self._add_argument(each)
+        elif not isinstance(value, Tensor):
+            self._add(value)
+
+    def _of_argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
+            if self.is_reached(value):
+                return Tensor, id(value)
             if isinstance(value.arena, ScratchPad):
                 raise CaptureError(
                     f"a captured function was given a {value.type} of scratch pad "
@@ -125,14 +153,11 @@ class Signature:
             return Tensor, value.type, number, place, value.base is None
         kind = type(value)
         if isinstance(value, (list, tuple)):
-            return kind, tuple([self.of_argument(each) for each in value])
+            return kind, tuple([self._of_argument(each) for each in value])
         if isinstance(value, dict):
             return kind, tuple(
-                [(self.of_argument(key), self.of_argument(each)) for key, each in value.items()]
+                [(self._of_argument(key), self._of_argument(each)) for key, each in value.items()]
             )
-        self._owner = None
-        self._add(value)
-        self._walk()
         return None
 
     # --- the walk ------------------------------------------------------------------------
@@ -146,6 +171,7 @@ class Signature:
             return
         key = id(value)
         if kind is Tensor:
+            self._reached.add(key)
             self.held.append(value)
             parts.append(key)
             return
@@ -399,14 +425,16 @@ class Signature:
     def _node(self, node: Any, fields: Iterable[tuple[str, Any]]) -> None:
         """The fields of a Module that are named, or part of the tree that it is to mlvm."""
         names, parts, held, every = self.names, self._parts, self.held, self._every
+        reached = self._reached
         rebound = self._rebound.get(id(node), ())
         for name, field in fields:
             if type(field) is Tensor:
                 parts.append(name)
                 if name in rebound:
                     self.fields.append((Field(node, name), field))
-                    parts.append(self.of_argument(field))
+                    parts.append(self._of_argument(field))
                 else:
+                    reached.add(id(field))
                     held.append(field)
                     parts.append(id(field))
             elif every or name in names or holds_tensors(field):

@@ -1202,3 +1202,36 @@ def test_an_empty_batch_is_captured_like_any_other(place: Place) -> None:
     y, total = captured(ones(0, 3))
     assert y.shape == (0, 3)
     assert float(total) == 0.0
+
+
+def test_an_argument_that_is_reached_otherwise_is_one_tensor_in_both_ways() -> None:
+    w, v = ones(2), ones(2) * 2.0
+
+    def loss(tree: list[ml.Tensor]) -> ml.Tensor:
+        return ml.sum(ml.cos(tree[1])) + ml.mean(tree[0] * tree[0])
+
+    def step(a: ml.Tensor) -> list[ml.Tensor]:
+        return list(ml.grad(loss)([a, w]))  # one variable twice, if a is w
+
+    captured = ml.capture(step)
+    for a in (w, v, w, w.mT if w.ndim > 1 else ml.reshape(w, (2,)), v):
+        for given, expected in zip(captured(a), step(a), strict=True):
+            assert given.tolist() == expected.tolist()
+    assert captured.signatures <= 3
+
+
+def test_an_argument_may_also_be_reached_by_another_argument() -> None:
+    model = nn.Linear(2, 2, key=ml.random.key(0))
+
+    def product(tree: list[ml.Tensor]) -> ml.Tensor:
+        return ml.sum(ml.square(tree[0]) * tree[1])
+
+    def step(a: ml.Tensor, model: nn.Linear) -> tuple[bool, list[ml.Tensor]]:
+        gradients = ml.grad(product)([a, model.kernel])
+        return a is model.kernel, gradients
+
+    captured = ml.capture(step)
+    for a in (model.kernel, ml.zeros((2, 2)), model.kernel):
+        expected, given = step(a, model), captured(a, model)
+        assert given[0] == expected[0]
+        assert [x.tolist() for x in given[1]] == [x.tolist() for x in expected[1]]
