@@ -228,11 +228,7 @@ class MissingExtra(MlvmError, ImportError):
     """An optional package is not installed; the text says what to install."""
 
 
-__all__ = [
-    name
-    for name, value in list(globals().items())
-    if isinstance(value, type) and issubclass(value, MlvmError)
-]
+__all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubclass(x, MlvmError)]
 
 
 def brief(value: object) -> str:
