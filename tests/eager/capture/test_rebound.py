@@ -231,6 +231,38 @@ def test_training_and_evaluation_take_turns(vm: Any) -> None:
     assert captured.signatures == 2
 
 
+class Normalize(nn.Module):
+    """Batch normalisation, whose running mean is a buffer that each call rebinds."""
+
+    def __init__(self) -> None:
+        self.scale = ml.ones((3,))
+        self.mean = nn.buffer(ml.zeros((3,)))
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        mean = ml.mean(x, axis=0)
+        self.mean = self.mean * 0.9 + 0.1 * ml.stop_gradient(mean)
+        return (x - mean) * self.scale
+
+
+def test_a_buffer_is_rebound_within_the_gradient_of_its_module() -> None:
+    def trained(wrap: Callable[..., Any]) -> Any:
+        layer = Normalize()
+        optimizer = ml.optim.SGD(layer, 0.1)
+
+        def step(x: ml.Tensor) -> Any:
+            loss, grads = ml.value_and_grad(lambda layer: ml.mean(layer(x) ** 2))(layer)
+            optimizer.update(grads)
+            return loss
+
+        call, draws = wrap(step), np.random.default_rng(0)
+        for _ in range(5):
+            x = ml.asarray(draws.normal(size=(4, 3)).astype(np.float32))
+            yield [each.tolist() for each in (call(x), layer.mean, layer.scale)]
+        assert list(layer.named_buffers()) == ["mean"]
+
+    assert list(trained(ml.capture)) == list(trained(lambda fn: fn))
+
+
 def test_a_function_that_raises_has_rebound_nothing() -> None:
     state, fails = State(), [True]
     before = dict(vars(state))
