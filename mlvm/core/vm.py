@@ -26,7 +26,7 @@ from mlvm.core.machine import run as machine
 from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value
 from mlvm.core.machine.frame import HostFunction, PythonFunction
 from mlvm.core.machine.functions import FunctionTable, Instrument
-from mlvm.core.machine.fused import Scratch
+from mlvm.core.machine.fused import Workspace
 from mlvm.core.machine.link import Code, bind, distrust, link, nargs_of
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
@@ -69,7 +69,7 @@ class VM(Identity):
         self._run = run
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
-        self._scratch = Scratch()
+        self._workspace = Workspace()
         self._depth = 0  # of launches within launches, by host functions
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
@@ -344,7 +344,7 @@ class VM(Identity):
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
-        code = bind(code, operands, self._scratch, checked=self.checked)
+        code = bind(code, operands, self._workspace, checked=self.checked)
         if len(linked.bound) * len(code.steps) >= _BOUND_LIMIT:
             linked.bound.clear()
         linked.bound[args] = code, operands

@@ -9,7 +9,7 @@ import numpy as np
 from mlvm.core.machine import run as machine
 from mlvm.core.machine.callee import Value
 from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.fused import Scratch
+from mlvm.core.machine.fused import Workspace
 from mlvm.core.machine.link import bind, link
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Instruction, Opcode, Program
@@ -170,7 +170,7 @@ C = f32s(10, 20)
 
 def run(program: Program, *operands: Array, store: FreeStore | None = None) -> list[Value]:
     """What the program leaves on the stack of a machine without a VM, which checks nothing."""
-    code = bind(link(program, TABLE), operands, Scratch(), checked=False)
+    code = bind(link(program, TABLE), operands, Workspace(), checked=False)
     return machine.run(code, operands, store or FreeStore(), TABLE)
 
 

@@ -7,7 +7,7 @@ never leaves the cache.
 
 The first `outputs` parameters are written. A link of the chain is an op, where its result goes,
 its operands, and its attributes if it has any; a number from 0 on is a parameter, one below 0 a
-block of scratch. The ops are elementwise (`Op.elementwise`) on the chain's shape; a reduction may
+temporary. The ops are elementwise (`Op.elementwise`) on the chain's shape; a reduction may
 end in a parameter. The results have the bits that the ops give one by one.
 """
 
@@ -22,14 +22,13 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
-from mlvm.core.ops.blocks import BLOCK
-from mlvm.core.ops.blocks import scratch as memory
+from mlvm.core.ops.blocks import BLOCK, memory_of
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
 
 class Link(NamedTuple):
-    """`target = op(*sources)`. A number from 0 on is a parameter, one below 0 scratch."""
+    """`target = op(*sources)`. A number from 0 on is a parameter, one below 0 a temporary."""
 
     op: Op
     target: int
@@ -41,8 +40,8 @@ Index = tuple[slice, ...]
 
 
 class _Step(NamedTuple):
-    """A link made ready: its kernel, what picks its operands from parameters and scratch, and its
-    attributes if it has any."""
+    """A link made ready: its kernel, what picks its operands from parameters and temporaries, and
+    its attributes if it has any."""
 
     kernel: Kernel
     operands: Callable[[list[Array]], tuple[Array, ...]]
@@ -50,12 +49,12 @@ class _Step(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """How a chain runs on parameters of certain types: in these blocks, with scratch of these
+    """How a chain runs on parameters of certain types: in these blocks, with temporaries of these
     types behind the parameters; `sliced` are those that differ from block to block."""
 
     steps: tuple[_Step, ...]
     blocks: tuple[Index, ...]
-    scratch: tuple[TensorType, ...]
+    temporaries: tuple[TensorType, ...]
     sliced: tuple[int, ...]
     ndim: int
 
@@ -84,7 +83,7 @@ class Chain:
         return " ".join(link.op.name for link in self.links)
 
     def infer(self, types: Sequence[TensorType]) -> dict[int, TensorType]:
-        """The types of all parameters and scratch. Raises an `OpError` where one does not fit."""
+        """The types of parameters and temporaries. Raises an `OpError` where one does not fit."""
         known = dict(enumerate(types))
         shape: Shape | None = None
         written: set[int] = set()
@@ -145,12 +144,12 @@ class Chain:
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
         blocks = tuple(_blocks(shape, depth))
         cut = len(blocks[0]) if len(blocks) > 1 else 0
-        scratch = {
+        temporaries = {
             number: TensorType(type.dtype, _shape_of(blocks[0], shape))
             for number, type in known.items()
             if number < 0
         }
-        place = {number: len(types) + i for i, number in enumerate(scratch)}
+        place = {number: len(types) + i for i, number in enumerate(temporaries)}
         steps = [
             _Step(
                 self._kernels.get(op.name, op.kernel),
@@ -162,7 +161,7 @@ class Chain:
         sliced = tuple(
             i for i, type in enumerate(types) if any(_aligned(type.shape, len(shape))[:cut])
         )
-        return _Layout(tuple(steps), blocks, tuple(scratch.values()), sliced, len(shape))
+        return _Layout(tuple(steps), blocks, tuple(temporaries.values()), sliced, len(shape))
 
 
 def _aligned(shape: Shape, ndim: int) -> list[bool]:
@@ -191,7 +190,7 @@ def _shape_of(block: Index, shape: Shape) -> Shape:
     return (*[part.stop - part.start for part in block], *shape[len(block) :])
 
 
-class Scratch:
+class Workspace:
     """Memory for what passes between the links of chains that run one after the other."""
 
     def __init__(self) -> None:
@@ -200,7 +199,7 @@ class Scratch:
     def take(self, types: Sequence[TensorType]) -> list[Array]:
         """A buffer for each type. Later calls give the same memory again."""
         while len(self._buffers) < len(types):
-            self._buffers.append(memory(8 * BLOCK, dtype=np.dtype(np.uint8)))
+            self._buffers.append(memory_of(8 * BLOCK, dtype=np.dtype(np.uint8)))
         return [
             buffer[: type.nbytes].view(type.dtype.numpy).reshape(type.shape)
             for buffer, type in zip(self._buffers, types, strict=False)
@@ -210,12 +209,12 @@ class Scratch:
 class Bound:
     """A chain on certain parameters: its kernels' calls on every block, to be made in turn."""
 
-    def __init__(self, chain: Chain, params: Sequence[Array], scratch: Scratch) -> None:
+    def __init__(self, chain: Chain, params: Sequence[Array], workspace: Workspace) -> None:
         self.chain = chain
         layout = chain.layout(params)
         self.calls = [
             (step.kernel, step.operands(values), step.attributes)
-            for values in _on_blocks(layout, params, scratch.take(layout.scratch))
+            for values in _on_blocks(layout, params, workspace.take(layout.temporaries))
             for step in layout.steps
         ]
 
@@ -227,14 +226,14 @@ _MOST_CALLS: Final = 2048
 """Of a bound chain: each costs memory, and is worth the less the larger the whole is."""
 
 
-def bound(chain: Chain, params: Sequence[Array], scratch: Scratch) -> Chain | Bound:
+def bound(chain: Chain, params: Sequence[Array], workspace: Workspace) -> Chain | Bound:
     """The chain, made ready for these parameters if that is no great deal."""
     layout = chain.layout(params)
     if len(layout.blocks) * len(layout.steps) > _MOST_CALLS or any(
-        type.nbytes > 8 * BLOCK for type in layout.scratch
+        type.nbytes > 8 * BLOCK for type in layout.temporaries
     ):
         return chain
-    return Bound(chain, params, scratch)
+    return Bound(chain, params, workspace)
 
 
 def run(*params: Array, chain: Chain | Bound) -> None:
@@ -247,7 +246,7 @@ def run(*params: Array, chain: Chain | Bound) -> None:
                 kernel(*operands, **attributes)
         return
     layout = chain.layout(params)
-    buffers = [memory(*type.shape, dtype=type.dtype.numpy) for type in layout.scratch]
+    buffers = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in layout.temporaries]
     for values in _on_blocks(layout, params, buffers):
         for step in layout.steps:
             step.kernel(*step.operands(values), **(step.attributes or {}))
@@ -256,7 +255,7 @@ def run(*params: Array, chain: Chain | Bound) -> None:
 def _on_blocks(
     layout: _Layout, params: Sequence[Array], buffers: Sequence[Array]
 ) -> Iterator[list[Array]]:
-    """Parameters and scratch of each block."""
+    """Parameters and temporaries of each block."""
     _, blocks, _, sliced, ndim = layout
     if len(blocks) == 1:
         yield [*params, *buffers]

@@ -227,9 +227,11 @@ class _Linker:
         del starts[first + 1 :], ends[first:-1]
 
 
-def bind(code: Code, operands: tuple[Array, ...], scratch: fused.Scratch, *, checked: bool) -> Code:
+def bind(
+    code: Code, operands: tuple[Array, ...], workspace: fused.Workspace, *, checked: bool
+) -> Code:
     """The linked `main` for one launch's arguments, whose arrays are in their calls. Chains that
-    need but one block have theirs too, and share the scratch.
+    need but one block have theirs too, and share the workspace.
 
     Raises `MachineError` if `checked` and a call would write over an operand it still reads.
     """
@@ -242,7 +244,7 @@ def bind(code: Code, operands: tuple[Array, ...], scratch: fused.Scratch, *, che
             if checked and isinstance(binding.callee, WritesInto):
                 binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
             if isinstance(binding.callee, Fused):
-                rest = {"chain": fused.bound(rest["chain"], arrays, scratch)}
+                rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
             number = arrays
         steps.append((kind, binding, number, rest))
     return code._replace(steps=steps)

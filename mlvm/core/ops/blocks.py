@@ -28,7 +28,7 @@ def blocks(length: int, width: int = 1) -> Iterator[slice]:
         yield slice(start, min(start + step, length))
 
 
-def scratch(*shape: int, dtype: np.dtype[Any]) -> Array:
+def memory_of(*shape: int, dtype: np.dtype[Any]) -> Array:
     """An array for intermediates, its elements undefined. It is aligned as tensors are: numpy's
     own arrays are not, and work in cache on them takes a third longer."""
     nbytes = math.prod(shape) * dtype.itemsize

@@ -88,14 +88,14 @@ def write_erf(out: Array, x: Array) -> None:
 def _erf_f64(out: Array, x: Array) -> None:
     magnitude = np.minimum(np.absolute(x), 6.0)
     square = np.square(magnitude)
-    scratch = np.empty_like(square)
+    workspace = np.empty_like(square)
 
     near = _polynomial(_NEAR_P, square, np.empty_like(square))
     near *= magnitude
-    near /= _polynomial(_NEAR_Q, square, scratch)
+    near /= _polynomial(_NEAR_Q, square, workspace)
 
     far = _polynomial(_FAR_P, magnitude, np.empty_like(square))
-    far /= _polynomial(_FAR_Q, magnitude, scratch)
+    far /= _polynomial(_FAR_Q, magnitude, workspace)
     np.negative(square, square)
     far *= np.exp(square, square)
     np.subtract(1.0, far, far)

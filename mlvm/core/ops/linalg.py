@@ -8,7 +8,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import op
-from mlvm.core.ops.blocks import block_length, blocks, scratch
+from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import Array, Shape, TensorType, promote
 
@@ -87,7 +87,7 @@ def batch_contract(
     batch = math.prod(x.shape[:-2])
     x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)
     y = _swapped(y.reshape(batch, *y.shape[-2:]), transpose_y)
-    memory = scratch(block_length(batch, out.size), *out.shape, dtype=out.dtype)
+    memory = memory_of(block_length(batch, out.size), *out.shape, dtype=out.dtype)
     out.fill(0)
     for block in blocks(batch, out.size):
         products = memory[: block.stop - block.start]

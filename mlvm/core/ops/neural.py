@@ -3,7 +3,7 @@
 Images are NHWC (batch, height, width, channels), convolution kernels HWIO. An `x_vjp` op is
 the gradient of op `x` in one kernel: it takes the cotangent g of x's result before x's own
 operands. Where several operands are floats, they have one dtype, which the result keeps.
-`out` must not be an operand: kernels use it as scratch.
+`out` must not be an operand: kernels use it as workspace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import op
-from mlvm.core.ops.blocks import block_length, blocks, scratch
+from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.random import generator, require_key
 from mlvm.core.ops.rows import row_sums, sum_rows
@@ -84,7 +84,7 @@ def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
     number = _numbers(x.dtype)
     flat_out, flat_g, flat_x = out.reshape(-1), g.reshape(-1), x.reshape(-1)
-    both = scratch(2, block_length(out.size), dtype=x.dtype)
+    both = memory_of(2, block_length(out.size), dtype=x.dtype)
     for block in blocks(out.size):
         y, part = flat_out[block], flat_x[block]
         slope, other = both[:, : y.size]
@@ -309,7 +309,7 @@ def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) 
     rows_out, rows_g, rows_x = _rows(out), _rows(g), _rows(x)
     ones, scales = np.ones_like(scale), _repeated(scale, rows_x)
     length = x.shape[-1]
-    centered_rows = scratch(block_length(*rows_x.shape), length, dtype=x.dtype)
+    centered_rows = memory_of(block_length(*rows_x.shape), length, dtype=x.dtype)
     for block in blocks(*rows_x.shape):
         y = rows_out[block]
         centered = centered_rows[: len(y)]
@@ -327,7 +327,7 @@ def layer_norm_scale_vjp(out: Array, g: Array, x: Array, *, eps: float) -> None:
     n as in `layer_norm_normalize`."""
     rows_g, rows_x = _rows(g), _rows(x)
     ones = np.ones(x.shape[-1], x.dtype)
-    products = scratch(block_length(*rows_x.shape), x.shape[-1], dtype=x.dtype)
+    products = memory_of(block_length(*rows_x.shape), x.shape[-1], dtype=x.dtype)
     out.fill(0)
     for block in blocks(*rows_x.shape):
         part = rows_x[block]

@@ -10,7 +10,7 @@ import pytest
 from mlvm.core.errors import AttributeRefused, MachineError, UnknownFunction
 from mlvm.core.machine import link as codes
 from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.fused import Scratch
+from mlvm.core.machine.fused import Workspace
 from mlvm.core.machine.link import Code, bind, link, nargs_of
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble
@@ -89,13 +89,13 @@ def test_bound_calls_hold_the_arrays_of_one_launch() -> None:
     assert all(
         x is y
         for x, y in zip(
-            bind(code, arrays, Scratch(), checked=True).steps[0][2], arrays, strict=True
+            bind(code, arrays, Workspace(), checked=True).steps[0][2], arrays, strict=True
         )
     )
     assert code.steps[0][2] == (0, 1, 2)
     overlapping = np.arange(3, dtype=np.float32)
     with pytest.raises(MachineError, match="write over an operand"):
-        bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), Scratch(), checked=True)
+        bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), Workspace(), checked=True)
 
 
 def test_a_jump_between_name_and_call_keeps_them_apart() -> None:

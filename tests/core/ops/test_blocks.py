@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.ops.blocks import BLOCK, block_length, blocks, scratch
+from mlvm.core.ops.blocks import BLOCK, block_length, blocks, memory_of
 from mlvm.core.types import ALIGNMENT
 
 
@@ -22,9 +22,9 @@ def test_blocks_cover_the_range(length: int, width: int) -> None:
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_scratch_is_aligned(shape: tuple[int, ...], dtype: type) -> None:
-    array = scratch(*shape, dtype=np.dtype(dtype))
+def test_memory_of_is_aligned(shape: tuple[int, ...], dtype: type) -> None:
+    array = memory_of(*shape, dtype=np.dtype(dtype))
     assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
     assert array.ctypes.data % ALIGNMENT == 0
     array[...] = 1
-    assert scratch(0, 3, dtype=np.dtype(dtype)).shape == (0, 3)
+    assert memory_of(0, 3, dtype=np.dtype(dtype)).shape == (0, 3)
