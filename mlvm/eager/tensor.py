@@ -594,10 +594,19 @@ class Tensor(Allocation):
 
     @property
     def mT(self) -> Tensor:
-        """The last two axes swapped. Raises `NoTranspose` for fewer than two dimensions."""
-        ndim = self.type.ndim
+        """The last two axes swapped; a view if one of them has length 1.
+
+        Raises `NoTranspose` for fewer than two dimensions.
+        """
+        shape, ndim = self.type.shape, self.type.ndim
         if ndim < 2:
             raise NoTranspose("mT is for 2 dimensions or more").at("mT", (self.type,))
+        *rest, rows, columns = shape
+        if rows == columns == 1:
+            return self
+        if 1 in (rows, columns):
+            swapped = self.type.with_shape((*rest, columns, rows))
+            return alias(one_op("reshape", shape=swapped.shape), self, swapped)
         axes = (*range(ndim - 2), ndim - 1, ndim - 2)
         return apply(one_op("permute_dims", axes=axes), self)
 

@@ -74,6 +74,10 @@ def test_matmul_and_transposes() -> None:
         _ = ml.asarray(Y).T
     assert [hasattr(ml.zeros((1,) * n), "T") for n in range(4)] == [False, False, True, False]
     assert [hasattr(ml.zeros((1,) * n), "mT") for n in range(4)] == [False, False, True, True]
+    row, square = ml.ones((1, 3)), ml.ones((1, 1))
+    assert row.mT.base is row  # nothing moves
+    assert ml.matrix_transpose(row).base is row
+    assert square.mT is square
 
 
 def test_what_has_no_dimensions_has_no_length() -> None:
