@@ -16,14 +16,15 @@ from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import CaptureError, HandleError, user_line
+from mlvm.core.errors import AttributeRefused, CaptureError, HandleError, user_line
 from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
-from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, Array, TensorType
 from mlvm.eager.tensor import Tensor, prepare_constants
+from mlvm.eager.tree import require_writable
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.step.flow import Call, Home, Role, Use, Value
@@ -57,6 +58,7 @@ class Recorder:
         self._arguments = 0
         self._elements = 0
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
+        self._both: dict[int, tuple[Tensor, Tensor]] = {}  # see `_require_writable`
         self._scratch = 0
         self._reached: dict[StorageHandle, int] = {}  # up to which byte a storage was used
         self._given: set[StorageHandle] = set()  # storages of arguments
@@ -212,6 +214,7 @@ class Recorder:
         """What was made inside, stand-ins too, and is still alive. Stand-ins are from here on only
         what the function has kept of them."""
         self._stand_ins.clear()
+        self._both.clear()
         found: list[Allocation] = []
         for key, reference in self._references.items():
             x = reference()
@@ -229,6 +232,7 @@ class Recorder:
         """End all that the function has made."""
         self.arena.close()
         self.arguments.close()
+        del self.arena, self.arguments  # which know the recorder as their VM: a cycle no more
 
     def _record(self, program: Program, args: Sequence[TensorHandle]) -> None:
         name, numbers, attributes = _only_call(program)
@@ -237,6 +241,7 @@ class Recorder:
         types = [self._type(args[i]) for i in numbers]
         line = user_line()
         if op is not None:
+            self._require_writable(op, references, types)
             out, *operands = zip(references, types, strict=True)
             ins = [Use(self._value(reference), type) for reference, type in operands]
             outs = [Use(self._new_value(*out), out[1])]
@@ -250,6 +255,22 @@ class Recorder:
             made = {id(r): self._new_value(r, t) for r, t in zip(references, types, strict=True)}
             outs = [Use(made[id(r)], t) for r, t in zip(references, types, strict=True)]
         self.calls.append(Call(name, op, attributes, outs, ins, line))
+
+    def _require_writable(
+        self, op: Op, references: Sequence[Reference], types: Sequence[TensorType]
+    ) -> None:
+        """Raise what eager code raises for an update of an argument that the function also reaches
+        by itself. Eager code sees by their memory that the two are one; here one stands in for the
+        other, in other memory."""
+        out, *operands = references
+        both = self._both.get(id(out))
+        if both is None:
+            return
+        if not op.in_place and any(each is out for each in operands):
+            raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
+                op.name, types[1:]
+            )
+        require_writable(both)
 
     # --- whose bytes a handle names -----------------------------------------------------
 
@@ -272,7 +293,10 @@ class Recorder:
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also has otherwise
                 self.same.add(number)
-                stand_in = _reference_to(self._stand_ins[id(holder)])
+                twin = self._stand_ins[id(holder)]
+                stand_in = _reference_to(twin)
+                if isinstance(holder, Tensor):
+                    self._both[id(stand_in)] = holder, twin
                 return self._united.setdefault(id(reference), stand_in)
             self._settle(holder, "state", len(self.states))
             self.states.append(holder)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, GradientError
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +79,46 @@ def test_three_arguments_of_every_pattern(updated: int | None) -> None:
     for names in [*patterns, *patterns[::7]]:
         expected = outcome(eager.step, eager, names, updated)
         assert outcome(step, captured, names, updated) == expected, names
+
+
+@pytest.mark.parametrize("updates_argument", [False, True])
+def test_an_update_that_a_gradient_forbids_is_seen_under_both_names(
+    updates_argument: bool,
+) -> None:
+    w, x = ml.ones((2,)), ml.ones((2,))
+
+    def step(a: ml.Tensor) -> ml.Tensor:
+        saved, updated = (w, a) if updates_argument else (a, w)
+
+        def loss(p: ml.Tensor) -> ml.Tensor:
+            y = ml.sin(saved * p)
+            ml.add(updated, 1.0, out=updated)
+            return ml.sum(y)
+
+        gradient: ml.Tensor = ml.grad(loss)(x)
+        return gradient
+
+    captured = ml.capture(step)
+    for fn in (step, captured):
+        with pytest.raises(GradientError, match="while a tape needs its old value"):
+            fn(w)
+    assert w.tolist() == [1, 1]
+    captured(ml.ones((2,)))  # not what the function reaches by itself
+    assert w.tolist() == ([1, 1] if updates_argument else [2, 2])
+
+
+def test_an_operand_is_no_out_under_another_name() -> None:
+    w = ml.asarray([2.0, 1.0])
+
+    def step(a: ml.Tensor) -> None:
+        ml.sort(w, out=a)
+
+    for fn in (step, ml.capture(step)):
+        with pytest.raises(AttributeRefused, match="out is an operand"):
+            fn(w)
+    a = ml.zeros((2,))
+    ml.capture(step)(a)
+    assert a.tolist() == [1, 2]
 
 
 def test_patterns_within_dicts_lists_and_keywords_take_turns() -> None:

@@ -12,6 +12,7 @@ import inspect
 import math
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -549,6 +550,24 @@ def test_what_a_function_keeps_by_itself_is_refused_and_stale(place: Place) -> N
             x.numpy()
         with pytest.raises(StaleTensor):
             x + 1
+
+
+def test_what_nobody_refers_to_is_freed_at_once(place: Place) -> None:
+    def scaling_by(w: ml.Tensor) -> Any:
+        return ml.capture(lambda x: x * w)
+
+    gc.disable()
+    try:
+        captured, x = scaling_by(ones(3)), ones(3)
+        y = captured(x)
+        references = weakref.ref(captured), weakref.ref(x)
+        del x
+        assert references[1]() is None
+        del y, captured
+        assert references[0]() is None
+        assert place.weights.used == 0
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_allocated_once_all_was_recorded(place: Place) -> None:
