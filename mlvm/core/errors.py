@@ -24,7 +24,7 @@
     │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
     ├── QueueFull               (queue.Full)  no slot of a queue tensor is free, or was in time
     ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
-    ├── ShutDown                (RuntimeError) a queue tensor is closed; to `get`: and drained
+    ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
@@ -54,8 +54,8 @@ _OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's
 class MlvmError(Exception):
     """Base of all of mlvm's own exceptions.
 
-    One that a program ran into has the place: the name of the `function`, the `pc` of the
-    instruction in it, and the `step` of the linked code, which may be made of several instructions.
+    An error of a program says where it happened: the name of the `function`, the `pc` of the
+    instruction, and the `step` of the linked code. A step may stand for several instructions.
     """
 
     function: str | None = None
@@ -77,8 +77,8 @@ class OpError(MlvmError):
         self.operands: tuple[object, ...] = ()
 
     def at(self, op: str, operands: Sequence[object]) -> Self:
-        """Name the op and the operand types, unless an inner call has done so already. How the
-        reason was found is of no use to who called the op: the frames beneath are dropped."""
+        """Name the op and the operand types, unless an inner call has done so already. The frames
+        beneath are dropped: they are of no use to the caller of the op."""
         if self.op is None:
             self.op, self.operands = op, tuple(operands)
         return self.with_traceback(None)
@@ -136,7 +136,7 @@ class AssemblyError(ProgramError):
 
 
 class EncodingError(MlvmError, ValueError):
-    """Bytes that are not what the format says, or a value that it has no bytes for."""
+    """Bytes that break the format, or a value that the format has no bytes for."""
 
 
 class MachineError(MlvmError, RuntimeError):
@@ -189,11 +189,11 @@ class QueueEmpty(MlvmError, queue.Empty):
 
 
 class ShutDown(MlvmError, RuntimeError):
-    """The queue tensor is closed, and to `get` drained. As `queue.ShutDown` of Python 3.13."""
+    """The queue tensor is closed; for `get` also drained. As `queue.ShutDown` of Python 3.13."""
 
 
 class PathError(MlvmError, KeyError):
-    """Tensors or arrays that belong to a tree do not come by just the paths of that tree."""
+    """Tensors or arrays are given by path, and the tree has other paths."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would quote it
@@ -247,7 +247,7 @@ Place: TypeAlias = tuple[CodeType, int]
 
 
 def user_place() -> Place | None:
-    """The innermost place of Python outside of mlvm that led here, found in half a microsecond."""
+    """The innermost place in Python outside of mlvm that led here. Takes half a microsecond."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -286,10 +286,13 @@ def locate(
     step: int | None = None,
     line: str | None = None,
 ) -> None:
-    """Tell an error of any class where a program ran into it: as attributes, and as notes for
-    people, `text` and the `line` of Python that called the program."""
+    """Tell an error of any class where a program raised it.
+
+    The place becomes attributes. For people, two notes are added: `text`, and the `line` of
+    Python that called the program.
+    """
     for name, value in (("function", function), ("pc", pc), ("step", step)):
-        with suppress(AttributeError):  # somebody's exception without room for it
+        with suppress(AttributeError):  # somebody's exception with fixed `__slots__`
             setattr(error, name, value)
     error.add_note(f"at {text}")
     if line:
@@ -297,6 +300,6 @@ def locate(
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """The notes of an error but for those that name a line of Python that called a program."""
+    """The error's notes, without those that name a line of Python."""
     notes = getattr(error, "__notes__", ())
     return [note for note in notes if not note.startswith(_CALLED_FROM)]

@@ -52,7 +52,7 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
     """Put a layer around each named method of the VM, for as long as the VM lives."""
     with _lock:
         for name in layers:
-            getattr(vm, name)  # or nothing has changed
+            getattr(vm, name)  # raises before anything has changed
         for name, layer in layers.items():
             _layers_of(vm, name).append(layer)
             _wrap(vm, name)
@@ -66,7 +66,7 @@ def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
 def _wrap(vm: VMProtocol, name: str) -> None:
     """Set the method anew, as the instance's own, or drop it where no layer is left.
 
-    It is replaced at once: a launch on another thread never passes by a layer that stays.
+    The method is replaced in one step: a launch on another thread meets every layer that stays.
     """
     method = getattr(type(vm), name).__get__(vm)
     layers = _layers_of(vm, name)

@@ -59,8 +59,8 @@ class Op:
 
     `variadic`: the last input stands for any number of tensors. `dynamic`: the shape of the
     result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
-    `elementwise`: each element of the result depends on one of each operand alone, and the kernel
-    makes one pass over them, so that a chain of such ops can run block by block.
+    `elementwise`: an element of the result depends on one element of each operand alone, and the
+    kernel makes one pass over them. A chain of such ops can run block by block.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Op:
 
     @property
     def in_place(self) -> bool:
-        """Whether `out` may be an operand: the elementwise ops see to that."""
+        """Whether `out` may be an operand, which elementwise kernels allow."""
         return self.room == "elementwise"
 
     @property
@@ -140,8 +140,8 @@ class Op:
             raise
 
     def flops(self, operands: Sequence[TensorType], out: TensorType, attributes: Attributes) -> int:
-        """How many floating-point operations the kernel makes, a function of an element
-        counted as one: an element of the result each, unless the op says otherwise."""
+        """How many floating-point operations the kernel makes. A function of one element counts
+        as one. Unless the op says otherwise, each element of the result takes one."""
         if self._flops is not None:
             return self._flops(*operands, **attributes)
         if self.room == "reduction":
@@ -160,8 +160,8 @@ def op(
 ) -> Callable[[Kernel], Op]:
     """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
 
-    `flops` takes what `infer` takes, and counts operations where one an element is wrong. All
-    ops in the room elementwise are `elementwise`; others say it (see `Op`).
+    `flops` takes what `infer` takes, and counts operations as `Op.flops` says. Every op in the
+    room elementwise is `elementwise`; an op elsewhere says so.
     """
 
     def declare(kernel: Kernel) -> Op:
@@ -208,7 +208,7 @@ def _matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool):
         return hint is bool
     if hint is int and isinstance(value, int):
-        return abs(value) <= 2**64  # which a u64 is less than
+        return abs(value) <= 2**64  # every u64 is less
     if hint is float and isinstance(value, int):
         return abs(value) <= sys.float_info.max
     return isinstance(value, hint)

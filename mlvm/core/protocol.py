@@ -39,7 +39,7 @@ class Identity:
 
     @property
     def stands_for(self) -> Any:
-        """The VM itself. What records in a VM's name stands for that VM."""
+        """The VM whose handles these are: itself. A recorder stands for the VM that it records."""
         return self
 
     def is_same(self, other: VMProtocol) -> bool:
@@ -82,7 +82,7 @@ class VMProtocol(Protocol):
 
 @runtime_checkable
 class LocalVMProtocol(VMProtocol, Protocol):
-    """What only a VM of this process answers: it takes functions, and memory, of this process."""
+    """What only a VM of this process can do: call functions of the process, and use its memory."""
 
     def register(
         self,

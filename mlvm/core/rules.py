@@ -7,6 +7,9 @@ raises with the reason alone (`Op.infer` adds the op and the types).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+
+import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.types import DType, Shape, TensorType, bool_, promote
@@ -38,10 +41,7 @@ def require(allowed: str, *operands: TensorType) -> None:
 
 def common_dtype(operands: Sequence[TensorType]) -> DType:
     """The promoted dtype of all operands."""
-    dtype = operands[0].dtype
-    for operand in operands[1:]:
-        dtype = promote(dtype, operand.dtype)
-    return dtype
+    return reduce(promote, [operand.dtype for operand in operands])
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
@@ -110,13 +110,9 @@ def require_representable(value: float, dtype: DType) -> None:
     """
     if dtype.is_float:
         return
-    low, high = (0, 1) if dtype.kind == "bool" else _bounds(dtype)
+    low, high = 0, 1
+    if dtype.is_integer:
+        bounds = np.iinfo(dtype.numpy.name)
+        low, high = bounds.min, bounds.max
     if not (low <= value <= high and value == int(value)):
         raise AttributeRefused(f"{value} is not a value of {dtype} ({low} .. {high})")
-
-
-def _bounds(dtype: DType) -> tuple[int, int]:
-    bits = 8 * dtype.itemsize
-    return (
-        (0, 2**bits - 1) if dtype.kind == "unsigned" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )

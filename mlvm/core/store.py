@@ -18,7 +18,7 @@ from mlvm.core.types import (
     MAX_NBYTES,
     Array,
     TensorType,
-    aligned_array,
+    aligned_copy,
     aligned_zeros,
     root,
 )
@@ -31,8 +31,8 @@ _handles = itertools.count(1)
 
 @dataclass(slots=True)
 class Storage:
-    """A block of bytes, counted while anything holds it: its own handle, or tensors that own
-    it. `views` are the handles of tensors in it that do not; they end with its handle."""
+    """A block of bytes. It counts while it is held: by its own handle, or by tensors that own it.
+    `views` are the handles of tensors in it that do not own it; they end with its handle."""
 
     nbytes: int
     data: Array
@@ -58,8 +58,8 @@ class Entry:
 class FreeStore:
     """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes.
 
-    `caches` are dictionaries of arrays that were looked up by handle; all are cleared when a
-    handle may name another array, or none, so that no array that ended is kept alive.
+    `caches` are dictionaries of arrays by handle. All are cleared when a handle may name another
+    array, or none: they keep no ended array alive.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class FreeStore:
         storage.has_handle = False
         self._release(storage)
         self._bury(handle, f"was a storage of {storage.nbytes} bytes, ended by dealloc_storage")
-        self._forget()
+        self._clear_caches()
 
     # --- tensors ---
 
@@ -125,7 +125,7 @@ class FreeStore:
     def dealloc_tensor(self, handle: Handle) -> None:
         self.entry(handle)
         self._end(handle, "ended by dealloc_tensor")
-        self._forget()
+        self._clear_caches()
 
     def tensor_from_storage(self, storage: Handle, type: TensorType, offset: int) -> Handle:
         home = self._storage(storage)
@@ -139,20 +139,19 @@ class FreeStore:
         return self._name(Entry(type, home.view(type, offset), home, owner=False))
 
     def adopt(self, entry: Entry) -> Handle:
-        """A new handle for what another store's entry names, without a copy. The bytes that
-        count here are those of its whole storage, once for all tensors adopted from it."""
+        """A new handle for the tensor of another store's entry, without a copy. Its whole storage
+        counts here, once for all tensors adopted from it."""
         storage = self._by_root.get(id(root(entry.storage.data)))
         if storage is None:
             storage = Storage(entry.storage.nbytes, entry.storage.data)
         return self._name(Entry(entry.type, entry.array, storage, owner=not storage.has_handle))
 
     def replace(self, handle: Handle, array: Array) -> None:
-        """Let a handle name another array, which may be of another type. Nothing is copied but
-        an array that is read-only, as a constant is."""
+        """Let a handle name another array, of any type. Only one that is read-only is copied."""
         old, new = self.entry(handle), self._entry_of(array)
         self._attach(handle, new)
         self._detach(handle, old, keep=new.storage)
-        self._forget()
+        self._clear_caches()
 
     def swap(self, first: Handle, second: Handle) -> None:
         """Exchange what two handles name; their types must be equal. No byte moves."""
@@ -166,7 +165,7 @@ class FreeStore:
             if not entry.owner:
                 entry.storage.views.add(new)
         self._entries[first], self._entries[second] = y, x
-        self._forget()
+        self._clear_caches()
 
     def entry(self, handle: Handle) -> Entry:
         """What the handle names. Raises `HandleError` saying what became of it."""
@@ -178,10 +177,9 @@ class FreeStore:
     # --- who holds what ---
 
     def _entry_of(self, array: Array) -> Entry:
-        """An entry for any array: in the storage it lies in, or in one made of its own memory."""
+        """An entry for any array. Its storage is the one that it lies in, or its own memory."""
         if not array.flags.writeable:
-            array, constant = aligned_array(TensorType.of(array)), array
-            np.copyto(array, constant)
+            array = aligned_copy(array)
         storage = self._by_root.get(id(root(array)))
         if storage is None:
             storage = Storage(array.nbytes, array)
@@ -217,7 +215,7 @@ class FreeStore:
             self.consumed -= storage.nbytes
             del self._by_root[id(root(storage.data))]
 
-    def _forget(self) -> None:
+    def _clear_caches(self) -> None:
         caches, self.caches = self.caches, {}
         for cache in caches.values():
             cache.clear()
@@ -236,7 +234,7 @@ class FreeStore:
             raise HandleError(f"storage handle {brief(handle)} {self._fate(handle)}") from None
 
     def _fate(self, handle: Handle) -> str:
-        if not isinstance(handle, (int, np.integer)):  # asked for what no type checker saw
+        if not isinstance(handle, (int, np.integer)):  # no type checker saw the call
             return "is no handle, which is an integer"
         if handle in self._storages:
             return "names a storage, not a tensor"

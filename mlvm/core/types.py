@@ -27,7 +27,7 @@ Kind = Literal["bool", "unsigned", "signed", "float"]
 class DType:
     """One of the eleven element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
 
-    Equal to whatever `of` makes it of, but, as with numpy's dtypes, not a dictionary key for it.
+    It equals everything that `of` makes it of. As with numpy's dtypes, the hashes may differ.
     """
 
     __slots__ = ("itemsize", "kind", "name", "numpy")
@@ -50,7 +50,7 @@ class DType:
 
     @staticmethod
     def of(dtype: object) -> DType:
-        """The dtype equal to a `DType`, a short name, or what `np.dtype` understands, but None.
+        """The dtype for a `DType`, a short name, or what `np.dtype` understands except None.
 
         Raises `DTypeError` for anything else, such as a dtype of the other byte order.
         """
@@ -59,7 +59,7 @@ class DType:
         if isinstance(dtype, str) and dtype in DType.all:
             return DType.all[dtype]
         try:
-            if dtype is not None:  # which would be f64 to numpy
+            if dtype is not None:  # numpy takes None for f64
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
@@ -188,7 +188,7 @@ class TensorType:
         self.ndim = len(shape)
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
-        with _interning:  # or two threads could each have their own
+        with _interning:  # else two threads could each make one
             return cls._interned.setdefault((dtype, shape), self)
 
     @staticmethod
@@ -232,6 +232,16 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
     return shape
 
 
+def check_array(array: Array, type: TensorType, where: str) -> None:
+    """Raise `DTypeError` or `ShapeError`, with `where` in front, unless it has that type."""
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise DTypeError(f"{where}: an array is wanted, not a {array.__class__.__name__}")
+    if array.dtype != type.dtype.numpy:
+        raise DTypeError(f"{where}: the array's dtype is {array.dtype}")
+    if array.shape != type.shape:
+        raise ShapeError(f"{where}: the array's shape is {array.shape}")
+
+
 ALIGNMENT: Final = 64
 
 
@@ -245,6 +255,13 @@ def aligned_zeros(nbytes: int) -> Array:
 def aligned_array(type: TensorType) -> Array:
     """An array of zeros of that type on a 64-byte boundary."""
     return aligned_zeros(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
+
+
+def aligned_copy(array: Array) -> Array:
+    """A copy of an array of any layout, on a 64-byte boundary."""
+    copy = aligned_array(TensorType.of(array))
+    np.copyto(copy, array)
+    return copy
 
 
 def root(array: Array) -> Array:

@@ -8,12 +8,12 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from mlvm.core.errors import (
-    DTypeError,
     HandleError,
     LimitExceeded,
     MachineError,
@@ -33,7 +33,7 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array, TensorType, check_array
 
 _MOST_LAUNCHES: Final = 50
 _BOUND_LIMIT: Final = 8192  # steps remembered for each program, over all operand tuples
@@ -96,7 +96,7 @@ class VM(Identity):
     def read(self, handle: TensorHandle) -> Array:
         """A copy of the tensor. Raises `HandleError`."""
         with self._lock:
-            return self._settled(handle).copy()
+            return self._finished_array(handle).copy()
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy an array of the tensor's own dtype and shape into it.
@@ -106,7 +106,7 @@ class VM(Identity):
         with self._lock:
             entry = self._store.entry(handle)
             if self.checked:
-                check_write(entry.type, array)
+                check_array(array, entry.type, f"write to {entry.type}")
             if self._scheduler is not None:
                 self._scheduler.overwrite(entry.array)
             np.copyto(entry.array, array)
@@ -116,10 +116,10 @@ class VM(Identity):
 
         Only a VM of this process can lend it. Raises `HandleError`.
         """
-        return self._settled(handle).view()
+        return self._finished_array(handle).view()
 
-    def _settled(self, handle: TensorHandle) -> Array:
-        """The tensor's array, when no worker has yet to write it."""
+    def _finished_array(self, handle: TensorHandle) -> Array:
+        """The tensor's array, once the workers have written it."""
         array = self._store.entry(handle).array
         if self._scheduler is not None:
             self._scheduler.wait([array])
@@ -128,7 +128,7 @@ class VM(Identity):
     def synchronize(self) -> None:
         """Wait until the workers have done all they were given, if there are any.
 
-        Raises the first error that no reader of a value has met.
+        Raises the first error that no reader has met yet.
         """
         if self._scheduler is not None:
             self._scheduler.synchronize()
@@ -141,24 +141,23 @@ class VM(Identity):
     # --- storages ---
 
     def alloc_storage(self, nbytes: int) -> StorageHandle:
-        """A new storage of zero bytes, aligned to 64."""
+        """A new storage of `nbytes` zeros, aligned to 64 bytes."""
         with self._lock:
             return self._store.alloc_storage(nbytes)
 
     def storage_over(self, memory: Array) -> StorageHandle:
-        """A storage of bytes that somebody else has made, and may write to: a u8 array.
+        """A storage over a u8 array that somebody else has made, and may write to.
 
-        Who writes past the VM calls `make_writable` before. The array is kept until the storage
-        ends.
-        Raises `ShapeError` or `DTypeError` for any other array, `HandleError` for memory that is
-        a storage of this VM already.
+        Whoever writes to it calls `make_writable` first. The storage keeps the array. Raises
+        `ShapeError` or `DTypeError` for any other array, `HandleError` for memory that is a storage
+        of this VM already.
         """
         with self._lock:
             return self._store.storage_over(memory)
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
-        """Wait until no worker reads or writes the tensors, for who is about to write to all of
-        their memory past the VM. It waits for no launch that is running. Raises `HandleError`."""
+        """Wait until no worker uses the tensors, whose memory the caller is about to overwrite.
+        A running launch is not waited for. Raises `HandleError`."""
         if self._scheduler is not None:
             for handle in handles:
                 self._scheduler.overwrite(self._store.entry(handle).array)
@@ -173,7 +172,7 @@ class VM(Identity):
     ) -> TensorHandle:
         """A tensor that views the storage from byte `offset` on; nothing is copied.
 
-        Raises `HandleError`, or `ShapeError` when it would leave the storage or lie askew.
+        Raises `HandleError`, or `ShapeError` if it leaves the storage or is not aligned.
         """
         if not isinstance(type, TensorType) or not isinstance(offset, int):
             raise ShapeError(f"a view is of a TensorType at an int, not of {type!r} at {offset!r}")
@@ -192,7 +191,7 @@ class VM(Identity):
         """
         if not isinstance(other, VM):
             raise HandleError(f"a tensor is shared with a VM of this process, not with {other!r}")
-        self._settled(handle)
+        self._finished_array(handle)
         with other._lock:
             return other._store.adopt(self._store.entry(handle))
 
@@ -216,8 +215,7 @@ class VM(Identity):
         self.register_callees({name: PythonFunction(name, fn, nparams, nresults)})
 
     def register_callees(self, callees: Mapping[str, Callee]) -> None:
-        """Make these the functions of those names: what `register` does for functions of every
-        kind."""
+        """Register functions of any kind under their names, as `register` does for Python's."""
         with self._lock:
             for name, callee in callees.items():
                 self.functions.register(name, callee)
@@ -231,9 +229,8 @@ class VM(Identity):
 
     @contextmanager
     def instrumented(self, instrument: Instrument) -> Iterator[None]:
-        """Inside the block the instrument is called before and after each function, in whose
-        place it may leave results of its own. It costs nothing outside. One at a time: raises
-        `MachineError` inside another."""
+        """Inside the block the instrument is called before and after each function, and may give
+        results in its place. Raises `MachineError` inside another such block."""
         with self._lock:
             if self.functions.instrument is not None:
                 raise MachineError(f"{self.name} has an instrument already")
@@ -246,13 +243,13 @@ class VM(Identity):
                 self.functions.watch(None)
 
     def close(self) -> None:
-        """End the workers, if there are any, when they have done what they were given; the VM
-        takes no launch after that. Idempotent."""
+        """End the workers, if any, when they have done what they were given. The VM takes no
+        launch after that. Idempotent."""
         if self._scheduler is not None:
             self._scheduler.close()
 
     def quiesce(self) -> None:
-        """Wait until the workers have done all they were given, whatever comes of it."""
+        """Wait until the workers have done all they were given, and raise none of their errors."""
         if self._scheduler is not None:
             self._scheduler.drain()
 
@@ -267,8 +264,8 @@ class VM(Identity):
     ) -> list[Array]:
         """Run the program on the tensors `args`; copies of what it leaves are returned.
 
-        A launch on a busy VM waits. A program is verified for each combination of argument
-        types it first comes with. Raises `HandleError`, what `verify`, ops and host functions
+        A launch on a busy VM waits. A program is verified once for each combination of argument
+        types. Raises `HandleError`, what `verify`, ops and host functions
         raise, and `LimitExceeded` after `max_steps` instructions. Whatever it raises, the VM is
         usable and holds as many bytes as before; what was written till then stays written.
         """
@@ -307,9 +304,9 @@ class VM(Identity):
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         """What a launch on arguments of these types costs, without running it.
 
-        A loop counts as one round of it, both sides of a jump count, and a function counts for
-        each call, but within itself not again. What depends on values counts nothing.
-        Raises what `verify` raises.
+        A loop counts as one round, and both sides of a jump count. A function counts for each call
+        that does not come from within itself. What depends on values counts nothing. Raises what
+        `verify` raises.
         """
         types = tuple(arg_types) if isinstance(arg_types, Sequence) else (arg_types,)
         if not isinstance(program, Program) or not all(isinstance(t, TensorType) for t in types):
@@ -374,6 +371,7 @@ class VM(Identity):
             linked.bound.clear()
 
 
+@dataclass(slots=True)
 class _Linked:
     """What a VM remembers of a program's launches.
 
@@ -382,20 +380,7 @@ class _Linked:
     `program` refers to the program without keeping it.
     """
 
-    __slots__ = ("bound", "codes", "nargs", "program")
-
-    def __init__(self, nargs: int, program: weakref.ref[Program]) -> None:
-        self.nargs = nargs
-        self.program = program
-        self.codes: dict[tuple[TensorType, ...], Code] = {}
-        self.bound: dict[tuple[int, ...], tuple[Code, tuple[Array, ...]]] = {}
-
-
-def check_write(type: TensorType, array: Array) -> None:
-    """Raise `DTypeError` or `ShapeError` unless the array is of the tensor's own type."""
-    if not isinstance(array, (np.ndarray, np.generic)):
-        raise DTypeError(f"write to {type}: an array is wanted, not a {array.__class__.__name__}")
-    if array.dtype != type.dtype.numpy:
-        raise DTypeError(f"write to {type}: the array's dtype is {array.dtype}")
-    if array.shape != type.shape:
-        raise ShapeError(f"write to {type}: the array's shape is {array.shape}")
+    nargs: int
+    program: weakref.ref[Program]
+    codes: dict[tuple[TensorType, ...], Code] = field(default_factory=dict)
+    bound: dict[tuple[int, ...], tuple[Code, tuple[Array, ...]]] = field(default_factory=dict)

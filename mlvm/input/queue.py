@@ -32,13 +32,12 @@ from mlvm.core.errors import (
     DTypeError,
     QueueEmpty,
     QueueFull,
-    ShapeError,
     ShutDown,
     brief,
 )
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import LocalVMProtocol, VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array, TensorType, check_array
 from mlvm.input import queue_get
 from mlvm.input.slot_memory import SlotMemory
 from mlvm.input.slots import Ring, SingleThreadedRing, Slot, SlotArena
@@ -251,13 +250,7 @@ class QueueTensor:
                 f"not {given}"
             )
         for i, (array, type) in enumerate(zip(arrays, self.types, strict=True)):
-            where = f"queue {self.name!r}, array {i} is {type}"
-            if not isinstance(array, (np.ndarray, np.generic)):
-                raise DTypeError(f"{where}: an array is wanted, not a {array.__class__.__name__}")
-            if array.dtype != type.dtype.numpy:
-                raise DTypeError(f"{where}: the dtype given is {array.dtype}")
-            if array.shape != type.shape:
-                raise ShapeError(f"{where}: the shape given is {array.shape}")
+            check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
 
     def _take(self, ring: Ring, timeout: float | None) -> Slot | None:
         """The ring's next slot, None at its end. Raises `queue.Empty` if it does not come."""

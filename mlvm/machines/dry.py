@@ -15,8 +15,7 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore, Storage
-from mlvm.core.types import Array, TensorType
-from mlvm.core.vm import check_write
+from mlvm.core.types import Array, TensorType, check_array
 from mlvm.machines.local import LocalVM
 
 
@@ -53,7 +52,8 @@ class DryVM(LocalVM):
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Check the array against the tensor's type, and drop it."""
-        check_write(self.type_of(handle), array)
+        type = self.type_of(handle)
+        check_array(array, type, f"write to {type}")
 
 
 class _DryStorage(Storage):

@@ -435,11 +435,11 @@ def test_an_impossible_queue_is_refused(
         (
             (pair(1)[0], np.zeros(2, np.int32)),
             DTypeError,
-            "array 1 is .*: the dtype given is int32",
+            "array 1 is .*: the array's dtype is int32",
         ),
-        ((np.zeros((2, 3)), pair(1)[1]), DTypeError, "the dtype given is float64"),
-        ((pair(1)[0].T, pair(1)[1]), ShapeError, r"the shape given is \(3, 2\)"),
-        ((pair(1)[0], np.int64(3)), ShapeError, r"the shape given is \(\)"),
+        ((np.zeros((2, 3)), pair(1)[1]), DTypeError, "the array's dtype is float64"),
+        ((pair(1)[0].T, pair(1)[1]), ShapeError, r"the array's shape is \(3, 2\)"),
+        ((pair(1)[0], np.int64(3)), ShapeError, r"the array's shape is \(\)"),
     ],
 )
 def test_an_element_that_does_not_fit_is_refused(

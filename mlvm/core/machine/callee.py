@@ -22,7 +22,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine import fused
 from mlvm.core.op import Attributes, Kernel, Op
-from mlvm.core.types import Array, TensorType, aligned_array
+from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 
 Value = Array | int | str
 Types: TypeAlias = Sequence[TensorType]
@@ -30,8 +30,8 @@ Inferred: TypeAlias = Sequence[TensorType | None]
 OUT: Final = ".out"
 
 Kernels: TypeAlias = Mapping[str, Kernel]
-"""Kernels by op name, which take what the op's own kernel takes. A machine that has a faster one
-for its processor, or another device, names it here."""
+"""Kernels by op name. Each takes what the op's own kernel takes, and replaces it on a machine that
+has a faster one."""
 
 NO_KERNELS: Final[Kernels] = MappingProxyType({})
 
@@ -39,8 +39,8 @@ NO_KERNELS: Final[Kernels] = MappingProxyType({})
 class Callee(Protocol):
     """A function of the table.
 
-    `nresults` is how many values it leaves, None if that varies. `kernel`, where there is one,
-    does all that `call` does when it is called with the parameters themselves.
+    `nresults` is how many values it leaves, None if that varies. `kernel`, if any, is called with
+    the parameters themselves, and then does all that `call` does.
     """
 
     nresults: int | None
@@ -52,7 +52,7 @@ class Callee(Protocol):
         """The attributes as `call` takes them. Raises `AttributeRefused`."""
 
     def infer(self, operands: Types, attributes: Attributes) -> Inferred | None:
-        """The results' types, None for each and all that only running tells.
+        """The results' types. None stands for one type, or for all, that only running tells.
 
         Raises an `OpError` for operands that the function refuses.
         """
@@ -65,16 +65,22 @@ class Callee(Protocol):
 
 
 class WritesInto:
-    """What functions have in common that leave no results, but write to their first parameters."""
+    """Base of functions that leave no results: they write to their first parameters."""
 
     nresults: int | None = 0
+    kernel: Kernel
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        self.kernel(*params, **attributes)
+        return ()
 
     def writes(self, attributes: Attributes) -> int:
         """How many parameters are written."""
         raise NotImplementedError
 
     def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
-        """Raise `MachineError` if a result would overwrite what is still read, or another."""
+        """Raise `MachineError` if a result would overwrite an operand that is still read, or
+        another result."""
         raise NotImplementedError
 
 
@@ -84,7 +90,7 @@ class OpInto(WritesInto):
     def __init__(self, op: Op, kernel: Kernel | None = None) -> None:
         self.op = op
         self.bind = op.bind
-        self.kernel: Kernel = kernel or op.kernel
+        self.kernel = kernel or op.kernel
 
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         name = self.op.name + OUT
@@ -102,10 +108,7 @@ class OpInto(WritesInto):
         return 1
 
     def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
-        """Raise `MachineError` if the result would overwrite an operand that is still read.
-
-        Elementwise ops may write over an operand of the result's own layout.
-        """
+        """As the base says. Elementwise ops may overwrite an operand of the result's layout."""
         out = params[0]
         for x in params[1:]:
             if not np.may_share_memory(out, x):
@@ -118,14 +121,10 @@ class OpInto(WritesInto):
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         return 0, self.op.flops(operands[1:], operands[0], attributes)
 
-    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        self.kernel(*params, **attributes)
-        return ()
-
 
 def same_place(x: Array, y: Array) -> bool:
-    """Whether two arrays have the same elements, at most under another dtype: their shapes may
-    differ in leading axes of length 1."""
+    """Whether two arrays are the same memory, divided into the same elements. Dtypes may differ,
+    and leading axes of length 1."""
     ndim = min(x.ndim, y.ndim)
     return (
         x.ctypes.data == y.ctypes.data
@@ -140,7 +139,7 @@ class Fused(WritesInto):
     name: Final = "fused"
 
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
-        self.kernel: Kernel = kernels.get(self.name, fused.run)
+        self.kernel = kernels.get(self.name, fused.run)
         self._kernels = kernels
 
     def bind(self, attributes: Attributes) -> Attributes:
@@ -182,10 +181,6 @@ class Fused(WritesInto):
             for op, target, sources, given in chain.links
         )
 
-    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        self.kernel(*params, **attributes)
-        return ()
-
 
 class OpFresh:
     """The form of an op that makes its result."""
@@ -208,10 +203,7 @@ class OpFresh:
     def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
         if type is None:  # a dynamic op makes the array itself
-            result: Array = self.fill(*params, **attributes)
-            out = aligned_array(TensorType.of(result))
-            np.copyto(out, result)
-            return (out,)
+            return (aligned_copy(self.fill(*params, **attributes)),)
         out = aligned_array(type)
         self.fill(out, *params, **attributes)
         return (out,)

@@ -9,7 +9,7 @@ import numpy as np
 from mlvm.core.errors import MachineError
 from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.op import Attributes
-from mlvm.core.types import Array, TensorType, aligned_array
+from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 
 
 class Frame:
@@ -38,7 +38,7 @@ class Frame:
             raise MachineError(f"{self._name}: no parameter {i!r}; the call has {self.nparams}")
         value = self._params[i]
         if isinstance(value, np.ndarray):
-            value = value.view()  # the shape of this one is the caller's to change
+            value = value.view()  # the caller may change the shape of this view
             self._lent.append(value)
         return value
 
@@ -61,8 +61,7 @@ class Frame:
             if any(value is lent for lent in self._lent) and value.flags.c_contiguous:
                 value = value.view()
             else:
-                value, given = aligned_array(TensorType.of(value)), value
-                np.copyto(value, given)
+                value = aligned_copy(value)
         elif isinstance(value, bool) or not isinstance(value, (int, str)):
             raise MachineError(
                 f"{self._name}: a result is an array, an int or a str, not a {type(value).__name__}"

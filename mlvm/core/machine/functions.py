@@ -27,7 +27,7 @@ from mlvm.core.machine.callee import (
     WritesInto,
     describe,
 )
-from mlvm.core.machine.frame import Frame, PythonFunction
+from mlvm.core.machine.frame import Frame
 from mlvm.core.op import OPS, Attributes, Kernel
 from mlvm.core.types import TensorType
 
@@ -38,8 +38,8 @@ class Instrument(Protocol):
     def before(
         self, name: str, params: Sequence[Value], attributes: Attributes
     ) -> Sequence[Value] | None:
-        """Called first. None goes on; anything else is taken for the results, and the function
-        is skipped."""
+        """Called first. If it returns None, the function runs; anything else replaces the results,
+        and the function does not run."""
 
     def after(
         self,
@@ -54,9 +54,9 @@ class Instrument(Protocol):
 class Binding:
     """What a name stands for now.
 
-    `call` and `kernel` are the callee's, one lookup nearer, with the instrument around them while
-    there is one. Where the callee has no kernel, `kernel` calls it: a program that was linked to a
-    kernel may find another function under the name.
+    `call` and `kernel` are the callee's, with the instrument, if any, around them. If the callee
+    has no kernel, `kernel` uses `call`: it may have replaced a function that had one, for which a
+    program was linked.
     """
 
     __slots__ = ("call", "callee", "instrument", "kernel", "name")
@@ -73,7 +73,9 @@ class Binding:
     def fill(self, callee: Callee) -> None:
         """Make this the function of that name, also for programs already linked."""
         self.callee = callee
-        self.kernel = self._call_for_none if callee.kernel is None else self.watched(callee.kernel)
+        self.kernel = (
+            self._call_without_results if callee.kernel is None else self.watched(callee.kernel)
+        )
         self.call = callee.call if self.instrument is None else self._watched_call
 
     def watched(self, kernel: Kernel) -> Kernel:
@@ -89,7 +91,7 @@ class Binding:
 
         return watched
 
-    def _call_for_none(self, *params: Value, **attributes: Any) -> None:
+    def _call_without_results(self, *params: Value, **attributes: Any) -> None:
         """Call the function where no results are announced. Raises `MachineError` if it leaves
         some."""
         self.check(params, attributes)
@@ -124,8 +126,8 @@ class Binding:
         return frame.results
 
     def check(self, params: Sequence[Any], attributes: Attributes, *, types: bool = True) -> None:
-        """What the verifier could not: that results are not written over operands, and with
-        `types` the kinds and types of the parameters.
+        """Check what the verifier could not: that no result overwrites an operand, and with
+        `types` also the kinds and types of the parameters.
 
         Raises an `OpError`, or `MachineError` for an Int or Str where a Tensor is wanted.
         """
@@ -143,8 +145,7 @@ class Binding:
 
 
 class FunctionTable:
-    """Functions by name; it starts with all ops, with these kernels in place of their own, and
-    `fused`."""
+    """Functions by name: at first all ops and `fused`. `kernels` replace the ops' own."""
 
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
         self.instrument: Instrument | None = None
@@ -164,13 +165,10 @@ class FunctionTable:
             self._bindings[name] = Binding(name, callee, self.instrument)
 
     def remove(self, name: str) -> None:
-        """Take the function of that name out, also from under programs that are running.
-
-        Raises `UnknownFunction`.
-        """
+        """Take that function out, also for running programs. Raises `UnknownFunction`."""
         binding = self.binding(name)
         del self._bindings[name]
-        binding.fill(_Removed(name))
+        binding.fill(_Removed(name, nparams=None, nresults=None))
 
     def watch(self, instrument: Instrument | None) -> None:
         """Put the instrument around every function, or with None take it away."""
@@ -192,11 +190,8 @@ class FunctionTable:
         return iter(self._bindings)
 
 
-class _Removed(PythonFunction):
+class _Removed(UserFunction):
     """What a removed function's binding holds: calling it is an error."""
 
-    def __init__(self, name: str) -> None:
-        def refuse(frame: Frame) -> None:
-            raise UnknownFunction(f"function {name!r} was removed")
-
-        super().__init__(name, refuse, None, None)
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        raise UnknownFunction(f"function {self.name!r} was removed")

@@ -6,12 +6,13 @@ two sequences that nearly every program is made of into one step each:
     push_str name; cfunc ...                    ->  CALL binding
     load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS binding, (i, ..., j)
 
-What remains of a straight program is a list of kernels and the arguments each is for; `bind` puts
-the arrays of one launch in the arguments' place, so that running it is calling them in turn.
+A straight program becomes a list of kernels, each with the numbers of its arguments. `bind` puts
+the arrays of one launch in the numbers' place. To run it is to call the kernels in turn.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,8 +24,8 @@ from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 
-# What a step does, and to the stack. The linker makes them of the instructions that they are named
-# for; `run` has a branch for each, the most frequent first.
+# The codes of steps, and what each does to the stack. The linker makes a step of the instruction
+# that its code is named after; `run` has a branch for each code, the most frequent first.
 CALL_ON_ARGS: Final = 0  # ( -- )                    a kernel on arguments of the launch
 HALT: Final = 1  # ( ... -- )                        what lies above base is left
 LOAD_ARG: Final = 2  # ( -- t )
@@ -47,10 +48,13 @@ ALL: Final = -1
 """The number of parameters of a call that takes everything above base."""
 
 Step: TypeAlias = tuple[int, Any, Any, Any]
-"""What the loop runs: a code from above, a value or binding, a number, and the rest. The number of
-a CALL_ON_ARGS is a tuple of the numbers of its arguments, and after `bind` of their arrays."""
+"""What the loop runs: a code from above, a value or binding, a number, and the rest. A CALL_ON_ARGS
+has a tuple for a number: the numbers of its arguments, and after `bind` their arrays."""
 
-_WITH_NUMBER: Final = {
+_CODES: Final = {
+    Opcode.halt: HALT,
+    Opcode.load_global: LOAD_GLOBAL,
+    Opcode.store_global: STORE_GLOBAL,
     Opcode.load_arg: LOAD_ARG,
     Opcode.get: GET,
     Opcode.set: SET,
@@ -59,16 +63,15 @@ _WITH_NUMBER: Final = {
     Opcode.jump: JUMP,
     Opcode.jump_if_false: JUMP_IF_FALSE,
 }
-_ALONE: Final = {
-    Opcode.halt: HALT,
-    Opcode.load_global: LOAD_GLOBAL,
-    Opcode.store_global: STORE_GLOBAL,
-}
+"""By opcode, for those whose immediates are nothing or one number."""
 
 
 class CallDetails(NamedTuple):
-    """The rest of a call's step: attributes, how many results are announced, whether the
-    parameters have yet to be checked, and whether only that the result lies apart from them."""
+    """The rest of a call's step: its attributes, and how many results are announced.
+
+    `unproven`: every parameter is checked when it runs. `apart`: it is only checked that no
+    result overwrites an operand.
+    """
 
     attributes: Attributes
     nresults: Count
@@ -94,10 +97,9 @@ def link(
 ) -> Code:
     """`main`, and with it all that it calls, prepared for the loop.
 
-    Calls that the verdict leaves unproven check their parameters when they run, and what it
-    says is never reached is left out; without a verdict, as for a raw VM, nothing is checked.
-    With `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and
-    `AttributeRefused`.
+    A call that the verdict leaves unproven checks its parameters when it runs, and an instruction
+    that is never reached is left out. Without a verdict, as on a raw VM, nothing is checked. With
+    `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and `AttributeRefused`.
     """
     codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
     for code in codes.values():
@@ -106,8 +108,8 @@ def link(
 
 
 def distrust(main: Code) -> None:
-    """Have every call of a linked program check its parameters: the function table has changed
-    while it runs, and what was proven of their types may hold no more."""
+    """Make every call of a linked program check its parameters. The function table has changed
+    while it runs: what was proven of their types may not hold any more."""
     todo, seen = [main.steps], set()
     while todo:
         steps = todo.pop()
@@ -121,22 +123,16 @@ def distrust(main: Code) -> None:
                 steps[i] = code, value, number, rest._replace(unproven=True)
 
 
+@dataclass
 class _Linker:
-    def __init__(
-        self,
-        program: Program,
-        functions: FunctionTable,
-        verdict: Verdict | None,
-        codes: dict[str, Code],
-        code: Code,
-        deferred: bool,
-    ) -> None:
-        self.program = program
-        self.functions = functions
-        self.verdict = verdict
-        self.codes = codes
-        self.code = code
-        self.deferred = deferred
+    """Links one function of a program. `codes` are all functions of it, `code` is this one's."""
+
+    program: Program
+    functions: FunctionTable
+    verdict: Verdict | None
+    codes: dict[str, Code]
+    code: Code
+    deferred: bool
 
     def run(self) -> None:
         function, steps, starts, ends = self.code
@@ -173,10 +169,8 @@ class _Linker:
         place = self.code.function.name, pc
         if self.verdict is not None and place not in self.verdict.reached:
             return UNREACHED, None, 0, None
-        if opcode in _ALONE:
-            return _ALONE[opcode], None, 0, None
-        if opcode in _WITH_NUMBER:
-            return _WITH_NUMBER[opcode], None, immediates[0], None
+        if opcode in _CODES:
+            return _CODES[opcode], None, immediates[0] if immediates else 0, None
         if opcode is Opcode.push_const:
             return PUSH, self.program.constants[immediates[0]], 0, None
         if opcode is Opcode.call:
@@ -188,33 +182,29 @@ class _Linker:
         given: Attributes = rest[0] if rest else NO_ATTRIBUTES
         number = ALL if nparams == STAR else nparams
         if name is None:
-            return (
-                CALL_NAMED,
-                None,
-                number,
-                CallDetails(dict(given), nresults, self.verdict is not None),
-            )
+            details = CallDetails(dict(given), nresults, unproven=self.verdict is not None)
+            return CALL_NAMED, None, number, details
         binding = self.functions.binding(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
         bound = binding.callee.bind(given)
         if isinstance(binding.callee, UserFunction):
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
         if nresults == STAR and binding.callee.nresults is not None:
-            nresults = binding.callee.nresults  # also of what may replace it while this runs
+            nresults = binding.callee.nresults  # holds also for a function that replaces it
         apart = self.verdict is not None and isinstance(binding.callee, WritesInto)
         kind = CALL_DEFERRED if self.deferred else CALL
         return kind, binding, number, CallDetails(bound, nresults, unproven, apart)
 
     def fold_arguments(self, targets: set[int]) -> None:
-        """Fold the last step, if it calls a kernel, with the load_args before it that push all of
-        its parameters, unless a jump goes between them."""
+        """Fold the last step with the load_args before it. It must call a kernel, they must push
+        all of its parameters, and no jump may go between them."""
         _, steps, starts, ends = self.code
         code, binding, number, details = steps[-1]
         if code != CALL or binding.callee.kernel is None:
             return
         if details.unproven or details.nresults not in (STAR, 0):
             return
-        if number == ALL:  # what lies above base is known at the start only
+        if number == ALL:  # it takes all steps so far, if these are loads
             number = len(steps) - 1
         loads = steps[len(steps) - 1 - number : -1]
         if len(loads) != number or any(load[0] != LOAD_ARG for load in loads):
@@ -230,10 +220,10 @@ class _Linker:
 def bind(
     code: Code, operands: tuple[Array, ...], workspace: fused.Workspace, *, checked: bool
 ) -> Code:
-    """The linked `main` for one launch's arguments, whose arrays are in their calls. Chains that
-    need but one block have theirs too, and share the workspace.
+    """The linked `main` with the arrays of one launch in its calls. Chains of a single block get
+    their arrays too, and share the workspace.
 
-    Raises `MachineError` if `checked` and a call would write over an operand it still reads.
+    If `checked`, raises `MachineError` for a call that would overwrite an operand it still reads.
     """
     if not any(step[0] == CALL_ON_ARGS for step in code.steps):
         return code

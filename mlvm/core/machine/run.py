@@ -53,12 +53,15 @@ from mlvm.core.types import Array, TensorType
 MAX_DEPTH: Final = 10_000
 """How many calls may lie within each other."""
 
+Call: TypeAlias = Callable[[Sequence[Value], Attributes], Sequence[Value]]
+"""Runs a function on parameters and attributes, and returns its results."""
+
 _Return = tuple[Code, int, int, int]
 """A frame to come back to: its code, the next step, base and nparams."""
 
 
 class Scheduler(Protocol):
-    """What runs ops beside the program; `mlvm.machines.workers` has one, and documents it."""
+    """Runs ops beside the program. `mlvm.machines.workers` has one, and documents its methods."""
 
     def call(
         self,
@@ -75,7 +78,7 @@ class Scheduler(Protocol):
 
 
 Run: TypeAlias = Callable[..., list[Value]]
-"""The loop of a machine, which takes what `run` takes."""
+"""The loop of a machine. It takes what `run` takes."""
 
 
 def run(
@@ -115,7 +118,7 @@ def run(
                 stack.append(operands[number])
             elif code == CALL:  # ( p1..pn -- r1..rm )
                 at = base if number == ALL else len(stack) - number
-                stack[at:] = _call(value, stack[at:], rest)
+                stack[at:] = _call(value, stack[at:], rest, value.call)
             elif code == PUSH:  # ( -- v )
                 stack.append(value)
             elif code == GET:  # ( -- v )
@@ -147,12 +150,11 @@ def run(
                 if code == CALL_NAMED:
                     value, rest = _look_up(functions, stack.pop(), rest)
                 at = base if number == ALL else len(stack) - number
-                if scheduler is None:
-                    stack[at:] = _call(value, stack[at:], rest)
-                else:
+                call = value.call
+                if scheduler is not None:
                     line = line or user_line()
-                    site = _Site(current, pc - 1, frames, line)
-                    stack[at:] = _defer(scheduler, value, stack[at:], rest, site)
+                    call = _deferred(scheduler, value, _Site(current, pc - 1, frames, line))
+                stack[at:] = _call(value, stack[at:], rest, call)
             elif code == POP:  # ( v1..vn -- )
                 del stack[len(stack) - number :]
             elif code == LOAD_GLOBAL:  # ( h -- t )
@@ -178,19 +180,18 @@ def run(
         raise
 
 
-def _call(binding: Binding, params: list[Value], details: CallDetails) -> Sequence[Value]:
+def _call(
+    binding: Binding, params: list[Value], details: CallDetails, call: Call
+) -> Sequence[Value]:
+    """Call the function of that binding with `call`, and check what was not proven."""
     if details.unproven or details.apart:
         binding.check(params, details.attributes, types=details.unproven)
-    results = binding.call(params, details.attributes)
+    results = call(params, details.attributes)
     if details.nresults not in (STAR, len(results)):
-        raise _miscounted(binding, results, details)
+        raise MachineError(
+            f"{binding.name} left {len(results)} results where {details.nresults} are announced"
+        )
     return results
-
-
-def _miscounted(binding: Binding, results: Sequence[Value], details: CallDetails) -> MachineError:
-    return MachineError(
-        f"{binding.name} left {len(results)} results where {details.nresults} are announced"
-    )
 
 
 def _look_up(
@@ -203,24 +204,15 @@ def _look_up(
     return binding, details._replace(attributes=dict(binding.callee.bind(details.attributes)))
 
 
-def _defer(
-    scheduler: Scheduler,
-    binding: Binding,
-    params: list[Value],
-    details: CallDetails,
-    site: _Site,
-) -> Sequence[Value]:
-    if details.unproven or details.apart:
-        binding.check(params, details.attributes, types=details.unproven)
-    results = scheduler.call(
-        binding,
-        params,
-        details.attributes,
-        lambda error: site.blame(error, params, binding, params),
-    )
-    if details.nresults not in (STAR, len(results)):
-        raise _miscounted(binding, results, details)
-    return results
+def _deferred(scheduler: Scheduler, binding: Binding, site: _Site) -> Call:
+    """What hands the function to the scheduler, in the place of `binding.call`."""
+
+    def call(params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        return scheduler.call(
+            binding, params, attributes, lambda error: site.blame(error, params, binding, params)
+        )
+
+    return call
 
 
 def _truth(condition: Any) -> bool:
@@ -254,7 +246,7 @@ class _Site:
         self.line = line or user_line()
 
     def blame(
-        self, error: Exception, stack: list[Any], binding: Binding | None, params: Sequence[Any]
+        self, error: Exception, stack: Sequence[Any], binding: Binding | None, params: Sequence[Any]
     ) -> Exception:
         """The error, which now knows the place, and an `OpError` also op and operand types."""
         if isinstance(error, OpError) and binding is not None:

@@ -9,6 +9,7 @@ parameter kinds, and recursion to a fixed point. What has passed runs unchecked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import MlvmError, ProgramError, brief, locate
@@ -23,14 +24,14 @@ ANY: Final = "Any"
 
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
-"""For how many combinations of kinds, or with `by_type` of types, a function is followed; then
-for parameters of any kind."""
+"""A function is followed for so many combinations of kinds (with `by_type`: of types), and after
+that for parameters of any kind."""
 
 
 class Abstract(NamedTuple):
     """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
 
-    The kind Any is a host function's result: the machine looks when it is used.
+    The kind Any is a host function's result: the machine looks at the value when it is used.
     """
 
     kind: str
@@ -57,8 +58,11 @@ UNKNOWN: Final = Abstract(ANY)
 
 
 class State(NamedTuple):
-    """A frame's slots, parameters first. `open`: any number of unknown values lie above them,
-    and above these the slots `top`; so much is known where heights differ."""
+    """A frame's slots, parameters first.
+
+    Where heights differ, a state is `open`: any number of unknown values lie above `slots`, and
+    the slots `top` lie above these.
+    """
 
     slots: tuple[Abstract, ...]
     open: bool = False
@@ -98,62 +102,56 @@ def verify(
     return _Verifier(program, functions, arg_types, by_type).run()
 
 
+@dataclass(eq=False)
 class _Context:
-    """A function with parameters of certain kinds: the states found so far, and what it returns."""
+    """A function with parameters of certain kinds: what is known of it so far.
 
-    def __init__(self, function: Function, params: tuple[Abstract, ...]) -> None:
-        self.function = function
-        self.states: dict[int, State] = {0: State(params)}
-        self.result: State | None = (
-            None  # slots: the results; None: no return is known to be reached
-        )
-        self.callers: set[tuple[_Context, int]] = set()
-        self.calls: dict[int, _Context] = {}
-        self.costs: dict[int, tuple[int, int]] = {}
+    `states`: the stack, by pc. `result`: the results as slots, None as long as no `return` is
+    reached. `callers`: the calls of it. `calls`: the contexts that it calls, by pc. `costs`: those
+    of its ops, by pc.
+    """
+
+    function: Function
+    states: dict[int, State]
+    result: State | None = None
+    callers: set[tuple[_Context, int]] = field(default_factory=set)
+    calls: dict[int, _Context] = field(default_factory=dict)
+    costs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def cost(self, inside: tuple[_Context, ...], known: dict[_Context, tuple[int, int]]) -> Any:
-        """Bytes and operations of one call; calls of those it lies `inside` of count nothing."""
+        """Bytes and operations of one call. Calls of contexts it is `inside` of count nothing."""
         if self not in known:
-            parts = [
-                *self.costs.values(),
-                *(
-                    context.cost((*inside, self), known)
-                    for context in self.calls.values()
-                    if context is not self and context not in inside
-                ),
+            within = (*inside, self)
+            called = [
+                each.cost(within, known) for each in self.calls.values() if each not in within
             ]
+            parts = [*self.costs.values(), *called]
             known[self] = sum(n for n, _ in parts), sum(n for _, n in parts)
         return known[self]
 
 
+@dataclass
 class _Verifier:
-    def __init__(
-        self,
-        program: Program,
-        functions: FunctionTable,
-        arg_types: Sequence[TensorType] | None,
-        by_type: bool,
-    ) -> None:
-        self.by_type = by_type
-        self.outputs = False
-        self.program = program
-        self.functions = functions
-        self.arg_types = arg_types
-        self.unproven: set[tuple[str, int]] = set()
-        self.contexts: dict[tuple[str, tuple[str, ...]], _Context] = {}
-        self.work: list[tuple[_Context, int]] = []
-        # where the walk stands
-        self.context = _Context(program.main, ())
-        self.pc = 0
-        self.instruction = Instruction(Opcode.halt)
-        self.slots: list[Abstract] = []
-        self.open = False
-        self.top: list[Abstract] = []
+    program: Program
+    functions: FunctionTable
+    arg_types: Sequence[TensorType] | None
+    by_type: bool
+    outputs: bool = False
+    unproven: set[tuple[str, int]] = field(default_factory=set)
+    contexts: dict[tuple[str, tuple[str, ...]], _Context] = field(default_factory=dict)
+    work: list[tuple[_Context, int]] = field(default_factory=list)
+    # where the walk stands
+    context: _Context = field(init=False)
+    pc: int = field(init=False)
+    instruction: Instruction = field(init=False)
+    slots: list[Abstract] = field(init=False)
+    open: bool = field(init=False)
+    top: list[Abstract] = field(init=False)
 
     def run(self) -> Verdict:
         for function in self.program.functions.values():
             _check_signature(function)
-            self.context = _Context(function, ())
+            self.context = _Context(function, {})
             for self.pc, self.instruction in enumerate(function.code):
                 self.check_immediates(function)
         if self.program.main.nparams:
@@ -184,20 +182,16 @@ class _Verifier:
         """The context of a call with these parameters, to be followed again if they are new."""
         key = function.name, tuple(str(p) if self.by_type else p.kind for p in params)
         most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
-        if key not in self.contexts and self.known(function) >= most:
+        if key not in self.contexts and sum(n == function.name for n, _ in self.contexts) >= most:
             params = (UNKNOWN,) * len(params)
             key = function.name, (ANY,) * len(params)
         context = self.contexts.get(key)
         if context is None:
-            context = self.contexts[key] = _Context(function, params)
+            context = self.contexts[key] = _Context(function, {0: State(params)})
             self.work.append((context, 0))
         else:
             self.merge(context, 0, State(params))
         return context
-
-    def known(self, function: Function) -> int:
-        """How many contexts the function has."""
-        return sum(name == function.name for name, _ in self.contexts)
 
     def flow(self, pc: int) -> None:
         """The state in hand reaches `pc` of the same function."""
@@ -239,8 +233,7 @@ class _Verifier:
 
     def halt(self) -> object:
         above = self.slots[self.context.function.nparams :]
-        if self.open or any(x.kind in ("Tensor", ANY) for x in above):
-            self.outputs = True
+        self.outputs |= self.open or any(x.kind in ("Tensor", ANY) for x in above)
         return _ENDS
 
     def push_int(self, n: int) -> None:
@@ -468,7 +461,7 @@ _ENDS: Final = object()
 
 
 def _opened(state: State, other: State) -> State:
-    """A state as an open one, its slots divided like those of another that is open."""
+    """The state as an open one. Its slots are divided as those of the other, which is open."""
     if state.open:
         return state
     slots, above = state.slots[: len(other.slots)], state.slots[len(other.slots) :]

@@ -14,12 +14,14 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief
 from mlvm.core.op import canonical
+from mlvm.core.program.builder import Body
 from mlvm.core.program.program import (
     NAME,
     OPCODES,
@@ -35,8 +37,8 @@ from mlvm.core.types import Array, DType, TensorType
 
 
 def disassemble(program: Program) -> str:
-    """The program as assembly text, ending in a newline. Reading it back gives an equal one,
-    unless an integer in it has more than 64 bits, which is cut short and never verified."""
+    """The program as assembly text, ending in a newline. Reading it back gives an equal program.
+    Only an integer of more than 64 bits, which no verifier passes, is cut short."""
     lines = [f".const {name} {format_constant(value)}" for name, value in program.constants.items()]
     for function in program.functions.values():
         lines += format_function(function)
@@ -106,7 +108,7 @@ def _format_element(x: np.generic) -> str:
 
 
 class _Token(NamedTuple):
-    """A word of a line, with its value: a str for a word, decoded for a string or object."""
+    """A word of a line. `value` is its text, or what a JSON string or object stands for."""
 
     text: str
     value: Any
@@ -115,6 +117,17 @@ class _Token(NamedTuple):
 
     def error(self, reason: str) -> AssemblyError:
         return AssemblyError(reason, self.line, self.column)
+
+
+@contextmanager
+def _at(word: _Token) -> Iterator[None]:
+    """Errors of a program or type inside the block become an `AssemblyError` at the word."""
+    try:
+        yield
+    except AssemblyError:
+        raise
+    except (ProgramError, OpError) as error:
+        raise word.error(str(error)) from None
 
 
 _WORD: Final = re.compile(r'[^\s;"{]+')
@@ -167,42 +180,41 @@ def assemble(text: str) -> Program:
             bodies.append(_Body(first, rest))
         elif not bodies:
             raise first.error(f"{first.text} stands before the first .func")
-        elif first.text.endswith(":"):
-            bodies[-1].label(first, rest)
         else:
-            bodies[-1].instruction(first, rest)
+            bodies[-1].read(first, rest)
     if not bodies:
         raise AssemblyError("there is no .func", len(text.splitlines()) + 1, 1)
-    try:
+    with _at(bodies[-1].head):
         return Program([body.function() for body in bodies], constants)
-    except AssemblyError:
-        raise
-    except ProgramError as error:
-        raise bodies[-1].head.error(str(error)) from None
 
 
-class _Body:
-    """A function while its lines are read: jumps are resolved when all labels are known."""
+class _Body(Body):
+    """A function while its lines are read, with the words that errors point at."""
 
     def __init__(self, head: _Token, words: list[_Token]) -> None:
         if len(words) != 3:
             raise head.error("write .func NAME PARAMETERS RESULTS")
+        super().__init__(_name(words[0]), _int(words[1], least=0), _count(words[2]))
         self.head = head
-        self.name = _name(words[0])
-        self.nparams = _int(words[1], least=0)
-        self.nresults = _count(words[2])
-        self.labels: dict[str, int] = {}
-        self.code: list[tuple[Opcode, list[_Token]]] = []
+        self.jumps: list[_Token] = []  # the labels that they name
 
-    def label(self, token: _Token, rest: list[_Token]) -> None:
+    def read(self, first: _Token, rest: list[_Token]) -> None:
+        """Take a line, which is a label or an instruction."""
+        if not first.text.endswith(":"):
+            self.code.append(self._instruction(first, rest))
+            return
         if rest:
             raise rest[0].error("a label stands on a line of its own")
-        name = token.text[:-1]
-        if name in self.labels:
-            raise token.error(f"label {name!r} is defined twice")
-        self.labels[name] = len(self.code)
+        with _at(first):
+            self.label(first.text[:-1])
 
-    def instruction(self, token: _Token, words: list[_Token]) -> None:
+    def function(self) -> Function:
+        for word in self.jumps:
+            with _at(word):
+                self.pc_of(word.text)
+        return super().function()
+
+    def _instruction(self, token: _Token, words: list[_Token]) -> Instruction:
         opcode = OPCODES.get(token.text)
         if opcode is None:
             close = difflib.get_close_matches(token.text, OPCODES, n=1)
@@ -211,20 +223,7 @@ class _Body:
         if not opcode.takes(len(words)):
             wanted = " ".join([token.text, *opcode.immediates])
             raise token.error(f"write {wanted}; {len(words)} immediates are given")
-        self.code.append((opcode, words))
-
-    def function(self) -> Function:
-        code = tuple(
-            Instruction(
-                opcode,
-                tuple(
-                    self._immediate(kind, word)
-                    for kind, word in zip(opcode.immediates, words, strict=False)
-                ),
-            )
-            for opcode, words in self.code
-        )
-        return Function(self.name, self.nparams, self.nresults, code)
+        return Instruction(opcode, tuple(map(self._immediate, opcode.immediates, words)))
 
     def _immediate(self, kind: str, word: _Token) -> Any:
         match kind:
@@ -239,9 +238,8 @@ class _Body:
             case "nparams" | "nresults":
                 return _count(word)
             case "label":
-                if word.text not in self.labels:
-                    raise word.error(f"no label {word.text!r} in function {self.name!r}")
-                return self.labels[word.text]
+                self.jumps.append(word)
+                return word.text
             case _:  # attrs?
                 if not isinstance(word.value, dict):
                     raise word.error(
@@ -292,10 +290,8 @@ def _read_constant(head: _Token, words: list[_Token]) -> tuple[str, Array]:
 
 
 def _read_value(head: _Token, elements: list[_Token]) -> Array:
-    try:
+    with _at(head):
         type = TensorType.parse(head.text)
-    except OpError as error:
-        raise head.error(str(error)) from None
     if len(elements) != type.size:
         raise head.error(f"{type} has {type.size} elements; {len(elements)} are given")
     values = np.empty(type.size, type.dtype.numpy)

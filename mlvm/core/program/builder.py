@@ -27,7 +27,7 @@ from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode
 from mlvm.core.types import Array
 
 
-class _Body:
+class Body:
     """A function while it is written: jumps name labels, which may come after them."""
 
     def __init__(self, name: str, nparams: int, nresults: Count) -> None:
@@ -37,19 +37,28 @@ class _Body:
         self.code: list[Instruction] = []
         self.labels: dict[str, int] = {}
 
-    def function(self) -> Function:
-        code = tuple(map(self._resolved, self.code))
-        return Function(self.name, self.nparams, self.nresults, code)
+    def label(self, name: str) -> None:
+        """The place of the next instruction. Raises `ProgramError` for a name given twice."""
+        if name in self.labels:
+            raise ProgramError(f"label {name!r} is defined twice in function {self.name!r}")
+        self.labels[name] = len(self.code)
 
-    def _resolved(self, instruction: Instruction) -> Instruction:
-        """The instruction with its label, if it has one, as a pc."""
-        if "label" not in instruction.opcode.immediates:
-            return instruction
-        [label] = instruction.immediates
+    def pc_of(self, label: str) -> int:
+        """Where the label stands. Raises `ProgramError` if it is missing."""
         if label not in self.labels:
             known = ", ".join(self.labels) or "none"
             raise ProgramError(f"no label {label!r} in function {self.name!r}; there are: {known}")
-        return Instruction(instruction.opcode, (self.labels[label],))
+        return self.labels[label]
+
+    def function(self) -> Function:
+        """The function, whose jumps go to pcs. Raises `ProgramError` if a label is missing."""
+        code = [
+            Instruction(opcode, tuple(map(self.pc_of, immediates)))
+            if "label" in opcode.immediates
+            else Instruction(opcode, immediates)
+            for opcode, immediates in self.code
+        ]
+        return Function(self.name, self.nparams, self.nresults, tuple(code))
 
 
 class ProgramBuilder:
@@ -64,7 +73,7 @@ class ProgramBuilder:
     def __init__(self) -> None:
         self._functions: dict[str, Function] = {}
         self._constants: dict[str, Array] = {}
-        self._body: _Body | None = None
+        self._body: Body | None = None
 
     def build(self) -> Program:
         """The program written so far, of which one function is `main`."""
@@ -82,7 +91,7 @@ class ProgramBuilder:
             raise ProgramError(f"function {name!r} begins inside function {self._body.name!r}")
         if name in self._functions:
             raise ProgramError(f"function {name!r} is defined twice")
-        body = self._body = _Body(name, nparams, nresults)
+        body = self._body = Body(name, nparams, nresults)
         try:
             yield
             self._functions[name] = body.function()
@@ -102,10 +111,7 @@ class ProgramBuilder:
 
     def label(self, name: str) -> Self:
         """The place of the next instruction, for jumps of this function."""
-        body = self._open(f"label {name!r}")
-        if name in body.labels:
-            raise ProgramError(f"label {name!r} is defined twice in function {body.name!r}")
-        body.labels[name] = len(body.code)
+        self._open(f"label {name!r}").label(name)
         return self
 
     def host(self, name: str, nparams: Count, nresults: Count, **attributes: Any) -> Self:
@@ -164,7 +170,7 @@ class ProgramBuilder:
         self._open(opcode.text).code.append(Instruction(opcode, immediates))
         return self
 
-    def _open(self, what: str) -> _Body:
+    def _open(self, what: str) -> Body:
         """The function being written, which takes `what`."""
         if self._body is None:
             raise ProgramError(f"{what} stands outside of a function")

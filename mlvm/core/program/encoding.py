@@ -1,8 +1,7 @@
 """Programs and messages as bytes: a header, then fields. docs/wire.md has the whole format.
 
-A `Writer` appends fields, a `Reader` takes them off again. The reader holds every length and
-count against the bytes that are left before it takes or allocates anything, so bytes from
-anywhere are safe to read: they give what was written, or raise `EncodingError`.
+A `Writer` appends fields, a `Reader` takes them off again. Bytes from anywhere are safe to read:
+the reader compares every length and count with the bytes that are left before it allocates.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import operator
 import struct
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -71,6 +70,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._data = bytearray(_HEADER.size)
+        self._depth = 0  # how many values enclose the one being written
 
     def message(self, kind: Kind) -> bytes:
         """All that was written, behind a header."""
@@ -107,10 +107,13 @@ class Writer:
     def f64(self, x: float) -> None:
         self._data += _F64.pack(x)
 
+    def dtype(self, dtype: DType) -> None:
+        self.text(dtype.name)
+
     def type(self, type: TensorType) -> None:
         if not isinstance(type, TensorType):
             raise EncodingError(f"a tensor type is wanted, not {type!r}")
-        self.text(type.dtype.name)
+        self.dtype(type.dtype)
         self.sequence(type.shape, Writer.integer)
 
     def array(self, array: Array) -> None:
@@ -120,63 +123,35 @@ class Writer:
         self.type(type)
         self._data += array.astype(type.dtype.numpy.newbyteorder("<"), copy=False).tobytes()
 
-    def sequence(self, items: Collection[T], write: Callable[[Writer, T], None]) -> None:
-        """The number of items, then each as `write` writes it."""
+    def value(self, value: Any) -> None:
+        """An immediate, an attribute or a part of an error, behind a tag that says what it is."""
+        if self._depth > MAX_NESTING:
+            raise EncodingError(f"a value is nested more than {MAX_NESTING} deep")
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, bool):
+            self._data += next(tag for tag, each in _ALONE.items() if value is each)
+            return
+        form = next((form for form in _FORMS if isinstance(value, form.type)), None)
+        if form is None:
+            raise EncodingError(f"there is no encoding for {value!r}")
+        self._data += form.tag
+        self._depth += 1
+        form.write(self, value)
+        self._depth -= 1
+
+    def sequence(self, items: Collection[T], write: Callable[[Writer, T], None] = value) -> None:
+        """The number of items, then each as `write` writes it; the default writes values."""
         self.count(len(items))
         for item in items:
             write(self, item)
 
-    def mapping(self, items: Mapping[str, T], write: Callable[[Writer, T], None]) -> None:
+    def mapping(self, items: Mapping[str, T], write: Callable[[Writer, T], None] = value) -> None:
         """The number of items, then each behind its name."""
         self.count(len(items))
         for name, item in items.items():
             self.text(name)
             write(self, item)
-
-    def value(self, value: Any) -> None:
-        """An immediate, an attribute or a part of an error, behind a tag that says what it is."""
-        self._value(value, 0)
-
-    def _value(self, value: Any, depth: int) -> None:
-        if depth > MAX_NESTING:
-            raise EncodingError(f"a value is nested more than {MAX_NESTING} deep")
-
-        def inner(writer: Writer, item: Any) -> None:
-            writer._value(item, depth + 1)
-
-        if isinstance(value, np.generic):
-            value = value.item()
-        match value:
-            case None:
-                self._data += b"n"
-            case bool():
-                self._data += b"t" if value else b"f"
-            case int():
-                self._data += b"i"
-                self.integer(value)
-            case float():
-                self._data += b"d"
-                self.f64(value)
-            case str():
-                self._data += b"s"
-                self.text(value)
-            case DType():
-                self._data += b"D"
-                self.text(value.name)
-            case TensorType():
-                self._data += b"T"
-                self.type(value)
-            case tuple():
-                self._data += b"("
-                self.sequence(value, inner)
-            case list():
-                self._data += b"["
-                self.sequence(value, inner)
-            case Mapping():
-                self._data += b"{"
-                self.mapping(value, inner)
-            case _:
-                raise EncodingError(f"there is no encoding for {value!r}")
 
 
 class Reader:
@@ -188,6 +163,7 @@ class Reader:
     def __init__(self, data: bytes, at: int) -> None:
         self._data = memoryview(data)
         self._at = at
+        self._depth = 0  # how many values enclose the one being read
 
     def error(self, reason: str) -> EncodingError:
         return EncodingError(f"byte {self._at}: {reason}")
@@ -224,8 +200,14 @@ class Reader:
         x: float = _F64.unpack(self._take(8))[0]
         return x
 
+    def dtype(self) -> DType:
+        try:
+            return DType.named(self.text())
+        except OpError as error:
+            raise self.error(str(error)) from None
+
     def type(self) -> TensorType:
-        dtype = self._dtype()
+        dtype = self.dtype()
         shape = self.sequence(Reader.integer)
         try:
             return TensorType(dtype, shape)
@@ -241,10 +223,24 @@ class Reader:
             raise self.error("a bool is 0 or 1")
         return data.view(dtype.newbyteorder("<")).astype(dtype).reshape(type.shape)
 
-    def sequence(self, read: Callable[[Reader], T]) -> list[T]:
+    def value(self) -> Any:
+        if self._depth > MAX_NESTING:
+            raise self.error(f"a value is nested more than {MAX_NESTING} deep")
+        tag = bytes(self._take(1))
+        if tag in _ALONE:
+            return _ALONE[tag]
+        form = next((form for form in _FORMS if form.tag == tag), None)
+        if form is None:
+            raise self.error(f"no value has the tag {tag!r}")
+        self._depth += 1
+        value = form.read(self)
+        self._depth -= 1
+        return value
+
+    def sequence(self, read: Callable[[Reader], T] = value) -> list[T]:
         return [read(self) for _ in range(self.count())]
 
-    def mapping(self, read: Callable[[Reader], T]) -> dict[str, T]:
+    def mapping(self, read: Callable[[Reader], T] = value) -> dict[str, T]:
         items: dict[str, T] = {}
         for _ in range(self.count()):
             name = self.text()
@@ -253,48 +249,6 @@ class Reader:
             items[name] = read(self)
         return items
 
-    def value(self) -> Any:
-        return self._value(0)
-
-    def _value(self, depth: int) -> Any:
-        if depth > MAX_NESTING:
-            raise self.error(f"a value is nested more than {MAX_NESTING} deep")
-
-        def inner(reader: Reader) -> Any:
-            return reader._value(depth + 1)
-
-        match bytes(self._take(1)):
-            case b"n":
-                return None
-            case b"t":
-                return True
-            case b"f":
-                return False
-            case b"i":
-                return self.integer()
-            case b"d":
-                return self.f64()
-            case b"s":
-                return self.text()
-            case b"D":
-                return self._dtype()
-            case b"T":
-                return self.type()
-            case b"(":
-                return tuple(self.sequence(inner))
-            case b"[":
-                return self.sequence(inner)
-            case b"{":
-                return self.mapping(inner)
-            case tag:
-                raise self.error(f"no value has the tag {tag!r}")
-
-    def _dtype(self) -> DType:
-        try:
-            return DType.named(self.text())
-        except OpError as error:
-            raise self.error(str(error)) from None
-
     def _take(self, n: int) -> memoryview:
         end = self._at + n
         if end > len(self._data):
@@ -302,3 +256,27 @@ class Reader:
         taken = self._data[self._at : end]
         self._at = end
         return taken
+
+
+class _Form(NamedTuple):
+    """How values of one type are written behind a tag, and read."""
+
+    tag: bytes
+    type: type
+    write: Callable[[Writer, Any], None]
+    read: Callable[[Reader], Any]
+
+
+_ALONE: Final = {b"n": None, b"t": True, b"f": False}
+"""Values that are written as their tag alone."""
+
+_FORMS: Final = (
+    _Form(b"i", int, Writer.integer, Reader.integer),
+    _Form(b"d", float, Writer.f64, Reader.f64),
+    _Form(b"s", str, Writer.text, Reader.text),
+    _Form(b"D", DType, Writer.dtype, Reader.dtype),
+    _Form(b"T", TensorType, Writer.type, Reader.type),
+    _Form(b"(", tuple, Writer.sequence, lambda reader: tuple(reader.sequence())),
+    _Form(b"[", list, Writer.sequence, Reader.sequence),
+    _Form(b"{", Mapping, Writer.mapping, Reader.mapping),
+)

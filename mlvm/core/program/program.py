@@ -61,7 +61,7 @@ class Opcode(Enum):
         self.meaning = meaning
 
     def takes(self, given: int) -> bool:
-        """Whether so many immediates are enough and not too many; those with a ? may be missing."""
+        """Whether it takes so many immediates. Those with a ? may be missing."""
         few = sum(not name.endswith("?") for name in self.immediates)
         return few <= given <= len(self.immediates)
 
@@ -95,8 +95,8 @@ class Function(NamedTuple):
 class Program:
     """Functions, of which `main` is the entry, and a pool of constants.
 
-    Raises `ProgramError` where a name is given twice or could not stand in assembly, or there
-    is no `main`. Constants are copied and read-only.
+    Constants are copied and read-only. Raises `ProgramError` if there is no `main`, or for a name
+    that is given twice or that assembly cannot have.
     """
 
     __slots__ = ("__weakref__", "constants", "functions")
@@ -232,11 +232,11 @@ def _read_function(reader: Reader) -> Function:
 
 def _write_instruction(writer: Writer, instruction: Instruction) -> None:
     writer.text(instruction.opcode.text)
-    writer.sequence(instruction.immediates, Writer.value)
+    writer.sequence(instruction.immediates)
 
 
 def _read_instruction(reader: Reader) -> Instruction:
     text = reader.text()
     if text not in OPCODES:
         raise reader.error(f"no instruction {text!r}")
-    return Instruction(OPCODES[text], tuple(reader.sequence(Reader.value)))
+    return Instruction(OPCODES[text], tuple(reader.sequence()))
