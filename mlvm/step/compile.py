@@ -21,19 +21,10 @@ from mlvm.core.op import Attributes
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.types import TensorType
 from mlvm.input import queue_get
-from mlvm.step.flow import (
-    Call,
-    Flow,
-    Group,
-    Home,
-    Role,
-    Use,
-    Value,
-    earlier_where_it_frees,
-    recomputed,
-    without_dead_calls,
-)
+from mlvm.step.flow import Call, Flow, Group, Home, Role, Use, Value, without_dead_calls
 from mlvm.step.fusion import chain_of, fused
+from mlvm.step.order import earlier_where_it_frees
+from mlvm.step.recompute import recomputed
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""

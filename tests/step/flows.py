@@ -14,7 +14,7 @@ from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.step.compile import Planned
-from mlvm.step.flow import Call, Flow, Home, Role, Use, Value
+from mlvm.step.flow import Call, Flow, Group, Home, Role, Use, Value
 
 OPERATIONS: list[tuple[str, dict[str, Any]]] = [
     ("add", {}), ("multiply", {}), ("subtract", {}), ("maximum", {}), ("multiply_add", {}),
@@ -160,6 +160,29 @@ def mlp(layers: int) -> Step:
     return step
 
 
+# --- single calls --------------------------------------------------------------------
+
+TYPE = TensorType(f32, (4,))
+
+
+def value(home: Home | None = None) -> Value:
+    return Value(TYPE.nbytes, home)
+
+
+def call(name: str, out: Value, *operands: Value) -> Call:
+    op = OPS[name]
+    return Call(
+        f"{name}.out", op, op.bind({}), [Use(out, TYPE)], [Use(each, TYPE) for each in operands]
+    )
+
+
+def in_turn(calls: list[Call]) -> list[Group]:
+    return [Group([each]) for each in calls]
+
+
+# --- random steps --------------------------------------------------------------------
+
+
 @st.composite
 def steps(draw: st.DrawFn, *, most: int = 25) -> Step:
     """A step of a few inputs and states, and what a hostile function may do with them."""
@@ -196,6 +219,9 @@ def steps(draw: st.DrawFn, *, most: int = 25) -> Step:
     for _ in range(draw(st.integers(0, 3))):
         step.result(pick()[0])
     return step
+
+
+# --- running -------------------------------------------------------------------------
 
 
 def double(frame: Frame) -> None:

@@ -15,8 +15,7 @@ from mlvm.core.machine import fused
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import ALIGNMENT, TensorType
-from mlvm.step import flow as dataflow
-from mlvm.step import fusion
+from mlvm.step import fusion, recompute
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import without_dead_calls
 from tests.step.flows import Step, assert_same_bits, floats, mlp, run, steps
@@ -31,7 +30,7 @@ def eager_to_change() -> Iterator[None]:
         mock.patch.object(fused, "BLOCK", BLOCK),
         mock.patch.object(fusion, "BLOCK", BLOCK),
         mock.patch.object(fusion, "SHORTEST", 2),
-        mock.patch.object(dataflow, "FAR", 2),
+        mock.patch.object(recompute, "FAR", 2),
     ):
         yield
 

@@ -1,0 +1,61 @@
+"""Which calls run again, so that their results need not be kept meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from mlvm.step.flow import Call, Home, Use, Value
+
+CHEAP: Final = frozenset({"gelu", "relu", "broadcast_to"})
+"""Ops that cost little to run again beside a matmul that reads their result."""
+
+FAR: Final = 16
+"""How many calls later a value is needed again, so that keeping it meanwhile matters."""
+
+
+def recomputed(calls: Sequence[Call]) -> list[Call]:
+    """The calls, with cheap ones repeated before a far later use of their result, if what they
+    read is there at that time anyway: a backward pass then needs the operand of a GELU, but
+    not its result (Chen et al., arXiv 1604.06174). The result has the same bits each time."""
+    uses: dict[Value, list[int]] = {}
+    overwritten: dict[Home, list[int]] = {}
+    for i, call in enumerate(calls):
+        for use in call.ins:
+            uses.setdefault(use.value, []).append(i)
+        for use in call.outs:
+            if use.value.home is not None:
+                overwritten.setdefault(use.value.home, []).append(i)
+
+    def there(value: Value, since: int, at: int) -> bool:
+        if value.home is not None:
+            return not any(since < i < at for i in overwritten.get(value.home, ()))
+        return uses[value][-1] >= at
+
+    again: dict[int, list[Call]] = {}
+    replaced: dict[int, dict[Value, Value]] = {}
+    for i, call in enumerate(calls):
+        if call.op is None or call.op.name not in CHEAP or call.outs[0].value.home is not None:
+            continue
+        made = call.outs[0].value
+        times = uses.get(made, [])
+        for before, at in zip([i, *times], times, strict=False):
+            if at - before < FAR or not all(there(use.value, i, at) for use in call.ins):
+                continue
+            twin = Value(made.nbytes)
+            out = Use(twin, call.outs[0].type)
+            again.setdefault(at, []).append(replace(call, outs=[out], again=True))
+            for later in times:
+                if later >= at:
+                    replaced.setdefault(later, {})[made] = twin
+            break
+    result: list[Call] = []
+    for i, call in enumerate(calls):
+        result += again.get(i, [])
+        swaps = replaced.get(i)
+        if swaps:
+            ins = [Use(swaps.get(use.value, use.value), use.type) for use in call.ins]
+            call = replace(call, ins=ins)
+        result.append(call)
+    return result

@@ -1,0 +1,47 @@
+"""In which order groups may run, and which of them run earlier."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+
+from mlvm.step.flow import Home
+from mlvm.step.order import earlier_where_it_frees
+from tests.step.flows import TYPE, Step, call, in_turn, steps, value
+
+
+@given(steps())
+def test_an_order_keeps_what_depends_on_each_other(step: Step) -> None:
+    groups = in_turn(step.calls)
+    order = earlier_where_it_frees(groups, step.flow.wanted())
+    assert sorted(map(id, order)) == sorted(map(id, groups))
+    place = {group: i for i, group in enumerate(order)}
+    for earlier, later in combinations(groups, 2):
+        if earlier.must_precede(later):
+            assert place[earlier] < place[later]
+
+
+def test_an_update_runs_as_soon_as_it_frees_its_gradient() -> None:
+    weights = Home("state", 0, TYPE)
+    weight, updated, g1, g2, result = value(weights), value(weights), value(), value(), value()
+    calls = [
+        call("abs", g1, weight),
+        call("negative", g2, weight),
+        call("exp", result, g2),
+        call("add", updated, weight, g1),
+    ]
+    order = earlier_where_it_frees(in_turn(calls), [result, updated])
+    assert [group.calls[0] for group in order] == [calls[0], calls[1], calls[3], calls[2]]
+
+
+def test_an_update_waits_for_whoever_reads_what_it_overwrites() -> None:
+    weights = Home("state", 0, TYPE)
+    weight, updated, g, result = value(weights), value(weights), value(), value()
+    calls = [
+        call("abs", g, weight),
+        call("exp", result, weight),
+        call("add", updated, weight, g),
+    ]
+    order = earlier_where_it_frees(in_turn(calls), [result, updated])
+    assert [group.calls[0] for group in order] == calls
