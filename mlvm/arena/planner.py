@@ -45,17 +45,24 @@ class Plan(NamedTuple):
 
     `nbytes` holds them all. No plan is smaller than `lower_bound`. `order` is the order of
     placement that gave this plan. Prints as `12,345 bytes, lower bound 12,000 (1.03), by size`.
+
+    The plan of a captured step knows what the step as recorded needs, `unfused`: the largest total
+    of bytes alive at once when all its calls whose results are read run one by one and once, in
+    the better of two orders, theirs and that of `mlvm.step.order`. An operand that ends lends its
+    place there too. It prints as `..., lower bound 12,000 (1.03), unfused 15,000, by size`.
     """
 
     offsets: tuple[int, ...]
     nbytes: int
     lower_bound: int
     order: str
+    unfused: int | None = None
 
     def __str__(self) -> str:
         ratio = self.nbytes / self.lower_bound if self.lower_bound else 1.0
         bound = f"lower bound {self.lower_bound:,} ({ratio:.2f})"
-        return f"{self.nbytes:,} bytes, {bound}, by {self.order}"
+        unfused = "" if self.unfused is None else f", unfused {self.unfused:,}"
+        return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}"
 
 
 def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:

@@ -8,6 +8,7 @@ parameter, a result. The others lie where the plan puts them, for as long as som
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -80,10 +81,25 @@ class Group:
         self.writes_to = {value.home for value in self.makes if value.home is not None}
         self.reads_from = {value.home for value in self.reads if value.home is not None}
 
+    def joined(self, later: Group) -> Group:
+        """One group of these calls, and then the other's."""
+        group = Group([])
+        group.calls = [*self.calls, *later.calls]
+        group.makes = self.makes | later.makes
+        group.reads = (self.reads | later.reads) - group.makes
+        group.writes_to = self.writes_to | later.writes_to
+        group.reads_from = {value.home for value in group.reads if value.home is not None}
+        return group
+
     @property
     def fixed(self) -> bool:
         """Whether it has to keep its place among others of its kind."""
         return any(call.op is None for call in self.calls)
+
+    @property
+    def movable(self) -> bool:
+        """Whether it may run earlier though that frees nothing."""
+        return not any(call.op is None or call.again for call in self.calls)
 
     def must_precede(self, later: Group) -> bool:
         """Whether a group that comes later needs this one to have run, or to have read."""
@@ -93,6 +109,22 @@ class Group:
             or not later.writes_to.isdisjoint(self.writes_to)
             or (self.fixed and later.fixed)
         )
+
+    def operands(self, kept: Container[object]) -> tuple[list[Use], list[Use]]:
+        """What its function writes and what it reads, in the order of its parameters. Of what a
+        chain makes, it writes the values in `kept`, and of those in one home the last."""
+        if len(self.calls) == 1:
+            [call] = self.calls
+            return ([], call.outs) if call.op is None else (call.outs, call.ins)
+        made = [use for call in self.calls for use in call.outs]
+        last = {use.value.home: use.value for use in made if use.value.home is not None}
+        outs = [
+            use
+            for use in made
+            if use.value in kept and (use.value.home is None or last[use.value.home] is use.value)
+        ]
+        read = [use for call in self.calls for use in call.ins if use.value not in self.makes]
+        return outs, list(dict.fromkeys(read))
 
 
 @dataclass

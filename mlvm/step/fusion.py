@@ -1,18 +1,24 @@
 """Which calls of a step run as one: chains of ops on one shape, for the host function `fused`.
 
 A call joins the chain that makes one of its operands, if one of the two can move to where the
-other stands. What only the chain itself reads is never written to memory.
+other stands. What only the chain itself reads is never written to memory. But all that it reads
+from outside has to be there at once, and all that it writes: so a chain grows only where that
+leaves no more bytes alive at once than there may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from typing import Final
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
 
+from mlvm.arena.placement import rounded
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.ops.blocks import BLOCK
 from mlvm.core.types import Shape, TensorType
 from mlvm.step.flow import Call, Group, Use, Value
+from mlvm.step.schedule import Placed, Run, in_place, placed
 
 WINDOW: Final = 16
 """How many groups far a chain is looked for."""
@@ -23,39 +29,174 @@ SHORTEST: Final = 3
 an update in place, which reads and writes more memory than others."""
 
 
-def fused(calls: Sequence[Call]) -> list[Group]:
-    """The calls in groups, in an order in which they can run."""
-    groups: list[Group | None] = []
-    place: dict[Group, int] = {}
+def fused(calls: Sequence[Call], most: float = math.inf) -> list[Group]:
+    """The calls in groups, in an order in which they can run.
+
+    No chain is made that has more than `most` bytes alive at once, unless the groups around it have
+    as many alive without it.
+    """
+    row = _Row(calls)
     maker: dict[Value, Group] = {}
-    for call in calls:
-        group = Group([call])
-        for partner in _partners(call, maker, place):
-            if not all(_takes(partner, each) for each in group.calls):
+    for each in row.in_order():
+        group = each
+        for partner in _partners(group.calls[0], maker, row.place):
+            if not all(_takes(partner, call) for call in group.calls):
                 continue
-            between = [g for g in groups[place[partner] + 1 :] if g is not None]
+            between = row.between(partner, group)
             if len(between) > WINDOW:
                 continue
+            merged = None
             if not any(partner.must_precede(other) for other in between):
-                groups[place.pop(partner)] = None
-                group = Group([*partner.calls, *group.calls])
+                merged = row.merged(partner, group, row.place[group], most)
+            if merged is not None:
+                group = merged
             elif len(group.calls) == 1 and not any(other.must_precede(group) for other in between):
-                merged = Group([*partner.calls, *group.calls])
-                at = place[merged] = place.pop(partner)
-                groups[at] = merged
-                maker.update(dict.fromkeys(merged.makes, merged))
-                break
-        else:
-            place[group] = len(groups)
-            groups.append(group)
-            maker.update(dict.fromkeys(group.makes, group))
+                merged = row.merged(partner, group, row.place[partner], most)
+                if merged is not None:
+                    group = merged
+                    break
+        maker.update(dict.fromkeys(group.makes, group))
     found: list[Group] = []
-    for each in groups:
-        if each is not None and len(each.calls) < SHORTEST and not each.writes_to:
+    for each in row.in_order():
+        if 1 < len(each.calls) < SHORTEST and not each.writes_to:
             found += [Group([call]) for call in each.calls]
-        elif each is not None:
+        else:
             found.append(each)
     return found
+
+
+class _Row:
+    """Calls in groups, each in its place.
+
+    The life of a value, or of a scratch home, is the first and the last place that writes or reads
+    it. What is alive where, follows from that; it changes only near two groups that merge.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.place = {Group([call]): i for i, call in enumerate(calls)}
+        self._groups: list[Group | None] = list(self.place)
+        self._touched = {group: _touched(group) for group in self.place}
+        self._where = {call: i for i, call in enumerate(calls)}
+        self._users: dict[Placed, list[Call]] = {}
+        for group, touched in self._touched.items():
+            for each in touched:
+                self._users.setdefault(each, []).append(group.calls[0])
+        self._life = {
+            each: (self._where[users[0]], self._where[users[-1]])
+            for each, users in self._users.items()
+        }
+        self._nbytes = {
+            each: rounded(each.nbytes if isinstance(each, Value) else each.type.nbytes)
+            for each in self._users
+        }
+        change = [0] * (len(calls) + 1)
+        for each, (first, last) in self._life.items():
+            change[first + 1] += self._nbytes[each]
+            change[last + 1] -= self._nbytes[each]
+        self._before = list(accumulate(change))  # the bytes alive when the group there begins
+
+    def in_order(self) -> list[Group]:
+        return [group for group in self._groups if group is not None]
+
+    def between(self, earlier: Group, later: Group) -> list[Group]:
+        inner = self._groups[self.place[earlier] + 1 : self.place[later]]
+        return [group for group in inner if group is not None]
+
+    def merged(self, earlier: Group, later: Group, at: int, most: float) -> Group | None:
+        """The two as one group in the place `at`, that of one of them; None where that would have
+        more bytes alive than `most`, and than they and those between have now."""
+        start, end = self.place[earlier], self.place[later]
+        moved = earlier if at == end else later
+        now: dict[Placed, tuple[int, int]] = {}
+        life: dict[Placed, tuple[int, int]] = {}
+        for each in self._touched[moved]:
+            first, last = now[each] = self._life[each]
+            if moved is earlier:
+                life[each] = at if first == start else first, max(last, at)
+            else:
+                others = [
+                    self._where[call] for call in self._users[each] if call not in later.calls
+                ]
+                life[each] = min(first, at), max(at, *others) if others else at
+        inside = {each for each, (first, last) in life.items() if first == last == at}
+        group = earlier.joined(later)
+        touched = (self._touched[earlier] | self._touched[later]) - inside
+        between = self.between(earlier, later)
+        steps = self._steps(between)
+        steps.insert(0 if moved is later else len(steps), _Step(at, group, touched))
+
+        before = self._before[start]
+        self._life.update(life)
+        levels = self._levels(steps, before)
+        needed = _highest(levels, most)
+        if needed > most:
+            self._life.update(now)
+            if needed > _highest(self._levels(self._steps([earlier, *between, later]), before), 0):
+                return None
+            self._life.update(life)
+        for level in levels:
+            self._before[level.place] = level.before
+        for call in moved.calls:
+            self._where[call] = at
+        for left in (earlier, later):
+            self._groups[self.place.pop(left)] = None
+        self._groups[at], self.place[group], self._touched[group] = group, at, touched
+        return group
+
+    def _steps(self, groups: Iterable[Group]) -> list[_Step]:
+        return [_Step(self.place[group], group, self._touched[group]) for group in groups]
+
+    def _levels(self, steps: Iterable[_Step], alive: int) -> list[_Level]:
+        """What is alive at each of the steps, if so many bytes are when the first begins."""
+        levels = []
+        for step in steps:
+            begun: set[Placed] = set()
+            ended: set[Placed] = set()
+            for each in step.touched:
+                first, last = self._life[each]
+                if first == step.place:
+                    begun.add(each)
+                if last == step.place:
+                    ended.add(each)
+            taken = sum(self._nbytes[each] for each in begun)
+            levels.append(_Level(step.place, step.group, alive, alive + taken, begun, ended))
+            alive += taken - sum(self._nbytes[each] for each in ended)
+        return levels
+
+
+class _Step(NamedTuple):
+    """A group in its place, and what it writes and reads of what is placed."""
+
+    place: int
+    group: Group
+    touched: set[Placed]
+
+
+class _Level(NamedTuple):
+    """The bytes alive before a group runs and, at most, meanwhile; what begins and ends there."""
+
+    place: int
+    group: Group
+    before: int
+    most: int
+    begun: set[Placed]
+    ended: set[Placed]
+
+    def exactly(self) -> int:
+        """The bytes alive while it runs, where results take the place of operands."""
+        run = Run(self.group, *self.group.operands(self.begun))
+        hosts = in_place(run, self.ended.__contains__)
+        return self.most - sum(rounded(operand.nbytes) for operand in hosts.values())
+
+
+def _highest(levels: Iterable[_Level], enough: float) -> int:
+    """The most bytes alive at one of the levels, exactly if there are more than `enough`."""
+    return max(level.exactly() if level.most > enough else level.most for level in levels)
+
+
+def _touched(group: Group) -> set[Placed]:
+    found = {placed(value) for value in group.makes | group.reads}
+    return {each for each in found if each is not None}
 
 
 def _partners(call: Call, maker: dict[Value, Group], place: dict[Group, int]) -> list[Group]:
@@ -74,14 +215,23 @@ def _takes(group: Group, call: Call) -> bool:
     first, shape = group.calls[0].op, domain_of(call)
     if first is None or not first.elementwise or domain_of(group.calls[0]) != shape:
         return False
-    values = {use.value for each in group.calls for use in each.outs}
-    whole = {use for each in group.calls for use in each.outs if each.op and each.op.elementwise}
-    return all(use in whole for use in call.ins if use.value in values) and all(
+    return all(
+        use.value not in group.makes or _makes_whole(group, use) for use in call.ins
+    ) and all(
         use.type is out.type
         for out in call.outs
+        if out.value.home is not None
         for each in group.calls
         for use in each.ins
-        if out.value.home is not None and use.value.home is out.value.home
+        if use.value.home is out.value.home
+    )
+
+
+def _makes_whole(group: Group, use: Use) -> bool:
+    """Whether an elementwise call of the group makes the value, as that type."""
+    return any(
+        use in call.outs and call.op is not None and call.op.elementwise
+        for call in reversed(group.calls)
     )
 
 
@@ -97,21 +247,10 @@ def domain_of(call: Call) -> Shape | None:
     return None
 
 
-def chain_of(group: Group, kept: Container[Value]) -> tuple[Chain, list[Use], list[Use]]:
-    """The chain that runs the group, what it writes, and what it reads, in the order of the
-    parameters. Of the values it makes, those in `kept` are written; the others pass in scratch."""
-    made = [use for call in group.calls for use in call.outs]
-    last = {use.value.home: use.value for use in made if use.value.home is not None}
-    outs = [
-        use
-        for use in made
-        if use.value in kept and (use.value.home is None or last[use.value.home] is use.value)
-    ]
-    ins = list(
-        dict.fromkeys(
-            use for call in group.calls for use in call.ins if use.value not in group.makes
-        )
-    )
+def chain_of(run: Run) -> Chain:
+    """The chain that runs the group. Of the values it makes, it writes those that the run does; the
+    others pass in scratch."""
+    group, outs, ins = run
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}
     scratch = _Scratch()
     last_read = {use: i for i, call in enumerate(group.calls) for use in call.ins}
@@ -130,7 +269,7 @@ def chain_of(group: Group, kept: Container[Value]) -> tuple[Chain, list[Use], li
         if not call.op.in_place:
             scratch.put_back(ending, numbers)
         links.append(Link(call.op, numbers[out], sources, call.attributes))
-    return Chain(links, len(outs)), outs, ins
+    return Chain(links, len(outs))
 
 
 class _Scratch:

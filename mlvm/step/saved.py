@@ -39,14 +39,14 @@ class SavedStep(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """The step as bytes, which docs/wire.md describes; `from_bytes` reads them back."""
-        planned, writer = self.planned, Writer()
+        planned, plan, writer = self.planned, self.planned.plan, Writer()
         writer.blob(planned.program.to_bytes())
         writer.sequence(planned.arguments, _write_tensor)
         writer.sequence(self.inputs, Writer.type)
         writer.sequence(self.outputs, Writer.type)
         writer.sequence(self.results, _write_tensor)
         writer.sequence(self.states, Writer.array)
-        writer.value((planned.plan.nbytes, planned.plan.lower_bound, planned.plan.order))
+        writer.value((plan.nbytes, plan.lower_bound, plan.unfused, plan.order))
         writer.mapping({str(pc): line for pc, line in planned.lines.items()}, Writer.text)
         writer.sequence(planned.lifetimes, _write_lifetime)
         return writer.message(Kind.step)
@@ -163,12 +163,13 @@ def _read_tensor(reader: Reader) -> tuple[Role, int, TensorType]:
 
 def _read_plan(reader: Reader) -> Plan:
     match reader.value():
-        case (int() as nbytes, int() as bound, str() as order) if (
-            0 <= bound <= nbytes <= MAX_NBYTES
+        case (int() as nbytes, int() as bound, int() as unfused, str() as order) if (
+            0 <= bound <= nbytes <= MAX_NBYTES and 0 <= unfused <= MAX_NBYTES
         ):
-            return Plan((), nbytes, bound, order)
+            return Plan((), nbytes, bound, order, unfused)
         case other:
-            raise reader.error(f"a plan is bytes, lower bound and order, not {brief(other)}")
+            what = "bytes, lower bound, bytes unfused and order"
+            raise reader.error(f"a plan is {what}, not {brief(other)}")
 
 
 def _write_lifetime(writer: Writer, each: Lifetime) -> None:

@@ -131,9 +131,10 @@ def test_nothing_to_place() -> None:
 
 
 def test_a_plan_prints_its_size_beside_the_bound() -> None:
-    assert (
-        str(Plan((0,), 12345, 12000, "size")) == "12,345 bytes, lower bound 12,000 (1.03), by size"
-    )
+    plain = Plan((0,), 12345, 12000, "size")
+    assert str(plain) == "12,345 bytes, lower bound 12,000 (1.03), by size"
+    step = plain._replace(unfused=15000)
+    assert str(step) == "12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size"
 
 
 @pytest.mark.parametrize(

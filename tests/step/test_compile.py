@@ -109,6 +109,48 @@ def test_scratch_is_only_for_what_has_no_other_place(step: Step) -> None:
             assert place % ALIGNMENT == 0
 
 
+@given(steps())
+@settings(max_examples=200)
+def test_neither_chains_nor_calls_made_again_make_a_plan_larger(step: Step) -> None:
+    with eager_to_change():
+        plain, again, chains, both = [
+            compile_flow(step.flow, fuse=fuse, recompute=recompute)
+            for fuse in (False, True)
+            for recompute in (False, True)
+        ]
+    for planned in (plain, again, chains, both):
+        assert planned.plan.unfused == plain.plan.lower_bound
+        assert_faithful(step, planned)
+    assert again.plan.nbytes <= plain.plan.nbytes
+    assert chains.plan.nbytes <= plain.plan.nbytes
+    assert both.plan.nbytes <= min(again.plan.nbytes, chains.plan.nbytes)
+
+
+def test_a_chain_ends_before_all_that_it_would_read_is_there_at_once() -> None:
+    """As the gradient of `for t in range(32): h = tanh(h + x[t])` sums those of the x[t]."""
+    step = sum_of_products(32)
+    plain = compile_flow(step.flow, fuse=False).plan
+    chains = compile_flow(step.flow).plan
+    assert chains.nbytes <= plain.nbytes == plain.unfused == chains.unfused
+    assert_faithful(step, compile_flow(step.flow))
+
+
+def sum_of_products(count: int) -> Step:
+    """A step that adds so many products of matrices, which no chain can make."""
+    step = Step()
+    x = step.given("input", floats(16, 16))
+    total = x
+    for i in range(count):
+        weight = step.given("state", floats(16, 16, seed=i))
+        product = step.call("matmul", {}, [(x, x.type), (weight, x.type)])
+        assert product is not None
+        made = step.call("add", {}, [(total, x.type), (product, x.type)])
+        assert made is not None
+        total = made
+    step.result(total)
+    return step
+
+
 def test_an_elementwise_op_takes_the_place_of_an_operand_read_no_more() -> None:
     step = chain("exp", "tanh", "negative", "abs")
     assert compile_flow(step.flow, fuse=False).plan.nbytes == 64

@@ -6,13 +6,14 @@ from itertools import combinations
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from mlvm.core.machine.fused import parse
 from mlvm.step import fusion
 from mlvm.step.flow import Group, without_dead_calls
 from mlvm.step.fusion import SHORTEST, chain_of, fused
-from tests.step.flows import Step, floats, steps
+from mlvm.step.schedule import Run, Schedule
+from tests.step.flows import Step, floats, in_turn, steps
 
 
 def names(group: Group) -> list[str]:
@@ -50,10 +51,32 @@ def test_each_chain_fits_what_it_writes_and_reads(step: Step) -> None:
     needed = step.flow.wanted().union(*[group.reads for group in groups])
     for group in groups:
         if len(group.calls) > 1:
-            chain, outs, ins = chain_of(group, needed)
-            chain.infer([use.type for use in (*outs, *ins)])
-            assert {use.value for use in outs} <= needed
+            run = Run(group, *group.operands(needed))
+            chain = chain_of(run)
+            chain.infer([use.type for use in (*run.outs, *run.ins)])
+            assert {use.value for use in run.outs} <= needed
             assert parse(chain.attributes()).links == chain.links
+
+
+@given(steps())
+@settings(max_examples=200)
+def test_chains_take_no_more_memory_than_there_may_be(step: Step) -> None:
+    calls, wanted = without_dead_calls(step.flow), step.flow.wanted()
+    most = Schedule(in_turn(calls), wanted).most_alive
+    with mock.patch.object(fusion, "SHORTEST", 2):
+        assert Schedule(fused(calls, most), wanted).most_alive <= most
+
+
+def test_a_chain_ends_where_the_next_operand_would_be_one_too_many() -> None:
+    """Each `add` reads the sum so far, and one more product, which a chain needs at its start."""
+    step = step_of(16, 16)
+    for _ in range(6):
+        apply(step, "matmul", 0, 0)
+        apply(step, "add", len(step.cells) - 1, max(0, len(step.cells) - 2))
+    one = 16 * 16 * 4
+    for most, lengths in [(2 * one, [1] * 6), (3 * one, [3, 1, 1, 1]), (7 * one, [6])]:
+        groups = fused(step.calls, most)
+        assert [len(group.calls) for group in groups if "matmul" not in names(group)] == lengths
 
 
 def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
@@ -66,8 +89,10 @@ def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
     apply(step, "negative", 5)
     groups = [["tanh"], ["multiply"], ["softmax"], ["exp", "add", "negative"]]
     assert [names(group) for group in fused(step.calls)] == groups
-    chain, outs, ins = chain_of(fused(step.calls)[-1], {step.cells[-1].value})
-    assert (chain.outputs, len(outs), len(ins)) == (1, 1, 2)
+    group = fused(step.calls)[-1]
+    run = Run(group, *group.operands({step.cells[-1].value}))
+    chain = chain_of(run)
+    assert (chain.outputs, len(run.outs), len(run.ins)) == (1, 1, 2)
     assert {link.target for link in chain.links} == {-1, 0}
 
 

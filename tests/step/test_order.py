@@ -8,7 +8,7 @@ from hypothesis import given
 
 from mlvm.step.flow import Home
 from mlvm.step.order import earlier_where_it_frees
-from tests.step.flows import TYPE, Step, call, in_turn, steps, value
+from tests.step.flows import TYPE, Cell, Step, call, floats, in_turn, steps, value
 
 
 @given(steps())
@@ -45,3 +45,23 @@ def test_an_update_waits_for_whoever_reads_what_it_overwrites() -> None:
     ]
     order = earlier_where_it_frees(in_turn(calls), [result, updated])
     assert [group.calls[0] for group in order] == calls
+
+
+def test_what_makes_a_scalar_runs_early_as_an_update_may_wait_for_it() -> None:
+    step = Step()
+    x, rate = step.given("input", floats(8, 8)), step.given("input", floats())
+    weight = step.given("state", floats(8, 8))
+
+    def make(name: str, *cells: Cell, into: Cell | None = None) -> Cell:
+        made = step.call(name, {}, [(cell, cell.type) for cell in cells], into)
+        assert made is not None
+        return made
+
+    gradient = make("matmul", x, x)
+    result = make("exp", x)
+    minus_rate = make("negative", rate)
+    make("multiply_add", gradient, minus_rate, weight, into=weight)
+    step.result(result)
+    order = earlier_where_it_frees(in_turn(step.calls), step.flow.wanted())
+    matmul, exp, negative, update = step.calls
+    assert [group.calls[0] for group in order] == [matmul, negative, update, exp]

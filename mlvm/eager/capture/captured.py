@@ -39,7 +39,7 @@ from mlvm.eager.creation import asarray
 from mlvm.eager.tensor import Tensor, explain, prepare_constants
 from mlvm.eager.tree import replace, require_writable
 from mlvm.show.picture import timeline
-from mlvm.step.compile import Planned, compile_flow, looped
+from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow, Home, Value
 from mlvm.step.saved import Result, SavedStep
 
@@ -344,7 +344,7 @@ class Captured(Generic[P, R]):
                     f"{self!r} rebinds {_listed(entry)}, which a loop of the machine's own cannot "
                     f"do; update it in place"
                 )
-            entry.looped = entry.looped or looped(entry.planned.program)
+            entry.looped = entry.looped or entry.planned.looped()
             programs.append(entry.looped)
         scratch = self._scratch.get(arena.vm)
         if scratch is None:

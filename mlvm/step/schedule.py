@@ -1,0 +1,112 @@
+"""Groups in the order in which they run, and how long all that they make is needed.
+
+A moment is the run of one group. What takes up memory is `Placed`: a value that has no home, or a
+scratch home with all the values that lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from typing import NamedTuple, TypeAlias
+
+from mlvm.arena.planner import Block, lower_bound
+from mlvm.core.types import TensorType
+from mlvm.step.flow import Group, Home, Use, Value
+
+Placed: TypeAlias = Value | Home
+
+
+def placed(value: Value) -> Placed | None:
+    """What takes up memory for the value, or None if its home is none of the plan's."""
+    if value.home is None:
+        return value
+    return value.home if value.home.role == "scratch" else None
+
+
+class Run(NamedTuple):
+    """A group, and what its function writes and reads."""
+
+    group: Group
+    outs: Sequence[Use]
+    ins: Sequence[Use]
+
+
+class Schedule:
+    """Groups in an order, and when what they make has to be in memory.
+
+    What is placed has `size` bytes and lives in the moments `start` .. `end - 1`. A value may take
+    the place of an operand that ends with the group that makes it: its `root` is what was the
+    first in that place. `blocks` are what a plan has to place, one for each of `roots`.
+    """
+
+    def __init__(self, groups: Sequence[Group], wanted: Iterable[Value]) -> None:
+        kept = set(wanted).union(*[group.reads for group in groups])
+        self.runs = [Run(group, *group.operands(kept)) for group in groups]
+        self.start: dict[Placed, int] = {}
+        self.end: dict[Placed, int] = {}
+        self.root: dict[Placed, Placed] = {}
+        size: dict[Placed, int] = {}
+        host: dict[Placed, Value] = {}
+        for i, run in enumerate(self.runs):
+            for use in (*run.outs, *run.ins):
+                each = placed(use.value)
+                if each is not None:
+                    self.start.setdefault(each, i)
+                    self.end[each] = i + 1
+                    size[each] = max(size.get(each, 0), use.value.nbytes)
+        for i, run in enumerate(self.runs):
+            host.update(in_place(run, partial(self._ends, i + 1)).items())
+        until: dict[Placed, int] = {}
+        for each in self.start:  # a host comes before what takes its place
+            root = self.root[each] = self.root[host[each]] if each in host else each
+            until[root] = max(until.get(root, 0), self.end[each])
+        for successor, operand in host.items():
+            self.end[operand] = self.start[successor]
+        self.size = size
+        self.roots = list(until)
+        self.blocks = [Block(size[root], self.start[root], end) for root, end in until.items()]
+
+    def _ends(self, moment: int, value: Value) -> bool:
+        return self.end[value] == moment
+
+    @cached_property
+    def most_alive(self) -> int:
+        """The largest total of bytes alive at once."""
+        return lower_bound(self.blocks)
+
+
+def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
+    """Which values take the place of an operand, as made -> operand. The operand is one that `ends`
+    with the group, and no call of the group reads it after the value is written; the call that
+    writes it may read it too if its op works in place."""
+    [first, *others] = run.group.calls
+    if not others and (first.op is None or not first.op.in_place):
+        return {}
+    outs = [use for use in run.outs if use.value.home is None]
+    free = [use for use in run.ins if use.value.home is None and ends(use.value)] if outs else []
+    if not free:
+        return {}
+    writer: dict[Value, int] = {}
+    reader: dict[Value, int] = {}
+    types: dict[Value, set[TensorType]] = {}
+    for i, call in enumerate(run.group.calls):
+        for use in call.ins:
+            reader[use.value] = i
+            types.setdefault(use.value, set()).add(use.type)
+        writer.update((use.value, i) for use in call.outs)
+    found: dict[Value, Value] = {}
+    for out in sorted(outs, key=lambda use: -use.value.nbytes):
+        at = writer[out.value]
+        op = run.group.calls[at].op
+        latest = at if op is not None and op.in_place else at - 1
+        for i, use in enumerate(free):
+            if (
+                use.value.nbytes == out.value.nbytes
+                and use.type.shape == out.type.shape
+                and reader[use.value] <= latest
+                and len(types[use.value]) == 1
+            ):
+                found[out.value] = free.pop(i).value
+                break
+    return found
