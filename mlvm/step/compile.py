@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
@@ -18,7 +18,7 @@ from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.types import TensorType
-from mlvm.step.flow import Call, Flow, Group, Role, Use, Value, without_dead_calls
+from mlvm.step.flow import Call, Flow, Location, Role, Unit, Use, Value, without_dead_calls
 from mlvm.step.fusion import chain_of, fused
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
@@ -28,15 +28,6 @@ ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""
 
 
-class Argument(NamedTuple):
-    """What a planned program takes as one argument: the `input`, `output` or `state` of number
-    `place`, seen as `type`; or the `scratch` at byte `place`."""
-
-    role: Role
-    place: int
-    type: TensorType
-
-
 @dataclass(frozen=True)
 class Planned:
     """A program and its plan.
@@ -44,11 +35,11 @@ class Planned:
     `arguments` says what to launch it with, `plan.nbytes` how much scratch memory it needs.
     `lines` has the line of Python that each call comes from, by the pc of its `cfunc`; `takes` has
     those pcs at which an element is taken from a queue.
-    `lifetimes` are those of what lies in the scratch memory, in moments of a group of calls each.
+    `lifetimes` are those of what lies in the scratch memory, in moments of a unit of calls each.
     """
 
     program: Program
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Location, ...]
     plan: Plan
     lines: dict[int, str]
     lifetimes: tuple[Lifetime, ...]
@@ -103,14 +94,14 @@ def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Pl
     offsets = dict(zip(schedule.roots, found.offsets, strict=True))
     places = {each: offsets[root] for each, root in schedule.root.items()}
 
-    def argument(use: Use) -> Argument:
+    def location(use: Use) -> Location:
         each, home = placed(use.value), use.value.home
         if each is not None:
-            return Argument("scratch", places[each], use.type)
+            return Location("scratch", places[each], use.type)
         assert home is not None  # or it would be placed
-        return Argument(home.role, home.index, use.type)
+        return home.seen_as(use.type)
 
-    operands = [[argument(use) for use in (*run.outs, *run.ins)] for run in schedule.runs]
+    operands = [[location(use) for use in (*run.outs, *run.ins)] for run in schedule.runs]
     given = dict.fromkeys(each for row in operands for each in row if each.role != "element")
     arguments = sorted(given, key=lambda each: (ROLES.index(each.role), each.place))
     numbers = {each: number for number, each in enumerate(arguments)}
@@ -119,7 +110,7 @@ def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Pl
     takes: list[int] = []
     elements: dict[int, TensorType] = {}  # what queues have left on the stack, by slot
     for run, row in zip(schedule.runs, operands, strict=True):
-        [first, *others] = run.group.calls
+        [first, *others] = run.unit.calls
         name, attributes = first.name, first.attributes
         if others:
             name, attributes = "fused", chain_of(run).attributes()
@@ -136,7 +127,7 @@ def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Pl
             if each.type is not elements[each.place]:
                 code += _reshaped(each.type)
         code.append(Instruction(Opcode.push_str, (name,)))
-        line = next((call.line for call in run.group.calls if call.line), None)
+        line = next((call.line for call in run.unit.calls if call.line), None)
         if line is not None:
             lines[len(code)] = line
         if first.queue is not None:
@@ -155,7 +146,7 @@ def _lifetimes(schedule: Schedule, places: Mapping[Placed, int]) -> tuple[Lifeti
     maker: dict[Value, Call] = {}
     first: dict[Placed, Use] = {}
     for run in schedule.runs:
-        maker.update((use.value, call) for call in run.group.calls for use in call.outs)
+        maker.update((use.value, call) for call in run.unit.calls for use in call.outs)
         for use in (*run.outs, *run.ins):
             each = placed(use.value)
             if each is not None:
@@ -180,13 +171,13 @@ def _schedules(flow: Flow, *, fuse: bool, recompute: bool) -> list[Schedule]:
     wanted = flow.wanted()
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
-        return _ordered([Group([call]) for call in calls], wanted)
+        return _ordered([Unit([call]) for call in calls], wanted)
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
         found = [_ordered(fused(calls, most), wanted, enough=most)]
         if found[0].most_alive > most:  # chains that were made in an order may keep it instead
-            calls = [call for run in plain.runs for call in run.group.calls]
+            calls = [call for run in plain.runs for call in run.unit.calls]
             found.append(Schedule(fused(calls, most), wanted))
         return found
 
@@ -203,12 +194,12 @@ def _schedules(flow: Flow, *, fuse: bool, recompute: bool) -> list[Schedule]:
     return [*chained, plain]
 
 
-def _ordered(groups: Sequence[Group], wanted: set[Value], enough: int = 0) -> Schedule:
-    """The groups in the better of two orders: earlier where it frees or, if that needs more than
+def _ordered(units: Sequence[Unit], wanted: set[Value], enough: int = 0) -> Schedule:
+    """The units in the better of two orders: earlier where it frees or, if that needs more than
     `enough` bytes, as they are."""
-    best = Schedule(earlier_where_it_frees(groups, wanted), wanted)
+    best = Schedule(earlier_where_it_frees(units, wanted), wanted)
     if best.most_alive > enough:
-        best = min(best, Schedule(groups, wanted), key=lambda each: each.most_alive)
+        best = min(best, Schedule(units, wanted), key=lambda each: each.most_alive)
     return best
 
 

@@ -18,6 +18,15 @@ from mlvm.core.types import TensorType
 Role = Literal["input", "output", "state", "scratch", "element"]
 
 
+class Location(NamedTuple):
+    """A tensor of a planned step, seen as `type`: the `input`, `output` or `state` of number
+    `place`, the `element` of a queue in stack slot `place`, or the `scratch` at byte `place`."""
+
+    role: Role
+    place: int
+    type: TensorType
+
+
 @dataclass(eq=False)
 class Home:
     """Memory that several values lie in: an `input` or `output` of the step, its `state`, `scratch`
@@ -27,6 +36,10 @@ class Home:
     role: Role
     index: int
     type: TensorType
+
+    def seen_as(self, type: TensorType) -> Location:
+        """Where it is, once its index is final."""
+        return Location(self.role, self.index, type)
 
 
 @dataclass(eq=False)
@@ -66,7 +79,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Group:
+class Unit:
     """Calls that run as one: one alone, or a chain that is fused."""
 
     calls: list[Call]
@@ -81,15 +94,15 @@ class Group:
         self.writes_to = {value.home for value in self.makes if value.home is not None}
         self.reads_from = {value.home for value in self.reads if value.home is not None}
 
-    def joined(self, later: Group) -> Group:
-        """One group of these calls, and then the other's."""
-        group = Group([])
-        group.calls = [*self.calls, *later.calls]
-        group.makes = self.makes | later.makes
-        group.reads = (self.reads | later.reads) - group.makes
-        group.writes_to = self.writes_to | later.writes_to
-        group.reads_from = {value.home for value in group.reads if value.home is not None}
-        return group
+    def joined(self, later: Unit) -> Unit:
+        """One unit of these calls, and then the other's."""
+        unit = Unit([])
+        unit.calls = [*self.calls, *later.calls]
+        unit.makes = self.makes | later.makes
+        unit.reads = (self.reads | later.reads) - unit.makes
+        unit.writes_to = self.writes_to | later.writes_to
+        unit.reads_from = {value.home for value in unit.reads if value.home is not None}
+        return unit
 
     @property
     def fixed(self) -> bool:
@@ -101,8 +114,8 @@ class Group:
         """Whether it may run earlier though that frees nothing."""
         return not any(call.op is None or call.again for call in self.calls)
 
-    def must_precede(self, later: Group) -> bool:
-        """Whether a group that comes later needs this one to have run, or to have read."""
+    def must_precede(self, later: Unit) -> bool:
+        """Whether a unit that comes later needs this one to have run, or to have read."""
         return (
             not self.makes.isdisjoint(later.reads)
             or not later.writes_to.isdisjoint(self.reads_from)

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
 from mlvm.core.machine.fused import Chain, Link
-from mlvm.core.ops.blocks import BLOCK
+from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.types import Shape, TensorType
-from mlvm.step.flow import Call, Group, Use, Value
+from mlvm.step.flow import Call, Unit, Use, Value
 from mlvm.step.schedule import Placed, Run, in_place, placed
 
 WINDOW: Final = 16
-"""How many groups far a chain is looked for."""
+"""How many units far a chain is looked for."""
 
 
 SHORTEST: Final = 3
@@ -29,58 +29,58 @@ SHORTEST: Final = 3
 an update in place, which reads and writes more memory than others."""
 
 
-def fused(calls: Sequence[Call], most: float = math.inf) -> list[Group]:
-    """The calls in groups, in an order in which they can run.
+def fused(calls: Sequence[Call], most: float = math.inf) -> list[Unit]:
+    """The calls in units, in an order in which they can run.
 
-    No chain is made that has more than `most` bytes alive at once, unless the groups around it have
+    No chain is made that has more than `most` bytes alive at once, unless the units around it have
     as many alive without it.
     """
     row = _Row(calls)
-    maker: dict[Value, Group] = {}
+    maker: dict[Value, Unit] = {}
     for each in row.in_order():
-        group = each
-        for partner in _partners(group.calls[0], maker, row.place):
-            if not all(_takes(partner, call) for call in group.calls):
+        unit = each
+        for partner in _partners(unit.calls[0], maker, row.place):
+            if not all(_takes(partner, call) for call in unit.calls):
                 continue
-            between = row.between(partner, group)
+            between = row.between(partner, unit)
             if len(between) > WINDOW:
                 continue
             merged = None
             if not any(partner.must_precede(other) for other in between):
-                merged = row.merged(partner, group, row.place[group], most)
+                merged = row.merged(partner, unit, row.place[unit], most)
             if merged is not None:
-                group = merged
-            elif len(group.calls) == 1 and not any(other.must_precede(group) for other in between):
-                merged = row.merged(partner, group, row.place[partner], most)
+                unit = merged
+            elif len(unit.calls) == 1 and not any(other.must_precede(unit) for other in between):
+                merged = row.merged(partner, unit, row.place[partner], most)
                 if merged is not None:
-                    group = merged
+                    unit = merged
                     break
-        maker.update(dict.fromkeys(group.makes, group))
-    found: list[Group] = []
+        maker.update(dict.fromkeys(unit.makes, unit))
+    found: list[Unit] = []
     for each in row.in_order():
         if 1 < len(each.calls) < SHORTEST and not each.writes_to:
-            found += [Group([call]) for call in each.calls]
+            found += [Unit([call]) for call in each.calls]
         else:
             found.append(each)
     return found
 
 
 class _Row:
-    """Calls in groups, each in its place.
+    """Calls in units, each in its place.
 
     The life of a value, or of a scratch home, is the first and the last place that writes or reads
-    it. What is alive where, follows from that; it changes only near two groups that merge.
+    it. What is alive where, follows from that; it changes only near two units that merge.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.place = {Group([call]): i for i, call in enumerate(calls)}
-        self._groups: list[Group | None] = list(self.place)
-        self._touched = {group: _touched(group) for group in self.place}
+        self.place = {Unit([call]): i for i, call in enumerate(calls)}
+        self._groups: list[Unit | None] = list(self.place)
+        self._touched = {unit: _touched(unit) for unit in self.place}
         self._where = {call: i for i, call in enumerate(calls)}
         self._users: dict[Placed, list[Call]] = {}
-        for group, touched in self._touched.items():
+        for unit, touched in self._touched.items():
             for each in touched:
-                self._users.setdefault(each, []).append(group.calls[0])
+                self._users.setdefault(each, []).append(unit.calls[0])
         self._life = {
             each: (self._where[users[0]], self._where[users[-1]])
             for each, users in self._users.items()
@@ -93,17 +93,17 @@ class _Row:
         for each, (first, last) in self._life.items():
             change[first + 1] += self._nbytes[each]
             change[last + 1] -= self._nbytes[each]
-        self._before = list(accumulate(change))  # the bytes alive when the group there begins
+        self._before = list(accumulate(change))  # the bytes alive when the unit there begins
 
-    def in_order(self) -> list[Group]:
-        return [group for group in self._groups if group is not None]
+    def in_order(self) -> list[Unit]:
+        return [unit for unit in self._groups if unit is not None]
 
-    def between(self, earlier: Group, later: Group) -> list[Group]:
+    def between(self, earlier: Unit, later: Unit) -> list[Unit]:
         inner = self._groups[self.place[earlier] + 1 : self.place[later]]
-        return [group for group in inner if group is not None]
+        return [unit for unit in inner if unit is not None]
 
-    def merged(self, earlier: Group, later: Group, at: int, most: float) -> Group | None:
-        """The two as one group in the place `at`, that of one of them; None where that would have
+    def merged(self, earlier: Unit, later: Unit, at: int, most: float) -> Unit | None:
+        """The two as one unit in the place `at`, that of one of them; None where that would have
         more bytes alive than `most`, and than they and those between have now."""
         start, end = self.place[earlier], self.place[later]
         moved = earlier if at == end else later
@@ -119,11 +119,11 @@ class _Row:
                 ]
                 life[each] = min(first, at), max(at, *others) if others else at
         inside = {each for each, (first, last) in life.items() if first == last == at}
-        group = earlier.joined(later)
+        unit = earlier.joined(later)
         touched = (self._touched[earlier] | self._touched[later]) - inside
         between = self.between(earlier, later)
         steps = self._steps(between)
-        steps.insert(0 if moved is later else len(steps), _Step(at, group, touched))
+        steps.insert(0 if moved is later else len(steps), _Step(at, unit, touched))
 
         before = self._before[start]
         self._life.update(life)
@@ -140,11 +140,11 @@ class _Row:
             self._where[call] = at
         for left in (earlier, later):
             self._groups[self.place.pop(left)] = None
-        self._groups[at], self.place[group], self._touched[group] = group, at, touched
-        return group
+        self._groups[at], self.place[unit], self._touched[unit] = unit, at, touched
+        return unit
 
-    def _steps(self, groups: Iterable[Group]) -> list[_Step]:
-        return [_Step(self.place[group], group, self._touched[group]) for group in groups]
+    def _steps(self, units: Iterable[Unit]) -> list[_Step]:
+        return [_Step(self.place[unit], unit, self._touched[unit]) for unit in units]
 
     def _levels(self, steps: Iterable[_Step], alive: int) -> list[_Level]:
         """What is alive at each of the steps, if so many bytes are when the first begins."""
@@ -159,24 +159,24 @@ class _Row:
                 if last == step.place:
                     ended.add(each)
             taken = sum(self._nbytes[each] for each in begun)
-            levels.append(_Level(step.place, step.group, alive, alive + taken, begun, ended))
+            levels.append(_Level(step.place, step.unit, alive, alive + taken, begun, ended))
             alive += taken - sum(self._nbytes[each] for each in ended)
         return levels
 
 
 class _Step(NamedTuple):
-    """A group in its place, and what it writes and reads of what is placed."""
+    """A unit in its place, and what it writes and reads of what is placed."""
 
     place: int
-    group: Group
+    unit: Unit
     touched: set[Placed]
 
 
 class _Level(NamedTuple):
-    """The bytes alive before a group runs and, at most, meanwhile; what begins and ends there."""
+    """The bytes alive before a unit runs and, at most, meanwhile; what begins and ends there."""
 
     place: int
-    group: Group
+    unit: Unit
     before: int
     most: int
     begun: set[Placed]
@@ -184,7 +184,7 @@ class _Level(NamedTuple):
 
     def exactly(self) -> int:
         """The bytes alive while it runs, where results take the place of operands."""
-        run = Run(self.group, *self.group.operands(self.begun))
+        run = Run(self.unit, *self.unit.operands(self.begun))
         hosts = in_place(run, self.ended.__contains__)
         return self.most - sum(rounded(operand.nbytes) for operand in hosts.values())
 
@@ -194,13 +194,13 @@ def _highest(levels: Iterable[_Level], enough: float) -> int:
     return max(level.exactly() if level.most > enough else level.most for level in levels)
 
 
-def _touched(group: Group) -> set[Placed]:
-    found = {placed(value) for value in group.makes | group.reads}
+def _touched(unit: Unit) -> set[Placed]:
+    found = {placed(value) for value in unit.makes | unit.reads}
     return {each for each in found if each is not None}
 
 
-def _partners(call: Call, maker: dict[Value, Group], place: dict[Group, int]) -> list[Group]:
-    """The groups that make an operand of the call, the nearest first: it may join them, unless it
+def _partners(call: Call, maker: dict[Value, Unit], place: dict[Unit, int]) -> list[Unit]:
+    """The units that make an operand of the call, the nearest first: it may join them, unless it
     is there to run no earlier than it does."""
     if call.again:
         return []
@@ -208,30 +208,28 @@ def _partners(call: Call, maker: dict[Value, Group], place: dict[Group, int]) ->
     return sorted(found, key=place.__getitem__, reverse=True)
 
 
-def _takes(group: Group, call: Call) -> bool:
-    """Whether the group is a chain, or the beginning of one, on the shape that the call works
-    through, and the two fit: the call reads what the group makes as it was made, and no reduction
-    of it, and writes nothing over what the group reads as another type, in other places."""
-    first, shape = group.calls[0].op, domain_of(call)
-    if first is None or not first.elementwise or domain_of(group.calls[0]) != shape:
+def _takes(unit: Unit, call: Call) -> bool:
+    """Whether the unit is a chain, or the beginning of one, on the shape that the call works
+    through, and the two fit: the call reads what the unit makes as it was made, and no reduction
+    of it, and writes nothing over what the unit reads as another type, in other places."""
+    first, shape = unit.calls[0].op, domain_of(call)
+    if first is None or not first.elementwise or domain_of(unit.calls[0]) != shape:
         return False
-    return all(
-        use.value not in group.makes or _makes_whole(group, use) for use in call.ins
-    ) and all(
+    return all(use.value not in unit.makes or _makes_whole(unit, use) for use in call.ins) and all(
         use.type is out.type
         for out in call.outs
         if out.value.home is not None
-        for each in group.calls
+        for each in unit.calls
         for use in each.ins
         if use.value.home is out.value.home
     )
 
 
-def _makes_whole(group: Group, use: Use) -> bool:
-    """Whether an elementwise call of the group makes the value, as that type."""
+def _makes_whole(unit: Unit, use: Use) -> bool:
+    """Whether an elementwise call of the unit makes the value, as that type."""
     return any(
         use in call.outs and call.op is not None and call.op.elementwise
-        for call in reversed(group.calls)
+        for call in reversed(unit.calls)
     )
 
 
@@ -242,20 +240,20 @@ def domain_of(call: Call) -> Shape | None:
         return None
     if op.elementwise:
         return call.outs[0].type.shape
-    if op.room == "reduction" and "axis" in op.attributes and call.ins[0].type.size <= BLOCK:
+    if op.room == "reduction" and "axis" in op.attributes and call.ins[0].type.size <= BLOCK_SIZE:
         return call.ins[0].type.shape  # in one block, as the op alone would see it
     return None
 
 
 def chain_of(run: Run) -> Chain:
-    """The chain that runs the group. Of the values it makes, it writes those that the run does; the
+    """The chain that runs the unit. Of the values it makes, it writes those that the run does; the
     others pass in scratch."""
-    group, outs, ins = run
+    unit, outs, ins = run
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}
     scratch = _Scratch()
-    last_read = {use: i for i, call in enumerate(group.calls) for use in call.ins}
+    last_read = {use: i for i, call in enumerate(unit.calls) for use in call.ins}
     links = []
-    for i, call in enumerate(group.calls):
+    for i, call in enumerate(unit.calls):
         assert call.op is not None  # or it would be in no chain
         [out] = call.outs
         sources = tuple([numbers[use] for use in call.ins])

@@ -6,7 +6,6 @@ each call goes on from the state that the call before left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from mlvm.arena.planner import Plan
@@ -16,16 +15,8 @@ from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import MAX_NBYTES, Array, TensorType
-from mlvm.step.compile import ROLES, Argument, Planned
-from mlvm.step.flow import Role
-
-
-class Result(NamedTuple):
-    """A tensor that a step returns: the `output`, `input` or `state` of number `place`."""
-
-    role: Role
-    place: int
-    type: TensorType
+from mlvm.step.compile import ROLES, Planned
+from mlvm.step.flow import Location, Role
 
 
 class SavedStep(NamedTuple):
@@ -34,17 +25,17 @@ class SavedStep(NamedTuple):
     planned: Planned
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
-    results: tuple[Result, ...]
+    results: tuple[Location, ...]
     states: tuple[Array, ...]
 
     def to_bytes(self) -> bytes:
         """The step as bytes, which docs/wire.md describes; `from_bytes` reads them back."""
         planned, plan, writer = self.planned, self.planned.plan, Writer()
         writer.blob(planned.program.to_bytes())
-        writer.sequence(planned.arguments, _write_tensor)
+        writer.sequence(planned.arguments, _write_location)
         writer.sequence(self.inputs, Writer.type)
         writer.sequence(self.outputs, Writer.type)
-        writer.sequence(self.results, _write_tensor)
+        writer.sequence(self.results, _write_location)
         writer.sequence(self.states, Writer.array)
         writer.value((plan.nbytes, plan.lower_bound, plan.unfused, plan.order))
         writer.mapping({str(pc): line for pc, line in planned.lines.items()}, Writer.text)
@@ -56,9 +47,9 @@ class SavedStep(NamedTuple):
         """The step that `to_bytes` wrote. Raises `EncodingError` for bytes that are none."""
         _, reader = open_message(data, Kind.step)
         program = Program.from_bytes(reader.blob())
-        arguments = tuple(Argument(*each) for each in reader.sequence(_read_tensor))
+        arguments = tuple(reader.sequence(_read_location))
         inputs, outputs = (tuple(reader.sequence(Reader.type)) for _ in range(2))
-        results = tuple(Result(*each) for each in reader.sequence(_read_tensor))
+        results = tuple(reader.sequence(_read_location))
         states = tuple(reader.sequence(Reader.array))
         plan = _read_plan(reader)
         lines = reader.mapping(Reader.text)
@@ -149,14 +140,14 @@ class LoadedStep:
         return self._handles[key]
 
 
-def _write_tensor(writer: Writer, tensor: Sequence[object]) -> None:
-    writer.value(tuple(tensor))
+def _write_location(writer: Writer, location: Location) -> None:
+    writer.value(tuple(location))
 
 
-def _read_tensor(reader: Reader) -> tuple[Role, int, TensorType]:
+def _read_location(reader: Reader) -> Location:
     match reader.value():
         case (str() as role, int() as place, TensorType() as type) if role in ROLES:
-            return role, place, type
+            return Location(role, place, type)
         case other:
             raise reader.error(f"a role, a number and a type are wanted, not {brief(other)}")
 

@@ -1,6 +1,6 @@
-"""Groups in the order in which they run, and how long all that they make is needed.
+"""Units in the order in which they run, and how long all that they make is needed.
 
-A moment is the run of one group. What takes up memory is `Placed`: a value that has no home, or a
+A moment is the run of one unit. What takes up memory is `Placed`: a value that has no home, or a
 scratch home with all the values that lie in it.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from mlvm.arena.planner import Block, lower_bound
 from mlvm.core.types import TensorType
-from mlvm.step.flow import Group, Home, Use, Value
+from mlvm.step.flow import Home, Unit, Use, Value
 
 Placed: TypeAlias = Value | Home
 
@@ -25,24 +25,24 @@ def placed(value: Value) -> Placed | None:
 
 
 class Run(NamedTuple):
-    """A group, and what its function writes and reads."""
+    """A unit, and what its function writes and reads."""
 
-    group: Group
+    unit: Unit
     outs: Sequence[Use]
     ins: Sequence[Use]
 
 
 class Schedule:
-    """Groups in an order, and when what they make has to be in memory.
+    """Units in an order, and when what they make has to be in memory.
 
     What is placed has `size` bytes and lives in the moments `start` .. `end - 1`. A value may take
-    the place of an operand that ends with the group that makes it: its `root` is what was the
+    the place of an operand that ends with the unit that makes it: its `root` is what was the
     first in that place. `blocks` are what a plan has to place, one for each of `roots`.
     """
 
-    def __init__(self, groups: Sequence[Group], wanted: Iterable[Value]) -> None:
-        kept = set(wanted).union(*[group.reads for group in groups])
-        self.runs = [Run(group, *group.operands(kept)) for group in groups]
+    def __init__(self, units: Sequence[Unit], wanted: Iterable[Value]) -> None:
+        kept = set(wanted).union(*[unit.reads for unit in units])
+        self.runs = [Run(unit, *unit.operands(kept)) for unit in units]
         self.start: dict[Placed, int] = {}
         self.end: dict[Placed, int] = {}
         self.root: dict[Placed, Placed] = {}
@@ -78,9 +78,9 @@ class Schedule:
 
 def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
     """Which values take the place of an operand, as made -> operand. The operand is one that `ends`
-    with the group, and no call of the group reads it after the value is written; the call that
+    with the unit, and no call of the unit reads it after the value is written; the call that
     writes it may read it too if its op works in place."""
-    [first, *others] = run.group.calls
+    [first, *others] = run.unit.calls
     if not others and (first.op is None or not first.op.in_place):
         return {}
     outs = [use for use in run.outs if use.value.home is None]
@@ -90,7 +90,7 @@ def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
     writer: dict[Value, int] = {}
     reader: dict[Value, int] = {}
     types: dict[Value, set[TensorType]] = {}
-    for i, call in enumerate(run.group.calls):
+    for i, call in enumerate(run.unit.calls):
         for use in call.ins:
             reader[use.value] = i
             types.setdefault(use.value, set()).add(use.type)
@@ -98,7 +98,7 @@ def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
     found: dict[Value, Value] = {}
     for out in sorted(outs, key=lambda use: -use.value.nbytes):
         at = writer[out.value]
-        op = run.group.calls[at].op
+        op = run.unit.calls[at].op
         latest = at if op is not None and op.in_place else at - 1
         for i, use in enumerate(free):
             if (

@@ -14,7 +14,7 @@ from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.step.compile import Planned
-from mlvm.step.flow import Call, Flow, Group, Home, Role, Use, Value
+from mlvm.step.flow import Call, Flow, Home, Role, Unit, Use, Value
 
 OPERATIONS: list[tuple[str, dict[str, Any]]] = [
     ("add", {}), ("multiply", {}), ("subtract", {}), ("maximum", {}), ("multiply_add", {}),
@@ -176,8 +176,8 @@ def call(name: str, out: Value, *operands: Value) -> Call:
     )
 
 
-def in_turn(calls: list[Call]) -> list[Group]:
-    return [Group([each]) for each in calls]
+def in_turn(calls: list[Call]) -> list[Unit]:
+    return [Unit([each]) for each in calls]
 
 
 # --- random steps --------------------------------------------------------------------

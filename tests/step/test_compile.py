@@ -20,15 +20,15 @@ from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import without_dead_calls
 from tests.step.flows import Step, assert_same_bits, floats, mlp, run, steps
 
-BLOCK = 8
+BLOCK_SIZE = 8
 
 
 @contextmanager
 def eager_to_change() -> Iterator[None]:
     """Blocks are small, chains short, and what is cheap is made again at once."""
     with (
-        mock.patch.object(fused, "BLOCK", BLOCK),
-        mock.patch.object(fusion, "BLOCK", BLOCK),
+        mock.patch.object(fused, "BLOCK_SIZE", BLOCK_SIZE),
+        mock.patch.object(fusion, "BLOCK_SIZE", BLOCK_SIZE),
         mock.patch.object(fusion, "SHORTEST", 2),
         mock.patch.object(recompute, "FAR", 2),
     ):

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 
 from mlvm.core.machine.fused import parse
 from mlvm.step import fusion
-from mlvm.step.flow import Group, without_dead_calls
+from mlvm.step.flow import Unit, without_dead_calls
 from mlvm.step.fusion import SHORTEST, chain_of, fused
 from mlvm.step.schedule import Run, Schedule
 from tests.step.flows import Step, floats, in_turn, steps
 
 
-def names(group: Group) -> list[str]:
-    return [call.name.removesuffix(".out") for call in group.calls]
+def names(unit: Unit) -> list[str]:
+    return [call.name.removesuffix(".out") for call in unit.calls]
 
 
 def step_of(*shape: int) -> Step:
@@ -35,23 +35,23 @@ def apply(step: Step, name: str, *operands: int, **given: object) -> None:
 @given(steps())
 def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(step: Step) -> None:
     with mock.patch.object(fusion, "SHORTEST", 2):
-        groups = fused(step.calls)
-    order = [call for group in groups for call in group.calls]
+        units = fused(step.calls)
+    order = [call for unit in units for call in unit.calls]
     assert sorted(map(id, order)) == sorted(map(id, step.calls))
     place = {id(call): i for i, call in enumerate(order)}
     for earlier, later in combinations(step.calls, 2):
-        if Group([earlier]).must_precede(Group([later])):
+        if Unit([earlier]).must_precede(Unit([later])):
             assert place[id(earlier)] < place[id(later)]
 
 
 @given(steps())
 def test_each_chain_fits_what_it_writes_and_reads(step: Step) -> None:
     with mock.patch.object(fusion, "SHORTEST", 2):
-        groups = fused(without_dead_calls(step.flow))
-    needed = step.flow.wanted().union(*[group.reads for group in groups])
-    for group in groups:
-        if len(group.calls) > 1:
-            run = Run(group, *group.operands(needed))
+        units = fused(without_dead_calls(step.flow))
+    needed = step.flow.wanted().union(*[unit.reads for unit in units])
+    for unit in units:
+        if len(unit.calls) > 1:
+            run = Run(unit, *unit.operands(needed))
             chain = chain_of(run)
             chain.infer([use.type for use in (*run.outs, *run.ins)])
             assert {use.value for use in run.outs} <= needed
@@ -75,8 +75,8 @@ def test_a_chain_ends_where_the_next_operand_would_be_one_too_many() -> None:
         apply(step, "add", len(step.cells) - 1, max(0, len(step.cells) - 2))
     one = 16 * 16 * 4
     for most, lengths in [(2 * one, [1] * 6), (3 * one, [3, 1, 1, 1]), (7 * one, [6])]:
-        groups = fused(step.calls, most)
-        assert [len(group.calls) for group in groups if "matmul" not in names(group)] == lengths
+        units = fused(step.calls, most)
+        assert [len(unit.calls) for unit in units if "matmul" not in names(unit)] == lengths
 
 
 def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
@@ -87,10 +87,10 @@ def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
     apply(step, "exp", 3)
     apply(step, "add", 4, 2)
     apply(step, "negative", 5)
-    groups = [["tanh"], ["multiply"], ["softmax"], ["exp", "add", "negative"]]
-    assert [names(group) for group in fused(step.calls)] == groups
-    group = fused(step.calls)[-1]
-    run = Run(group, *group.operands({step.cells[-1].value}))
+    units = [["tanh"], ["multiply"], ["softmax"], ["exp", "add", "negative"]]
+    assert [names(unit) for unit in fused(step.calls)] == units
+    unit = fused(step.calls)[-1]
+    run = Run(unit, *unit.operands({step.cells[-1].value}))
     chain = chain_of(run)
     assert (chain.outputs, len(run.outs), len(run.ins)) == (1, 1, 2)
     assert {link.target for link in chain.links} == {-1, 0}
@@ -102,7 +102,7 @@ def test_a_chain_may_end_in_reductions_which_nothing_in_it_reads() -> None:
     apply(step, "exp", 1)
     apply(step, "sum", 2, axis=-1, keepdims=True)
     apply(step, "divide", 2, 3)
-    assert [names(group) for group in fused(step.calls)] == [["tanh", "exp", "sum"], ["divide"]]
+    assert [names(unit) for unit in fused(step.calls)] == [["tanh", "exp", "sum"], ["divide"]]
 
 
 def test_a_reduction_that_keeps_the_shape_is_still_not_read_in_its_chain() -> None:
@@ -111,7 +111,7 @@ def test_a_reduction_that_keeps_the_shape_is_still_not_read_in_its_chain() -> No
         apply(step, name, len(step.cells) - 1)
     apply(step, "sum", 2, axis=0, keepdims=True)
     apply(step, "abs", 3)
-    assert [names(group) for group in fused(step.calls)] == [["tanh", "exp", "sum"], ["abs"]]
+    assert [names(unit) for unit in fused(step.calls)] == [["tanh", "exp", "sum"], ["abs"]]
 
 
 def test_two_chains_do_not_join_where_one_reads_the_reduction_of_the_other() -> None:
@@ -121,8 +121,8 @@ def test_two_chains_do_not_join_where_one_reads_the_reduction_of_the_other() -> 
     apply(step, "sum", 2, axis=0, keepdims=True)
     apply(step, "multiply", 0, 3)
     apply(step, "add", 2, 4)
-    groups = [names(group) for group in fused(step.calls)]
-    assert groups == [["tanh", "exp", "sum"], ["multiply"], ["add"]]
+    units = [names(unit) for unit in fused(step.calls)]
+    assert units == [["tanh", "exp", "sum"], ["multiply"], ["add"]]
 
 
 def test_a_large_reduction_is_left_as_it_is() -> None:
@@ -130,8 +130,8 @@ def test_a_large_reduction_is_left_as_it_is() -> None:
     for name in ("tanh", "exp", "abs"):
         apply(step, name, len(step.cells) - 1)
     apply(step, "sum", 3, axis=-1)
-    with mock.patch.object(fusion, "BLOCK", 23):
-        assert [names(group) for group in fused(step.calls)] == [["tanh", "exp", "abs"], ["sum"]]
+    with mock.patch.object(fusion, "BLOCK_SIZE", 23):
+        assert [names(unit) for unit in fused(step.calls)] == [["tanh", "exp", "abs"], ["sum"]]
 
 
 def test_what_is_seen_as_another_type_is_in_no_chain_with_it() -> None:
@@ -140,7 +140,7 @@ def test_what_is_seen_as_another_type_is_in_no_chain_with_it() -> None:
     cell = step.cells[-1]
     step.call("abs", {}, [(cell, cell.type.with_shape((24,)))])
     step.call("abs", {}, [(cell, cell.type.with_shape((24,)))])
-    assert all(len(group.calls) == 1 for group in fused(step.calls))
+    assert all(len(unit.calls) == 1 for unit in fused(step.calls))
 
 
 def test_nothing_is_written_over_what_its_chain_reads_as_another_type() -> None:
@@ -154,8 +154,8 @@ def test_nothing_is_written_over_what_its_chain_reads_as_another_type() -> None:
     apply(step, "exp", 3)
     sums = {"axis": 1, "keepdims": True}
     assert step.call("sum", sums, [(step.cells[-1], x.type)], into=state) is state
-    groups = [["multiply", "tanh", "exp"], ["sum"]]
-    assert [names(group) for group in fused(step.calls)] == groups
+    units = [["multiply", "tanh", "exp"], ["sum"]]
+    assert [names(unit) for unit in fused(step.calls)] == units
 
 
 @pytest.mark.parametrize("length", range(1, 5))

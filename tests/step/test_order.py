@@ -1,4 +1,4 @@
-"""In which order groups may run, and which of them run earlier."""
+"""In which order units may run, and which of them run earlier."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.step.flows import TYPE, Cell, Step, call, floats, in_turn, steps, val
 
 @given(steps())
 def test_an_order_keeps_what_depends_on_each_other(step: Step) -> None:
-    groups = in_turn(step.calls)
-    order = earlier_where_it_frees(groups, step.flow.wanted())
-    assert sorted(map(id, order)) == sorted(map(id, groups))
-    place = {group: i for i, group in enumerate(order)}
-    for earlier, later in combinations(groups, 2):
+    units = in_turn(step.calls)
+    order = earlier_where_it_frees(units, step.flow.wanted())
+    assert sorted(map(id, order)) == sorted(map(id, units))
+    place = {unit: i for i, unit in enumerate(order)}
+    for earlier, later in combinations(units, 2):
         if earlier.must_precede(later):
             assert place[earlier] < place[later]
 
@@ -32,7 +32,7 @@ def test_an_update_runs_as_soon_as_it_frees_its_gradient() -> None:
         call("add", updated, weight, g1),
     ]
     order = earlier_where_it_frees(in_turn(calls), [result, updated])
-    assert [group.calls[0] for group in order] == [calls[0], calls[1], calls[3], calls[2]]
+    assert [unit.calls[0] for unit in order] == [calls[0], calls[1], calls[3], calls[2]]
 
 
 def test_an_update_waits_for_whoever_reads_what_it_overwrites() -> None:
@@ -44,7 +44,7 @@ def test_an_update_waits_for_whoever_reads_what_it_overwrites() -> None:
         call("add", updated, weight, g),
     ]
     order = earlier_where_it_frees(in_turn(calls), [result, updated])
-    assert [group.calls[0] for group in order] == calls
+    assert [unit.calls[0] for unit in order] == calls
 
 
 def test_what_makes_a_scalar_runs_early_as_an_update_may_wait_for_it() -> None:
@@ -64,4 +64,4 @@ def test_what_makes_a_scalar_runs_early_as_an_update_may_wait_for_it() -> None:
     step.result(result)
     order = earlier_where_it_frees(in_turn(step.calls), step.flow.wanted())
     matmul, exp, negative, update = step.calls
-    assert [group.calls[0] for group in order] == [matmul, negative, update, exp]
+    assert [unit.calls[0] for unit in order] == [matmul, negative, update, exp]

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from mlvm.arena.placement import rounded
 from mlvm.step.compile import compile_flow
-from mlvm.step.flow import Group, without_dead_calls
+from mlvm.step.flow import Unit, without_dead_calls
 from mlvm.step.schedule import Run, Schedule, in_place, placed
 from tests.step.flows import Step, floats, in_turn, steps
 
@@ -63,7 +63,7 @@ def test_an_operand_that_is_read_later_keeps_its_place() -> None:
     assert made is not None
     assert step.call("tanh", {}, [(made, made.type)]) is not None
     [_, tanh] = step.calls
-    run = Run(Group([tanh]), tanh.outs, tanh.ins)
+    run = Run(Unit([tanh]), tanh.outs, tanh.ins)
     operand, result = tanh.ins[0].value, tanh.outs[0].value
     assert in_place(run, lambda value: True) == {result: operand}
     assert in_place(run, lambda value: False) == {}

@@ -22,7 +22,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
-from mlvm.core.ops.blocks import BLOCK, memory_of
+from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
@@ -170,14 +170,14 @@ def _aligned(shape: Shape, ndim: int) -> list[bool]:
 
 
 def _blocks(shape: Shape, depth: int) -> list[Index]:
-    """The shape cut along its first `depth` axes into blocks of about `BLOCK` elements, in order.
+    """The shape cut along its first `depth` axes into blocks of about `BLOCK_SIZE` elements.
 
     All but the last of the cut axes are taken one by one.
     """
-    axis = next((k for k in range(depth) if math.prod(shape[k + 1 :]) <= BLOCK), depth - 1)
-    if math.prod(shape) <= BLOCK or axis < 0:
+    axis = next((k for k in range(depth) if math.prod(shape[k + 1 :]) <= BLOCK_SIZE), depth - 1)
+    if math.prod(shape) <= BLOCK_SIZE or axis < 0:
         return [()]
-    step = max(1, BLOCK // math.prod(shape[axis + 1 :]))
+    step = max(1, BLOCK_SIZE // math.prod(shape[axis + 1 :]))
     last = [slice(i, min(i + step, shape[axis])) for i in range(0, shape[axis], step)]
     return [
         (*[slice(i, i + 1) for i in outer], part)
@@ -199,7 +199,7 @@ class Workspace:
     def take(self, types: Sequence[TensorType]) -> list[Array]:
         """A buffer for each type. Later calls give the same memory again."""
         while len(self._buffers) < len(types):
-            self._buffers.append(memory_of(8 * BLOCK, dtype=np.dtype(np.uint8)))
+            self._buffers.append(memory_of(8 * BLOCK_SIZE, dtype=np.dtype(np.uint8)))
         return [
             buffer[: type.nbytes].view(type.dtype.numpy).reshape(type.shape)
             for buffer, type in zip(self._buffers, types, strict=False)
@@ -230,7 +230,7 @@ def bound(chain: Chain, params: Sequence[Array], workspace: Workspace) -> Chain 
     """The chain, made ready for these parameters if that is no great deal."""
     layout = chain.layout(params)
     if len(layout.blocks) * len(layout.steps) > _MOST_CALLS or any(
-        type.nbytes > 8 * BLOCK for type in layout.temporaries
+        type.nbytes > 8 * BLOCK_SIZE for type in layout.temporaries
     ):
         return chain
     return Bound(chain, params, workspace)

@@ -10,14 +10,14 @@ import numpy as np
 
 from mlvm.core.types import ALIGNMENT, Array
 
-BLOCK = 65536
+BLOCK_SIZE = 65536
 """The number of elements in a block. Several f32 arrays of a block fit a second-level cache. The
 work on one block takes far longer than a call of numpy."""
 
 
 def block_length(length: int, width: int = 1) -> int:
     """How many of `length` rows, of `width` elements each, are one block: 1 or more."""
-    return max(1, min(length, BLOCK // max(1, width)))
+    return max(1, min(length, BLOCK_SIZE // max(1, width)))
 
 
 def blocks(length: int, width: int = 1) -> Iterator[slice]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import op
-from mlvm.core.ops.blocks import BLOCK, blocks
+from mlvm.core.ops.blocks import BLOCK_SIZE, blocks
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.rules import (
     broadcast,
@@ -58,11 +58,13 @@ def multiply(out: Array, x: Array, y: Array) -> None:
 def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
     """x * y + z, elementwise, with broadcasting; rounded after the product and after the sum."""
     operands = (x, y, z)
-    if out.size <= BLOCK or any(each.size != 1 and each.shape != out.shape for each in operands):
+    if out.size <= BLOCK_SIZE or any(
+        each.size != 1 and each.shape != out.shape for each in operands
+    ):
         np.add(np.multiply(x, y), z, out)
         return
     flat_out, *flat = [each.reshape(-1) for each in (out, *operands)]
-    product = np.empty(BLOCK, out.dtype)
+    product = np.empty(BLOCK_SIZE, out.dtype)
     for block in blocks(out.size):
         x, y, z = [each if each.size == 1 else each[block] for each in flat]
         part = product[: block.stop - block.start]

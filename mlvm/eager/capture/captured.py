@@ -41,7 +41,7 @@ from mlvm.eager.tree import replace, require_writable
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow, Home, Value
-from mlvm.step.saved import Result, SavedStep
+from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,7 +269,7 @@ class Captured(Generic[P, R]):
         leaves: list[_Leaf] = []
         replace(leaves.append, entry.tree, _Leaf)
         left = [entry.results[leaf.number] for leaf in leaves]
-        results = [Result(x.home.role, x.home.index, x.type) for x in left]
+        results = [x.home.seen_as(x.type) for x in left]
         with using(entry.states):
             states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
         outputs = tuple([output.type for output in entry.outputs])

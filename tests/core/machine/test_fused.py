@@ -57,7 +57,7 @@ class Example(NamedTuple):
 @contextmanager
 def small_blocks(size: int) -> Iterator[None]:
     """Blocks of few elements, so that small tensors have many."""
-    with mock.patch.object(fused, "BLOCK", size):
+    with mock.patch.object(fused, "BLOCK_SIZE", size):
         yield
 
 

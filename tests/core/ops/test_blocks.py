@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.ops.blocks import BLOCK, block_length, blocks, memory_of
+from mlvm.core.ops.blocks import BLOCK_SIZE, block_length, blocks, memory_of
 from mlvm.core.types import ALIGNMENT
 
 
-@given(st.integers(0, 1000), st.integers(0, 2 * BLOCK))
+@given(st.integers(0, 1000), st.integers(0, 2 * BLOCK_SIZE))
 def test_blocks_cover_the_range(length: int, width: int) -> None:
     cut = list(blocks(length, width))
     assert [i for block in cut for i in range(length)[block]] == list(range(length))
     longest = block_length(length, width)
-    assert longest == 1 or longest * width <= BLOCK
+    assert longest == 1 or longest * width <= BLOCK_SIZE
     assert all(block.stop - block.start == longest for block in cut[:-1])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import OPS
-from mlvm.core.ops.blocks import BLOCK
+from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.types import DType, TensorType
 from tests.core.ops.evaluate import evaluate
 
@@ -59,7 +59,7 @@ def infer(name: str, *types: str) -> str:
     return str(OPS[name].infer([TensorType.parse(each) for each in types], {}))
 
 
-@pytest.mark.parametrize("size", [7, 2 * BLOCK + 3])
+@pytest.mark.parametrize("size", [7, 2 * BLOCK_SIZE + 3])
 @pytest.mark.parametrize("place", [None, 0, 1, 2])
 def test_multiply_add_may_write_over_any_operand(size: int, place: int | None) -> None:
     operands = list(np.random.default_rng(0).standard_normal((3, size), np.float32))
@@ -71,7 +71,7 @@ def test_multiply_add_may_write_over_any_operand(size: int, place: int | None) -
 
 
 def test_multiply_add_with_scalars_over_several_blocks() -> None:
-    x, one = np.random.default_rng(0).standard_normal(2 * BLOCK + 3), np.array(1.5)
+    x, one = np.random.default_rng(0).standard_normal(2 * BLOCK_SIZE + 3), np.array(1.5)
     np.testing.assert_array_equal(evaluate("multiply_add", x, one, x), x * 1.5 + x)
     np.testing.assert_array_equal(evaluate("multiply_add", x, x, one[None]), x * x + 1.5)
     np.testing.assert_array_equal(evaluate("multiply_add", one, one, x), 2.25 + x)

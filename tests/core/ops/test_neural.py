@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
-from mlvm.core.ops.blocks import BLOCK
+from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import Array
@@ -65,7 +65,7 @@ def test_erf_at_the_ends(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_exact_gelu_is_x_times_the_normal_distribution_function(dtype: Any) -> None:
-    x = np.linspace(-6, 6, 3 * BLOCK + 7).astype(dtype)  # several blocks, the last one short
+    x = np.linspace(-6, 6, 3 * BLOCK_SIZE + 7).astype(dtype)  # several blocks, the last one short
     expected = [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()]
     atol = 1e-14 if dtype is np.float64 else 2e-6
     np.testing.assert_allclose(evaluate("gelu", x, approximate=False), expected, 0, atol)
@@ -109,7 +109,7 @@ def test_gelu_vjp_is_the_gradient(approximate: bool) -> None:
 
 @pytest.mark.parametrize("approximate", [True, False])
 def test_gelu_vjp_over_several_blocks(approximate: bool) -> None:
-    x, g = f64(2 * BLOCK + 3), f64(2 * BLOCK + 3)
+    x, g = f64(2 * BLOCK_SIZE + 3), f64(2 * BLOCK_SIZE + 3)
     result = evaluate("gelu_vjp", g, x, approximate=approximate)
     tail = evaluate("gelu_vjp", g[-9:], x[-9:], approximate=approximate)
     np.testing.assert_array_equal(result[-9:], tail)
@@ -184,9 +184,9 @@ def test_layer_norm_of_a_large_offset_keeps_its_digits() -> None:
     np.testing.assert_allclose(result, (np.arange(8) - 3.5) / np.arange(8).std(), 1e-6)
 
 
-@pytest.mark.parametrize("width", [BLOCK // 3, BLOCK // 70, 2 * BLOCK])
+@pytest.mark.parametrize("width", [BLOCK_SIZE // 3, BLOCK_SIZE // 70, 2 * BLOCK_SIZE])
 def test_rows_have_the_same_bits_alone_and_in_blocks(width: int) -> None:
-    x, g = f32(5 * BLOCK // width + 3, width), f32(5 * BLOCK // width + 3, width)
+    x, g = f32(5 * BLOCK_SIZE // width + 3, width), f32(5 * BLOCK_SIZE // width + 3, width)
     scale, bias = f32(width), f32(width)
     for name, rows, vectors in [
         ("layer_norm", (x,), (scale, bias)),
@@ -199,9 +199,9 @@ def test_rows_have_the_same_bits_alone_and_in_blocks(width: int) -> None:
             np.testing.assert_array_equal(result[i : i + 1], alone)
 
 
-@pytest.mark.parametrize("width", [BLOCK // 3, BLOCK // 70])
+@pytest.mark.parametrize("width", [BLOCK_SIZE // 3, BLOCK_SIZE // 70])
 def test_layer_norm_scale_vjp_over_several_blocks(width: int) -> None:
-    x, g = f64(5 * BLOCK // width + 3, width), f64(5 * BLOCK // width + 3, width)
+    x, g = f64(5 * BLOCK_SIZE // width + 3, width), f64(5 * BLOCK_SIZE // width + 3, width)
     expected = (g * evaluate("layer_norm_normalize", x, eps=1e-6)).sum(0)
     result = evaluate("layer_norm_scale_vjp", g, x, eps=1e-6)
     np.testing.assert_allclose(result, expected, 1e-10, 1e-10)
