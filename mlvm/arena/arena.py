@@ -653,12 +653,12 @@ class Arena:
         while True:
             with self._lock:
                 if self.closed:
-                    raise self._closed()
+                    raise self._closed() from None  # nor of the bin that was empty
                 thrifty = not self.grows or self.capacity > 2 * self.high_water
                 region = self._placement.find(type, thrifty=thrifty)
                 if region is None:
                     if not self.grows:
-                        raise self._overflow(type, nbytes)
+                        raise self._overflow(type, nbytes) from None
                     trims = self.trims and self.capacity - self.used > self.used + nbytes
                     if trims or thrifty:
                         self._placement.release(idle=not trims)

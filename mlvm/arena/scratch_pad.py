@@ -77,7 +77,7 @@ class ScratchPad(Arena):
         raise ArenaError(
             f"scratch pad {self.name!r} places nothing by itself; ask for "
             f"tensor({str(type)!r}, offset), or allocate in an arena"
-        )
+        ) from None
 
     def _renew(self, used: list[Region]) -> None:
         """Tensors at one offset share handles, and nothing protects their bytes from the next."""

@@ -115,11 +115,27 @@ COMPOSED: Final[Calls] = {
 }
 
 
+def full_arena() -> object:
+    with ml.Arena(ml.default_vm(), "small", capacity=64):
+        return [ml.ones(9), ml.ones(9)]
+
+
+def closed_arena() -> object:
+    arena = ml.Arena(ml.default_vm(), "closed")
+    arena.close()
+    with arena.allocating():
+        return ml.ones(9)
+
+
+# What allocates is called from several depths.
+ALLOCATING: Final[Calls] = {"a full arena": full_arena, "a closed arena": closed_arena}
+
+
 @pytest.mark.parametrize(
     ("call", "most"),
     [
         pytest.param(call, most, id=name)
-        for calls, most in ((DIRECT, 0), (COMPOSED, 3))
+        for calls, most in ((DIRECT, 0), (COMPOSED, 3), (ALLOCATING, 6))
         for name, call in calls.items()
     ],
 )
