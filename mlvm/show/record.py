@@ -178,6 +178,7 @@ class _Writes:
                 if not self._told and self._observing is not None:
                     self._observing.__exit__(None, None, None)
                     self._observing = None
+                    self._names.clear()  # which keeps the programs
 
     def _launched(
         self,

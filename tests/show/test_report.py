@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,17 @@ def test_recordings_of_one_arena_and_of_one_vm_lie_within_each_other() -> None:
     assert outer.resets == [outer.moments - 4, outer.moments]
     assert batch.recording is outer
     del y
+
+
+def test_a_recording_keeps_no_program_alive() -> None:
+    with ml.Arena(ml.VM(), "batch").allocating() as batch:
+        step = ml.capture(lambda x: x * 2.0)
+        x = ml.ones(3)
+        with ml.record(batch):
+            step(x)
+        program = weakref.ref(step.program)
+        step.close()
+        assert program() is None
 
 
 def test_a_recording_can_forget_what_is_long_past(arena: Arena) -> None:
