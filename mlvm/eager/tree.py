@@ -67,14 +67,19 @@ class Node:
         return twin
 
 
+_NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
+
+
 def holds_tensors(value: object) -> bool:
     """Whether a Module's field is part of the tree: a tensor, a Module, or a container of one. A
     `Buffer` in a container is, to be refused as a leaf."""
     if isinstance(value, (Tensor, Node, Buffer)):
         return True
     if isinstance(value, dict):
-        return any(map(holds_tensors, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(holds_tensors, value))
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset(map(type, value)):
+        return False  # without a look at each of a million numbers
+    return any(map(holds_tensors, value))
 
 
 def fields(node: Node, *, buffers: bool = False) -> Iterator[tuple[str, Any]]:
