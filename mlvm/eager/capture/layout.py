@@ -129,7 +129,7 @@ def _is_steady(kind: type, base: type | None) -> bool:
 def _cannot_change(kind: type) -> bool:
     """Whether an object of a library's class stays as it is. It does if it has a hash of its own,
     as that must stay; and a descriptor without a dict does."""
-    if issubclass(kind, (weakref.ref, contextvars.ContextVar)):
+    if issubclass(kind, (weakref.ref, contextvars.ContextVar, memoryview)):
         return False
     if kind.__hash__ not in (None, object.__hash__):
         return True

@@ -25,6 +25,8 @@ _FOUND_OTHERWISE: Final[dict[str, Iterable[str]]] = {
     **dict.fromkeys(("repr", "str", "format", "ascii"), TEXTS),
     "type": {"__class__"},
     "hash": {"__hash__"},
+    "__getattribute__": {ALL},
+    **dict.fromkeys(("__repr__", "__str__", "__format__"), TEXTS),
 }
 """What calls of these builtin functions read."""
 
@@ -32,9 +34,10 @@ _READ_ALL: Final = frozenset(
     {"__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"}
     | {"__copy__", "__deepcopy__", "__replace__"}
 )
-_UNBOUNDED: Final = frozenset({"eval", "exec", "globals", "__import__"})
+_FORMATTERS: Final = frozenset({"format", "format_map"})  # methods of strings
+_UNBOUNDED: Final = frozenset({"eval", "exec", "globals", "__import__", "import_module"})
 _UNBOUNDED_ATTRIBUTES: Final = frozenset(
-    {"__globals__", "f_globals", "__builtins__", "__subclasses__"}
+    {"__globals__", "f_globals", "__builtins__", "__subclasses__", "import_module"}
 )
 
 _NOT_CALLED: Final = """
@@ -107,6 +110,8 @@ def _reads(code: types.CodeType) -> Reads:
     unbounded = sorted((_UNBOUNDED & globals.keys()) | (_UNBOUNDED_ATTRIBUTES & names))
     if names & _READ_ALL:
         names.add(ALL)
+    if names & _FORMATTERS:
+        names |= TEXTS
     shape = "".join(map(_shape, instructions))
     if shape.count("G") > len(_CONSTANT_GETTER.findall(shape)):
         names.add(ALL)

@@ -260,6 +260,14 @@ class Signature:
         if type(fn.__self__) is not types.ModuleType:
             self._add(fn.__self__)
 
+    def _wrapper(self, method: types.MethodWrapperType) -> None:
+        """A special method of an object, such as `items.__len__`."""
+        self._may_read(reads_of_builtin(method.__name__))
+        self._add(method.__self__)
+
+    def _super(self, value: Any) -> None:
+        self._add(super.__getattribute__(value, "__self__"))
+
     def _property(self, field: property) -> None:
         for fn in (field.fget, field.fset, field.fdel):
             self._add(fn)
@@ -505,6 +513,8 @@ _LOOKS: Final[dict[type, Callable[[Signature, Any], None]]] = {
     types.FunctionType: Signature._function,
     types.MethodType: Signature._method,
     types.BuiltinFunctionType: Signature._builtin,
+    types.MethodWrapperType: Signature._wrapper,
+    super: Signature._super,
     types.ModuleType: Signature._module,
     functools.partial: Signature._partial,
     _CACHED: Signature._cached,

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import importlib
 import io
 import itertools
 import json
@@ -117,6 +118,57 @@ def module_of(name: str, code: str) -> Any:
 def a_namespace_of_argparse() -> Any:
     args = argparse.Namespace(lr=2.0)
     return lambda x: x * args.lr, lambda: setattr(args, "lr", 3.0)
+
+
+class Tagged:
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+    def __str__(self) -> str:
+        return self.tag
+
+
+@seen
+def text_made_by_a_method_of_a_string() -> Any:
+    c = Tagged("a")
+    return lambda x: x * len("{}".format(c)), lambda: setattr(c, "tag", "abc")  # noqa: UP032
+
+
+@seen
+def text_made_of_a_mapping() -> Any:
+    c = Tagged("a")
+    return lambda x: x * len("{c}".format_map({"c": c})), lambda: setattr(c, "tag", "abc")
+
+
+@seen
+def a_special_method_of_a_list() -> Any:
+    items = [1.0, 2.0]
+    count = items.__len__
+    return lambda x: x * count(), lambda: items.append(3.0)
+
+
+@seen
+def what_finds_fields_of_an_object() -> Any:
+    c = plain(lr=2.0)
+    get = c.__getattribute__
+    return lambda x: x * get("l" + "r"), lambda: setattr(c, "lr", 3.0)
+
+
+@seen
+def an_object_as_one_of_its_base() -> Any:
+    class Half(Plain):
+        lr: float
+
+        def rate(self) -> float:
+            return self.lr / 2
+
+    class Third(Half):
+        def rate(self) -> float:
+            return 0.0
+
+    c = Third(lr=2.0)
+    half: Any = super(Third, c)
+    return lambda x: x * half.rate(), lambda: setattr(c, "lr", 3.0)
 
 
 @seen
@@ -1028,6 +1080,17 @@ def a_hook_that_an_optimizer_calls() -> Any:
 
 
 # --- what is refused --------------------------------------------------------------------
+
+
+@refused
+def a_view_of_bytes() -> Any:
+    numbers = memoryview(bytearray([2, 3]))
+    return lambda x: x * numbers[0], None
+
+
+@refused
+def a_module_found_by_name() -> Any:
+    return lambda x: x * importlib.import_module("math").pi, None
 
 
 @refused
