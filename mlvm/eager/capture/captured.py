@@ -17,10 +17,10 @@ import os
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -304,12 +304,13 @@ class Captured(Generic[P, R]):
 
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
+        names = self._names  # another thread may add some meanwhile
         while True:
-            signature = Signature(self.fn, self._names, self._rebound)
+            signature = Signature(self.fn, names, self._rebound)
             key = id(vm), signature.of_arguments(args, kwargs), signature.function
-            if signature.names == self._names:
+            if signature.names == names:
                 return signature, key
-            self._names = signature.names
+            names = self._names = signature.names
 
     def _find(self, key: Any, inputs: Sequence[Tensor]) -> _Entry | None:
         return next((each for each in self._entries.get(key, ()) if each.fits(inputs)), None)
@@ -448,8 +449,11 @@ def _recorded(
             for field, x in signature.fields:
                 field.set(stand_in(x))
             given = [replace(stand_in, each, (Tensor, TensorType)) for each in (args, kwargs)]
+            before = replace(lambda x: x, given)
             tree = fn(*given[0], **given[1])
-            del given
+            _require_same(before, given)
+            del given, before
+            replace(_refuse_later, tree, (Iterator, Awaitable))
             for field, x in signature.fields:
                 if field.value is stand_in(x):  # it was not rebound
                     field.set(x)
@@ -526,6 +530,38 @@ def _refuse_kept(record: Recorder, around: Surroundings) -> None:
     raise CaptureError(
         f"{what} a captured function is kept in {where}, where later calls would put no other; "
         f"return it, and keep it outside, or rebind a Module's field that holds a {x.type}"
+    )
+
+
+def _require_same(before: Sequence[Any], given: Sequence[Any]) -> None:
+    """Raise `CaptureError` if the function has changed a list or dict in its arguments or keyword
+    arguments: it got copies of them, and later calls would change none."""
+    (args, kwargs), (args_now, kwargs_now) = before, given
+    was = {**dict(enumerate(args)), **kwargs}
+    now = {**dict(enumerate(args_now)), **kwargs_now}
+    for name, argument in was.items():
+        if not _is_same(argument, now[name]):
+            raise CaptureError(
+                f"a captured function changes the {type(argument).__name__} that it was given as "
+                f"argument {name!r}, which no later call would do; return what is new instead"
+            )
+
+
+def _is_same(before: Any, given: Any) -> bool:
+    """Whether two trees have the same leaves at the same places."""
+    if type(before) is not type(given) or not isinstance(before, (dict, list, tuple)):
+        return before is given
+    if len(before) != len(given):
+        return False
+    if isinstance(before, dict):
+        return all(x in given and _is_same(before[x], given[x]) for x in before)
+    return all(map(_is_same, before, given))
+
+
+def _refuse_later(result: object) -> NoReturn:
+    raise CaptureError(
+        f"a captured function returns a {type(result).__name__}, which runs after the call, and "
+        f"for one call alone; return a list or tuple"
     )
 
 

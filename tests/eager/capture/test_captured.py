@@ -1254,3 +1254,81 @@ def test_an_argument_may_also_be_reached_by_another_argument() -> None:
         expected, given = step(a, model), captured(a, model)
         assert given[0] == expected[0]
         assert [x.tolist() for x in given[1]] == [x.tolist() for x in expected[1]]
+
+
+# --- what runs later, or changes what is given ------------------------------------------------
+
+
+def in_generator(x: ml.Tensor) -> Iterator[ml.Tensor]:
+    for i in range(2):
+        yield x * i
+
+
+async def in_coroutine(x: ml.Tensor) -> ml.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        pytest.param(in_generator, "generator", id="generator"),
+        pytest.param(lambda x: {"a": [map(abs, [x])]}, "map", id="map"),
+        pytest.param(lambda x: iter([x]), "list_iterator", id="iterator"),
+        pytest.param(in_coroutine, "coroutine", id="coroutine"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_result_that_runs_after_the_call_is_refused(fn: Any, kind: str) -> None:
+    """It would be empty from the second call on."""
+    place = make_place()
+    captured = ml.capture(fn)
+    with place.weights.allocating():
+        x = ml.ones(2)
+        for _ in range(2):
+            with pytest.raises(CaptureError, match=f"returns a {kind}, which runs after the call"):
+                captured(x)
+    assert captured.signatures == 0
+
+
+def put_tensor(state: Any, x: ml.Tensor) -> ml.Tensor:
+    state["mean"] = state["mean"] * 0.5 + x
+    return x
+
+
+def put_number(state: Any, x: ml.Tensor) -> ml.Tensor:
+    state["count"] += 1
+    return x
+
+
+def take_out(state: Any, x: ml.Tensor) -> Any:
+    return state.pop("mean") + x
+
+
+def put_inside(state: Any, x: ml.Tensor) -> ml.Tensor:
+    state["parts"][0].append(x)
+    return x
+
+
+@pytest.mark.parametrize("fn", [put_tensor, put_number, take_out, put_inside])
+@pytest.mark.parametrize("name", [0, "state"])
+def test_a_function_that_changes_a_dict_or_list_it_is_given_is_refused(fn: Any, name: Any) -> None:
+    """It gets a copy, so the change would be lost, and no later call would make it."""
+    place = make_place()
+    captured = ml.capture(fn)
+    with place.weights.allocating():
+        x, mean = ml.ones(2), ml.zeros(2)
+        state = {"mean": mean, "count": 0, "parts": ([],)}
+        with pytest.raises(CaptureError, match=f"the dict that .* as argument {name!r}"):
+            captured(state, x) if name == 0 else captured(x=x, state=state)
+        assert state == {"mean": mean, "count": 0, "parts": ([],)}
+
+
+def test_a_function_may_change_what_its_call_makes_of_arguments() -> None:
+    def step(*xs: ml.Tensor, **named: Any) -> Any:
+        return xs[0] * named.pop("by") + len(named)
+
+    place = make_place()
+    captured = ml.capture(step)
+    with place.weights.allocating():
+        for _ in range(2):
+            assert captured(ml.ones(2), by=2.0).tolist() == [2, 2]
