@@ -94,7 +94,7 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
             {x}[{index}]   {x}[{index}]   {x}[None]   {x}[..., None]   {x}[...]   {x}[::-1]
             {x}[ml.abs({i}) % len({same})]   ml.take({x}, {picks}, axis={one})
             ml.take_along_axis({x}, ml.argsort({same}, axis=-1), axis=-1)
-            ml.stack(ml.unstack({x}), axis=-1)   ml.split({x}, {cut}, axis={one})[-1]
+            ml.stack(ml.unstack({x}[:3]), axis=-1)   ml.split({x}, {cut}, axis={one})[-1]
             ml.one_hot(ml.abs({i}) % 3, 3)
         """),
     ),
