@@ -46,7 +46,7 @@ from mlvm.show.trace import trace
 from mlvm.step.saved import LoadedStep, SavedStep
 
 INTERRUPTED: Final = 130
-"""The exit status of a process that Ctrl-C ended, as shells have it."""
+"""The exit status after Ctrl-C, as shells set it."""
 
 
 class BadInput(MlvmError):
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not have every character
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some
     try:
         if options.command == "run":
             run(options)
@@ -161,10 +161,10 @@ def _on_one_line(error: Exception) -> str:
 
 
 def read_file(file: str) -> Program | SavedStep:
-    """The program in a file of assembly, or of what `Program.to_bytes` gives, or the captured step
-    in one that `Captured.save` wrote.
+    """What a file holds: a program as assembly or as `Program.to_bytes` gives it, or a captured
+    step as `Captured.save` writes it.
 
-    Raises `BadInput` for a file that holds neither, with line and column in text; and `OSError`.
+    Raises `BadInput` for any other file, with line and column for text; and `OSError`.
     """
     data = Path(file).read_bytes()
     try:
@@ -180,7 +180,7 @@ def read_file(file: str) -> Program | SavedStep:
 
 
 def program_of(found: Program | SavedStep) -> Program:
-    """The program alone; of a captured step that which its plan is for."""
+    """The program alone. That of a captured step is the one that was planned."""
     return found.planned.program if isinstance(found, SavedStep) else found
 
 
@@ -209,8 +209,8 @@ def read_argument(number: int, text: str) -> Array:
 def _read_npy(content: bytes) -> Array:
     """The array of a .npy file, in memory of its own and this machine's byte order.
 
-    numpy's own reader allocates what the header announces, before it looks whether there is as
-    much. Raises whatever numpy does for what is no such file.
+    numpy's own reader allocates what the header announces before it knows that the file is long
+    enough. Raises whatever numpy raises for what is no such file.
     """
     stream = io.BytesIO(content)
     version = npy.read_magic(stream)
@@ -255,7 +255,7 @@ def run(options: argparse.Namespace) -> None:
     _check_count(wanted, len(options.arg), "with --arg are")
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)  # no long run shall end in a refusal
+        options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
     vm = LocalVM()
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(found, SavedStep):
@@ -273,7 +273,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Verify the program, and list the calls whose operands are only looked at when they run."""
+    """Verify the program, and list the calls whose operands are checked only when they run."""
     found = read_file(options.file)
     program = program_of(found)
     types = (

@@ -1,26 +1,26 @@
 """Arenas: named memory for tensors that live and end together.
 
 An arena takes storages from its VM, carves them into regions, and hands the regions out again
-and again, as `placement` says. A step that allocates as the step before gets the same addresses,
-and the views remembered there: in steady state nothing is allocated.
+and again (see `placement`). A step that allocates as the step before gets the same addresses, and
+the views remembered there: in steady state nothing is allocated.
 
-Threads may share an arena. `alloc` and the end of a tensor take no lock, which would cost as much
-as all they do: whoever takes `tensor.region` away ends the tensor, and the lines marked `at once`
-hold no call and no loop, the only places where CPython (3.11 and later, with its global lock) lets
-another thread in. All that is rare takes the arena's lock. Who has that lock calls no VM, because a
+Threads may share an arena. `alloc` and the end of a tensor take no lock: one would cost as much as
+all they do. Instead, whoever takes `tensor.region` away ends the tensor. CPython (3.11 and later,
+with its global lock) lets another thread in only at a call or a loop; the lines marked `at once`
+have neither. All that is rare takes the arena's lock. A thread that has this lock calls no VM: a
 launch may call Python that waits for the lock.
 
-A region keeps its handles, so the next tensor there has the handle of the last. That must not
-mislead a thread that has read the handle of a tensor, and then waits for the VM while another
-thread ends the tensor. Three rules see to it:
+A region keeps its handles: the next tensor there has the handle of the last. A thread may read the
+handle of a tensor and then wait for the VM, while another thread ends the tensor. Three rules keep
+the first thread from using the tensor that comes next:
 
-- A launch or write that changes what exists happens inside `using(tensors)`. While somebody uses a
-  tensor, or its first value is still being made, its end takes the region's handles away: it
-  deallocates them in the VM before anybody gets the region. The late launch gets a `HandleError`.
-- Who only reads looks afterwards whether the tensor still lives, and drops what was read if not.
-- A tensor that Python refers to no more is used by nobody.
+- A launch or write that changes an existing tensor happens inside `using(tensors)`. If a tensor
+  ends while it is used, or before it has its first value, its handles are deallocated in the VM
+  before anybody gets the region. The late launch gets a `HandleError`.
+- After a mere read, the reader checks that the tensor still lives, and drops what was read if not.
+- A tensor that Python no longer refers to is used by nobody.
 
-So the handles stay the same for one thread, and wherever threads end only what nobody uses.
+So the handles stay the same as long as no thread ends what another one uses.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class Allocation:
             self.arena.used -= region.nbytes  # at once
 
     def prepare(self) -> None:
-        """What a kind of its own sets up in a tensor that its arena makes unasked."""
+        """What a subclass sets up in a tensor that its arena makes for itself."""
 
     def in_making(self) -> bool:
-        """Whether a thread may be about to write its first value outside of `using`."""
+        """Whether its first value may still be unwritten: that write is outside of `using`."""
         return False
 
     @property
@@ -103,8 +103,8 @@ class Allocation:
 
 
 class using:
-    """Inside the block the handles that these tensors have reach their own bytes or nothing, even
-    if another thread ends the tensors meanwhile: read the handles inside."""
+    """Inside the block the handles of these tensors reach the tensors' own bytes or nothing, even
+    if another thread ends the tensors. Read the handles inside."""
 
     __slots__ = ("_regions",)
 
@@ -131,15 +131,15 @@ def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
 
 
 class Guest(Protocol):
-    """Tensors in other memory that an arena's reset ends too: what was got from a queue inside
-    `with arena:`."""
+    """Tensors in other memory that an arena's reset ends too. What is got from a queue inside
+    `with arena:` is one."""
 
     def end(self, why: str) -> None: ...
 
 
 class Watcher(Protocol):
-    """What hears of an arena's tensors: each that is made, each that ends before it dies, and the
-    arena's resets."""
+    """Is told of an arena's tensors: of each one made, each one ended before it dies, and each
+    reset of the arena."""
 
     def made(self, tensor: Allocation) -> None: ...
     def ending(self, tensor: Allocation) -> None: ...
@@ -147,7 +147,7 @@ class Watcher(Protocol):
 
 
 class Holder(NamedTuple):
-    """A live tensor: what it takes up, and the Python line that made it, where lines are noted."""
+    """A live tensor: its size in the arena, and the Python line that made it, if noted."""
 
     nbytes: int
     type: TensorType
@@ -158,7 +158,7 @@ class Holder(NamedTuple):
 
 
 class Mark:
-    """A point in an arena's life, to rewind to: it refers to what lived then."""
+    """A point in an arena's life to rewind to. It refers to the tensors that lived then."""
 
     __slots__ = ("__weakref__", "_living", "_number", "arena")
 
@@ -169,19 +169,19 @@ class Mark:
 
 
 class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
-    """The region that each handle views which an arena on one VM has made."""
+    """The regions of all arenas of one VM, by every handle that views them."""
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
 
 
 def regions(vm: VMProtocol) -> Regions:
-    """Those of the VM."""
+    """The `Regions` of the VM."""
     return vm.attached(Regions)
 
 
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""The arena that results are allocated in, for each thread or task: that of its last block."""
+"""The arena that a thread or task allocates results in: that of the last block it entered."""
 
 
 class _Block:
@@ -201,7 +201,7 @@ class _Block:
 
 
 _blocks: ContextVar[tuple[_Block, ...]] = ContextVar("blocks", default=())
-"""Those that a thread or task has entered and not left, the last one last."""
+"""The blocks that a thread or task is in, the innermost last."""
 
 
 def _set_blocks(blocks: tuple[_Block, ...]) -> None:
@@ -210,7 +210,7 @@ def _set_blocks(blocks: tuple[_Block, ...]) -> None:
 
 
 on_made: Final[list[Callable[[Arena], None]]] = []
-"""Called with each new arena: how a script's arenas are recorded from their first moment on."""
+"""Functions called with each new arena, such as one that records it from its first moment on."""
 
 
 class Arena:
@@ -219,16 +219,17 @@ class Arena:
     `used` bytes are taken now, `high_water` is the most there ever were, `capacity` is what
     the arena holds of its VM. Sizes are in bytes, each tensor's rounded up to 64.
 
-    With `capacity` the arena takes so many bytes at once and never grows, and notes the Python
-    line of each allocation, to name it when the capacity does not suffice. Without, it grows by
-    chunks; with `trims` it first gives empty chunks back, once they outweigh what is in use.
+    With `capacity` the arena takes so many bytes at the start and never grows. It notes the Python
+    line of each allocation, and names the largest when the capacity does not suffice. Without
+    `capacity` it grows by chunks; with `trims` it first gives empty chunks back, once they outweigh
+    what is in use.
 
-    It hands a region out again to the next tensor of its size, and merges free neighbours for a
-    size it has no region of. A growing arena merges only what a few resets left unused, and not
-    before it holds twice what it ever needed.
+    It hands a region out again to the next tensor of its size. For a size that it has no region
+    of, it merges free neighbours. A growing arena merges only regions that a few resets left
+    unused, and only once it holds twice what it ever needed.
 
-    Threads may share an arena. A reset ends the tensors of all of them; of several that are
-    inside `with arena:`, the last to leave resets it. Who gives handles to the VM himself does so
+    Threads may share an arena. A reset ends the tensors of all of them; of several threads inside
+    `with arena:`, the last to leave resets it. Code that gives handles to the VM itself does so
     inside `using(tensors)`, if another thread may end the tensors.
     """
 
@@ -287,7 +288,7 @@ class Arena:
         kind: type[A] = Allocation,  # type: ignore[assignment]
         region: Region | None = None,
     ) -> A:
-        """A tensor of that type, its bytes undefined; in that region, if its place is given.
+        """A tensor of that type, its bytes undefined; in `region`, if one is given.
 
         Raises `ArenaOverflow` when a fixed capacity does not suffice, `ArenaError` after close.
         """
@@ -308,12 +309,12 @@ class Arena:
             tensor.handle = region.handles[type]
         except KeyError:
             tensor.handle = self._view(region, type)
-        refer = self._refer  # called as a method of the instance it would cost 15 ns more
+        refer = self._refer  # a method call would cost 15 ns more
         region.holder = refer(tensor)
         return tensor
 
     def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
-        """Another tensor over the same bytes, of a type with as many. It keeps `base` alive.
+        """Another tensor over the same bytes, of a type of the same size. It keeps `base` alive.
 
         Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
         """
@@ -334,7 +335,7 @@ class Arena:
         except HandleError:
             if base.region is region:
                 raise
-            raise base.stale() from None  # and with it, its storage
+            raise base.stale() from None  # its storage ended with it
         views = region.views
         if views is None:
             with self._lock:
@@ -391,7 +392,7 @@ class Arena:
         self._end_all("its arena was reset")
 
     def mark(self) -> Mark:
-        """This point in the arena's life, to `rewind` to, more than once if one likes."""
+        """This point in the arena's life. `rewind` goes back to it, any number of times."""
         with self._lock:
             self._marks_made += 1
             living: dict[Region, object] = {
@@ -405,8 +406,8 @@ class Arena:
     def rewind(self, mark: Mark) -> None:
         """End every tensor allocated since the mark, and the marks made since.
 
-        Raises `ArenaError` for a mark that a reset or an earlier mark's rewind has passed, or of
-        another arena.
+        Raises `ArenaError` for a mark of another arena, or one that a reset or a rewind to an
+        earlier mark has ended.
         """
         if not isinstance(mark, Mark) or mark.arena is not self:
             whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
@@ -448,14 +449,14 @@ class Arena:
     # --- where results go ---
 
     def __enter__(self) -> Arena:
-        with self._lock:  # not while the last to leave resets it
+        with self._lock:  # waits while the last to leave resets it
             self._inside += 1
         _Block(self, resets=True).enter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A generator may be finalized by a thread or task that has not entered the arena: it
-        ends the generator's stay, and goes on allocating where it did."""
+        """Leave the arena. A thread that finalizes another's generator ends the generator's stay
+        only: it goes on allocating where it did."""
         mine = [block for block in _blocks.get() if block.arena is self and block.resets]
         if mine:
             mine[-1].leave()
@@ -474,13 +475,14 @@ class Arena:
     # --- what can be seen ---
 
     def note_lines(self, noted: bool = True) -> bool:
-        """Note the Python line of each allocation from here on, or not; whether it was so."""
+        """Start or stop noting the Python line of each allocation. Returns whether they were
+        noted before."""
         before, self._notes_lines = self._notes_lines, noted
         self._choose_reference()
         return before
 
     def watch(self, watcher: Watcher) -> None:
-        """Have the watcher hear of this arena's tensors from here on."""
+        """Tell the watcher of this arena's tensors from here on."""
         self._watchers.append(watcher)
         self._choose_reference()
 
@@ -490,7 +492,7 @@ class Arena:
         self._choose_reference()
 
     def _choose_reference(self) -> None:
-        """How `alloc` refers to a new tensor: what nobody wants to know costs nothing."""
+        """Choose how `alloc` refers to a new tensor. What nobody wants to know costs nothing."""
         if self._watchers:
             self._refer = self._tell
         else:
@@ -561,12 +563,12 @@ class Arena:
         self.views_created += 1
         regions(self.vm)[new] = region
         handle = handles.setdefault(type, new)
-        if handle != new or region.handles is not handles:  # another thread has made one, or
-            self._dealloc([new])  # ended the base of the view that it is for
+        if handle != new or region.handles is not handles:  # another thread made one, or
+            self._dealloc([new])  # ended the base of this view
         return handle
 
     def _end_all(self, why: str, *, leaving: bool = False) -> None:
-        """End every tensor; if somebody leaves the arena, only if nobody else is inside."""
+        """End every tensor. With `leaving`, only if no other block is inside the arena."""
         used: list[Region] = []
         placement = self._placement
         with self._lock:
@@ -601,11 +603,11 @@ class Arena:
         return ended
 
     def _take(self, tensor: Allocation, why: str, used: list[Region]) -> bool:
-        """End the tensor and its views, unless it has ended. Its region is free; or it is added
-        to those still in `used`, for `_renew`.
+        """End the tensor and its views; whether it had not ended yet. Its region is freed, unless
+        somebody uses it: then it is added to `used`, for `_renew`.
 
-        A tensor that the garbage collector is about to finalize cannot be reached any more: it
-        keeps its region until its `__del__`.
+        A tensor that the garbage collector is about to finalize is not reached here. It keeps its
+        region until its `__del__`.
         """
         if tensor.region is None:
             return False
@@ -628,7 +630,7 @@ class Arena:
         return True
 
     def _renew(self, used: list[Region]) -> None:
-        """Free these regions when their handles reach nothing any more."""
+        """Deallocate the handles of these regions, then free the regions."""
         for region in used:
             handles, region.handles = region.handles, {}
             self._dealloc([*handles.values()])
@@ -693,7 +695,7 @@ class Arena:
 
 
 def _note(tensor: Allocation) -> weakref.ref[Allocation]:
-    """A reference to a tensor just made, once its region knows the line that made it."""
+    """Note the line that made a new tensor in its region. Returns a reference to the tensor."""
     reference, region = weakref.ref(tensor), tensor.region
     if region is not None:
         region.noted = reference, user_place()

@@ -1,12 +1,12 @@
 """Where an arena puts a tensor: the chunks it holds, and the regions carved from them.
 
-`Reuse` hands a region out again and again: one that comes back waits in the bin of its size, and
-`tidy` orders the bins as their regions were first made. So a step that allocates as the step
-before finds the same addresses. `Chosen` puts a tensor where its maker says.
+`Reuse` hands a region out again and again. A region that comes back waits in the bin of its size;
+`tidy` puts each bin in the order in which its regions were made. So a step that allocates as the
+step before finds the same addresses. `Chosen` puts a tensor where its maker says.
 
-A placement only keeps the books: it calls no VM. Threads share it so: all but `tidy` runs under
-the arena's lock; everywhere else a region is taken and returned by `bin.pop()` and
-`bin.append(region)`, which are atomic. So a region that is in no bin is somebody's.
+A placement only keeps the books: it calls no VM. Its methods run under the arena's lock. Without
+the lock, threads take a region by `bin.pop()` and return it by `bin.append(region)`, which are
+atomic. So a region that is in no bin belongs to somebody.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mlvm.core.types import ALIGNMENT, TensorType
 T = TypeVar("T")
 
 IDLE: Final = 3
-"""After so many resets without a use, a region of a growing arena may be merged or given back:
-steps of a few kinds, such as training and evaluation, can take turns without disturbing it."""
+"""After so many resets without a use, a region of a growing arena may be merged or given back.
+Steps of a few kinds, such as training and evaluation, can take turns before that happens."""
 
 _NUMBER: Final = attrgetter("number")
 
@@ -34,22 +34,22 @@ def rounded(nbytes: int) -> int:
 
 
 class Resident(Protocol):
-    """What a region knows of the tensor that it belongs to."""
+    """The tensor that a region belongs to, as far as the region knows it."""
 
     region: Region | None
 
 
 Reference: TypeAlias = weakref.ref[Any]
-"""Refers to a `Resident`, whose own type only its arena knows."""
+"""Refers to a `Resident`. Only the arena knows its class."""
 
 
 class Region:
     """A piece of a storage, and the tensors ever viewed there. Its size never changes.
 
     `number` counts regions in the order of their making. `holder` refers to the last tensor that
-    had it, which may have ended; at a reset it becomes `seen`, and `last` that reset, if it is
-    another than before. `noted` is a holder and the Python place that made it, where lines are
-    noted. `users` counts the blocks that use its handles at the moment.
+    had the region; that tensor may have ended. `seen` is the holder at the last reset, and `last`
+    the number of the last reset that found a new one. `noted` is a holder and the Python place
+    that made it, if lines are noted. `users` counts the `using` blocks that it is in now.
     """
 
     __slots__ = (
@@ -113,9 +113,9 @@ class Chunk:
 class Placement:
     """What both placements share. `regions` lists every region, `resets` counts resets.
 
-    `bins` finds the bin of a type that has been placed before, where there are bins.
-    `handles` and `storages` are those of regions and chunks that are no more, for the arena to
-    give back to its VM.
+    `bins` has the bin of each type that was placed before, if the placement has bins. `handles`
+    and `storages` belonged to regions and chunks that are gone; the arena gives them back to its
+    VM.
     """
 
     def __init__(self, *, grows: bool) -> None:
@@ -129,17 +129,17 @@ class Placement:
         self._numbers = 0
 
     def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
-        """A region for a type, now the caller's; None if the chunks have no room for it.
+        """A region for a type, which the caller then owns; None if the chunks have no room for it.
 
         If `thrifty`, free neighbours are merged to make room.
         """
         raise NotImplementedError
 
     def tidy(self) -> None:
-        """From here on the same requests find the same regions as after the last `tidy`."""
+        """Let the same requests find the same regions as after the last `tidy`."""
 
     def release(self, *, idle: bool = False) -> None:
-        """Drop the chunks in which nothing lives; if `idle`, only those that have long been so."""
+        """Drop the chunks in which nothing lives; if `idle`, only those long unused."""
         raise NotImplementedError
 
     def largest_gap(self) -> int:
@@ -172,9 +172,9 @@ class Placement:
 class Reuse(Placement):
     """Regions by size, handed out again last in, first out.
 
-    A request that finds neither a region of its size nor room to carve one gets free neighbours
-    merged: in a fixed arena any, in a growing one only those idle for long, because a step that
-    is repeated will ask for the others again.
+    A request may find neither a region of its size nor room to carve one. Then free neighbours are
+    merged: in a fixed arena any, in a growing one only those long unused, because a repeated step
+    will ask for the others again.
     """
 
     def __init__(self, *, grows: bool) -> None:
@@ -200,7 +200,7 @@ class Reuse(Placement):
 
     def tidy(self) -> None:
         for bin in list(self._sizes.values()):
-            bin.sort(key=_NUMBER, reverse=True)  # in C from end to end: no thread sees it halfway
+            bin.sort(key=_NUMBER, reverse=True)  # all in C: no thread sees it half sorted
 
     def release(self, *, idle: bool = False) -> None:
         free = self._free(idle=idle)
@@ -224,12 +224,12 @@ class Reuse(Placement):
 
     def clear(self) -> None:
         for bin in self._sizes.values():
-            bin.clear()  # which a thread in `alloc` may have found already
+            bin.clear()  # a thread in `alloc` may have found the bin already
         super().clear()
         self._sizes.clear()
 
     def _free(self, *, idle: bool) -> set[int]:
-        """The ids of the regions in bins; if `idle`, only of those not used for long."""
+        """The ids of the regions in bins; if `idle`, only of those long unused."""
         waiting = [region for bin in list(self._sizes.values()) for region in bin.copy()]
         if not idle:
             return {id(region) for region in waiting}
@@ -245,8 +245,9 @@ class Reuse(Placement):
         return sorted(inside, key=lambda region: (region.offset, region.nbytes))
 
     def _merge(self, nbytes: int, *, idle: bool) -> bool:
-        """Make the first free neighbours that together have so many bytes one region of that
-        size and one of the rest, or, at the end of the chunk, bytes to carve again."""
+        """Merge the first free neighbours that have so many bytes together; whether there were
+        any. They become a region of that size and one of the rest. At the end of a chunk they
+        become bytes to carve again."""
         free = self._free(idle=idle)
         for chunk in self.chunks:
             run: list[Region] = []
@@ -289,9 +290,10 @@ class Reuse(Placement):
 
 
 class Chosen(Placement):
-    """Regions wherever one asks for them, over each other if need be, in one chunk.
+    """Regions at any offset of one chunk, which may overlap.
 
-    Tensors at one offset share their handles, those of one size their regions, one after another.
+    Regions at one offset share their handles. Tensors of one offset and size that live one after
+    another share their region.
     """
 
     def __init__(self) -> None:
@@ -315,7 +317,7 @@ class Chosen(Placement):
 
 
 def pop(waiting: list[T]) -> T | None:
-    """The last of a list, taken out of it at once; None if it is empty."""
+    """Take the last item out of a list, atomically; None if it is empty."""
     try:
         return waiting.pop()
     except IndexError:

@@ -1,11 +1,11 @@
-"""Where tensors of known lifetimes go in one storage, so that it is as small as may be.
+"""Where tensors of known lifetimes go in one storage, which is to be small.
 
-`plan` places blocks one after the other, each into the smallest gap left by the blocks already
-placed that live at the same time: best fit, as in XLA's heap simulator
-(`GlobalDecreasingSizeBestFitHeap`). Which block comes first decides how well that goes. So it
-tries several orders, among them the decreasing size of TensorFlow Lite Micro's
-`greedy_memory_planner.cc` and the breadth of Pisarchyk and Lee, "Efficient Memory Management
-for Deep Neural Net Inference" (arXiv 2001.03288), and keeps the smallest result.
+`plan` places blocks one after the other. Each goes into the smallest gap between the blocks that
+are already placed and live at the same time: best fit, as in XLA's heap simulator
+(`GlobalDecreasingSizeBestFitHeap`). The order of the blocks decides how small the result is. So
+`plan` tries several orders and keeps the smallest result. Among them are the decreasing size of
+TensorFlow Lite Micro's `greedy_memory_planner.cc` and the breadth of Pisarchyk and Lee, "Efficient
+Memory Management for Deep Neural Net Inference" (arXiv 2001.03288).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from mlvm.core.types import ALIGNMENT
 _LARGEST: Final = 2**62
 _RETRIES: Final = 50
 _PLACEMENTS: Final = 20_000
-"""How often, and how many blocks in all, may be placed again for something better than the best
-order."""
+"""How often all blocks may be placed again after the orders, and how many blocks in all."""
 
 _IMPROVED: Final = ", improved"
 _GROUND: Final = np.zeros(1, np.int64)
@@ -124,8 +123,8 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
 def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     """The name of the best order, and the offsets that it gives.
 
-    When none meets the bound, what stands highest in the best plan is placed first and all
-    else again, as long as there is work left to spend.
+    If none meets the bound, the blocks that end highest are moved to the front of the order, and
+    all blocks are placed again. This repeats as often as the limits allow.
     """
     best, kept, sequence = "", np.zeros_like(size), np.arange(len(size))
     height = _LARGEST
@@ -178,8 +177,8 @@ def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
 def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     """Place the blocks in that sequence, each by best fit: their offsets.
 
-    A gap lies below a block alive at the same time, and above all such blocks under it. Of
-    gaps equally small, the lowest is taken; a block that fits none goes on top.
+    A gap lies between two blocks that live at the same time as the one to place. Of gaps equally
+    small, the lowest is taken; a block that fits into none goes on top.
     """
     offsets = np.zeros_like(size)
     placed = np.empty((4, len(size)), np.int64)  # bottom, top, start and end, sorted by bottom

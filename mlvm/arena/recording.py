@@ -14,10 +14,12 @@ from mlvm.core.types import TensorType
 
 @dataclass(slots=True)
 class Lifetime:
-    """A tensor's stay in an arena, at bytes `offset` .. `offset + nbytes` and in the moments
-    `start` .. `end - 1`. `nbytes` is its size rounded up to what it takes up; `op` names what
-    wrote it first, and `place` where in Python it was made, or the line itself, as far as that is
-    known."""
+    """A tensor's stay in an arena: at bytes `offset` .. `offset + nbytes - 1`, in the moments
+    `start` .. `end - 1`.
+
+    `nbytes` is its size in the arena. `op` names what wrote it first, and `place` is where in
+    Python it was made, or that line as text, as far as they are known.
+    """
 
     type: TensorType
     offset: int
@@ -37,9 +39,9 @@ class Lifetime:
 class Recording:
     """The tensors that lived in an arena while it was recorded, in the order they came.
 
-    Each allocation and each end of a tensor makes a new moment; `moments` is the number after
-    the last, `first` the one that the recording reaches back to. `resets` are the moments at
-    which the arena was reset. Offsets see the arena's storages laid end to end, as they came;
+    Each allocation and each end of a tensor makes a new moment. `first` is the first recorded
+    moment, `moments` the number after the last. `resets` are the moments at which the arena was
+    reset. Offsets are as if the arena's storages lay end to end, in the order they came.
     `capacity` is the most that the arena held of its VM.
     """
 
@@ -49,30 +51,30 @@ class Recording:
     lifetimes: list[Lifetime] = field(default_factory=list)
     first: int = 0
     resets: list[int] = field(default_factory=list)
-    _homes: dict[StorageHandle, int] = field(default_factory=dict, repr=False)
+    _offsets: dict[StorageHandle, int] = field(default_factory=dict, repr=False)
     _extent: int = 0
 
     def offset(self, region: Region, chunks: Sequence[Chunk]) -> int:
         """Where the region is when the arena's storages, `chunks`, lie end to end."""
-        if region.storage not in self._homes:
+        if region.storage not in self._offsets:
             for chunk in chunks:
-                if chunk.storage not in self._homes:
-                    self._homes[chunk.storage] = self._extent
+                if chunk.storage not in self._offsets:
+                    self._offsets[chunk.storage] = self._extent
                     self._extent += chunk.nbytes
             self.hold(chunks)
-        return self._homes[region.storage] + region.offset
+        return self._offsets[region.storage] + region.offset
 
     def hold(self, chunks: Sequence[Chunk]) -> None:
         """Note how much the arena holds now."""
         self.capacity = max(self.capacity, sum(chunk.nbytes for chunk in chunks))
 
     def next_moment(self) -> int:
-        """A new moment: its number."""
+        """Begin a new moment, and return its number."""
         self.moments += 1
         return self.moments - 1
 
     def so_far(self) -> Recording:
-        """A copy in which what lives now does so to the last moment."""
+        """A copy in which the tensors that live now end at the last moment."""
         now = [
             replace(x) if x.end != x.start else replace(x, end=self.moments) for x in self.lifetimes
         ]
@@ -88,7 +90,7 @@ class Recording:
         return list(accumulate(change[:-1]))
 
     def forget(self, most: int) -> None:
-        """Keep of the tensors that have ended only the last so many."""
+        """Forget the tensors that have ended, but for the last `most` of them."""
         ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
         if len(ended) > most:
             self.first = sorted(ended)[-most - 1]

@@ -20,14 +20,13 @@ class ScratchPad(Arena):
 
     Tensors may overlap, and several programs may share a pad. Hazards: a write through one
     tensor changes every tensor over those bytes. No tape notices it, so a gradient may be computed
-    from what a saved operand has become. A new tensor finds whatever bytes are there, and one that
-    dies leaves them; none protects its bytes from the next. A launch whose result would overwrite
-    an operand while it reads it is refused, but not by a VM with `checked=False`.
+    from a saved operand that has changed. A new tensor finds whatever bytes are there, and a dying
+    one leaves its bytes as they are; none protects its bytes from the next. A launch whose result
+    would overwrite an operand while it reads it is refused, but not by a VM with `checked=False`.
 
     It is an arena that places nothing by itself: results are not allocated in it, and leaving
-    `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor is
-    to lie inside the pad, at a multiple of its elements' size; with `raw` the pad does not look,
-    and what the VM makes of it happens.
+    `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor must
+    lie inside the pad, at a multiple of its elements' size. With `raw` only the VM checks that.
     """
 
     _placement: Chosen
@@ -49,7 +48,7 @@ class ScratchPad(Arena):
     ) -> A:
         """A tensor of that type, or type's text, over the bytes from `offset` on.
 
-        Raises `ArenaError` for one that would leave the pad or lie askew, and after close;
+        Raises `ArenaError` for one that leaves the pad or is not aligned, and after close;
         `ShapeError` or `DTypeError` for text that is no type.
         """
         if isinstance(type, str):
@@ -80,7 +79,7 @@ class ScratchPad(Arena):
         ) from None
 
     def _renew(self, used: list[Region]) -> None:
-        """Tensors at one offset share handles, and nothing protects their bytes from the next."""
+        """Free these regions. They keep their handles, which all tensors at one offset share."""
         for region in used:
             self._free(region)
 

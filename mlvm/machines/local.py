@@ -16,9 +16,9 @@ from mlvm.machines.workers import Workers
 class LocalVM(VM):
     """One machine, serving one processor. The eager language calls it `ml.VM`.
 
-    With `workers`, so many threads run ops beside the program, which waits only where it needs a
-    value. `checked=False` is the raw machine: programs are not verified, arrays written are not
-    compared with the tensor's type, and a mistake does whatever numpy makes of it.
+    With `workers`, so many threads run ops beside the program. The program waits only where it
+    needs a value. `checked=False` is the raw machine: programs are not verified, arrays written
+    are not compared with the tensor's type, and a mistake does whatever numpy makes of it.
     """
 
     trace: ClassVar[Callable[..., AbstractContextManager[None]]]
@@ -34,7 +34,7 @@ class LocalVM(VM):
     def register_library(self, path: str | os.PathLike[str]) -> list[str]:
         """Register the C functions that a shared library lists, and return their names.
 
-        `mlvm.h` says how it lists them. Raises `LibraryError`, and registers none then.
+        `mlvm.h` says how a library lists them. If it raises `LibraryError`, none is registered.
         """
         functions = load_library(path)
         self.register_callees({function.name: function for function in functions})

@@ -1,14 +1,14 @@
 """Ops that run beside the program: the scheduler of `ml.VM(workers=n)`.
 
-The machine does not wait for an op: it hands the kernel over, with the array that the result
-will be in, and goes on. Such an array is a future. Whoever needs its values waits for the
-task that writes them: a jump, an output, a host function, `read`.
+The machine does not wait for an op. It makes a task of the kernel and the array for the result,
+and goes on. Such an array is a future. A jump, an output, a host function or `read` that needs its
+values waits for the task that writes them.
 
-Tasks are ordered by the bytes they touch and by nothing else: a read after the write before
-it, a write after the reads and writes before it (the hazards RAW, WAR and WAW of Hennessy &
-Patterson, Computer Architecture). So results have the same bits for any number of workers. A
-task that fails leaves its bytes bad: what reads them fails with the same error, until something
-else is written there. The machine waits when too many tasks, or bytes, are under way.
+Tasks are ordered only by the bytes they touch. A read waits for the writes before it, a write for
+the reads and writes before it (the hazards RAW, WAR and WAW of Hennessy & Patterson, Computer
+Architecture). So results have the same bits for any number of workers. A task that fails leaves
+its bytes bad: what reads them fails with the same error, until they are written again. The machine
+waits when too many tasks, or bytes, are under way.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
 
 class _Bad(NamedTuple):
-    """Bytes that a failed task should have written, while the memory they lie in lives."""
+    """Bytes that a failed task should have written. They count while their `memory` lives."""
 
     span: Span
     error: BaseException
@@ -107,8 +107,8 @@ class Workers:
         attributes: Attributes,
         blame: Callable[[Exception], object],
     ) -> Sequence[Value]:
-        """Call a function of the table: an op without waiting for it, others at once, when all
-        that touches their parameters is done. `blame` is told of an error when it happens."""
+        """Call a function of the table. An op is not waited for. Any other function runs here,
+        after the tasks that touch its parameters. `blame` is called with an error of a task."""
         callee = binding.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
         if isinstance(callee, OpInto):
@@ -130,9 +130,9 @@ class Workers:
         return binding.call(params, attributes)
 
     def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
-        """Until the values of the arrays are there; if `writing`, also until nobody reads them.
+        """Wait until the arrays have their values; if `writing`, also until no task reads them.
 
-        Raises the error of a task that was to write them.
+        Raises the error of a task that should have written them.
         """
         spans = [Span.of(array) for array in arrays]
         self._wait(spans, writing)
@@ -142,19 +142,19 @@ class Workers:
             raise _again(error)
 
     def overwrite(self, array: Array) -> None:
-        """Until nobody reads or writes the array; what was bad in it counts as whole."""
+        """Wait until no task reads or writes the array. Its bytes are not bad any more."""
         span = Span.of(array)
         self._wait([span], writing=True)
         with self._change:
             self._heal(span)
 
     def drain(self) -> None:
-        """Until all tasks are done."""
+        """Wait until all tasks are done."""
         with self._change:
             self._change.wait_for(lambda: not self._open)
 
     def synchronize(self) -> None:
-        """Until all tasks are done. Raises the first error whose bytes are still bad, and
+        """Wait until all tasks are done. Raises the first error whose bytes are still bad, and
         forgets all such errors."""
         self.drain()
         with self._change:
@@ -224,7 +224,7 @@ class Workers:
             with self._change:
                 self._finish(task, error)
             task.done.set()
-            del error  # and its traceback this frame
+            del error  # its traceback refers to this frame
 
     def _finish(self, task: _Task, error: BaseException | None) -> None:
         self._open.remove(task)
@@ -246,14 +246,14 @@ class Workers:
         return next(found, None)
 
     def _heal(self, written: Span) -> None:
-        """What has been written anew is no longer bad."""
+        """Bytes that were written again are not bad any more."""
         self._bad = [
             bad._replace(span=rest) for bad in self._bad for rest in bad.span.without(written)
         ]
 
 
 def _again(error: BaseException) -> BaseException:
-    """A copy to raise: a traceback that clings to the one kept here would keep arrays alive."""
+    """A copy to raise. The error kept here gets no traceback, which would keep arrays alive."""
     try:
         return copy.copy(error).with_traceback(None)
     except Exception:  # somebody's exception that cannot be copied
@@ -261,4 +261,4 @@ def _again(error: BaseException) -> BaseException:
 
 
 def _nothing(*_: object) -> None:
-    """What is left of a task that is done."""
+    """In the place of the functions of a task that is done."""

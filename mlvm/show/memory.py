@@ -1,6 +1,6 @@
 """What `python -m mlvm memory` shows: the arenas of a script, or the plan for a program.
 
-A script is run with every arena recorded that it makes. A program is run on its arguments, to
+A script is run, and every arena that it makes is recorded. A program is run on its arguments, to
 see when its intermediates come and go; the planner then says how few bytes they need.
 """
 
@@ -103,7 +103,7 @@ class Intermediates:
     ) -> Sequence[Value] | None:
         for array in params:
             if isinstance(array, np.ndarray) and id(root(array)) not in self._alive:
-                self._note(root(array))
+                self._note_given(root(array))
         return None
 
     def after(
@@ -120,14 +120,14 @@ class Intermediates:
         self.calls += 1
 
     def finish(self) -> list[Lifetime]:
-        """What was made; what still lives does so to the end."""
+        """What was made. What still lives ends with the last call."""
         for lifetime, _ in self._alive.values():
             lifetime.end = self.calls
         self._alive.clear()
         return self.made
 
-    def _note(self, memory: Array) -> None:
-        """An argument or a constant: no intermediate."""
+    def _note_given(self, memory: Array) -> None:
+        """Note memory that the program did not make: an argument's or a constant's."""
         key = id(memory)
         self._given[key] = weakref.ref(memory, lambda _: self._given.pop(key, None))
 
@@ -168,7 +168,7 @@ def show_program(program: Program, arguments: Sequence[Array], file: Path, out: 
 
 
 def show_plan(found: Plan, recording: Recording, file: Path, out: Path) -> None:
-    """Print a plan and the largest of what lies in it, and draw it to `out` as NAME.plan.svg.
+    """Print a plan and its largest tensors, and draw it to `out` as NAME.plan.svg.
     Raises `OSError`."""
     alone = sum(each.nbytes for each in recording.lifetimes)
     print(f"{len(recording.lifetimes):,} intermediates, {alone:,} bytes side by side")

@@ -16,7 +16,7 @@ from mlvm.show.report import short
 from mlvm.show.svg import Scale, axes, document, px, text
 
 MOST_RECTANGLES: Final = 4000
-"""So many a browser still scrolls smoothly, and the file stays below a megabyte."""
+"""A browser still scrolls so many smoothly, and the file stays below a megabyte."""
 
 _WIDTH, _HEIGHT = 1200, 680
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
@@ -57,11 +57,12 @@ text.top { fill: var(--top) }
 def timeline(recording: Recording, *, title: str | None = None) -> str:
     """The recording as SVG text, for light and dark backgrounds.
 
-    A tensor is a rectangle: across from its first moment to its last, upwards over the bytes it
-    lies at, coloured by the op that wrote it first, or by its type where no op is known. Pointed
-    at, it tells op, type, bytes, moments and the Python line that made it. The thin line is the
-    number of bytes in use. One dashed line is the most of them at any moment, the lower bound of
-    any placement; the other the highest address. Of very many tensors the largest are drawn.
+    A tensor is a rectangle. It extends from left to right over the tensor's moments, and upwards
+    over its bytes. Its colour is for the op that wrote it first, or for its type if no op is known.
+    Under the pointer it tells op, type, bytes, moments and the Python line that made it. The thin
+    line is the number of bytes in use. One dashed line is the most bytes in use at any moment,
+    which is a lower bound for any placement; the other is the highest address. Of very many
+    tensors only the largest are drawn.
     """
     used = recording.used()
     bound = max(used)
@@ -104,7 +105,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
 
 
 def _unit(nbytes: int) -> tuple[int, str]:
-    """The unit in which so many bytes are a number of few digits."""
+    """The unit for so many bytes, and its name."""
     for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 2 << power:
             return 1 << power, name
@@ -112,7 +113,7 @@ def _unit(nbytes: int) -> tuple[int, str]:
 
 
 def _largest(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
-    """Those drawn: the largest, in the order they came."""
+    """The lifetimes to draw: the largest, in the order they came."""
     if len(lifetimes) <= MOST_RECTANGLES:
         return list(lifetimes)
     by_area = sorted(lifetimes, key=_area, reverse=True)[:MOST_RECTANGLES]
@@ -129,7 +130,7 @@ def _kind(lifetime: Lifetime) -> str:
 
 
 def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
-    """A colour for each kind, those that hold most bytes for longest first; the rest are grey."""
+    """A colour for each of the kinds that take up most bytes for longest; the rest are grey."""
     area: dict[str, int] = {}
     for each in lifetimes:
         area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
@@ -175,7 +176,7 @@ def _resets(recording: Recording, x: Scale) -> str:
 
 
 def _used(used: Sequence[int], first: int, x: Scale, y: Scale) -> str:
-    """The bytes in use: a staircase, with a step only where the picture shows one."""
+    """The bytes in use, as a staircase. It has only the steps that are large enough to see."""
     steps: list[str] = []
     before = -1
     for moment, nbytes in enumerate(used, first):
@@ -187,7 +188,7 @@ def _used(used: Sequence[int], first: int, x: Scale, y: Scale) -> str:
 
 
 def _level(y: float, kind: str, label: str, lower: float) -> str:
-    """A dashed line across the plot, its label so much lower than the line."""
+    """A dashed line across the plot, with its label `lower` pixels below it."""
     line = f'<path class="level {kind}" d="M{_LEFT} {px(y)}H{_RIGHT_END}"/>'
     return line + text(_RIGHT_END - 6, y + lower, label, f"halo {kind} right")
 

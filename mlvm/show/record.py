@@ -32,9 +32,9 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
             train_step()
         batch.plot("step.svg")
 
-    What is there before counts as there from the first moment on, what is there after it as
-    there to the last. With `most` only about so many of the tensors that have ended are kept, the
-    latest. Recordings of an arena may lie within each other.
+    A tensor that exists before the block is there from the first moment on; one that exists after
+    it is there to the last. With `most`, of the tensors that have ended only about the latest so
+    many are kept. Recordings of an arena may lie within each other.
     """
     watcher = _Watcher(arena, most)
     noted = arena.note_lines()
@@ -52,7 +52,7 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
 
 
 class _Watcher:
-    """Notes what becomes of an arena's tensors."""
+    """Notes in a recording when an arena's tensors are made and end, and what writes them."""
 
     def __init__(self, arena: Arena, most: int | None) -> None:
         self.recording = Recording(arena.name)
@@ -63,8 +63,8 @@ class _Watcher:
         self._unwritten: dict[TensorHandle, Lifetime] = {}
 
     def begin_all(self, present: list[Allocation]) -> None:
-        """Note what is there before the first moment, and was written before."""
-        while present:  # the variable of a for loop would keep the last one alive
+        """Note the tensors that exist before the first moment, and have been written."""
+        while present:  # a for loop's variable would keep the last one alive
             self._begin(present.pop(0), 0)
         self._unwritten.clear()
 
@@ -90,7 +90,7 @@ class _Watcher:
             lifetime.op = op
 
     def finish(self) -> None:
-        """What lives now does so to the last moment."""
+        """End the tensors that live now at the last moment."""
         for lifetime, _ in self._living.values():
             lifetime.end = self.recording.moments
         self._living.clear()
@@ -116,7 +116,7 @@ class _Watcher:
 
 @contextmanager
 def record_all(*, most: int | None = None) -> Iterator[list[Arena]]:
-    """Record every arena made inside the block, from its first moment on; lists them."""
+    """Record every arena made inside the block from its first moment on; yields a list of them."""
     arenas: list[Arena] = []
     with ExitStack() as stack:
 
@@ -149,9 +149,9 @@ Written: TypeAlias = Callable[[TensorHandle, str], None]
 
 
 class _Writes:
-    """Tells which op a launch on one VM writes a handle with, and what is copied in.
+    """Tells listeners which op a launch on one VM writes a handle with, and what is copied in.
 
-    However many want to know, the VM has one layer around `launch` and one around `write`.
+    For any number of listeners the VM has one layer around `launch` and one around `write`.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -163,7 +163,7 @@ class _Writes:
 
     @contextmanager
     def told_to(self, written: Written) -> Iterator[None]:
-        """Inside the block `written` is told."""
+        """Inside the block `written(handle, op)` is called for every write."""
         with self._lock:
             vm = self._vm()
             if not self._told and vm is not None:

@@ -11,11 +11,11 @@ from mlvm.core.types import TensorType
 
 
 def report(arena: Arena, *, holders: int = 8) -> str:
-    """A table of an arena's sizes and its largest holders, of which it lists so many; if it has
-    been recorded, also of what lived when most bytes were in use.
+    """A table of an arena's sizes, and of so many of its largest holders. If the arena has been
+    recorded, another lists what lived when most bytes were in use.
 
-    Holders of one type made on one line share a row. Lines are known where they are noted: in
-    arenas of fixed capacity, and while an arena is recorded.
+    Holders of one type made on one line share a row. Lines are known in arenas of fixed capacity,
+    and while an arena is recorded.
     """
     live = arena.holders()
     capacity = f"{arena.capacity:,}" + ("" if not arena.grows else " (grows)")
@@ -46,7 +46,7 @@ def report(arena: Arena, *, holders: int = 8) -> str:
 
 
 def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> list[str]:
-    """A table of those of one type, op and line together, by their bytes."""
+    """A table of the tensors by bytes, with a row for those of one type, op and line."""
     groups: dict[tuple[TensorType, str, str], list[int]] = {}
     for type, op, line, nbytes in tensors:
         groups.setdefault((type, op, line), []).append(nbytes)
@@ -64,7 +64,7 @@ def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> 
 
 
 def short(line: str) -> str:
-    """A line with its path seen from where one is, if it lies below."""
+    """A line with its path relative to the current directory, if it lies below that."""
     return line.removeprefix(f"{Path.cwd()}{os.sep}")
 
 

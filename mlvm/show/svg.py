@@ -1,8 +1,8 @@
 """What pictures share: the SVG document, texts, scales with round ticks, and axes.
 
-The elements carry classes, and each picture's style sheet says how they look: `axis` and `grid` are
-lines, `soft` is a number or label of an axis, `middle` and `right` tell which point of a text lies
-at its coordinates.
+The elements have classes, and each picture's style sheet says how these look. `axis` and `grid` are
+lines, and `soft` is a number or label of an axis. `middle` and `right` name the point of a text
+that lies at its coordinates.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Scale:
         return self.start + (value - self.low) / self._span * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Four to eleven round values: multiples of 1, 2 or 5 times 10^n. Fewer where those are
-        to be whole."""
+        """Four to eleven round values, multiples of 1, 2 or 5 times 10^n; fewer if only whole
+        numbers are ticks."""
         power = 10.0 ** math.floor(math.log10(self._span / 4))
         step = max(factor * power for factor in (1, 2, 5) if factor * power <= self._span / 4)
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
@@ -53,7 +53,7 @@ def document(width: int, height: int, style: str, *parts: str) -> str:
 
 
 def px(value: float) -> str:
-    """A number of pixels with as few characters as tell."""
+    """A number of pixels, to one decimal place, as short as possible."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -41,7 +41,7 @@ class Trace:
     ) -> None:
         ended = time.perf_counter_ns()
         while (entry := self._began.stack.pop())[0] != name:
-            pass  # a function within this one that raised, and so has no end
+            pass  # a function within this one raised, and so did not end
         began = entry[1]
         thread = threading.current_thread()
         row = threading.get_ident()
@@ -77,8 +77,8 @@ class Trace:
 
 @contextmanager
 def trace(vm: VM, path: str | Path) -> Iterator[None]:
-    """Write what runs inside the block to a Chrome trace, which Perfetto and chrome://tracing
-    open: a row for the VM and for each worker; names, types and bytes.
+    """Write what runs inside the block to a trace file, which Perfetto and chrome://tracing open.
+    The VM and each worker have a row; each call has its name, types and bytes.
 
     Raises `OSError` at the start if the file cannot be written.
     """
