@@ -14,7 +14,7 @@ from mlvm.eager.public import *  # noqa: F403
 
 hint_at(public.Tensor, primitives, public)
 
-if not TYPE_CHECKING:  # mypy reads no list but a literal one; it follows the imports instead
+if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*primitives.__all__, *public.__all__]
 
     # `ml.tensor` and its like are no names of the language; Python still finds them as modules.

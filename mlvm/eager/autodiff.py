@@ -1,10 +1,10 @@
 """Reverse-mode differentiation: a tape of what ran, walked backwards.
 
-While a tape is on, every call on a tensor that depends on a watched one leaves a node: the
-rules to apply, where the operands' cotangents go, and only those values that the rules name.
-Backward, each node is visited once, without recursion, and dropped. Rules are ordinary eager
-code, so an outer tape records them, and gradients nest to any order. Each thread has a tape
-of its own.
+While a tape is on, every call on a tensor that depends on a watched one leaves a node. The node
+has the rules to apply, the nodes that the operands' cotangents go to, and only those values that
+the rules name. On the way back each node is visited once, without recursion, and dropped. Rules
+are ordinary eager code: an outer tape records them, and gradients nest to any order. Each thread
+has a tape of its own.
 
 The method and its terms: Griewank & Walther, Evaluating Derivatives, 2nd ed., 2008.
 """
@@ -33,7 +33,7 @@ _COPY: Final = one_op("copy")
 class Pull(NamedTuple):
     """How one operand's cotangent comes from the result's: `rule(g, *saved[needs])`.
 
-    `type` is the operand's; broadcasting and promotion are reversed after.
+    `type` is the operand's. Broadcasting and promotion are reversed after the rule.
     """
 
     type: TensorType
@@ -42,8 +42,8 @@ class Pull(NamedTuple):
 
 
 class Template(NamedTuple):
-    """What node one call leaves for one set of tracked operands: the numbers of these, a pull
-    for each, and the values that the pulls need, -1 for the result."""
+    """The node that a call leaves for one set of tracked operands: their numbers, a pull for
+    each, and the numbers of the operands that the pulls need (-1 for the result)."""
 
     tracked: tuple[int, ...]
     pulls: tuple[Pull, ...]
@@ -53,14 +53,13 @@ class Template(NamedTuple):
 _NOTHING: Final = Template((), (), ())
 
 _Node: TypeAlias = tuple[tuple[Pull, ...], tuple[int, ...], tuple[Tensor, ...]]
-"""What a call leaves: pulls, the number of the node that each one's cotangent goes to, and the
-saved values."""
+"""What a call leaves: its pulls, for each the number of the node that its cotangent goes to, and
+the saved values."""
 
 
 class Tape:
-    """What ran, in order. A tracked tensor's `node` is the number of the node that made it;
-    a watched tensor's node is None. `kept` are the ids of the roots that some node has saved,
-    or once had."""
+    """What ran, in order. A tracked tensor's `node` is a number in `nodes`; a watched tensor's
+    entry there is None. `kept` are the ids of the roots of all values saved so far."""
 
     def __init__(self) -> None:
         self.nodes: list[_Node | None] = []
@@ -101,7 +100,8 @@ class Tape:
         origins: tuple[int, ...],
         saved: tuple[Tensor, ...],
     ) -> None:
-        """Make a node for the result `out`: a pull for each node of `origins`, and their values."""
+        """Make a node for the result `out`, with a pull for each node of `origins`, and the values
+        that the pulls need."""
         out.tape = self
         out.node = len(self.nodes)
         for y in saved:
@@ -109,9 +109,8 @@ class Tape:
         self.nodes.append((pulls, origins, saved))
 
     def refuse_write(self, call: OneOp, x: Tensor, operands: Sequence[Tensor] = ()) -> None:
-        """Raise `GradientError` if an update of `x` in place would change what is recorded, or
-        would have to be: a tape has no node for an update, so no cotangent could flow through it.
-        """
+        """Raise `GradientError` if an update of `x` in place would change a saved value, or if a
+        cotangent would have to flow through the update: a tape has no node for one."""
         if not self.nodes:
             return
         root = x.root
@@ -169,7 +168,7 @@ class Tape:
         return [pending.get(origin) for origin in watched]
 
     def _dependents(self, watched: Sequence[int], start: int) -> set[int]:
-        """The nodes from `start` on that depend on the watched ones, and these."""
+        """The watched nodes, and those from `start` on that depend on them."""
         found = set(watched)
         for index, node in enumerate(self.nodes[start:], start):
             if node is not None and not found.isdisjoint(node[1]):
@@ -186,8 +185,8 @@ def taping() -> Tape | None:
 def _template(
     call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
 ) -> Template:
-    """Look up the rules of a call for the operands in the mask, and bind all they take but
-    values. Nothing is recorded of a result that is no float."""
+    """Look up the rules of a call for the operands in the mask, and bind all that they take except
+    values. A result that is no float leaves no node."""
     if not out.dtype.is_float:
         return _NOTHING
     inputs = call.op.inputs
@@ -233,9 +232,9 @@ def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
 class _Session:
     """One differentiation: the arguments to call a function with, and the tape it fills.
 
-    The function gets twins of the arguments. So only what it does with its arguments counts,
-    not with the same tensors reached in other ways, and threads may share tensors. A tensor that
-    occurs twice in one argument is one variable; in two arguments it is two.
+    The function gets twins of the arguments. So threads may share tensors, and a tensor that the
+    function reaches in another way is a constant. A tensor that occurs twice in one argument is one
+    variable; in two arguments it is two.
     """
 
     def __init__(self, arguments: Sequence[Tree]) -> None:
@@ -269,10 +268,10 @@ class _Session:
         return result
 
     def pull(self, out: Tensor, seed: Tensor, *, keep: bool) -> list[Tree]:
-        """The cotangents as trees like the arguments; zeros where nothing depends.
+        """The cotangents as trees like the arguments; zeros for what `out` does not depend on.
 
-        That of each variable has memory of its own, as an update in place of one must not
-        change another; a variable that occurs twice has the same one in both places.
+        Each has memory of its own: an update in place of one must not change another. A variable
+        that occurs twice has the same cotangent in both places.
         """
         keep = keep or self.outer is not None
         origins = [x.node for x in self.variables]
@@ -290,13 +289,13 @@ class _Session:
             made[x.node] = g
         return [map_tree(lambda x: made[x.node], argument) for argument in self.arguments]
 
-    def apart(self, value: Tensor) -> Tensor:
-        """The value; a copy if its bytes are an argument's, which an update would change."""
+    def unaliased(self, value: Tensor) -> Tensor:
+        """The value, or a copy of it if an update of an argument would change it."""
         root = value.root
         return op.copy(value) if any(x.root is root for x in self.variables) else value
 
     def close(self) -> None:
-        """Drop what the tape keeps alive, unless it belongs to a differentiation around."""
+        """Drop what the tape keeps alive, unless the tape belongs to an outer differentiation."""
         if self.outer is None:
             self.tape.nodes.clear()
             self.tape.kept.clear()
@@ -317,11 +316,11 @@ def value_and_grad(
     where the value does not depend on a tensor. A tensor that occurs twice in one argument is
     one variable, with one gradient in both places.
 
-    All else is a constant, through which no gradient flows and no error is raised: a tensor that
-    `fn` reaches without these arguments, such as a parameter it closes over, and every result
-    that is no float: of a comparison, `argmax`, or a cast to integers or bools, also where it is
-    cast back. Ops with float results that are constant in pieces (`floor`, `round`, `sign`, ...)
-    have no gradient; `stop_gradient` makes constants of them.
+    All else is a constant: no gradient flows through it, and no error is raised. Constants are the
+    tensors that `fn` reaches without these arguments, such as a parameter it closes over, and
+    results that are no floats, such as those of a comparison, `argmax`, or a cast to integers, even
+    if it is cast back. Ops with float results that are constant in pieces (`floor`, `round`,
+    `sign`, ...) have no gradient; `stop_gradient` makes constants of them.
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
     that has no gradient; `DTypeError` when an argument holds other than float tensors.
@@ -346,7 +345,7 @@ def value_and_grad(
             gradients = session.pull(value, full((), 1.0, dtype=value.dtype), keep=False)
         finally:
             session.close()
-        value = session.apart(value)
+        value = session.unaliased(value)
         primal = (value, result[1]) if has_aux else value
         return primal, tuple(gradients) if several else gradients[0]
 
@@ -356,8 +355,7 @@ def value_and_grad(
 def grad(
     fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """A function that returns the gradient of `fn`; see `value_and_grad`, also for what is a
-    constant to it.
+    """A function that returns the gradient of `fn`, as `value_and_grad` describes it.
 
     With `has_aux` it returns `(gradient, aux)`.
     """
@@ -372,10 +370,10 @@ def grad(
 
 
 def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """`fn(*primals)`, and a function from a cotangent of it to those of the primals, in a tuple.
+    """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
-    That function may be called any number of times; until it is dropped, what it needs cannot
-    be updated in place. Raises what `value_and_grad` raises, and `GradientError` for a
+    That function may be called any number of times. Until it is dropped, the values it needs
+    cannot be updated in place. Raises what `value_and_grad` raises, and `GradientError` for a
     cotangent of another type than the value.
     """
     session = _Session(primals)
@@ -392,11 +390,11 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
             raise GradientError(f"the cotangent of {value.type} cannot be {_kind(cotangent)}")
         return tuple(session.pull(value, cotangent, keep=True))
 
-    return session.apart(value), pullback
+    return session.unaliased(value), pullback
 
 
 def _scalar(result: object, has_aux: bool) -> Tensor:
-    """The value to differentiate of what a function returned. Raises `GradientError`."""
+    """The value to differentiate, out of what a function returned. Raises `GradientError`."""
     value = result
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:

@@ -19,9 +19,9 @@ from mlvm.machines.local import LocalVM
 
 
 class Tape(Protocol):
-    """What an eager call tells of itself, while a gradient is taken; `mlvm.eager.autodiff` has it.
+    """What eager calls are recorded on while a gradient is taken; `mlvm.eager.autodiff` has one.
 
-    A call is a `OneOp`, and operands and results are Tensors.
+    `call` is a `OneOp`; operands and results are Tensors.
     """
 
     def record(

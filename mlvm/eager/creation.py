@@ -37,8 +37,8 @@ def type_of(x: Tensor) -> TensorType:
 
 
 def integers(value: int | Sequence[int], name: str, function: str | None = None) -> tuple[int, ...]:
-    """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else, also
-    for more than 64 bits, calling it by that name, and the function by its own."""
+    """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else, and
+    for an int of more than 64 bits. The error names the value and the function."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
         ints = tuple(map(operator.index, several))
@@ -54,7 +54,7 @@ def integers(value: int | Sequence[int], name: str, function: str | None = None)
 
 
 def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
-    """A tensor of the values of `obj`, copied into the current arena; a Tensor as it is.
+    """A tensor of the values of `obj`, copied into the current arena. A Tensor is returned itself.
 
     From Python numbers and nested lists of them: bools become bool, ints i64, floats f32. numpy
     arrays, and whatever has `__array__` or `__dlpack__`, keep their dtype. With a `dtype`, arrays
@@ -74,7 +74,7 @@ def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
         array = _of_numbers(obj)
         target = wanted or _DEFAULTS[type(array.dtype.type(0).item())]
         _require_values(array, target)
-    with np.errstate(all="ignore"):  # what a cast cannot hold is as astype leaves it
+    with np.errstate(all="ignore"):  # a value out of range becomes what astype makes of it
         return from_array(array.astype(target.numpy, copy=False))
 
 
@@ -147,7 +147,7 @@ def full(
 def _filled(
     name: str, shape: int | Sequence[int], fill_value: Scalar | Tensor, dtype: object
 ) -> Tensor:
-    """`full` for the function of that name, which errors say."""
+    """`full` for the function of that name, which its errors name."""
     lengths = integers(shape, "shape", name)
     wanted = None if dtype is None else DType.of(dtype)
     if isinstance(fill_value, Tensor):
@@ -207,8 +207,8 @@ def empty_like(x: Tensor, /, *, dtype: object = None) -> Tensor:
 def arange(
     start: float, /, stop: float | None = None, step: float = 1, *, dtype: object = None
 ) -> Tensor:
-    """start, start + step, start + 2 step, ... as far as it is short of `stop`; with one number,
-    0, 1, 2, ... as far as it is short of that. i64 for ints, f32 with floats.
+    """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
+    that. The dtype is i64 for ints, f32 if there is a float.
     """
     first, end = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))

@@ -1,7 +1,7 @@
-"""What a tensor has no method for, and where it is instead: `x.sum()` says "use ml.sum(x)".
+"""Hints for methods that a tensor does not have: `x.sum()` says "use ml.sum(x)".
 
-A descriptor for each name, not `__getattr__`, which would slow every other attribute down. `dir`
-of a tensor leaves these names out.
+Each name has a descriptor; `__getattr__` would slow every other attribute down. `dir` of a tensor
+leaves these names out.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Elsewhere:
 
 
 def hint_at(owner: type, *modules: ModuleType) -> None:
-    """Have the class say of these modules' functions, and of other libraries' methods, where
-    to look instead. `dir` of its instances lists what they have."""
+    """Give the class a hint for each of these modules' functions, and for other libraries' methods.
+    `dir` of its instances lists only what they have."""
     functions = {name for each in modules for name in each.__all__ if isfunction(vars(each)[name])}
     hints = {name: f"use ml.{name}(x)" for name in functions} | _OTHER_LIBRARIES
     for name in hints.keys() - set(dir(owner)):
@@ -50,7 +50,7 @@ def hint_at(owner: type, *modules: ModuleType) -> None:
 
 
 def _existing(instance: object) -> list[str]:
-    """The names that an instance has; a property, which might compute something, is not asked."""
+    """The names that an instance has. No property is evaluated for it."""
     owner = type(instance)
     return [
         name

@@ -1,8 +1,8 @@
 """Public functions composed of ops.
 
 Signatures are those of the Python Array API standard (2024.12), JAX's where it is silent.
-What only changes a shape copies nothing, and what changes nothing returns its operand. An op
-whose own function has the right signature is not repeated here; it is in `primitives`.
+A function that only changes a shape copies nothing; one that changes nothing returns its operand.
+An op whose own function has the right signature is in `primitives` and not repeated here.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def _part(x: Tensor, axis: int, positions: range) -> Tensor:
 
 
 def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
-    """x as a whole, repetitions[i] times along axis i; the shorter one of shape and repetitions
-    is filled up with ones in front."""
+    """x repeated repetitions[i] times along axis i. The shorter one of shape and repetitions gets
+    ones in front."""
     times, lengths = _counts("tile", repetitions, "repetitions", x), x.shape
     ndim = max(len(times), len(lengths))
     times, lengths = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(lengths)) + lengths
@@ -241,8 +241,8 @@ def _counts(function: str, value: int | Sequence[int], name: str, x: Tensor) -> 
 
 
 def roll(x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
-    """x with every element moved `shift` places up along `axis`, those beyond the end to the
-    front; with `axis` None in row-major order."""
+    """x with every element moved `shift` places up along `axis` (None: in row-major order).
+    Elements moved beyond the end come to the front."""
     return op.roll(x, shift=shift, axis=axis)
 
 
@@ -268,8 +268,8 @@ def astype(x: Tensor, dtype: object, /) -> Tensor:
 
 
 def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
-    """The slices of x at `indices` along `axis`, which may be left out for one dimension; the
-    indices' axes replace it. Raises `OperandValueError` for an index out of range."""
+    """The slices of x at `indices` along `axis`, which the axes of `indices` replace. A vector
+    needs no `axis`. Raises `OperandValueError` for an index out of range."""
     if axis is None:
         if type_of(x).ndim != 1:
             raise AttributeRefused("axis must be given unless x has 1 dimension").at(
@@ -301,8 +301,8 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 
 
 def where(condition: Tensor, x: Operand, y: Operand, /) -> Tensor:
-    """x where the condition holds, else y; all three broadcast. One of x and y may be a number
-    beside the other; two numbers are of one kind."""
+    """x where the condition holds, else y; all three broadcast. One of x and y may be a number,
+    or both numbers of one kind."""
     type_of(condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
         x = asarray(x)
@@ -311,7 +311,7 @@ def where(condition: Tensor, x: Operand, y: Operand, /) -> Tensor:
 
 
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """x limited to min <= x <= max, elementwise; max wins where they cross, None is no limit."""
+    """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins."""
     type = type_of(x)
     if min is None and max is None:
         return x
@@ -329,8 +329,8 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 def std(
     x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The standard deviation along `axis`: the square root of `var`. Its gradient where all the
-    elements are equal is 0, as that of `sqrt` at 0."""
+    """The standard deviation along `axis`: the square root of `var`. Where all elements are equal,
+    its gradient is 0, like that of `sqrt` at 0."""
     try:
         variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
     except OpError as error:
@@ -437,9 +437,9 @@ def _require_images(name: str, x: Tensor) -> None:
 
 
 def pair(value: int | Sequence[int], name: str, function: str, *, least: int = 1) -> Pair:
-    """A pair of ints >= `least`, as (vertical, horizontal) is; one int is for both.
+    """A pair of ints >= `least`, such as (vertical, horizontal); one int stands for both.
 
-    Raises `AttributeRefused`, which calls the value and the function by their names.
+    Raises `AttributeRefused`, which names the value and the function.
     """
     ints = integers(value, name, function)
     if len(ints) not in (1, 2) or min(ints) < least:

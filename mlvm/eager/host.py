@@ -41,10 +41,10 @@ def call(
     several as a tuple, none as None. An attribute is None, a bool, number or string, or nested
     lists of these. The function must not write to its operands.
 
-    `vjp` is the gradient rule, `vjp(g, *operands, out)`: from the cotangent of the result to
-    that of the operand, as the product of g with the Jacobian; for several operands a tuple
-    with a rule for each, None where there is no gradient. For several results `g` and `out`
-    are tuples, and g has zeros for those that do not matter, None for those that are no floats.
+    `vjp` is the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
+    computes that of the operand, the product of g with the Jacobian. For several operands it is a
+    tuple with a rule for each, None where there is no gradient. For several results `g` and `out`
+    are tuples; g has zeros for results that do not matter, None for those that are no floats.
 
         ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
 
@@ -70,7 +70,7 @@ def call(
 
 
 def _program(name: str, nparams: int, attributes: Attributes) -> Program:
-    """The one-op program of that call, the same one each time."""
+    """The one-op program of that call; equal calls share it."""
     key = name, nparams, tuple([(k, _key(name, value)) for k, value in attributes.items()])
     known = _programs.get(key)
     if known is not None:
@@ -125,7 +125,7 @@ def _record(
 ) -> None:
     """Leave a node for each float result, with a pull for each operand that is tracked.
 
-    Cotangents add up, so each result's node pulls as if the others did not matter.
+    Cotangents add up: each result's node pulls as if the other results did not matter.
     """
     tracked = [i for i, x in enumerate(operands) if x.tape is tape]
     if not tracked:
@@ -138,7 +138,7 @@ def _record(
             pulls = [
                 Pull(
                     operands[i].type,
-                    _bound(name, rules[i], i, operands[i].type, number, types),
+                    _rule_for_one_result(name, rules[i], i, operands[i].type, number, types),
                     tuple(range(len(saved))),
                 )
                 for i in tracked
@@ -146,7 +146,7 @@ def _record(
             tape.leave(out, tuple(pulls), origins, saved)
 
 
-def _bound(
+def _rule_for_one_result(
     name: str,
     rule: Vjp | None,
     position: int,
@@ -154,8 +154,8 @@ def _bound(
     number: int,
     results: tuple[TensorType, ...],
 ) -> Vjp:
-    """The rule of the operand at `position`, for the cotangent of result `number` alone, on the
-    values saved: the operands, then the results."""
+    """The rule of the operand at `position`, for the cotangent of result `number` alone. It takes
+    the saved values: the operands, then the results."""
 
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:
@@ -167,7 +167,7 @@ def _bound(
         if len(results) == 1:
             part = rule(g, *operands, *outs)
         else:
-            part = rule(_beside(g, number, results), *operands, outs)
+            part = rule(_with_zeros(g, number, results), *operands, outs)
         if not isinstance(part, Tensor) or not _fits(part, type):
             given = part.type if isinstance(part, Tensor) else f"a {part.__class__.__name__}"
             raise GradientError(f"{name}: the vjp for operand {position}, a {type}, gave {given}")
@@ -176,14 +176,14 @@ def _bound(
     return pulled
 
 
-def _beside(g: Tensor, number: int, types: tuple[TensorType, ...]) -> tuple[Tensor | None, ...]:
+def _with_zeros(g: Tensor, number: int, types: tuple[TensorType, ...]) -> tuple[Tensor | None, ...]:
     """Cotangents of all results: g at that number, else zeros, or None for what is no float."""
     zeros = [full(t.shape, 0.0, dtype=t.dtype) if t.dtype.is_float else None for t in types]
     return (*zeros[:number], g, *zeros[number + 1 :])
 
 
 def _fits(part: Tensor, type: TensorType) -> bool:
-    """Whether summing makes a cotangent of that type of it."""
+    """Whether the part becomes a cotangent of that type by summing over axes."""
     try:
         return part.dtype.is_float and broadcast_shapes(type.shape, part.shape) == part.shape
     except ShapeError:

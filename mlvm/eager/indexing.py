@@ -41,7 +41,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def _item(key: object) -> Item | EllipsisType:
-    """One element of a key, an integer as int. Raises `IndexRefused` for what is no index."""
+    """One element of a key; any integer becomes an int. Raises `IndexRefused` for what is none."""
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
@@ -64,16 +64,16 @@ def _masked(x: Tensor, items: list[Item | EllipsisType]) -> Tensor:
 
 
 def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]:
-    """The items, with full slices for `...` or at the end, so that every axis has one."""
+    """The items, one for every axis: full slices stand for `...`, or are added at the end."""
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
         raise IndexRefused("there is more than one ...")
     given = len([item for item in items if item is not None]) - len(dots)
     if given > ndim:
         raise IndexRefused(f"{given} indices are too many for {ndim} dimensions")
-    here = dots[0] if dots else len(items)
+    position = dots[0] if dots else len(items)
     missing = [slice(None)] * (ndim - given)
-    return [*items[:here], *missing, *items[here + 1 :]]  # type: ignore[list-item]
+    return [*items[:position], *missing, *items[position + 1 :]]  # type: ignore[list-item]
 
 
 def _separated(items: list[Item | EllipsisType]) -> bool:
@@ -84,7 +84,7 @@ def _separated(items: list[Item | EllipsisType]) -> bool:
 
 
 def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
-    """x under items of which all but None are for one axis each."""
+    """x under these items. Each of them is for one axis, except None, which adds one."""
     per_axis = [item for item in items if item is not None]
     x = _windowed(x, per_axis)
     lengths = iter(x.shape)
@@ -133,11 +133,11 @@ def _places(item: int | slice | Tensor, length: int) -> range:
 
 
 def _taken(x: Tensor, axes: list[int], indices: list[Tensor]) -> tuple[Tensor, tuple[int, ...]]:
-    """x with these axes, between which there are none but of length 1, replaced by those of the
-    index tensors broadcast together, whose shape is the second result.
+    """x with these axes replaced by those of the index tensors broadcast together, and the shape
+    of the latter. Any axes in between have length 1.
 
-    Several are made one index into the merged axes; taking each from the multiples of its
-    axis's stride also checks its range.
+    Several index tensors become one index into the merged axes. Each is taken from the multiples
+    of its axis's stride, which also checks its range.
     """
     flat = indices[0]
     first, end = axes[0], axes[-1] + 1

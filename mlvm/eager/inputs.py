@@ -23,9 +23,9 @@ class QueueTensor(queue.QueueTensor):
     __doc__ = queue.QueueTensor.__doc__
 
     def get(self, timeout: float | None = None, kind: type[A] = Tensor) -> tuple[A, ...]:  # type: ignore[assignment]
-        on = recorder.get()
-        if on is not None:  # of a captured function, whose launches will each take an element
-            return on.take(self)  # type: ignore[return-value]
+        active = recorder.get()
+        if active is not None:  # each launch of the captured function will take an element
+            return active.take(self)  # type: ignore[return-value]
         return self.arena.lend(self.next_slot(timeout), kind)
 
     def get_nowait(self, kind: type[A] = Tensor) -> tuple[A, ...]:  # type: ignore[assignment]

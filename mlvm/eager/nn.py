@@ -52,8 +52,8 @@ Pair = int | tuple[int, int]
 
 
 class Module(Node):
-    """Base of all layers and models: a tree of parameters with a `__call__`, and with buffers where
-    `buffer` makes them.
+    """Base of all layers and models: a tree of parameters, and of buffers that `buffer` makes,
+    with a `__call__`.
 
     class Mlp(Module):
         hidden: Linear
@@ -76,11 +76,11 @@ class Module(Node):
         return found
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """The parameters by path, `block_0/token_mixing/kernel`; one that is shared only once."""
+        """The parameters by path, `block_0/token_mixing/kernel`; a shared one occurs once."""
         return _named_tensors(self)
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """The tensors of the buffers by path; one that is shared only once."""
+        """The tensors of the buffers by path; a shared one occurs once."""
         parameters = dict(leaves(self))
         return {path: x for path, x in self.state().items() if path not in parameters}
 
@@ -139,16 +139,16 @@ def buffer(x: T) -> T:
                 self.mean += 0.1 * (stop_gradient(mean(x, axis=0)) - self.mean)
             return (x - self.mean) * self.scale
 
-    The field has x itself, and whatever is assigned to it later is a buffer too, until the field is
-    deleted. A gradient takes it for a constant, an optimizer does not see it; `state` has it. A
-    buffer that is replaced in a function being differentiated is so in the Module: in an arena
-    that is reset after the step, update it in place as above.
+    The field has x itself. Whatever is assigned to it later is a buffer too, until the field is
+    deleted. A gradient takes a buffer for a constant, and an optimizer does not see it; `state` has
+    it. A function being differentiated may assign to it, and the Module keeps the new value. Inside
+    an arena that is reset after the step, update it in place as above.
 
     Raises `DTypeError` for what holds no tensor.
     """
     if not holds_tensors(x):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
-    return cast(T, Buffer(x))  # what the field will have, to a type checker
+    return cast(T, Buffer(x))  # to a type checker it is what the field will have
 
 
 def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
@@ -178,7 +178,7 @@ class Linear(Module):
     """y = x kernel + bias along the last axis: [..., in_features] -> [..., out_features].
 
     With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
-    [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory for it.
+    [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
     The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
     """
 
@@ -276,9 +276,9 @@ class Conv2d(Module):
 
 
 class Dropout(Module):
-    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0, when `train`;
-    x itself when not (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with
-    the next global key."""
+    """With `train`, each element of x times 1 / (1 - rate) with probability 1 - rate, else 0;
+    without, x itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the
+    next global key."""
 
     def __init__(self, rate: float) -> None:
         if not 0 <= rate < 1:
@@ -291,8 +291,8 @@ class Dropout(Module):
 
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features. As in an index, -1 is the last row; raises `OperandValueError` for an
-    integer that has no row either way."""
+    variance 1 / features. As in an index, -1 is the last row. Raises `OperandValueError` for an
+    integer out of range."""
 
     embedding: Tensor  # [num_embeddings, features]
 
@@ -314,8 +314,8 @@ class Embedding(Module):
 class Sequential(Module):
     """The layers one after the other; each is a Module or a function of one tensor.
 
-    `train` is for the layers that are a Dropout or Sequential. These also get a key of their own
-    each, made of `key` and their place; without a `key` they take the next global ones.
+    `train` is passed on to each Dropout and Sequential, with a key made of `key` and the layer's
+    place. Without a `key` they take the next global ones.
     """
 
     layers: tuple[Callable[..., Tensor], ...]
@@ -364,7 +364,7 @@ def _sizes(layer: str, **sizes: object) -> tuple[int, ...]:
 
 
 def _size(value: Any) -> int:
-    """The value as an int, also one of numpy's; 0 if it is no integer >= 1."""
+    """The value, of Python or numpy, as an int; 0 if it is no integer >= 1."""
     try:
         return 0 if isinstance(value, bool) else max(operator.index(value), 0)
     except TypeError:

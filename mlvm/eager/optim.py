@@ -4,7 +4,7 @@
     loss, grads = value_and_grad(loss_of)(model, x, y)
     optimizer.update(clip_by_global_norm(grads, 1.0))
 
-A schedule is a function from the number of updates done, f32[], to the learning rate, f32[],
+A schedule is a function from the number of updates done, f32[], to the learning rate, f32[]. It is
 written with ops, so that it can be captured. A float is a rate that never changes.
 """
 
@@ -56,8 +56,8 @@ class Optimizer:
     """Updates a tree of parameters in place; base of the optimizers.
 
     `params` is a Module or another tree of float tensors. `count`, f32[], is the number of
-    updates done. All state is allocated at construction, in the arena of the parameter it
-    belongs to; an update leaves nothing behind in the current arena.
+    updates done. All state is allocated at construction, in the arena of the parameter that it
+    belongs to. An update leaves nothing behind in the current arena.
 
     Raises `AttributeRefused` for a hyperparameter out of range, `DTypeError` for parameters
     that are not floats, are views, or none at all, `HandleError` for parameters on
@@ -96,7 +96,7 @@ class Optimizer:
         self._state = {name: dict(map(_zeros_beside, self._params.items())) for name in state}
 
     def update(self, grads: Tree) -> None:
-        """Update every parameter from its gradient, in a tree of the parameters' structure.
+        """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
 
         Everything is checked before the first write. Raises `PathError` for gradients of another
         structure, `DTypeError` for another dtype or when a parameter was replaced in the tree,
@@ -136,7 +136,7 @@ class Optimizer:
         return rate
 
     def _scalars(self, rate: Tensor) -> Sequence[Tensor]:
-        """What all parameters of rate's dtype need for this update, in that dtype."""
+        """The scalars that this update needs for all parameters of rate's dtype, in that dtype."""
         raise NotImplementedError
 
     def _step(
@@ -146,7 +146,7 @@ class Optimizer:
         raise NotImplementedError
 
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
-        """The gradients by path, once nothing can refuse the update any more."""
+        """The gradients by path, after every check that may refuse the update."""
         self._require_same_tensors()
         gradients = dict(leaves(grads))
         require_types(self._types, {path: g.type for path, g in gradients.items()}, "gradient")
@@ -171,9 +171,9 @@ class Optimizer:
 
     def _require_same_tensors(self) -> None:
         """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
-        now, then = dict(leaves(self._tree)), self._leaves
-        for path in then | now:
-            if now.get(path) is not then.get(path):
+        current = dict(leaves(self._tree))
+        for path in self._leaves | current:
+            if current.get(path) is not self._leaves.get(path):
                 raise DTypeError(
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
@@ -236,7 +236,7 @@ class Adam(Optimizer):
 
     The state holds them as sums: gradient_sum = beta1 gradient_sum + g, and square_sum =
     beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) / (1 - beta), these are
-    the paper's bias-corrected moments, at two launches less than from its uncorrected ones.
+    the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
     """
 
     def __init__(
@@ -279,19 +279,19 @@ class Adam(Optimizer):
 
 
 def _multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
-    """out = x y + z, of which `out` may be any."""
+    """out = x y + z; `out` may be x, y or z."""
     apply_into(out, _MULTIPLY_ADD, x, y, z)
 
 
 def _sum_of_weights(beta: float, t: Tensor) -> Tensor:
-    """1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta), also for beta near 1, where
-    1 - beta^t would cancel."""
+    """1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta). It is accurate for beta near 1,
+    too, where the digits of 1 - beta^t would cancel."""
     log = math.log(beta) if beta else -math.inf
     return op.expm1(log * t) / (beta - 1)
 
 
 class AdamW(Adam):
-    """Adam after p -= rate * weight_decay * p, which is not part of the gradient
+    """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p
     (Loshchilov and Hutter, arXiv 1711.05101)."""
 
     def __init__(
@@ -343,7 +343,7 @@ def _require(where: str, name: str, value: float, low: float, below: float = mat
 def global_norm(tree: Tree) -> Tensor:
     """The square root of the sum of all squares in a tree of float tensors: f[].
 
-    A tensor that occurs twice counts once, as does the gradient of a parameter that is shared.
+    A tensor that occurs twice counts once, such as the gradient of a shared parameter.
     """
     total: Tensor | None = None
     for x in named_tensors(tree).values():
@@ -353,7 +353,7 @@ def global_norm(tree: Tree) -> Tensor:
 
 
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
-    """The same tree, times max_norm / global_norm(grads) where that is below 1
+    """The same tree, times max_norm / global_norm(grads) if that is below 1
     (Pascanu et al., arXiv 1211.5063). Raises `AttributeRefused` unless max_norm > 0."""
     if not _require("clip_by_global_norm", "max_norm", max_norm, 0):
         raise AttributeRefused("clip_by_global_norm: max_norm must be positive, given 0")
@@ -372,8 +372,8 @@ def constant(rate: float) -> Schedule:
 
 
 def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
-    """From 0 to `peak` in a line over `warmup_steps`, then to `final` in half a cosine wave,
-    which ends at `total_steps` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+    """From 0 to `peak` in a line over `warmup_steps`, then to `final` in half a cosine wave that
+    ends at `total_steps` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
 
     Raises `AttributeRefused` for a negative rate, or unless 0 <= warmup_steps < total_steps.
     """
@@ -400,9 +400,10 @@ def one_cycle(
     final_divisor: float = 1e4,
 ) -> Schedule:
     """From initial = peak / initial_divisor up to `peak`, and down to initial / final_divisor,
-    in half a cosine wave each; `warmup_fraction` of `total_steps` go up (Smith and Topin, arXiv
-    1708.07120). As optax's `cosine_onecycle_schedule` it gets there after `total_steps` updates,
-    where PyTorch's `OneCycleLR` does so with the last of them; the defaults are those of both.
+    in half a cosine wave each (Smith and Topin, arXiv 1708.07120). `warmup_fraction` of
+    `total_steps` go up. The end is reached after `total_steps` updates, as in optax's
+    `cosine_onecycle_schedule`; in PyTorch's `OneCycleLR` the last update reaches it. The defaults
+    are those of both.
 
     Raises `AttributeRefused` for a negative peak, total_steps < 1, a divisor below 1, or unless
     0 <= warmup_fraction < 1.
@@ -423,6 +424,6 @@ def one_cycle(
 
 
 def _anneal(start: float, end: float, progress: Tensor) -> Tensor:
-    """From `start` at progress 0 to `end` at 1 and beyond, in half a cosine wave."""
+    """From `start` at progress 0 to `end` at 1 in half a cosine wave; `end` beyond 1."""
     wave = op.cos(math.pi * op.minimum(progress, 1.0))
     return (start - end) / 2 * (1 + wave) + end

@@ -1,13 +1,14 @@
-"""Several VMs from eager code: `ml.parallel`. Each member of a group runs the same code on its
-own thread and VM, and meets the others in the functions below.
+"""Several VMs from eager code: `ml.parallel`.
+
+Each member of a group runs the same code on its own thread and VM, and meets the other members in
+the functions below.
 
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(make_step, group)
         loss = step(images, labels)
 
-Each function is one launch, so captured steps contain them. On a VM that is in no group they
-do what they would in a group of one. They have no gradients: reduce what `value_and_grad`
-returns.
+Each function is one launch, so a captured step may contain it. On a VM in no group it does what it
+would in a group of one. The functions have no gradients: reduce what `value_and_grad` returns.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ def _place() -> tuple[int, int]:
 
 
 def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
-    """Overwrite each tensor of the tree with the sum, mean, max or min over all members, who
-    give trees of the same types. One launch, in which the members meet once.
+    """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
 
-    Elements are combined in order of rank: all members get the same bits, in every run. Raises
+    All give trees of the same types. It is one launch, in which the members meet once. Elements are
+    combined in order of rank: all members get the same bits, in every run. Raises
     `DTypeError` for a mean of integers or a sum of bools, `AttributeRefused` for another `op` and
     for a view, `GradientError` for a tensor that a tape needs, `StaleTensor`.
     """
@@ -81,8 +82,8 @@ def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
 
 
 def broadcast(tree: Tree, root: int = 0) -> None:
-    """Overwrite each tensor of the tree with that of the member with rank `root`, as
-    `all_reduce` does; with a model, all members have the same.
+    """Overwrite each tensor of the tree with the tensor of the member with rank `root`. Given a
+    model, all members have the same one after it.
 
     Raises `AttributeRefused` unless 0 <= root < size().
     """
@@ -106,7 +107,7 @@ def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
 
 
 def send(x: Tensor, to: int) -> None:
-    """Give x to the member with rank `to`; returns when it has called `recv`.
+    """Give x to the member with rank `to`. Returns when that member has called `recv`.
 
     Raises `AttributeRefused` unless `to` is the rank of another member.
     """
@@ -161,7 +162,7 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
         return apply(call, *operands)
     result = call.infer(tuple([x.type for x in operands]))
     assert result is not None  # none of these is dynamic
-    [x] = operands  # a recv has been refused
+    [x] = operands  # a recv, which has none, was refused before
     return fn.reshape(x, result.shape)
 
 
@@ -198,11 +199,11 @@ def data_parallel(
 ) -> Callable[..., R]:
     """A training step that the members of the group share: each takes its part of the batch.
 
-    `make_step(vm)` is called once on each member, to build the model and optimizer there, and
-    returns the member's step; each member must build the same, as it does from one random key.
-    Called with arrays of N rows, the result calls each member's step with the N / size rows of
-    its rank, as numpy arrays, and returns what the step of rank 0 does; keyword arguments go to
-    all as they are. The step has to bring the gradients together:
+    `make_step(vm)` is called once on each member. It builds the model and optimizer there, and
+    returns the member's step. Each member must build the same ones, for instance from one random
+    key. The result is called with arrays of N rows. It calls each member's step with the N / size
+    rows of its rank, as numpy arrays, and returns what the step of rank 0 returns; keyword
+    arguments go to all steps as they are. The step has to bring the gradients together:
 
         def make_step(vm):
             weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
@@ -219,11 +220,10 @@ def data_parallel(
 
             return step
 
-    All parts have equal length, so the mean of their means is that of the batch, and one step
-    is the step of one VM on the whole batch but for rounding; the replicas stay equal bit for bit.
-    A step may be captured, each on its own VM. Raises `ShapeError` for arguments that are not
-    arrays with as many rows as one another, a multiple of the group's size, and what `Group.run`
-    does.
+    All parts have equal length, so the mean of their means is that of the batch. But for rounding,
+    one step is the step of one VM on the whole batch; the replicas stay equal bit for bit. Each
+    member's step may be captured, on its own VM. Raises `ShapeError` unless all arguments are
+    arrays of one number of rows, a multiple of the group's size, and what `Group.run` raises.
     """
     steps = group.run(lambda rank, vm: make_step(vm))
 

@@ -91,7 +91,7 @@ def _dtype(op: Op, given: object) -> str:
 
 
 def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The operands with Python scalars made tensors of the first tensor's dtype."""
+    """The operands, with tensors of the first tensor's dtype for Python scalars."""
     beside = next((x for x in operands if isinstance(x, Tensor)), None)
     if beside is None:
         given = ", ".join(type(x).__name__ for x in operands)
@@ -133,7 +133,7 @@ def _keyword(attribute: Attribute) -> Parameter:
 
 
 def public_names() -> list[str]:
-    """The ops whose function here is the one of `mlvm.eager`; `random` has its own."""
+    """The ops whose function here is the public one; `random` has its own."""
     hidden = WITHOUT_FUNCTION | WITH_ANOTHER
     return sorted(
         name

@@ -1,4 +1,4 @@
-"""The names of `mlvm.eager`, but for those of the ops, which are in `primitives`."""
+"""The names of `mlvm.eager`. Those of the ops are in `primitives`."""
 
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -191,7 +191,8 @@ __all__ = [
 
 
 def _shown(module: ModuleType) -> ModuleType:
-    """A module with the public names of that one: `ml.nn` has no `math`, which nn.py imports."""
+    """A module with the public names of the given one: `ml.nn` has no `math`, though nn.py imports
+    it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):

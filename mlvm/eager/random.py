@@ -1,10 +1,10 @@
 """Random tensors from keys: explicit ones as in JAX, or the next of the VM's global keys.
 
-A key is a `u64[2]`. The same key gives the same numbers, so whoever wants others takes another:
-`split` and `fold_in` make keys from a key, and without `key=` each draw takes `next_key()`.
-The global keys are split off a state that `seed` sets (0 at first) and each `next_key` advances
-in place, by ops: a launched program that contains them draws anew at each launch. No key that
-`key(seed)` or its splits and folds give is among them.
+A key is a `u64[2]`. The same key gives the same numbers. `split` and `fold_in` make other keys from
+a key, and without `key=` each draw takes `next_key()`. The global keys are split off a state, which
+`seed` sets (0 at first) and each `next_key` advances in place. It does so by ops: a program that
+contains them draws anew at each launch. No global key is one that `key(seed)`, `split` or `fold_in`
+gives.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 class _Global:
-    """The state that one VM's global keys are split off: (seed, n) for the n-th of them, which
-    count from 1, as (seed, 0) is `key(seed)`."""
+    """The state that one VM's global keys are split off: (seed, n) for the n-th key. They count
+    from 1, because (seed, 0) is `key(seed)`."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.lock = threading.Lock()

@@ -34,7 +34,7 @@ Scalar: TypeAlias = bool | int | float
 Operand: TypeAlias = "Tensor | Scalar"
 
 
-_REMEMBERED: Final = 4096  # calls, and types of one call: x[i] and x[:i] for many i are as many
+_REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
 
 
 class OneOp:
@@ -51,8 +51,8 @@ class OneOp:
         self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
-        """The result's type; None if only running tells. Raises an `OpError`, without saying that
-        the caller looked into `types` first."""
+        """The result's type; None if only running tells. Raises an `OpError`, which does not show
+        that the caller looked into `types` first."""
         try:
             result = self.op.infer(types, self.attributes)
         except OpError as error:
@@ -68,7 +68,7 @@ class OneOp:
                 self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
         elif n + 1 not in self.into:
             self.into[n + 1] = Program.of_op(f"{self.op.name}.out", n + 1, self.attributes, 0)
-        self.types[types] = result  # last: another thread that finds it takes the rest as given
+        self.types[types] = result  # last: a thread that finds it relies on the rest
         return result
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ _BY_MEANING: dict[Any, OneOp] = {}
 
 
 def _key(value: Any) -> Any:
-    """Equal for equal values only: 1, True, 1.0 differ, also in tuples, and so do 0.0 and -0.0."""
+    """A key that is equal for equal values only: 1, True, 1.0 differ, and so do 0.0 and -0.0."""
     kind = value.__class__
     if isinstance(value, tuple):
         return kind, tuple([_key(each) for each in value])
@@ -94,7 +94,7 @@ def one_op(name: str, **attributes: Any) -> OneOp:
         return _BY_SPELLING[spelling]
     except KeyError:
         pass
-    except TypeError:  # a list: not hashable, but maybe welcome
+    except TypeError:  # a list is not hashable, but `bind` may take it
         spelling = None
     bound = OPS[name].bind(attributes)
     meaning = (name, *map(_key, bound.values()))
@@ -138,9 +138,9 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
     except HandleError as error:
         raise explain(error, arena.vm, (*operands, out)) from None
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
-    if ended:  # maybe before the launch, and another tensor had its handle
+    if ended:  # maybe before the launch, which then read another tensor of the same handle
         raise next(x.stale() for x in operands if x.handle == STALE)
-    out.tape = None  # it is made
+    out.tape = None  # its first value is written (see `in_making`)
     tape = recording.get()
     if tape is not None:
         tape.record(call, operands, types, out)
@@ -151,7 +151,7 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     """Run one op and write its result over the tensor `out`, whose type must fit exactly.
 
     Raises `GradientError` while a tape needs the old value of `out`, `AttributeRefused` if `out`
-    is a view, whose update would be one of its base too, and what `apply` raises.
+    is a view, because its update would change its base too, and what `apply` raises.
     """
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
@@ -202,7 +202,7 @@ def stop_gradient(x: Tensor) -> Tensor:
 def _apply_dynamic(
     call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> Tensor:
-    """An op whose result's shape only running tells: it comes back by value."""
+    """Run an op whose result's shape only running tells: the result comes back by value."""
     [array] = launch_for_values(call.fresh[len(operands)], arena.vm, operands)
     out = from_array(array)
     tape = recording.get()
@@ -242,7 +242,7 @@ def write(x: Tensor, array: Array) -> None:
 
 
 def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) -> MlvmError:
-    """Say of a handle the VM does not know which operand it is, and why."""
+    """The error for a handle that the VM does not know: which operand it is, and why."""
     stale = stale_of(operands)
     if stale is not None:
         return stale
@@ -257,7 +257,7 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
 
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked: an update in place asks each whether it may."""
+"""Tapes that may still be walked. An update in place asks each of them for permission."""
 
 _CONSTANTS_LIMIT: Final = 4096
 
@@ -277,14 +277,14 @@ class Constants:
 
 
 def prepare_constants(vm: VMProtocol) -> Constants:
-    """Where the VM's constants are kept."""
+    """The VM's constants, made if there are none yet."""
     return vm.attached(Constants)
 
 
 def constant(value: Scalar, dtype: DType) -> Tensor:
     """A Python scalar as a 0-d tensor of that dtype on the current VM.
 
-    As in the Array API a scalar adopts the tensor's dtype, if it is of its kind: raises
+    As in the Array API a scalar takes the tensor's dtype, if that is of its kind. Raises
     `DTypeError` for a float beside integers, `OperandValueError` for an integer out of range.
     """
     pool = prepare_constants((scope.get() or current_arena()).vm)
@@ -330,8 +330,8 @@ def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
 Forward: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
 
 
-# A traceback ends at the caller's line. A bare `raise` leaves out the frame it is in, and those
-# beneath it go with the traceback so far; all that costs nothing until there is an error.
+# A traceback is to end at the caller's line. Setting it to None drops the frames beneath; a bare
+# `raise` adds none for the frame it is in. All that costs nothing until there is an error.
 
 
 def _binary(name: str) -> tuple[Forward, Forward]:
@@ -358,7 +358,7 @@ def _binary(name: str) -> tuple[Forward, Forward]:
 
 
 def _comparison(name: str) -> Forward:
-    """`==` or `!=`: beside what is neither number nor array, Python compares identities."""
+    """`==` or `!=`. With what is neither number nor array, Python compares identities."""
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
@@ -405,14 +405,14 @@ _SQUARE: Final = one_op("square")
 class Tensor(Allocation):
     """An immutable n-dimensional value on a VM, with the operators of the Array API standard.
 
-    Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena:
-    they return when Python drops the last reference, or when the arena is reset, after which
-    using the tensor raises `StaleTensor`.
+    Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena. They
+    return to it when Python drops the last reference, or when the arena is reset; using the tensor
+    after a reset raises `StaleTensor`.
 
-    `x += y` and its like, and `out=`, update in place, explicitly. What changes nothing returns
-    its operand itself (`+x`, a reshape to the same shape, `x[...]`, astype to the same dtype).
-    What changes only the shape is a view: it shares the bytes of x, sees its updates, and is not
-    updated itself; `copy(x)` has bytes of its own.
+    Only `x += y` and its like, and `out=`, update in place. A function that changes nothing returns
+    its operand itself (`+x`, a reshape to the same shape, `x[...]`, astype to the same dtype). One
+    that changes only the shape returns a view, which shares the bytes of x and sees its updates,
+    and cannot be updated itself; `copy(x)` has bytes of its own.
     """
 
     __slots__ = ("node", "tape")
@@ -420,7 +420,7 @@ class Tensor(Allocation):
     tape: Tape | None
     node: int
 
-    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which asks for asarray
+    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, whose error says asarray
 
     def __init__(self) -> None:  # an arena makes tensors with object.__new__
         raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
@@ -507,7 +507,7 @@ class Tensor(Allocation):
         return round(self.item(), ndigits)
 
     def __format__(self, spec: str) -> str:
-        """As `str`, or with a format such as `.4f` as the one element."""
+        """As `str`; with a format such as `.4f`, the one element in that format."""
         return format(self.item(), spec) if spec else str(self)
 
     def __index__(self) -> int:
@@ -531,7 +531,7 @@ class Tensor(Allocation):
             values = self.numpy()
         except HandleError:  # alive, but on a VM without bytes
             return f"<dry {self.type}{where}>"
-        except CaptureError:  # what it holds is known to a launch of the recorded program only
+        except CaptureError:  # it has no value before the recorded program is launched
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"

@@ -26,12 +26,12 @@ _STEP: Final = float(np.finfo(np.float64).eps) ** (1 / 3)
 def check_gradients(
     fn: Callable[..., Tree], *args: Any, order: int = 1, tolerance: float = 1e-6
 ) -> None:
-    """Raise `GradientMismatch` unless the gradients of `fn` are the slopes that its values have.
+    """Raise `GradientMismatch` unless the gradients of `fn` are the slopes of its values.
 
     `fn(*args)` is a tree of tensors of any shapes, of which the floats count. It is differentiated
     for each argument that has float tensors: a tensor, a Module, another tree. Its other arguments
-    are constants. It has to be a function: what it draws, it draws with an explicit key. With an
-    `order` of 2 the gradient is a function to be checked in its turn, and so on.
+    are constants. Equal arguments must give equal results: draw with an explicit key. With an
+    `order` of 2 the gradients of the gradient are checked too, and so on.
 
     The floats of the arguments become f64. Each element x of them is moved by h both ways, for the
     central difference quotient (fn(x + h) - fn(x - h)) / 2h. This takes two calls of `fn` for each
@@ -105,7 +105,7 @@ def _results(result: Tree) -> list[Tensor]:
 
 
 def _weights(shapes: Sequence[Shape], seed: int) -> list[Array]:
-    """What the results count: random numbers, or 1 if there is but one."""
+    """The weights of the results: random numbers, or 1 for a single scalar."""
     if list(shapes) == [()]:
         return [np.ones(())]
     rng = np.random.default_rng(seed)
@@ -147,7 +147,7 @@ def _replaced(x: Tensor, by: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _change(high: Array, low: Array) -> Array:
-    """high - low; 0 where they are equal, also where both are infinite."""
+    """high - low; 0 where they are equal, even if infinite."""
     return np.subtract(high, low, out=np.zeros_like(high), where=high != low)
 
 

@@ -4,7 +4,7 @@ A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A Module's c
 those of its fields that hold tensors or Modules; a list among them counts as fields
 `name_0`, `name_1`, ... A tensor that occurs twice is one tensor under two paths.
 
-A Module's buffers are beside the tree: a walk meets them only where it says `buffers`.
+A Module's buffers are not part of the tree: a walk includes them only with `buffers=True`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tree: TypeAlias = Any
 
 
 class Buffer:
-    """What makes the field of a Node that it is assigned to a buffer; the field gets the value."""
+    """Assigned to a field of a Node, it makes the field a buffer. The field gets the value."""
 
     __slots__ = ("value",)
 
@@ -40,13 +40,13 @@ _BUFFERS: Final = "_buffers"
 class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one.
 
-    A field that was assigned a `Buffer` once is a buffer until it is deleted, whatever is assigned
-    to it later.
+    A field that was once assigned a `Buffer` stays a buffer, whatever is assigned to it later,
+    until it is deleted.
     """
 
     _buffers: tuple[str, ...] = ()
 
-    if not TYPE_CHECKING:  # a type checker would let any name be assigned
+    if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
             if isinstance(value, Buffer):
@@ -72,7 +72,7 @@ _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 
 def holds_tensors(value: object) -> bool:
     """Whether a Module's field is part of the tree: a tensor, a Module, or a container of one. A
-    `Buffer` in a container is, to be refused as a leaf."""
+    `Buffer` in a container counts, so that it is refused as a leaf."""
     if isinstance(value, (Tensor, Node, Buffer)):
         return True
     if isinstance(value, dict):
@@ -116,7 +116,7 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
 
 
 def leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the tree with its path, in order; with `buffers` those of buffers too.
+    """Each tensor of the tree with its path, in order; with `buffers` those in buffers too.
 
     Raises `DTypeError` for other leaves, and for a node that contains itself.
     """
@@ -141,7 +141,7 @@ def _collect(
 
 
 def _below(above: tuple[Tree, ...], node: Tree, path: str) -> tuple[Tree, ...]:
-    """The nodes above this one's children. Raises `DTypeError` if it is among those above it."""
+    """The nodes `above` and this one. Raises `DTypeError` if it is one of them already."""
     for each in above:
         if each is node:
             given = type(node).__name__
@@ -150,8 +150,8 @@ def _below(above: tuple[Tree, ...], node: Tree, path: str) -> tuple[Tree, ...]:
 
 
 def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
-    """The tensors of the tree by path, each once: under the first of its paths. With `buffers`
-    those of buffers are among them.
+    """The tensors of the tree by path, each once, under the first of its paths; with `buffers`
+    those in buffers too.
 
     Raises `DTypeError` for other leaves, and for two tensors of one path.
     """
@@ -212,11 +212,11 @@ Twins: TypeAlias = list[tuple[Node, Node]]
 
 
 def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None = None) -> Tree:
-    """The same tree with `fn(leaf)` for each leaf; Modules become shallow copies, which are added
-    to `twins`, and have the same buffers.
+    """The same tree with `fn(leaf)` for each leaf. Modules become shallow copies with the same
+    buffers; they are added to `twins`.
 
-    `fn` is called once for each tensor: one that occurs twice does so in the result, and so does a
-    Module.
+    A tensor or Module that occurs twice also occurs twice in the result: `fn` is called once for
+    each tensor.
     """
     return replace(partial(_substituted, fn, {}, twins), tree, (Tensor, Node))
 
@@ -224,8 +224,10 @@ def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None =
 def _substituted(
     fn: Callable[[Tensor], Tensor], made: dict[int, Tree], twins: Twins | None, part: Tensor | Node
 ) -> Tree:
-    """`substitute` for one part of a tree; `made` has what stands for those before, by id. No
-    closure that names itself, which would keep the tensors until the garbage is collected."""
+    """`substitute` for one part of a tree. `made` has the results for earlier parts, by id.
+
+    It is no closure: one that names itself would keep the tensors until garbage is collected.
+    """
     if id(part) in made:
         return made[id(part)]
     if isinstance(part, Tensor):
@@ -254,7 +256,7 @@ def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] 
 
 
 def rebind_buffers(twins: Twins) -> None:
-    """Give each Module the buffers that its twin has been assigned others of since."""
+    """Give each Module the buffers that were assigned to its twin since."""
     for module, twin in twins:
         for name in twin._buffers:
             if vars(twin)[name] is not vars(module).get(name):
@@ -267,7 +269,7 @@ def require_types(
     """Raise unless `given` has just the expected paths, each with its expected type.
 
     `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
-    whose dtype or shape is wrong. `what` is said of each: "gradient", "parameter".
+    whose dtype or shape is wrong. `what` says what each is: "gradient", "parameter".
     """
     missing = [path for path in expected if path not in given]
     unknown = [path for path in given if path not in expected]
@@ -337,7 +339,7 @@ def _at(path: str) -> str:
 
 
 def _like(sequence: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
-    """The items in a list, tuple or named tuple as the given one is."""
+    """The items in a list, tuple or named tuple of the given one's class."""
     if hasattr(sequence, "_fields"):
         return type(sequence)(*items)
     return type(sequence)(items)

@@ -1,19 +1,19 @@
 """The gradient rules: how a cotangent of each op's result becomes one of each operand.
 
-`VJPS` has one entry an op, in the rooms of `mlvm.core.ops`, and a rule in it for each operand
-that a gradient exists for; integer operands (indices, labels, keys, conditions) have none.
+`VJPS` has an entry for each op, in the order of the rooms of `mlvm.core.ops`. An entry has a rule
+for each operand with a gradient; integer operands (indices, labels, keys, conditions) have none.
 A rule's first parameter is the cotangent of the result: `g`, or `c` if an operand is called g.
-The others are named after what they are to be given, values first:
+The others are named after what the rule is given, values first:
 
-    x, y, ...   an operand of that name. The tape keeps it alive until the rule has run, so a
-    out         rule names no value that it can do without; `out` is the result.
+    x, y, ...   the operand of that name. The tape keeps it alive until the rule has run, so a
+    out         rule names only values that it needs; `out` is the result.
     axis, ...   an attribute of that name
     x_type      an operand's type, which costs nothing to keep
     types       the types of all operands, and `position` of this one among them
 
-A rule may return a cotangent of the shape that operands broadcast to and of the dtype they
-promote to: the engine sums and casts it. Rules are eager code, which an outer tape records
-for gradients of gradients: whatever may be tracked goes through differentiable ops only.
+A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
+promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
+gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Rule: TypeAlias = Callable[..., Tensor]
 Rules: TypeAlias = Mapping[str, Rule]
 
 NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
-"""The rules of an op that no cotangent goes through: a result that is never a float, or is
-constant in pieces. A gradient of zero would be true almost everywhere, and never meant."""
+"""The rules of an op without a gradient: its result is never a float, or is constant in pieces. A
+gradient of zero would be right almost everywhere, and never what was meant."""
 
 
 # --- elementwise -----------------------------------------------------------------------
@@ -63,7 +63,7 @@ def _pow_x(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pow_y(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """x^y log(x), and 0 for x = 0, where y > 0 has it and y <= 0 has no gradient."""
+    """x^y log(x), and 0 for x = 0. That is the gradient for y > 0; for y <= 0 there is none."""
     return g * out * op.log(_one_at(op.equal(x, 0.0), x))
 
 
@@ -80,8 +80,9 @@ def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
-    """g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite: so the norm and the standard
-    deviation of equal elements, which have a kink there, get the 0 among their subgradients."""
+    """g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard deviation of
+    equal elements and the norm of zeros, which have a kink there, get 0, one of their
+    subgradients."""
     return g / (2.0 * op.where(op.equal(out, 0.0), constant(math.inf, out.dtype), out))
 
 
@@ -89,7 +90,7 @@ def _sqrt(g: Tensor, out: Tensor) -> Tensor:
 
 
 def _kept(y: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    """A reduction of x with the axes it reduced, of length 1, whether or not it kept them."""
+    """A reduction of x, with its reduced axes as axes of length 1."""
     return reshape(y, reduced_shape(x_type.shape, axis, True))
 
 
@@ -121,7 +122,7 @@ def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) 
 
 
 def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    """The product of the other elements, without a division: zeros among them do no harm."""
+    """The product of the other elements, without a division: zeros do no harm."""
     reduced = normalize_axes(axis, x.ndim)
     order = (*[i for i in range(x.ndim) if i not in reduced], *reduced)
     moved = op.permute_dims(x, axes=order)
@@ -161,7 +162,7 @@ def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
 def _matmul_x(
     g: Tensor, y: Tensor, x_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """g y^T. What a whole batch was multiplied with gets one contraction with the batch."""
+    """g y^T. For an x that a whole batch of y was multiplied with, the batch is contracted."""
     if y.ndim == 1:
         y, g = reshape(y, (y.size, 1)), reshape(g, (*g.shape, 1))
     if x_type.ndim == 1:
@@ -175,7 +176,7 @@ def _matmul_x(
 def _matmul_y(
     g: Tensor, x: Tensor, y_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """x^T g. What a whole batch was multiplied with gets one contraction with the batch."""
+    """x^T g. For a y that a whole batch of x was multiplied with, the batch is contracted."""
     if y_type.ndim == 1:
         g = reshape(g, (*g.shape, 1))
     if x.ndim == 1:
@@ -207,7 +208,7 @@ def _window(g: Tensor, start: Shape, length: Shape) -> Tensor:
 
 
 def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) -> Tensor:
-    """The part of a concatenation that one operand was."""
+    """The part of the cotangent that belongs to one operand of a concatenation."""
     axis = normalize_axis(axis, g.ndim)
     start = [0] * g.ndim
     start[axis] = sum(type.shape[axis] for type in types[:position])

@@ -53,8 +53,8 @@ _MOST_SIGNATURES: Final = 64
 
 
 class _Result(NamedTuple):
-    """A tensor that the function left: the argument of number `given`, if it is one of them, or
-    what lies at `home`, or a `view` of that as `type`."""
+    """A tensor that the function left: an argument, of the number `given`; else the tensor at
+    `home`, or a `view` of it as `type`."""
 
     home: Home
     type: TensorType
@@ -62,7 +62,7 @@ class _Result(NamedTuple):
     given: int | None
 
     def made(self, given: Sequence[Tensor], places: Mapping[str, Sequence[Allocation]]) -> Any:
-        """The tensor, of a call that was given these and uses the ones at `places`, by role."""
+        """The tensor of a call with these arguments. `places` has its other tensors, by role."""
         if self.given is not None:
             return given[self.given]
         x = places[self.home.role][self.home.index].root
@@ -80,8 +80,8 @@ class _Leaf(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """A tensor to be made for results: beside what the `field` names that it is for, or in the
-    current arena."""
+    """A tensor to be made for results. One for a `field` lies in the arena of the field's present
+    tensor, any other in the current arena."""
 
     type: TensorType
     field: Field | None
@@ -96,8 +96,8 @@ class _Output(NamedTuple):
 
 
 class _Recording(NamedTuple):
-    """What a call of a function did: `tree` is what it returned, with leaves for `results`, and
-    `rebound` the fields that name one of these since."""
+    """What a call of a function did. `tree` is what it returned, with leaves for `results`.
+    `rebound` are the fields that it rebound, with the numbers of their results."""
 
     record: Recorder
     flow: Flow
@@ -135,11 +135,12 @@ class _Entry:
         self.scratch: tuple[TensorHandle, ...] = ()
 
     def updated(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """Of these inputs and of the state, what a launch changes."""
+        """Those of the inputs and of the state that a launch changes."""
         return [(inputs if role == "input" else self.states)[i] for role, i in self.updates]
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether inputs are what the function reached otherwise just where they were then."""
+        """Whether just the inputs are also reached by the function itself that were so when it was
+        recorded."""
         return all(inputs[i].root is x for i, x in self.same.items()) and not any(
             id(x.root) in self.roots for x in inputs
         )
@@ -150,8 +151,8 @@ def _as_type(x: Allocation, type: TensorType) -> Allocation:
 
 
 class _Scratch:
-    """The scratch memory of a captured function on one VM, as large as its largest plan. Whoever
-    uses it has its `lock`."""
+    """The scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
+    is held while it is used."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = weakref.ref(vm)
@@ -202,7 +203,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if recorder.get() is not None:  # part of what is captured around it
+        if recorder.get() is not None:  # it is called inside another captured function
             return self.fn(*args, **kwargs)
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
@@ -318,8 +319,8 @@ class Captured(Generic[P, R]):
     def _record(
         self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
     ) -> _Entry:
-        """Record the call. Its program is for later calls too, unless the function has changed
-        what decides which program a call gets: then later calls find out for themselves."""
+        """Record the call. Later calls use its program too, unless the function has changed its own
+        signature: then they record anew."""
         recorded = _recorded(self.fn, args, kwargs, arena, signature)
         planned = compile_flow(recorded.flow, fuse=self.fuse, recompute=self.recompute)
         entry = _Entry(planned, recorded, signature)
@@ -377,28 +378,28 @@ class Captured(Generic[P, R]):
 
 
 def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) -> Captured[P, R]:
-    """The function as one that records what it does when it is first called, and from then on
-    launches that as one program, in a step that includes gradients and an optimizer's update.
+    """A function that records what `fn` does at its first call, and from then on launches that as
+    one program. The program may be a whole step, with gradients and an optimizer's update.
 
-    Arguments are trees of tensors, of numpy arrays, which become tensors, and anything else. A
-    call with tensors of other types, other values besides, or another Module records anew; so does
-    one after anything else that the function reaches by itself was changed. Tensors reached so are
-    used where they lie, and updated in place; random keys advance; what is returned is allocated in
-    the current arena, anew by each call. Temporaries lie in scratch memory of the captured
-    function's own, whose `plan` tells its size.
+    Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. A
+    call with tensors of other types, other values, or another Module records anew. So does a call
+    after a change of anything that the function reaches by itself. Tensors that it reaches so are
+    used where they lie, and updated in place. Random keys advance. Each call allocates its results
+    in the current arena. Temporaries lie in scratch memory of the captured function's own; `plan`
+    tells its size.
 
-    With `fuse`, chains of elementwise ops run block by block, and what passes between them has no
-    memory. With `recompute`, what is cheap is computed again for the backward pass rather than
+    With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
+    no memory. With `recompute`, cheap values are computed again for the backward pass, and not
     kept. Neither changes a bit of the result.
 
-    A field of a Module that is rebound to a tensor of the type that it held is state as well:
-    each call rebinds it, to a tensor in the arena of the one before.
+    The function may rebind a Module's field to another tensor of the same type. Then each call
+    rebinds it, to a tensor in the arena of the one before.
 
-    Raises `CaptureError` where the function reaches what may change unseen, as an iterator does;
-    `CaptureError`, which names the line, where the function reads a tensor's value, copies a
-    Python value into one, calls an op whose result's shape depends on values, or keeps a tensor
-    of its own otherwise than by returning it or in such a field; `GradientError` inside a
-    differentiated function; and whatever the function raises.
+    Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
+    raises it, with the line, if the function reads a tensor's value, copies a Python value into a
+    tensor, calls an op whose result's shape depends on values, or keeps a tensor of its own in any
+    place but its result or such a field. Raises `GradientError` inside a differentiated function,
+    and whatever the function raises.
     """
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
@@ -406,8 +407,8 @@ def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) ->
 
 
 class Measured(NamedTuple):
-    """What one call of a function needs, in bytes: `arena`, an arena of fixed capacity that it
-    runs in eagerly; `plan`, captured."""
+    """The memory that one call of a function needs: `arena` is the capacity in bytes of an arena
+    that it runs in eagerly, `plan` is the plan of the captured function."""
 
     arena: int
     plan: Plan
@@ -434,7 +435,7 @@ def measure(
 def _recorded(
     fn: Callable[..., Any], args: Any, kwargs: Any, arena: Arena, signature: Signature
 ) -> _Recording:
-    """Call the function with a recorder on. Fields that it rebinds name again what they named."""
+    """Call the function with a recorder on. Fields that it rebinds get their old values back."""
     prepare_constants(arena.vm)
     random.prepare(arena.vm)
     around = Surroundings(signature.held)
@@ -516,7 +517,7 @@ class _Left:
 
 def _refuse_kept(record: Recorder, around: Surroundings) -> None:
     """Raise `CaptureError` if a tensor that the function has made or was given is kept somewhere:
-    later calls would put no other there. Names that keep one name again what they named before."""
+    later calls would put no other there. Names that keep one get their old values back."""
     if record.made():
         gc.collect()
     kept = record.made()
@@ -566,7 +567,7 @@ def _refuse_later(result: object) -> NoReturn:
 
 
 def _listed(entry: _Entry) -> str:
-    """The fields that a call rebinds, or that another call of the same function does."""
+    """The fields that this call, or an earlier one of the same function, rebinds."""
     fields = entry.fields or [field for field, _ in entry.rebound]
     return ", ".join(f"{each.name!r} of {type(each.node).__name__}" for each in fields)
 
@@ -577,7 +578,7 @@ def _with_tensors(tree: Any) -> Any:
 
 
 def _name_line(error: Exception, planned: Planned) -> None:
-    """Say of an error in a planned program which line of Python the call is from."""
+    """Note on an error of a planned program which line of Python the failing call is from."""
     function, pc = getattr(error, "function", None), getattr(error, "pc", None)
     if function == "main" and pc in planned.lines:
         error.add_note(f"recorded at {planned.lines[pc]}")

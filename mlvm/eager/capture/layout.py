@@ -30,7 +30,7 @@ BASES: Final[tuple[type, ...]] = (
     *(*MAPPINGS, *ARRAYS, list, tuple, set, frozenset, collections.deque),
     *(int, float, complex, str, bytes),
 )
-"""Of these and their subclasses, Python shows all that an object holds."""
+"""Python shows all that an object of these classes, or of their subclasses, holds."""
 BY_VALUE: Final = frozenset({*BASES, *np.sctypeDict.values(), types.MethodType, functools.partial})
 """What is known by value alone."""
 
@@ -42,19 +42,19 @@ heapq itertools logging math numbers os pathlib posix posixpath random re statis
 sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
-"""Libraries that read no fields of objects that they are given, and call nothing of theirs but
-special methods; besides mlvm."""
+"""Libraries besides mlvm that read no fields of the objects they are given, and call only their
+special methods."""
 
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({_SELF, "abc", "typing", "collections.abc", "typing_extensions"})
-"""Libraries whose classes read no fields of the classes made from them."""
+"""Libraries whose classes read no fields of their subclasses."""
 
 _IDENTICAL: Final = (
     *(logging.Logger, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock())),
     *(np.ufunc, type(np.mean), type(vars(collections.abc.Hashable)["_abc_impl"])),
     *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
 )
-"""What never changes; and what a step may write to, but finds nothing in."""
+"""Classes of what never changes, and of what a step may write to but reads nothing from."""
 
 _POINTER: Final = tuple.__itemsize__
 
@@ -62,18 +62,23 @@ _POINTER: Final = tuple.__itemsize__
 class Layout(NamedTuple):
     """How an object is looked into.
 
-    `how`: it is known by identity (`identical`); its fields count that code names (`named`), or all
-    (`open`), for a library's code reads them; those of a `node` or an `optimizer` as mlvm reads
-    them; or a part of it is `hidden`. Besides its fields it holds what its `base` does. `slots` are
-    in classes of these numbers in the order of resolution. It is of a class of the user's `own`,
-    which `overrides` these names of a library's classes.
+    `how` says what counts:
+    - `identical`: its identity alone.
+    - `named`: the fields that code names.
+    - `open`: all fields, as a library's code reads them.
+    - `node`, `optimizer`: the fields that mlvm reads. `open node`: all of a Module's fields.
+    - `hidden`: a part of it cannot be seen.
+
+    Besides its fields the object holds what its `base` holds. `slots` are fields in slots: the
+    number of a class in the order of resolution, and the name. `by_user`: a user wrote the class,
+    which `overrides` these names of libraries' classes.
     """
 
     how: Literal["identical", "named", "open", "node", "open node", "optimizer", "hidden"]
     base: type | None
     has_dict: bool
     slots: tuple[tuple[int, str], ...]
-    own: bool
+    by_user: bool
     overrides: frozenset[str]
 
 
@@ -98,14 +103,14 @@ def _layout(kind: type) -> Layout:
         for name, field in vars(each).items()
         if isinstance(field, types.MemberDescriptorType)
     ]
-    own = not is_library(kind.__module__)
+    by_user = not is_library(kind.__module__)
     has_dict = kind.__dictoffset__ != 0
     how: Any = "named"
     if issubclass(kind, Optimizer):
         how = "optimizer"
     elif issubclass(kind, Node):
         how = "node" if all(each in (Module, Node) for each in libraries) else "open node"
-    elif issubclass(kind, _IDENTICAL) or (not own and _is_steady(kind, base)):
+    elif issubclass(kind, _IDENTICAL) or (not by_user and _is_steady(kind, base)):
         how = "identical"
     elif _hides(kind, base or object, len(slots)) and not any(map(_cannot_change, libraries)):
         how = "hidden"
@@ -114,7 +119,7 @@ def _layout(kind: type) -> Layout:
     elif not all(each.__module__ in _MIXINS or _home(each) == _SELF for each in libraries):
         how = "open"
     overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
-    return Layout(how, base, has_dict, tuple(slots), own, overrides)
+    return Layout(how, base, has_dict, tuple(slots), by_user, overrides)
 
 
 def _home(kind: type) -> str:
@@ -127,8 +132,8 @@ def _is_steady(kind: type, base: type | None) -> bool:
 
 
 def _cannot_change(kind: type) -> bool:
-    """Whether an object of a library's class stays as it is. It does if it has a hash of its own,
-    as that must stay; and a descriptor without a dict does."""
+    """Whether an object of a library's class never changes. One with a hash of its own does not,
+    as the hash must stay; nor does a descriptor without a dict."""
     if issubclass(kind, (weakref.ref, contextvars.ContextVar, memoryview)):
         return False
     if kind.__hash__ not in (None, object.__hash__):
@@ -137,8 +142,8 @@ def _cannot_change(kind: type) -> bool:
 
 
 def _hides(kind: type, base: type, slots: int) -> bool:
-    """Whether an object has more memory than that of its base, its slots, and the references to
-    its fields and to what refers to it weakly."""
+    """Whether an object has more memory than what is known to be there: its base, its slots, and
+    its pointers to a dict and to weak references."""
     pointers = slots
     pointers += kind.__dictoffset__ not in (0, -1) and base.__dictoffset__ == 0  # -1: not within
     pointers += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
@@ -149,19 +154,20 @@ def _hides(kind: type, base: type, slots: int) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
-    """Whether what is defined there is taken not to change: numpy, the standard library, mlvm."""
+    """Whether the module is one of numpy, the standard library or mlvm: these are taken not to
+    change."""
     return module.partition(".")[0] in _LIBRARIES
 
 
 def reads_special_only(module: str) -> bool:
-    """Whether a library reads no fields of objects that it is given, and calls nothing of theirs
-    but special methods."""
+    """Whether a library reads no fields of the objects it is given, and calls only their special
+    methods."""
     return module.partition(".")[0] in _READING_SPECIAL_ONLY
 
 
 @functools.lru_cache(maxsize=1024)
 def stateful_names(module: str) -> tuple[str, ...]:
-    """The names in a module of the standard library for objects that may change, as `environ`."""
+    """The names of objects that may change in a module of the standard library, as `environ`."""
     if module.partition(".")[0] in (_SELF, "numpy"):
         return ()
     steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
@@ -175,7 +181,7 @@ def stateful_names(module: str) -> tuple[str, ...]:
 
 
 def content_of_array(value: Any) -> tuple[Any, ...]:
-    """An array's dtype, shape and bytes, of which a digest stands for the latter."""
+    """An array's dtype, its shape, and a digest of its bytes."""
     seen = np.asarray(value)
     digest = hashlib.sha256(seen.tobytes()).digest()
     return str(seen.dtype), seen.shape, digest, seen.dtype.hasobject and seen.tolist()

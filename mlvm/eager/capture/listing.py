@@ -18,13 +18,13 @@ from mlvm.eager.context import current_arena
 def program_of(fn: Callable[..., Any], *args: Any) -> Program:
     """Call `fn(*args)` on the current VM, and return what it launched as one program.
 
-    The program names tensors by their handles. What `fn` makes lies in an arena of the
-    program's own, and lives as long as the program; so launching it again, while the arguments
-    live, computes the same again. Values that Python copied in meanwhile stay what they were.
-    Raises `ProgramError` for a call whose result's shape depends on values.
+    The program names tensors by their handles. What `fn` makes lies in an arena of the program's
+    own, and lives as long as the program. So another launch computes the same again, as long as the
+    arguments live. Values that Python copied in stay what they were in this call. Raises
+    `ProgramError` for a call whose result's shape depends on values.
     """
     arena = Arena(current_arena().vm, "program_of")
-    found: list[Launch] = []
+    launches: list[Launch] = []
 
     def launch(
         proceed: Callable[..., list[Array]],
@@ -32,11 +32,11 @@ def program_of(fn: Callable[..., Any], *args: Any) -> Program:
         handles: Sequence[TensorHandle] = (),
         **options: Any,
     ) -> list[Array]:
-        found.append((program, tuple(handles)))
+        launches.append((program, tuple(handles)))
         return proceed(program, handles, **options)
 
     with observed(arena.vm, launch=launch), arena.allocating():
         fn(*args)
-    program = concatenate(found)
+    program = concatenate(launches)
     weakref.finalize(program, arena.close).atexit = False
     return program

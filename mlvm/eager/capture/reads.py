@@ -1,7 +1,7 @@
 """What code may read: the globals and attributes that it names.
 
-Code that finds fields otherwise, as `vars(x)` does, reads `ALL` of them. Code that may reach any
-variable at all, as `eval` does, is said to be `unbounded`.
+Code that finds fields without naming them, as `vars(x)` does, reads `ALL` of them. Code that may
+reach any variable at all, as `eval` does, is called `unbounded`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONSTRUCTORS: Final = frozenset({"__new__", "__init__", "__post_init__"})
 COMPARISONS: Final = frozenset({"__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
 TEXTS: Final = frozenset({"__repr__", "__str__", "__format__"})
 
-_FOUND_OTHERWISE: Final[dict[str, Iterable[str]]] = {
+_READ_BY_BUILTIN: Final[dict[str, Iterable[str]]] = {
     "vars": {ALL},
     "dir": {ALL},
     **dict.fromkeys(("repr", "str", "format", "ascii"), TEXTS),
@@ -28,7 +28,7 @@ _FOUND_OTHERWISE: Final[dict[str, Iterable[str]]] = {
     "__getattribute__": {ALL},
     **dict.fromkeys(("__repr__", "__str__", "__format__"), TEXTS),
 }
-"""What calls of these builtin functions read."""
+"""The fields that calls of these builtin functions read."""
 
 _READ_ALL: Final = frozenset(
     {"__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"}
@@ -40,15 +40,15 @@ _UNBOUNDED_ATTRIBUTES: Final = frozenset(
     {"__globals__", "f_globals", "__builtins__", "__subclasses__", "import_module"}
 )
 
-_NOT_CALLED: Final = """
+_NEVER_IMPLICIT_NAMES: Final = """
 __module__ __qualname__ __doc__ __dict__ __weakref__ __slots__ __annotations__ __annotate__
 __annotate_func__ __annotations_cache__ __firstlineno__ __static_attributes__ __orig_bases__
 __parameters__ __type_params__ __abstractmethods__ __dataclass_fields__ __dataclass_params__
 __reduce__ __reduce_ex__ __getstate__ __setstate__ __copy__ __deepcopy__ __replace__ __getnewargs__
 """
-"""Special names that nothing reads in a running step without naming them."""
+"""Special names that are read in a running step only by code that names them."""
 
-_SILENT: Final = frozenset(_NOT_CALLED.split())
+_NEVER_IMPLICIT: Final = frozenset(_NEVER_IMPLICIT_NAMES.split())
 
 _GETTERS: Final = frozenset({"getattr", "hasattr"})
 _CONSTANT_GETTER: Final = re.compile("Gva*s[sv]?c")
@@ -56,8 +56,11 @@ _CONSTANT_GETTER: Final = re.compile("Gva*s[sv]?c")
 
 
 class Reads(NamedTuple):
-    """`globals` in order, `names` of attributes, with all strings that may be one, the modules
-    that are imported, as (level, name), and what makes the code `unbounded`."""
+    """What code may read.
+
+    `globals` are in order. `names` are those of attributes, and all strings that may be one.
+    `imports` are modules as (level, name). `unbounded` are the names that make the code so.
+    """
 
     globals: tuple[str, ...]
     names: frozenset[str]
@@ -69,7 +72,7 @@ _known: dict[int, tuple[types.CodeType, Reads]] = {}
 
 
 def reads_of(code: types.CodeType) -> Reads:
-    """What the code may read, with the code inside of it."""
+    """What the code may read, and the code inside of it."""
     known = _known.get(id(code))
     if known is None:
         if len(_known) >= 4096:
@@ -80,13 +83,13 @@ def reads_of(code: types.CodeType) -> Reads:
 
 def reads_of_builtin(name: str) -> Reads:
     """What a builtin function of that name may read, of whatever it is given."""
-    names = frozenset({ALL}) if name in _GETTERS else frozenset(_FOUND_OTHERWISE.get(name, ()))
+    names = frozenset({ALL}) if name in _GETTERS else frozenset(_READ_BY_BUILTIN.get(name, ()))
     return Reads((), names, (), (name,) if name in _UNBOUNDED else ())
 
 
 def is_special(name: str) -> bool:
     """Whether Python may read this field of a class by itself."""
-    return name[:2] == "__" and name[-2:] == "__" and name not in _SILENT
+    return name[:2] == "__" and name[-2:] == "__" and name not in _NEVER_IMPLICIT
 
 
 def _reads(code: types.CodeType) -> Reads:
@@ -98,7 +101,7 @@ def _reads(code: types.CodeType) -> Reads:
         if each.opname == "IMPORT_NAME":
             imports.append((instructions[i - 2].argval, each.argval))
         elif each.opname in _OF_GLOBALS:
-            if each.argval.isidentifier():  # pytest gives code that it rewrites names that are not
+            if each.argval.isidentifier():  # some names in code that pytest rewrites are not
                 globals[each.argval] = None
         elif each.opname == "MATCH_CLASS":
             names.add(ALL)
@@ -116,11 +119,11 @@ def _reads(code: types.CodeType) -> Reads:
     if shape.count("G") > len(_CONSTANT_GETTER.findall(shape)):
         names.add(ALL)
     for name in globals:
-        names.update(_FOUND_OTHERWISE.get(name, ()))
+        names.update(_READ_BY_BUILTIN.get(name, ()))
     reads = Reads(tuple(globals), frozenset(names), tuple(imports), tuple(unbounded))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            reads = Reads(*[_united(*pair) for pair in zip(reads, reads_of(inner), strict=True)])
+            reads = Reads(*[_union(*pair) for pair in zip(reads, reads_of(inner), strict=True)])
     return reads
 
 
@@ -129,7 +132,7 @@ _OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_G
 
 
 def _is_raised(after: Iterable[dis.Instruction]) -> bool:
-    """Whether what was just computed is for an error that these instructions go on to raise."""
+    """Whether these instructions raise an error, for which the value before them was computed."""
     for each in after:
         if each.opname == "RAISE_VARARGS":
             return True
@@ -138,12 +141,12 @@ def _is_raised(after: Iterable[dis.Instruction]) -> bool:
     return False
 
 
-def _united(ours: Any, theirs: Any) -> Any:
+def _union(ours: Any, theirs: Any) -> Any:
     return ours | theirs if isinstance(ours, frozenset) else tuple(dict.fromkeys((*ours, *theirs)))
 
 
 def _strings(constants: Iterable[object]) -> Iterator[str]:
-    """The names that strings in the code may be, or in a format `{0.name}`, contain."""
+    """The names that strings in the code may be, or may contain, as the format `{0.name}` does."""
     for each in constants:
         if isinstance(each, str):
             yield from re.findall(r"\w+", each) if "{" in each else [each]

@@ -60,10 +60,10 @@ class Recorder:
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
         self._both: dict[int, tuple[Tensor, Tensor]] = {}  # see `_require_writable`
         self._scratch = 0
-        self._reached: dict[StorageHandle, int] = {}  # up to which byte a storage was used
+        self._reached: dict[StorageHandle, int] = {}  # the end of the bytes used in a storage
         self._given: set[StorageHandle] = set()  # storages of arguments
         self._allocating: set[StorageHandle] = set()
-        # By the id of the reference to a region's holder, which stands for the tensor:
+        # By the id of the reference to a region's holder. It stands for the tensor that is held:
         self._references: dict[int, Reference] = {}  # those seen
         self._united: dict[int, Reference] = {}  # an argument's own, and that of its stand-in
         self._homes: dict[int, Home] = {}
@@ -125,8 +125,8 @@ class Recorder:
         *,
         max_steps: int | None = None,
     ) -> list[Array]:
-        """Note down what the program would do. Raises `CaptureError` for one that is not plain
-        calls, or leaves values."""
+        """Note down what the program would do. Raises `CaptureError` if it is more than one call,
+        or leaves values."""
         self._record(program, args)
         return []
 
@@ -158,8 +158,8 @@ class Recorder:
     # --- what it does -----------------------------------------------------------------
 
     def stand_in(self, x: Tensor) -> Tensor:
-        """What the function gets for a tensor over the memory of an input: always the same, and
-        for a view a view."""
+        """What the function gets for a tensor over the memory of an input: the same one each time,
+        a view for a view."""
         found = self._stand_ins.get(id(x))
         if found is None:
             found = self.arguments.view(self._stand_ins[id(x.root)], x.type, Tensor)
@@ -168,7 +168,7 @@ class Recorder:
         return found
 
     def stand_in_of(self, type: TensorType) -> Tensor:
-        """What the function gets for one input more, of which only the type is known."""
+        """What the function gets for another input, of which only the type is known."""
         x = self._argument(type)
         self._stand_ins[id(x)] = x
         return x
@@ -207,12 +207,12 @@ class Recorder:
 
     @property
     def needed(self) -> int:
-        """The bytes of an arena that would have held all that the function made."""
+        """The bytes of an arena that has room for all that the function made."""
         return sum(self._reached.values())
 
     def made(self) -> list[Tensor]:
-        """What was made inside, stand-ins too, and is still alive. Stand-ins are from here on only
-        what the function has kept of them."""
+        """The tensors made inside, and the stand-ins, that are still alive. The recorder drops its
+        stand-ins here: only those that the function has kept are left."""
         self._stand_ins.clear()
         self._both.clear()
         found: list[Allocation] = []
@@ -232,7 +232,7 @@ class Recorder:
         """End all that the function has made."""
         self.arena.close()
         self.arguments.close()
-        del self.arena, self.arguments  # which know the recorder as their VM: a cycle no more
+        del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle
 
     def _record(self, program: Program, args: Sequence[TensorHandle]) -> None:
         name, numbers, attributes = _only_call(program)
@@ -275,7 +275,7 @@ class Recorder:
     # --- whose bytes a handle names -----------------------------------------------------
 
     def _reference(self, handle: TensorHandle) -> Reference:
-        """The reference to the tensor that holds the region of the handle; it stands for it."""
+        """The reference to the tensor that holds the handle's region. It stands for the tensor."""
         self._require_live(handle)
         region = regions(self.vm).get(handle)
         reference = region.holder if region is not None else None
@@ -287,11 +287,11 @@ class Recorder:
         if isinstance(holder.arena, ScratchPad):
             raise _refused("a tensor of a scratch pad, which may lie over others, is used")
         self._references[id(reference)] = reference
-        if holder.arena is prepare_constants(self.vm).arena:  # maybe written only now
+        if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
             number = self._inputs.get(id(holder))
-            if number is not None:  # an argument that the function also has otherwise
+            if number is not None:  # an argument that the function also reaches itself
                 self.same.add(number)
                 twin = self._stand_ins[id(holder)]
                 stand_in = _reference_to(twin)
@@ -307,14 +307,14 @@ class Recorder:
             raise HandleError("a tensor has ended")  # `explain` says which, and why
 
     def _settle(self, x: Allocation, role: Role, index: int) -> None:
-        """Let the tensor be what stands in that place outside."""
+        """Give the tensor its home outside: a role, and an index."""
         reference = _reference_to(x)
         home = self._homes[id(reference)] = Home(role, index, x.type)
         self._values[id(reference)] = Value(x.type.nbytes, home)
         self._references[id(reference)] = reference
 
     def _stay(self, reference: Reference, type: TensorType) -> None:
-        """A tensor that a function changes in place has a place of its own."""
+        """Give a tensor that a host function changes in place a home that it keeps."""
         if id(reference) not in self._homes:
             home = self._homes[id(reference)] = Home("scratch", self._scratch, type)
             self._scratch += 1
@@ -344,8 +344,8 @@ def _reference_to(x: Allocation) -> Reference:
 
 
 def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
-    """The function that a one-call program calls, the numbers of the arguments it is called with,
-    and its attributes. Raises `CaptureError` for another program, or one that leaves values."""
+    """What a one-call program calls: the function, the numbers of its arguments, its attributes.
+    Raises `CaptureError` for another program, or one that leaves values."""
     code = program.main.code
     loads = [i.immediates[0] for i in code[:-3] if i.opcode is Opcode.load_arg]
     opcodes = tuple([instruction.opcode for instruction in code[len(loads) :]])
@@ -369,7 +369,7 @@ def _refused(what: str) -> CaptureError:
 @contextmanager
 def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
-    have no bytes. Other threads notice nothing, and may record at the same time."""
+    have no bytes. Other threads are not affected, and may record at the same time."""
     on = Recorder(vm, inputs)
     token = recorder.set(on)
     try:
@@ -382,7 +382,7 @@ def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Reco
 
 
 def _layer(on: Recorder, name: str) -> Layer:
-    """The recorder's method of that name, where it is on."""
+    """A layer that calls the recorder's method of that name for threads that it records."""
 
     def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return (getattr(on, name) if recorder.get() is on else proceed)(*args, **options)

@@ -1,11 +1,11 @@
 """What decides which of a captured function's programs a call gets: its signature.
 
-A program holds for arguments of certain types, and for what the function found around it when it
-was recorded. Whatever of that is another one now makes another signature.
+A program is for arguments of certain types, and for what the function found around it when it was
+recorded. If any of that differs, the signature differs.
 
-Everything that is reached is looked into, and known by value as far as it can be. An object of
-whose state Python shows only a part is refused, unless it cannot change. What is left out is left
-out because no code that is reached may read it; `reads` has what code may read.
+Everything that the function reaches is looked into, and compared by value where that is possible.
+An object that does not show all of its state is refused, unless it cannot change. Only what no
+reached code may read is left out; `reads` says what code may read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import holds_tensors
 
 CALLED: Final = frozenset({"keys", "send", "throw", "close", "__getattr__"})
-"""What Python calls without its being named, besides special methods of classes."""
+"""What Python calls without naming it, besides special methods of classes."""
 
 NO_FIELDS: Final[Mapping[int, set[str]]] = {}
 
@@ -62,17 +62,17 @@ class Signature:
     where that cannot be compared, by identity.
 
     What the function reaches by itself is part of it: the variables around it, its defaults and
-    globals, and so on from each of them. Functions are looked into wherever they are written,
-    but for numpy, the standard library and mlvm. Containers and arrays are known by what they hold,
-    objects, classes and modules by identity and by the fields that the code may read. `names` are
-    these fields, for all the code that is reached; a signature made with fewer has not seen it all.
+    globals, and so on from each of them. All functions are looked into, except those of numpy, the
+    standard library and mlvm. Containers and arrays are known by what they hold; objects, classes
+    and modules by identity and by the fields that the code may read. `names` are these fields, for
+    all code that is reached. If they are more than the signature was made with, it has not seen
+    everything.
 
-    `tensors` are the arguments' tensors, each once; others, as those in Modules, are known by
-    identity. But a field of a Module that is among `rebound`, which has names by the id of the
-    Module, is as an argument: `fields` are those. `inputs` are the first of the tensors over each
-    memory: here inputs get their numbers. An argument that the function also reaches otherwise is
-    no input: it is known by identity, as it is one tensor in both ways. `held` keeps alive what is
-    known by identity.
+    `tensors` are the arguments' tensors, each once. Other tensors, such as those in Modules, are
+    known by identity. But a Module's field that is in `rebound`, which has names by the id of the
+    Module, counts as an argument: `fields` are those. `inputs` has the first tensor over each
+    memory; its order numbers the inputs. An argument that the function also reaches by itself is no
+    input: it is known by identity. `held` keeps alive what is known by identity.
 
     Raises `CaptureError` for what cannot be compared; it says what that is, and where.
     """
@@ -93,8 +93,8 @@ class Signature:
         self.names = names
         self._every = ALL in names
         self._roots: dict[int, int] = {}
-        # A thing says what it is in `_parts` where it is found, and what it holds when its turn in
-        # `_queue` comes. Seen again, it is known by its number, which is negative, as no id is.
+        # When a value is found, `_parts` gets what it is; when its turn in `_queue` comes, what it
+        # holds. A value that is found again is known by its number, which is negative; ids are not.
         self._parts: list[Any] = []
         self._queue: list[Any] = []
         self._seen: dict[int, int] = {}
@@ -112,8 +112,8 @@ class Signature:
         return tuple(self._parts)
 
     def of_arguments(self, *arguments: Any) -> tuple[Any, ...]:
-        """Of the arguments, all that they hold but tensors first. Raises `CaptureError` for a
-        tensor of a scratch pad."""
+        """The arguments' structure and tensors; `function` then has what else they hold. Raises
+        `CaptureError` for a tensor of a scratch pad."""
         self._owner = None
         for value in arguments:
             self._add_argument(value)
@@ -121,7 +121,7 @@ class Signature:
         return tuple(map(self._of_argument, arguments))
 
     def is_reached(self, x: Tensor) -> bool:
-        """Whether the function has this very tensor otherwise than as an argument."""
+        """Whether the function reaches this very tensor by itself, and not only as an argument."""
         return id(x) in self._reached
 
     def _add_argument(self, value: Any) -> None:
@@ -205,7 +205,7 @@ class Signature:
             self._refuse(f"{reads.unbounded[0]}, which may read any variable", "name what it reads")
 
     def _library(self, name: str) -> None:
-        """A library that may read any field of what it is given makes all of them count."""
+        """Make all fields count, if the library may read any field of what it is given."""
         if not reads_special_only(name):
             self.names |= {ALL}
 
@@ -252,7 +252,7 @@ class Signature:
             self._add(part)
 
     def _builtin(self, fn: types.BuiltinFunctionType) -> None:
-        """A method of an object that is no module has what that object has."""
+        """What it may read, and the object that it is a method of, if it is one's."""
         home = fn.__module__ or "builtins"
         self._library(home)
         if home == "builtins":
@@ -276,8 +276,8 @@ class Signature:
         self._add(field.__func__)
 
     def _cached(self, fn: Any) -> None:
-        """A function with a cache of results. Nobody can tell whether these are of what it reads
-        now, or read before; so it may read nothing that changes."""
+        """A function with a cache of results. These may come from values that have changed since,
+        so the function may read nothing that changes."""
         self._require_steady("its function", fn)
         self._add(fn.__wrapped__)
 
@@ -344,8 +344,8 @@ class Signature:
         self._parts.append(None)
 
     def _class(self, kind: type, *, made: bool = False) -> None:
-        """Its fields and its bases. A constructor counts where an object may be `made`, and a
-        method that overrides a library's, which the library may call."""
+        """Its fields and its bases. A constructor counts if an object may be `made`. A method that
+        overrides a library's counts, as the library may call it."""
         if is_library(kind.__module__):
             self._library(kind.__module__)
             return
@@ -381,7 +381,7 @@ class Signature:
     # --- classes and objects -------------------------------------------------------------------
 
     def _object(self, value: Any) -> None:
-        """What it holds as one of its base, its fields, and its class."""
+        """What it holds as an object of its base, its fields, and its class."""
         kind = type(value)
         layout = self._layout(kind)
         how, base = layout.how, layout.base
@@ -402,11 +402,11 @@ class Signature:
             self._node(value, self._fields_of(value, layout))
         elif layout.has_dict or layout.slots:
             self._fields(self._fields_of(value, layout), open=how != "named")
-        if layout.own:
+        if layout.by_user:
             self._base(kind)
 
     def _identical(self, value: Any) -> None:
-        """What has no state; but it may stand for a function or class that has, or read fields."""
+        """An object without state. It may stand for a function or class, or read fields."""
         self._library(type(value).__module__)
         fields = dict_of(value)
         for name in ("__wrapped__", "__origin__"):
@@ -417,21 +417,21 @@ class Signature:
         """An object's fields, also those in slots."""
         fields = list(dict_of(value).items()) if layout.has_dict else []
         if layout.how == "optimizer":
-            names = self.names  # of its own dicts are all of the tensors that it updates
+            names = self.names  # its own dicts hold only tensors that it updates
             fields = [(x, field) for x, field in fields if x in names or type(field) is not dict]
         for number, name in layout.slots:
             slot = vars(type(value).__mro__[number])[name]
             with contextlib.suppress(AttributeError):  # it has no value yet
                 fields.append((name, slot.__get__(value)))
         if type(value) is types.SimpleNamespace:
-            if self._namespaces or "__repr__" in self.names:  # which may be compared, and how
+            if self._namespaces or "__repr__" in self.names:  # several may be compared
                 for each in (*self._namespaces, value):
                     self.names |= dict_of(each).keys()
             self._namespaces.append(value)
         return fields
 
     def _node(self, node: Any, fields: Iterable[tuple[str, Any]]) -> None:
-        """The fields of a Module that are named, or part of the tree that it is to mlvm."""
+        """The fields of a Module that code names, and those that are part of its tree."""
         names, parts, held, every = self.names, self._parts, self.held, self._every
         reached = self._reached
         rebound = self._rebound.get(id(node), ())
@@ -465,7 +465,7 @@ class Signature:
         return layout
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
-        """Raise `CaptureError`, with how that was reached."""
+        """Raise `CaptureError`, which says how the function reaches it."""
         place, owner = [], self._owner
         while owner is not None:
             value = owner
@@ -475,14 +475,14 @@ class Signature:
 
 
 def _is_generated(kind: type, name: str, field: Any) -> bool:
-    """Whether a comparison was written by `dataclass`: of two objects of just this class."""
+    """Whether `dataclass` wrote this comparison, which compares objects of just this class."""
     if name not in COMPARISONS or "__dataclass_params__" not in vars(kind):
         return False
     return isinstance(field, types.FunctionType) and field.__code__.co_filename == "<string>"
 
 
 def _described(value: Any, owner: Any) -> str:
-    """A thing on the way to what was refused, by its name in what it was found in."""
+    """A value on the way to what was refused: its name in the owner where it was found."""
     if isinstance(value, types.FunctionType):
         file, line = value.__code__.co_filename, value.__code__.co_firstlineno
         return f"{value.__qualname__} ({os.path.basename(file)}:{line})"

@@ -1,7 +1,8 @@
 """Fields, variables and items around a captured function, before it is called and after.
 
-A field of a Module that held a tensor may be rebound to another of its type: a replay does so too.
-No replay gives any other name a new tensor, so none may keep one that the function has made.
+A captured function may rebind a Module's field that holds a tensor to another one of its type: a
+replay does so too. A replay gives no other name a new tensor, so no other name may keep one that
+the function has made.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Field(NamedTuple):
 
 
 class Surroundings:
-    """What a function reaches, with what each of its fields, variables and items is now."""
+    """The fields, variables and items that a function reaches, and their present values."""
 
     def __init__(self, reached: Iterable[object]) -> None:
         distinct = {id(value): value for value in reached}
@@ -51,16 +52,16 @@ class Surroundings:
                 yield field, now
 
     def put_back(self, *, failed: bool) -> None:
-        """Have the rebound fields hold what they held; if the function has failed, all fields that
-        held a tensor."""
+        """Give the rebound fields their old values; if the function has failed, also all other
+        fields that held a tensor."""
         for field, x in self._fields:
             now = field.value
             if failed or (isinstance(now, Tensor) and now.type is x.type):
                 field.set(x)
 
     def find(self, kept: Collection[Tensor]) -> tuple[Tensor, str] | None:
-        """One of these tensors and the name that keeps it. All names that keep one name again
-        what they named before."""
+        """One of these tensors and the name that keeps it, or None. All names that keep one get
+        their old values."""
         ids = set(map(id, kept))
         found: tuple[Tensor, str] | None = None
         for names, before in self._names:
@@ -79,8 +80,8 @@ class Surroundings:
 
 
 class _Names(NamedTuple):
-    """Names that one owner has: `read` gives what they name, `put_back(before, changed)` has
-    them name that again, and `text` says what a name is."""
+    """The names of one owner, such as a dict. `read` gives their values, and
+    `put_back(before, changed)` gives changed ones their old values. `text` says what a name is."""
 
     owner: object
     text: str
@@ -89,7 +90,7 @@ class _Names(NamedTuple):
 
 
 def _names_of(value: Any) -> Iterator[_Names]:
-    """The names that a Python value has for others."""
+    """The names by which a Python value refers to others."""
     kind = type(value)  # isinstance might call what is looked into
     if kind is types.FunctionType:
         yield _in_dict(value.__globals__, "global {!r}")
