@@ -25,7 +25,9 @@
     ├── QueueFull               (queue.Full)  no slot of a queue tensor is free, or was in time
     ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
     ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
+    ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
+    ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
     ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible
@@ -286,11 +288,8 @@ def locate(
     step: int | None = None,
     line: str | None = None,
 ) -> None:
-    """Tell an error of any class where a program raised it.
-
-    The place becomes attributes. For people, two notes are added: `text`, and the `line` of
-    Python that called the program.
-    """
+    """Tell an error of any class where a program raised it: by attributes, and for people by two
+    notes, `text` and the `line` of Python that called the program."""
     for name, value in (("function", function), ("pc", pc), ("step", step)):
         with suppress(AttributeError):  # somebody's exception with fixed `__slots__`
             setattr(error, name, value)

@@ -79,8 +79,7 @@ class WritesInto:
         raise NotImplementedError
 
     def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
-        """Raise `MachineError` if a result would overwrite an operand that is still read, or
-        another result."""
+        """Raise `MachineError` if a result would overwrite an operand in use, or another result."""
         raise NotImplementedError
 
 

@@ -67,11 +67,8 @@ _CODES: Final = {
 
 
 class CallDetails(NamedTuple):
-    """The rest of a call's step: its attributes, and how many results are announced.
-
-    `unproven`: every parameter is checked when it runs. `apart`: it is only checked that no
-    result overwrites an operand.
-    """
+    """The rest of a call's step. When it runs, every parameter is checked if it is `unproven`; if
+    it is only `apart`, that no result overwrites an operand."""
 
     attributes: Attributes
     nresults: Count

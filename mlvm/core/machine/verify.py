@@ -58,11 +58,8 @@ UNKNOWN: Final = Abstract(ANY)
 
 
 class State(NamedTuple):
-    """A frame's slots, parameters first.
-
-    Where heights differ, a state is `open`: any number of unknown values lie above `slots`, and
-    the slots `top` lie above these.
-    """
+    """A frame's slots, parameters first. It is `open` where heights differ: any number of unknown
+    values lie above `slots`, and the slots `top` lie above these."""
 
     slots: tuple[Abstract, ...]
     open: bool = False

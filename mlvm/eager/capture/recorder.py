@@ -125,8 +125,8 @@ class Recorder:
         *,
         max_steps: int | None = None,
     ) -> list[Array]:
-        """Note down what the program would do. Raises `CaptureError` if it is more than one call,
-        or leaves values."""
+        """Note down what the program would do. Raises `CaptureError` if it is not one call, or
+        leaves values."""
         self._record(program, args)
         return []
 
