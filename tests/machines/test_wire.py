@@ -700,19 +700,15 @@ def test_the_pages_example_prints_what_it_says() -> None:
     assert printed.getvalue() == output
 
 
-LOCAL = [  # what is about VMs, memory and processes of this machine
-    "tests/eager/test_parallel.py",
-    "tests/input/test_pipeline_processes.py",
-    "tests/input/test_slot_memory.py",
-]
+CAPTURE = "tests/eager/capture"
+LOCAL = ["tests/eager/test_parallel.py"]  # about VMs and processes of this machine
 
 
-def test_the_eager_and_arena_tests_pass_on_a_wire_vm() -> None:
-    command = [sys.executable, "-m", "pytest", "--wire", "-q", "-p", "no:cacheprovider"]
+@pytest.mark.parametrize("folder", ["tests/eager", CAPTURE, "tests/arena"])
+def test_the_eager_and_arena_tests_pass_on_a_wire_vm(folder: str) -> None:
+    others = [each for each in (CAPTURE, *LOCAL) if each != folder]
+    command = [sys.executable, "-m", "pytest", "--wire", "-q", "-p", "no:cacheprovider", folder]
     done = subprocess.run(
-        [*command, "tests/eager", "tests/arena", *map("--ignore={}".format, LOCAL)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+        [*command, *map("--ignore={}".format, others)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
