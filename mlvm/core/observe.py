@@ -52,7 +52,8 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
     """Put a layer around each named method of the VM, for as long as the VM lives."""
     with _lock:
         for name in layers:
-            getattr(vm, name)  # raises before anything has changed
+            if not callable(getattr(type(vm), name)):
+                raise AttributeError(f"{name!r} is no method of a {type(vm).__name__}")
         for name, layer in layers.items():
             _layers_of(vm, name).append(layer)
             _wrap(vm, name)

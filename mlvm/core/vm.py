@@ -48,7 +48,8 @@ class VM(Identity):
 
     Other machines come in by two doors. `kernels` take the place of the reference kernels, by op
     name. `run` takes the place of the reference loop, `mlvm.core.machine.run.run`, and has its
-    signature. A `scheduler` runs ops beside the program.
+    signature. Besides, a `scheduler` may run ops beside the program. Raises `UnknownFunction` for a
+    kernel of no op.
     """
 
     def __init__(

@@ -86,6 +86,9 @@ from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM as VM
+from mlvm.show import picture as _gives_arenas_plot  # noqa: F401
+from mlvm.show import report as _gives_arenas_report  # noqa: F401
+from mlvm.show import trace as _gives_vms_trace  # noqa: F401
 from mlvm.show.record import record
 
 __all__ = [

@@ -249,7 +249,8 @@ def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] 
     if isinstance(tree, kinds):
         return fn(tree)
     if isinstance(tree, dict):
-        return {name: replace(fn, part, kinds) for name, part in tree.items()}
+        parts = {name: replace(fn, part, kinds) for name, part in tree.items()}
+        return parts if type(tree) is dict else _copy_with(tree, parts.items())
     if isinstance(tree, (list, tuple)):
         return _like(tree, [replace(fn, part, kinds) for part in tree])
     return tree
@@ -342,4 +343,14 @@ def _like(sequence: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
     """The items in a list, tuple or named tuple of the given one's class."""
     if hasattr(sequence, "_fields"):
         return type(sequence)(*items)
+    if isinstance(sequence, list) and type(sequence) is not list:
+        return _copy_with(sequence, enumerate(items))
     return type(sequence)(items)
+
+
+def _copy_with(container: Any, items: Iterable[tuple[Any, Any]]) -> Any:
+    """A copy of a dict or list of another class, which has fields too, with these items."""
+    twin = copy.copy(container)
+    for key, item in items:
+        twin[key] = item
+    return twin

@@ -98,7 +98,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         _tensors(drawn, colours, x, y),
         _resets(recording, x),
         _used(used, recording.first, x, y),
-        _level(y(top), "top", f"high water: {top:,} bytes, the highest address", -6),
+        _level(y(top), "top", f"highest address: {top:,} bytes", -6),
         _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
         _legend(drawn, colours),
     )

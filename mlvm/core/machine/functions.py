@@ -7,7 +7,7 @@ registration or removal.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -150,6 +150,9 @@ class FunctionTable:
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
         self.instrument: Instrument | None = None
         self._bindings: dict[str, Binding] = {}
+        for name in kernels:
+            if name not in OPS and name != Fused.name:
+                raise _unknown("op", name, OPS)
         for name, op in OPS.items():
             kernel = kernels.get(name)
             self._bindings[name] = Binding(name, OpFresh(op, kernel))
@@ -182,9 +185,7 @@ class FunctionTable:
         try:
             return self._bindings[name]
         except KeyError:
-            close = difflib.get_close_matches(name, self._bindings, n=3)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise UnknownFunction(f"no function {name!r}{hint}") from None
+            raise _unknown("function", name, self._bindings) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._bindings)
@@ -195,3 +196,9 @@ class _Removed(UserFunction):
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         raise UnknownFunction(f"function {self.name!r} was removed")
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> UnknownFunction:
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    return UnknownFunction(f"no {what} {name!r}{hint}")

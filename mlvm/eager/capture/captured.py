@@ -12,6 +12,7 @@ and all later ones launch it. Python runs no more, so whatever it did besides is
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import threading
@@ -374,7 +375,15 @@ class Captured(Generic[P, R]):
         results = [result.made(signature.tensors, places) for result in entry.results]
         for field, number in entry.rebound:
             field.set(results[number])
-        return replace(lambda leaf: results[leaf.number], entry.tree, _Leaf)
+
+        def made(part: Any) -> Any:
+            return results[part.number] if isinstance(part, _Leaf) else copy.copy(part)
+
+        return replace(made, entry.tree, (_Leaf, *_CHANGEABLE))
+
+
+_CHANGEABLE: Final = np.ndarray, set, bytearray
+"""What a caller may change in a result: each call returns its own."""
 
 
 def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) -> Captured[P, R]:

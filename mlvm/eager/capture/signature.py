@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn, cast
 
+import numpy as np
+
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
 from mlvm.eager.capture.layout import (
@@ -125,6 +127,9 @@ class Signature:
         return id(x) in self._reached
 
     def _add_argument(self, value: Any) -> None:
+        if type(value) not in (list, tuple, dict) and isinstance(value, (list, tuple, dict)):
+            self._fields(list(dict_of(value).items()), open=True)
+            self._add(getattr(value, "default_factory", None))
         if isinstance(value, (list, tuple)):
             for each in value:
                 self._add_argument(each)
@@ -407,6 +412,8 @@ class Signature:
 
     def _identical(self, value: Any) -> None:
         """An object without state. It may stand for a function or class, or read fields."""
+        if isinstance(value, np.ufunc) and value.__name__.endswith(" (vectorized)"):
+            self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
         self._library(type(value).__module__)
         fields = dict_of(value)
         for name in ("__wrapped__", "__origin__"):

@@ -15,7 +15,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES, OPS
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import Array, TensorType, f32
 from tests.core.ops.cases import CASES, Case
 from tests.core.programs import f32s
 
@@ -87,3 +87,28 @@ def test_attributes_are_bound_as_the_op_binds_them() -> None:
 
 def test_tables_are_independent() -> None:
     assert FunctionTable().binding("add") is not TABLE.binding("add")
+
+
+def test_a_kernel_of_no_op_is_refused() -> None:
+    with pytest.raises(UnknownFunction, match="no op 'addd'; did you mean add"):
+        FunctionTable({"addd": OPS["add"].kernel})
+
+
+def test_kernels_replace_those_of_both_forms_and_of_chains() -> None:
+    calls: list[str] = []
+
+    def add(out: Array, x: Array, y: Array) -> None:
+        calls.append("add")
+        np.add(x, y, out)
+
+    table = FunctionTable({"add": add})
+    x = f32s(1, 2)
+    [y] = table.binding("add").call([x, x], NO_ATTRIBUTES)
+    out = np.zeros_like(x)
+    table.binding("add.out").kernel(out, x, x)
+    fused = table.binding("fused")
+    chain = fused.callee.bind({"chain": (("add", -1, 1, 1), ("negative", 0, -1)), "outputs": 1})
+    third = np.zeros_like(x)
+    fused.kernel(third, x, **chain)
+    assert calls == ["add"] * 3
+    np.testing.assert_array_equal([y, out, -third], [[2, 4]] * 3)

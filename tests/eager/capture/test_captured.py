@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -1332,3 +1332,39 @@ def test_a_function_may_change_what_its_call_makes_of_arguments() -> None:
     with place.weights.allocating():
         for _ in range(2):
             assert captured(ml.ones(2), by=2.0).tolist() == [2, 2]
+
+
+def test_containers_of_other_classes_stay_what_they_are() -> None:
+    class Named(list[ml.Tensor]):
+        scale = 1.0
+
+    def step(counts: Any, parts: Any) -> Any:
+        return {"sum": counts["a"] + counts["missing"], "parts": parts, "scale": parts.scale}
+
+    captured = ml.capture(step)
+    for scale in (1.0, 2.0, 2.0):
+        counts: Any = defaultdict(lambda: ml.ones(2), a=ml.ones(2))
+        counts["missing"]
+        parts = Named([ml.ones(2)])
+        parts.scale = scale
+        given = captured(counts, parts)
+        assert given["sum"].tolist() == [2, 2]
+        assert type(given["parts"]) is Named
+        assert given["scale"] == given["parts"].scale == scale
+    ordered = ml.capture(lambda x: OrderedDict(a=x + 1.0))(ml.ones(2))
+    assert type(ordered) is OrderedDict
+
+
+def test_what_a_caller_changes_in_a_result_is_his_own() -> None:
+    captured = ml.capture(lambda x: (x + 1.0, np.zeros(2), {1}))
+    for _ in range(2):
+        _, array, found = captured(ml.ones(2))
+        assert (array.tolist(), found) == ([0, 0], {1})
+        array += 1
+        found.add(2)
+
+
+def test_a_function_that_numpy_hides_is_refused() -> None:
+    hidden = np.frompyfunc(lambda x: 2 * x, 1, 1)
+    with pytest.raises(CaptureError, match="frompyfunc"):
+        ml.capture(lambda x: x * float(hidden(2.0)))(ml.ones(2))

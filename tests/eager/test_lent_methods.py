@@ -1,0 +1,33 @@
+"""What upper floors add to classes of lower ones is there after `import mlvm.eager` alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import sys
+import mlvm.eager as ml
+
+vm = ml.VM("lent")
+arena = ml.Arena(vm, "step")
+with vm.trace(sys.argv[1]), arena.allocating():
+    x = ml.ones((2, 3))[0] + 1.0
+print(x.tolist(), "used" in arena.report())
+arena.plot(sys.argv[2])
+"""
+
+
+def test_methods_that_upper_floors_add(tmp_path: Path) -> None:
+    trace, picture = tmp_path / "trace.json", tmp_path / "step.svg"
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(trace), str(picture)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("[2.0, 2.0, 2.0] True\n", "")
+    assert trace.stat().st_size
+    assert picture.read_text().startswith("<svg")
