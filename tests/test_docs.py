@@ -19,6 +19,7 @@ import pytest
 
 import mlvm.eager as ml
 from docs import instructions
+from mlvm.core import errors
 from mlvm.core.op import Op
 from mlvm.core.program.program import Opcode
 
@@ -125,3 +126,20 @@ def calls_that_lead_to(target: CodeType, call: Any) -> list[CodeType]:
         sys.setprofile(None)
     [chain] = chains
     return chain
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    words = re.findall(r"\*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text("utf-8"))
+    assert len(words) > 100
+    assert [word for word in set(words) if words.count(word) > 1] == []
+
+
+def test_the_error_tree_is_drawn_whole() -> None:
+    assert errors.__doc__ is not None
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
+    raised = [
+        name
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.MlvmError)
+    ]
+    assert sorted(drawn) == sorted({*raised} - {"MlvmError"})

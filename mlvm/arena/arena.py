@@ -184,7 +184,7 @@ scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
 """The arena that a thread or task allocates results in: that of the last block it entered."""
 
 
-class _Block:
+class _Visit:
     """A `with` block that a thread or task is in: `arena`, or `arena.allocating()`."""
 
     __slots__ = ("arena", "resets")
@@ -194,19 +194,19 @@ class _Block:
         self.resets = resets
 
     def enter(self) -> None:
-        _set_blocks((*_blocks.get(), self))
+        _set_visits((*_visits.get(), self))
 
     def leave(self) -> None:
-        _set_blocks(tuple([block for block in _blocks.get() if block is not self]))
+        _set_visits(tuple([block for block in _visits.get() if block is not self]))
 
 
-_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("blocks", default=())
+_visits: ContextVar[tuple[_Visit, ...]] = ContextVar("visits", default=())
 """The blocks that a thread or task is in, the innermost last."""
 
 
-def _set_blocks(blocks: tuple[_Block, ...]) -> None:
-    _blocks.set(blocks)
-    scope.set(blocks[-1].arena if blocks else None)
+def _set_visits(visits: tuple[_Visit, ...]) -> None:
+    _visits.set(visits)
+    scope.set(visits[-1].arena if visits else None)
 
 
 on_made: Final[list[Callable[[Arena], None]]] = []
@@ -451,13 +451,13 @@ class Arena:
     def __enter__(self) -> Arena:
         with self._lock:  # waits while the last to leave resets it
             self._inside += 1
-        _Block(self, resets=True).enter()
+        _Visit(self, resets=True).enter()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the arena. A thread that finalizes another's generator ends the generator's stay
         only: it goes on allocating where it did."""
-        mine = [block for block in _blocks.get() if block.arena is self and block.resets]
+        mine = [block for block in _visits.get() if block.arena is self and block.resets]
         if mine:
             mine[-1].leave()
         self._end_all("its arena was reset", leaving=True)
@@ -465,7 +465,7 @@ class Arena:
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
         """Allocate results here, and reset nothing at the end: for weights."""
-        block = _Block(self, resets=False)
+        block = _Visit(self, resets=False)
         block.enter()
         try:
             yield self
