@@ -495,6 +495,10 @@ class Tensor(Allocation):
         return (1, 0)  # kDLCPU: a copy in host memory
 
     def __bool__(self) -> bool:
+        if self.type.size != 1:
+            raise ShapeError("only one element is true or false; take ml.all(x) or ml.any(x)").at(
+                "bool", (self.type,)
+            )
         return bool(self.item())
 
     def __int__(self) -> int:
@@ -521,7 +525,11 @@ class Tensor(Allocation):
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self[i] for i in range(len(self)))
+        if not self.shape:
+            raise NoLength("a tensor without dimensions has no length, and no rows").at(
+                "iter", (self.type,)
+            )
+        return (self[i] for i in range(self.shape[0]))
 
     def __repr__(self) -> str:
         if self.handle == STALE:

@@ -280,7 +280,7 @@ def require_types(
             for word, paths in (("missing", missing), ("unknown", unknown))
             if paths
         ]
-        raise PathError("; ".join(texts))
+        raise PathError(f"{'; '.join(texts)}; given are {', '.join(given) or 'none'}")
     for path, type in expected.items():
         if given[path].dtype is not type.dtype:
             raise DTypeError(
