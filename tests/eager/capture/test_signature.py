@@ -103,8 +103,18 @@ def plain(**fields: Any) -> Any:
     return Plain(**fields)
 
 
+@pytest.fixture(autouse=True)
+def no_module_stays() -> Iterator[None]:
+    """Else whoever asks all modules for their `__file__`, as hypothesis does, gets their errors."""
+    before = sys.modules.copy()
+    yield
+    for name in sys.modules.keys() - before.keys():
+        if name.startswith("signature_"):
+            del sys.modules[name]
+
+
 def module_of(name: str, code: str) -> Any:
-    """A module of that code, which can be imported."""
+    """A module of that code, which can be imported in the same test."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     exec(compile(textwrap.dedent(code), f"{name}.py", "exec"), vars(module))
