@@ -172,7 +172,9 @@ def assemble(text: str) -> Program:
             continue
         first, rest = words[0], words[1:]
         if first.text == ".const":
-            name, value = _read_constant(first, rest)
+            if len(rest) < 2:
+                raise first.error("write .const NAME TYPE ELEMENTS...")
+            name, value = _name(rest[0]), _read_value(rest[1], rest[2:])
             if name in constants:
                 raise first.error(f"constant {name!r} is defined twice")
             constants[name] = value
@@ -281,12 +283,6 @@ def parse_constant(text: str) -> Array:
     if not words:
         raise AssemblyError("write TYPE ELEMENTS..., such as f32[2] 1.5 nan", 1, 1)
     return _read_value(words[0], words[1:])
-
-
-def _read_constant(head: _Token, words: list[_Token]) -> tuple[str, Array]:
-    if len(words) < 2:
-        raise head.error("write .const NAME TYPE ELEMENTS...")
-    return _name(words[0]), _read_value(words[1], words[2:])
 
 
 def _read_value(head: _Token, elements: list[_Token]) -> Array:
