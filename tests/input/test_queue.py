@@ -124,13 +124,17 @@ def test_the_slot_comes_back_when_the_last_tensor_and_view_has_ended(vm: VM) -> 
 def test_a_cycle_is_collected_even_amid_a_call(vm: VM) -> None:
     """The collector may run anywhere; the slot comes back without a lock."""
     q = QueueTensor(vm, PAIR, 2)
-    for _ in range(50):
-        q.put(pair(1))
-        cycle: list[object] = [q.get()]
-        cycle.append(cycle)
-        del cycle
-        with q._lock:
-            gc.collect()
+    gc.freeze()  # what other tests have left is not looked at fifty times
+    try:
+        for _ in range(50):
+            q.put(pair(1))
+            cycle: list[object] = [q.get()]
+            cycle.append(cycle)
+            del cycle
+            with q._lock:
+                gc.collect()
+    finally:
+        gc.unfreeze()
     assert q._free.qsize() == 2
 
 
