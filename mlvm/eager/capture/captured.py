@@ -54,16 +54,19 @@ _MOST_SIGNATURES: Final = 64
 
 
 class _Result(NamedTuple):
-    """A tensor that the function left: an argument, of the number `given`; else the tensor at
-    `home`, or a `view` of it as `type`."""
+    """A tensor that the function left: an argument, of the number `given`; a tensor `reached`
+    otherwise; else the tensor at `home`, or a `view` of it as `type`."""
 
     home: Home
     type: TensorType
     view: bool
     given: int | None
+    reached: Tensor | None
 
     def made(self, given: Sequence[Tensor], places: Mapping[str, Sequence[Allocation]]) -> Any:
         """The tensor of a call with these arguments. `places` has its other tensors, by role."""
+        if self.reached is not None:
+            return self.reached
         if self.given is not None:
             return given[self.given]
         x = places[self.home.role][self.home.index].root
@@ -467,7 +470,7 @@ def _recorded(
             for field, x in signature.fields:
                 if field.value is stand_in(x):  # it was not rebound
                     field.set(x)
-            left = _Left(record, signature.tensors)
+            left = _Left(record, signature)
             tree = replace(left.leaf, tree)
             rebound = left.fields(around)
         except BaseException:
@@ -484,12 +487,13 @@ def _recorded(
 class _Left:
     """What a function leaves: the tensors that it returns, and those that it rebinds fields to."""
 
-    def __init__(self, record: Recorder, given: Sequence[Tensor]) -> None:
+    def __init__(self, record: Recorder, signature: Signature) -> None:
         self.results: list[_Result] = []
         self.values: list[Value] = []
         self.outputs: list[_Output] = []
         self._record = record
-        self._given = {id(record.stand_in(x)): i for i, x in enumerate(given)}
+        self._signature = signature
+        self._given = {id(record.stand_in(x)): i for i, x in enumerate(signature.tensors)}
         self._leaves: dict[int, tuple[_Leaf, Tensor]] = {}  # by the id of the tensor
 
     def leaf(self, x: Tensor, field: Field | None = None) -> _Leaf:
@@ -521,7 +525,8 @@ class _Left:
         elif home.role == "output" and field is not None:
             output = self.outputs[home.index]
             self.outputs[home.index] = output._replace(field=output.field or field)
-        return _Result(home, x.type, x.base is not None, self._given.get(id(x)))
+        reached = x if self._signature.is_reached(x) else None
+        return _Result(home, x.type, x.base is not None, self._given.get(id(x)), reached)
 
 
 def _refuse_kept(record: Recorder, around: Surroundings) -> None:

@@ -1373,3 +1373,13 @@ def test_a_function_that_numpy_hides_is_refused() -> None:
     hidden = np.frompyfunc(lambda x: 2 * x, 1, 1)
     with pytest.raises(CaptureError, match="frompyfunc"):
         ml.capture(lambda x: x * float(hidden(2.0)))(ml.ones(2))
+
+
+def test_a_reached_view_that_is_returned_is_that_very_tensor() -> None:
+    base = ones(4)
+    view = ml.reshape(base, (2, 2))
+    captured = ml.capture(lambda x: (x + 1.0, view, base))
+    for _ in range(2):
+        _, given, root = captured(ones(2))
+        assert given is view
+        assert root is base
