@@ -21,7 +21,6 @@ import gc
 import itertools
 import random
 import sys
-import threading
 import time
 import traceback
 from collections import Counter
@@ -37,6 +36,7 @@ from mlvm.arena.arena import Mark, scope
 from mlvm.core.errors import ArenaError, QueueEmpty, QueueFull, StaleTensor
 from mlvm.eager.random import prepare
 from mlvm.eager.tensor import prepare_constants
+from tests.threads import start
 
 SHAPES: Final = [(1,), (8,), (2, 4), (9,), (16,), (3, 5), (40,)]
 SWITCHES: Final = (1e-6, 1e-5, 1e-4)
@@ -271,7 +271,7 @@ class Worker:
     def elsewhere(self, mine: list[Known]) -> None:
         """Let another thread do something in a copy of this one's context."""
         context = contextvars.copy_context()
-        in_thread(lambda: context.run(lambda: self.compute([])))
+        start(context.run, self.compute, []).result(PATIENCE)
 
     def begin(self, mine: list[Known]) -> None:
         """Enter an arena in a generator, for any thread to finalize."""
@@ -313,23 +313,6 @@ OPERATIONS: Final[list[Callable[[Worker, list[Known]], None]]] = [
 ]
 
 
-def in_thread(work: Callable[[], None]) -> None:
-    """Call it in a thread of its own, and raise what it raises."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    for error in errors:
-        raise error
-
-
 def play(seed: str, seconds: float, nthreads: int, outcomes: Counter[str]) -> str | None:
     """One round; what went wrong, as text."""
     rng = random.Random(seed)
@@ -344,11 +327,9 @@ def play(seed: str, seconds: float, nthreads: int, outcomes: Counter[str]) -> st
     world.arenas += [world.new_arena(rng) for _ in range(2)]
     workers = [Worker(world, f"{seed}/{k}") for k in range(nthreads)]
     runs = [worker.task if rng.random() < 0.2 else worker.run for worker in workers]
-    threads = [threading.Thread(target=run) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    running = [start(run) for run in runs]
+    for each in running:
+        each.result(PATIENCE + seconds)
     for generator in world.generators:
         generator.close()  # type: ignore[attr-defined]
     if world.failures:

@@ -34,7 +34,6 @@ EXPECTED: Final = {
     "a value is read": r"a value is read inside a captured function",
     "a value is copied in": r"a value from Python is copied into a tensor",
     "a shape depends on values": r"leaves values of which only running tells the type",
-    "state is rebound": r"rebound|was replaced|another tensor",
 }
 """Why a program may be refused by a `CaptureError`."""
 
