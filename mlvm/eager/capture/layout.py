@@ -31,7 +31,9 @@ BASES: Final[tuple[type, ...]] = (
     *(int, float, complex, str, bytes),
 )
 """Python shows all that an object of these classes, or of their subclasses, holds."""
-BY_VALUE: Final = frozenset({*BASES, *np.sctypeDict.values(), types.MethodType, functools.partial})
+BY_VALUE: Final = frozenset(
+    {*BASES, *np.sctypeDict.values(), slice, range, types.MethodType, functools.partial}
+)
 """What is known by value alone."""
 
 _SELF: Final = __name__.partition(".")[0]

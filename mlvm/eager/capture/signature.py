@@ -332,6 +332,10 @@ class Signature:
         for each in items:
             add(each)
 
+    def _bounds(self, value: slice | range) -> None:
+        for part in (value.start, value.stop, value.step):
+            self._add(part)
+
     def _reference(self, reference: weakref.ref[Any]) -> None:
         self._add(reference())
 
@@ -517,6 +521,8 @@ _LOOKS: Final[dict[type, Callable[[Signature, Any], None]]] = {
     dict: Signature._mapping,
     list: Signature._sequence,
     tuple: functools.partial(Signature._sequence, kind=tuple),
+    slice: Signature._bounds,
+    range: Signature._bounds,
     types.FunctionType: Signature._function,
     types.MethodType: Signature._method,
     types.BuiltinFunctionType: Signature._builtin,

@@ -1399,3 +1399,13 @@ def test_printing_and_the_standard_streams_are_no_reason_to_record_again() -> No
         step(ml.ones((2,)))
         c.steps += 1
     assert step.signatures == 1
+
+
+@pytest.mark.parametrize("make", [slice, range])
+def test_equal_slices_and_ranges_are_one_value(make: Any) -> None:
+    captured = ml.capture(lambda x, part: x[part.start : part.stop] * 2.0)
+    x = ml.asarray([1.0, 2.0, 3.0])
+    for _ in range(3):
+        assert captured(x, make(0, 2)).tolist() == [2, 4]
+    assert captured(x, make(1, 2)).tolist() == [4]
+    assert captured.signatures == 2
