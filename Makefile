@@ -30,7 +30,7 @@ demo: $(TEST_READY) ## train a small MLP-Mixer on the digits
 	$(BIN)/python -m models.train --model mlp_mixer --data digits --epochs 20 --seed 0
 
 test: $(TEST_READY) ## run the tests, on all cores
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check
