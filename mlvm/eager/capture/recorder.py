@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
+from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import AttributeRefused, CaptureError, HandleError, user_line
 from mlvm.core.machine.callee import OUT
@@ -22,7 +23,7 @@ from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
-from mlvm.core.types import ALIGNMENT, Array, TensorType
+from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor import Tensor, prepare_constants
 from mlvm.eager.tree import require_writable
 from mlvm.input.queue import QueueTensor
@@ -105,7 +106,7 @@ class Recorder:
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
         if storage not in self._given:
-            end = offset + -(-type.nbytes // ALIGNMENT) * ALIGNMENT
+            end = offset + rounded(type.nbytes)
             self._reached[storage] = max(self._reached.get(storage, 0), end)
         return next(_handles)
 
