@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mlvm.arena.placement import rounded
 from mlvm.core.errors import EncodingError, OutOfMemory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_zeros
 
@@ -46,8 +47,8 @@ class SlotMemory:
     ) -> None:
         self.types = tuple(types)
         self.maxsize = maxsize
-        rounded = [-(-type.nbytes // ALIGNMENT) * ALIGNMENT for type in self.types]
-        *self.offsets, self.slot_nbytes = accumulate(rounded, initial=0)
+        sizes = [rounded(type.nbytes) for type in self.types]
+        *self.offsets, self.slot_nbytes = accumulate(sizes, initial=0)
         nbytes = max(self.slot_nbytes * maxsize, ALIGNMENT)
         self._source = _source
         try:
