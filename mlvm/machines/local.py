@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from mlvm.core.errors import MachineError
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.vm import VM
 from mlvm.machines.c_functions import load_library
+from mlvm.machines.native import extension
 from mlvm.machines.workers import Workers
+
+_MOST_THREADS: Final = 256
 
 
 class LocalVM(VM):
@@ -20,8 +23,15 @@ class LocalVM(VM):
     With `workers`, so many threads run ops beside the program. The program waits only where it
     needs a value. `checked=False` is the raw machine: programs are not verified, arrays written
     are not compared with the tensor's type, and a mistake does whatever numpy makes of it.
-    `kernels`, by op name, take the place of the reference ones. Raises `UnknownFunction` for a
-    kernel of no op.
+
+    `native` says whether kernels and loop are those in C, which were compiled when mlvm was
+    installed, or the reference ones in Python and numpy. None is the former if they are there (see
+    `mlvm.machines.native.extension`). `threads` share the work of a native kernel; no bit of a
+    result depends on how many they are. They are `pinned` to a processor each if asked.
+    `kernels`, by op name, take the place of all others.
+
+    Raises `MissingExtra` for a native machine that was not built, `MachineError` for threads
+    without one, `UnknownFunction` for a kernel of no op.
     """
 
     trace: ClassVar[Callable[..., AbstractContextManager[None]]]
@@ -33,10 +43,26 @@ class LocalVM(VM):
         *,
         checked: bool = True,
         workers: int = 0,
+        threads: int = 1,
+        pinned: bool = False,
+        native: bool | None = None,
         kernels: Kernels = NO_KERNELS,
     ) -> None:
         if not isinstance(workers, int) or workers < 0:
             raise MachineError(f"a VM has workers >= 0, not {workers!r}")
+        if not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
+            raise MachineError(f"a VM has 1 to {_MOST_THREADS} threads, not {threads!r}")
+        self.native = extension.wanted(native)
+        self.threads = threads
+        if self.native:
+            from mlvm.machines.native.kernels import native_kernels
+
+            kernels = {**native_kernels(extension.pool(threads, pinned)), **kernels}
+        elif threads > 1:
+            raise MachineError(
+                f"{threads} threads share the work of native kernels, and this VM has none: "
+                f"{extension.status()}; BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
+            )
         super().__init__(name, checked=checked, kernels=kernels)
         if workers:
             self._scheduler = Workers(workers, self.name)

@@ -1,0 +1,69 @@
+"""Whether the C extension is here and wanted, and if not, why.
+
+The environment variable MLVM_NATIVE says what VMs use that are not told: `0` the numpy kernels, `1`
+the native ones or an error, else the native ones if they were built. MLVM_SIMD chooses among the
+instruction sets that the processor has: `avx512`, `avx2`, `plain`.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+from mlvm.core.errors import MachineError, MissingExtra
+
+if TYPE_CHECKING:
+    from mlvm.machines.native._native import Pool
+
+_REMEDY: Final = (
+    "it is compiled when mlvm is installed, if there is a C compiler: "
+    "pip install --force-reinstall --no-binary mlvm mlvm"
+)
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """The extension, or why there is none."""
+    try:
+        from mlvm.machines.native import _native
+    except ImportError as error:
+        missing = getattr(error, "name", None) or "_native" in str(error)
+        return None, "it was not built" if missing else f"it does not load: {error}"
+    wanted = os.environ.get("MLVM_SIMD", "")
+    if wanted and not _native.choose_simd(wanted):
+        raise MachineError(
+            f"MLVM_SIMD={wanted}: this processor or build has no such instruction set; "
+            f"{_native.simd()} is the best it has"
+        )
+    return _native, f"{_native.simd()} kernels"
+
+
+def wanted(native: bool | None) -> bool:
+    """Whether a VM with that option runs natively. Raises `MissingExtra` if it cannot but must."""
+    if native is None:
+        setting = os.environ.get("MLVM_NATIVE", "")
+        if setting not in ("", "0", "1"):
+            raise MachineError(f"MLVM_NATIVE is 0 or 1, not {setting!r}")
+        native = setting == "1" if setting else None
+    if native and EXTENSION is None:
+        raise MissingExtra(f"the native machine is not here: {REASON}; {_REMEDY}")
+    return EXTENSION is not None if native is None else bool(native)
+
+
+def pool(threads: int, pinned: bool) -> Pool:
+    """Threads to share the work of kernels, the caller among them."""
+    assert EXTENSION is not None
+    made: Pool = EXTENSION.Pool(threads, pinned)
+    return made
+
+
+def status() -> str:
+    """Which kernels VMs use by default, and why, for people."""
+    if EXTENSION is None:
+        return f"numpy (the native machine is not here: {REASON}; {_REMEDY})"
+    if not wanted(None):
+        return f"numpy (MLVM_NATIVE=0; else native, {REASON})"
+    return f"native, {REASON}"
+
+
+EXTENSION, REASON = _load()

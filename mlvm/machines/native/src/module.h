@@ -1,0 +1,43 @@
+/* What the files that talk to Python share. */
+#ifndef MLVM_MODULE_H
+#define MLVM_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <structmember.h>
+
+#include "plan.h"
+#include "pool.h"
+
+enum { MOST_PARAMETERS = 256 };
+
+/* Nanoseconds of work from which on other Python threads may run meanwhile. */
+#define WORTH_RELEASING 20000.0
+
+typedef struct {
+    PyObject_HEAD
+    Plan plan;
+    const char *name;
+    int64_t *ints;
+    double *floats;
+    PyObject *parts; /* a tuple that keeps the children */
+    const Plan **children;
+} PlanObject;
+
+typedef struct {
+    PyObject_HEAD
+    Pool *pool;
+    int busy; /* while a plan runs without the interpreter lock */
+} PoolObject;
+
+int is_pool(PyObject *object);
+
+/* The address of a packed array's elements. Returns 0, or -1 with an exception set. */
+int address_of(PyObject *array, char **address);
+
+/* Run a plan, without the interpreter lock if it takes long. Returns what the kernel returns, or -1
+ * with an exception set. `p` is as `pool_run` takes it. */
+int run_in_pool(PoolObject *pool, const Plan *plan, char **p);
+
+#endif

@@ -1,0 +1,273 @@
+/* A pool waits by spinning for a while, since the next plan mostly follows within microseconds,
+ * and then sleeps. A plan is divided evenly; whoever is done first waits. */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() ((void)0)
+#endif
+
+enum {
+    MOST_THREADS = 256,
+    ALIGNMENT = 64,
+    SPINS = 20000, /* about 50 microseconds until an idle thread sleeps */
+};
+static const double WORTH_SHARING = 4000; /* nanoseconds; waking the others costs about 500 */
+
+typedef struct {
+    _Alignas(64) atomic_int done; /* the number of the job it has done last */
+    char *scratch;
+    int result;
+    pthread_t thread;
+    Pool *pool;
+    int index;
+} Member;
+
+struct Pool {
+    int threads;
+    int pinned;
+    int started;            /* `processes` when they did; 0 before */
+    int64_t scratch, shared; /* bytes reserved */
+    char *shared_bytes;
+    Member *members; /* members[0] is the caller */
+    /* The job: written by the caller, then announced by a new number. */
+    const Plan *plan;
+    char *const *p;
+    _Alignas(64) atomic_int number;
+    atomic_int sleeping, ending;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+};
+
+/* Counts processes from 1 on: a forked one has the pools of its parent, but not their threads. */
+static int processes = 0;
+
+static void count_process(void)
+{
+    processes++;
+}
+
+static void first_process(void)
+{
+    processes = 1;
+    pthread_atfork(NULL, NULL, count_process);
+}
+
+static void *aligned(int64_t nbytes)
+{
+    void *memory = NULL;
+    if (nbytes <= 0)
+        nbytes = ALIGNMENT;
+    if (posix_memalign(&memory, ALIGNMENT, (size_t)((nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT)))
+        return NULL;
+    return memory;
+}
+
+Pool *pool_new(int threads, int pinned)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, first_process);
+    Pool *pool = aligned(sizeof *pool);
+    if (!pool)
+        return NULL;
+    memset(pool, 0, sizeof *pool);
+    pool->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    pool->pinned = pinned;
+    pool->members = aligned((int64_t)sizeof(Member) * pool->threads);
+    if (!pool->members) {
+        free(pool);
+        return NULL;
+    }
+    memset(pool->members, 0, sizeof(Member) * (size_t)pool->threads);
+    for (int i = 0; i < pool->threads; i++) {
+        pool->members[i].pool = pool;
+        pool->members[i].index = i;
+    }
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    return pool;
+}
+
+int pool_threads(const Pool *pool)
+{
+    return pool->threads;
+}
+
+int pool_reserve(Pool *pool, int64_t scratch, int64_t shared)
+{
+    if (scratch > pool->scratch) {
+        for (int i = 0; i < pool->threads; i++) {
+            char *memory = aligned(scratch);
+            if (!memory)
+                return -1;
+            free(pool->members[i].scratch);
+            pool->members[i].scratch = memory;
+        }
+        pool->scratch = scratch;
+    }
+    if (shared > pool->shared) {
+        char *memory = aligned(shared);
+        if (!memory)
+            return -1;
+        free(pool->shared_bytes);
+        pool->shared_bytes = memory;
+        pool->shared = shared;
+    }
+    return 0;
+}
+
+static void do_share(Member *member)
+{
+    const Pool *pool = member->pool;
+    const Plan *plan = pool->plan;
+    int64_t begin = plan->units * member->index / pool->threads;
+    int64_t end = plan->units * (member->index + 1) / pool->threads;
+    member->result = begin < end ? plan->run(plan, pool->p, begin, end, member->scratch) : 0;
+}
+
+static void stay_on_processor(int index)
+{
+#ifdef __linux__
+    cpu_set_t allowed, one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed))
+        return;
+    int left = index % CPU_COUNT(&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed) && !left--) {
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+            return;
+        }
+#else
+    (void)index;
+#endif
+}
+
+static void *serve(void *argument)
+{
+    Member *member = argument;
+    Pool *pool = member->pool;
+    int seen = atomic_load_explicit(&member->done, memory_order_relaxed);
+    if (pool->pinned)
+        stay_on_processor(member->index);
+    for (;;) {
+        int number, spins = 0;
+        while ((number = atomic_load_explicit(&pool->number, memory_order_acquire)) == seen) {
+            if (atomic_load_explicit(&pool->ending, memory_order_relaxed))
+                return NULL;
+            if (++spins < SPINS) {
+                PAUSE();
+                continue;
+            }
+            pthread_mutex_lock(&pool->mutex);
+            atomic_fetch_add(&pool->sleeping, 1);
+            while (atomic_load(&pool->number) == seen && !atomic_load(&pool->ending))
+                pthread_cond_wait(&pool->wake, &pool->mutex);
+            atomic_fetch_sub(&pool->sleeping, 1);
+            pthread_mutex_unlock(&pool->mutex);
+            spins = 0;
+        }
+        seen = number;
+        do_share(member);
+        atomic_store_explicit(&member->done, seen, memory_order_release);
+    }
+}
+
+/* Start the threads, again in a process that was forked: threads do not survive a fork. */
+static int start(Pool *pool)
+{
+    int number = atomic_load(&pool->number);
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    atomic_store(&pool->sleeping, 0);
+    for (int i = 1; i < pool->threads; i++) {
+        atomic_store(&pool->members[i].done, number);
+        if (pthread_create(&pool->members[i].thread, NULL, serve, &pool->members[i])) {
+            pool->threads = i; /* as many as the system grants */
+            break;
+        }
+    }
+    pool->started = processes;
+    return pool->threads > 1;
+}
+
+int plan_run_alone(const Plan *plan, char **p)
+{
+    char *scratch = aligned(plan->scratch), *shared = aligned(plan->shared);
+    int result = -1;
+    if (scratch && shared) {
+        p[plan->nparams] = shared;
+        result = plan->run(plan, p, 0, plan->units, scratch);
+        if (!result && plan->finish)
+            result = plan->finish(plan, p, 0, plan->units, scratch);
+    }
+    free(scratch);
+    free(shared);
+    return result;
+}
+
+int pool_run(Pool *pool, const Plan *plan, char **p)
+{
+    Member *caller = &pool->members[0];
+    int result;
+    p[plan->nparams] = pool->shared_bytes;
+    if (pool->threads == 1 || plan->units == 1 || plan->work < WORTH_SHARING ||
+        (pool->started != processes && !start(pool))) {
+        result = plan->run(plan, p, 0, plan->units, caller->scratch);
+    } else {
+        pool->plan = plan;
+        pool->p = p;
+        int number = atomic_load_explicit(&pool->number, memory_order_relaxed) + 1;
+        atomic_store(&pool->number, number);
+        if (atomic_load(&pool->sleeping)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_broadcast(&pool->wake);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+        do_share(caller);
+        result = caller->result;
+        for (int i = 1; i < pool->threads; i++) {
+            Member *member = &pool->members[i];
+            int spins = 0;
+            while (atomic_load_explicit(&member->done, memory_order_acquire) != number) {
+                PAUSE();
+                if (++spins >= SPINS) { /* it may wait for this processor */
+                    sched_yield();
+                    spins = SPINS - 100;
+                }
+            }
+            result |= member->result;
+        }
+    }
+    if (!result && plan->finish)
+        result = plan->finish(plan, p, 0, plan->units, caller->scratch);
+    return result;
+}
+
+void pool_free(Pool *pool)
+{
+    if (pool->started == processes) {
+        atomic_store(&pool->ending, 1);
+        pthread_mutex_lock(&pool->mutex);
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->mutex);
+        for (int i = 1; i < pool->threads; i++)
+            pthread_join(pool->members[i].thread, NULL);
+    }
+    for (int i = 0; i < pool->threads; i++)
+        free(pool->members[i].scratch);
+    free(pool->shared_bytes);
+    free(pool->members);
+    pthread_mutex_destroy(&pool->mutex);
+    pthread_cond_destroy(&pool->wake);
+    free(pool);
+}

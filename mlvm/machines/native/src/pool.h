@@ -1,0 +1,30 @@
+/* Threads that share the units of a plan. */
+#ifndef MLVM_POOL_H
+#define MLVM_POOL_H
+
+#include "plan.h"
+
+typedef struct Pool Pool;
+
+/* A pool of that many threads, the caller's included; NULL if there is no memory. The others start
+ * with the first work that is worth sharing. `pinned`: thread i stays on the i-th processor that
+ * the process may use. */
+Pool *pool_new(int threads, int pinned);
+
+/* End the threads. No plan may be running. */
+void pool_free(Pool *pool);
+
+int pool_threads(const Pool *pool);
+
+/* Make room for plans that want so many bytes, before the first of them runs. Returns 0, or -1. */
+int pool_reserve(Pool *pool, int64_t scratch, int64_t shared);
+
+/* Do all units in the calling thread, with memory of its own: while another caller has the pool.
+ * Returns what the kernel returns, or -1 if there is no memory. */
+int plan_run_alone(const Plan *plan, char **p);
+
+/* Do all units of the plan. `p` has room for one address more than the plan has parameters. Returns
+ * what its kernel returns. One caller at a time. */
+int pool_run(Pool *pool, const Plan *plan, char **p);
+
+#endif

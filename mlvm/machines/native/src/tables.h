@@ -1,0 +1,21 @@
+/* The kernels by name, for the best instruction set that this processor has. */
+#ifndef MLVM_TABLES_H
+#define MLVM_TABLES_H
+
+#include "plan.h"
+
+/* The instruction set in use: "avx512", "avx2" or "plain". */
+const char *simd_name(void);
+
+/* Choose an instruction set by name. Returns 0, or -1 if the library or the processor lacks it. */
+int simd_choose(const char *name);
+
+/* The entry of that name, or NULL. */
+const KernelEntry *find_kernel(const char *name);
+const RowEntry *find_row(const char *name);
+
+/* All names, one at a time from i = 0 on, then NULL. */
+const char *kernel_name(int i);
+const char *row_name(int i);
+
+#endif

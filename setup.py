@@ -1,0 +1,94 @@
+"""Builds the optional extension `_native`: its kernels once for each instruction set.
+
+All else about the package stands in pyproject.toml. `python setup.py build_ext --inplace` compiles
+what has changed. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
+"""
+
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCE = Path("mlvm/machines/native/src")
+# `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
+FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
+X86_TARGETS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"]
+    + ["-mprefer-vector-width=512"],
+}
+
+
+class BuildNative(build_ext):
+    """Compiles `src/*.c` once and `src/kernels/*.c` for each target, on all cores."""
+
+    def build_extension(self, ext):
+        unix = self.compiler.compiler_type == "unix"
+        x86 = platform.machine().lower() in ("x86_64", "amd64")
+        targets = {"plain": [], **(X86_TARGETS if unix and x86 else {})}
+        flags = [*FLAGS, "-pthread"] if unix else []
+        sanitize = os.environ.get("MLVM_SANITIZE")
+        if sanitize:
+            flags += [f"-fsanitize={sanitize}", "-g", "-O1", "-fno-omit-frame-pointer"]
+        kinds = "-".join(["objects", *(sanitize or "").split(",")]).rstrip("-")
+        build = Path(self.build_temp) / kinds
+        # The name carries no folder: a build for coverage or a sanitizer has its own.
+        jobs = [
+            (source, build, [], [(f"WITH_{name.upper()}", "1") for name in targets])
+            for source in sorted(SOURCE.glob("*.c"))
+        ]
+        for name, options in targets.items():
+            jobs += [
+                (source, build / name, options, [("TARGET", name)])
+                for source in sorted((SOURCE / "kernels").glob("*.c"))
+            ]
+        newest_header = max(path.stat().st_mtime for path in SOURCE.rglob("*.h"))
+
+        def compile_(job):
+            source, folder, options, macros = job
+            made = folder / source.with_suffix(".o" if unix else ".obj")
+            changed = max(source.stat().st_mtime, newest_header)
+            if made.exists() and made.stat().st_mtime > changed and not self.force:
+                return str(made)
+            [made] = self.compiler.compile(
+                [str(source)],
+                output_dir=str(folder),
+                macros=macros,
+                include_dirs=[*ext.include_dirs],
+                extra_postargs=[*flags, *options],
+            )
+            return made
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            objects = list(threads.map(compile_, jobs))
+        link = ["-pthread", "-lm"] if unix else []
+        if sanitize:
+            link += [f"-fsanitize={sanitize}"]
+        self.compiler.link_shared_object(
+            objects,
+            self.get_ext_fullpath(ext.name),
+            libraries=self.get_libraries(ext),
+            library_dirs=ext.library_dirs,
+            extra_postargs=link,
+            build_temp=self.build_temp,
+            target_lang="c",
+        )
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "mlvm.machines.native._native",
+            sources=[str(path) for path in sorted(SOURCE.rglob("*.c"))],
+            depends=[str(path) for path in sorted(SOURCE.rglob("*.h"))],
+            py_limited_api=True,
+            optional=True,  # without a compiler the numpy kernels run
+        )
+    ],
+    cmdclass={"build_ext": BuildNative},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,0 +1,57 @@
+"""Running an op by its native kernel alone, and by its reference kernel, on the same arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.op import OPS
+from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
+from mlvm.machines.native import extension
+
+if extension.EXTENSION is None:
+    pytest.skip("the native machine was not built", allow_module_level=True)
+
+from mlvm.machines.native._native import Pool
+from mlvm.machines.native.kernels import native_kernels
+
+POOLS = {threads: Pool(threads) for threads in (1, 2, 3, 5)}
+KERNELS = {threads: native_kernels(pool) for threads, pool in POOLS.items()}
+
+
+def planned(name: str, *inputs: Any, **attributes: Any) -> bool:
+    """Whether the op has a native kernel for operands of these types."""
+    op = OPS[name]
+    bound = op.bind(attributes)
+    types = [TensorType.of(np.asarray(x)) for x in inputs]
+    out = op.infer(types, bound)
+    kernel: Any = KERNELS[1].get(name)
+    return kernel is not None and out is not None and kernel.plan([out, *types], bound) is not None
+
+
+def native(name: str, *inputs: Any, threads: int = 1, **attributes: Any) -> Array:
+    """The op's result by its native kernel; `out` is full of 0xFF bytes before."""
+    op = OPS[name]
+    bound = op.bind(attributes)
+    operands = [aligned_copy(np.asarray(x)) for x in inputs]
+    type = op.infer([TensorType.of(x) for x in operands], bound)
+    assert type is not None
+    out = aligned_array(type)
+    out.reshape(-1).view(np.uint8)[...] = 0xFF
+    KERNELS[threads][name](out, *operands, **bound)
+    return out
+
+
+def reference(name: str, *inputs: Any, **attributes: Any) -> Array:
+    """The op's result by its reference kernel."""
+    op = OPS[name]
+    bound = op.bind(attributes)
+    operands = [aligned_copy(np.asarray(x)) for x in inputs]
+    type = op.infer([TensorType.of(x) for x in operands], bound)
+    assert type is not None
+    out = aligned_array(type)
+    with np.errstate(all="ignore"):
+        op.kernel(out, *operands, **bound)
+    return out
