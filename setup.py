@@ -17,9 +17,8 @@ SOURCE = Path("mlvm/machines/native/src")
 FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
 X86_TARGETS = {
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"]
-    + ["-mprefer-vector-width=512"],
+    "avx2": "-mavx2 -mfma",
+    "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512",
 }
 
 
@@ -29,7 +28,7 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         unix = self.compiler.compiler_type == "unix"
         x86 = platform.machine().lower() in ("x86_64", "amd64")
-        targets = {"plain": [], **(X86_TARGETS if unix and x86 else {})}
+        targets = {"plain": "", **(X86_TARGETS if unix and x86 else {})}
         flags = [*FLAGS, "-pthread"] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:
@@ -38,7 +37,7 @@ class BuildNative(build_ext):
         build = Path(self.build_temp) / kinds
         # The name carries no folder: a build for coverage or a sanitizer has its own.
         jobs = [
-            (source, build, [], [(f"WITH_{name.upper()}", "1") for name in targets])
+            (source, build, "", [(f"WITH_{name.upper()}", "1") for name in targets])
             for source in sorted(SOURCE.glob("*.c"))
         ]
         for name, options in targets.items():
@@ -59,7 +58,7 @@ class BuildNative(build_ext):
                 output_dir=str(folder),
                 macros=macros,
                 include_dirs=[*ext.include_dirs],
-                extra_postargs=[*flags, *options],
+                extra_postargs=[*flags, *options.split()],
             )
             return made
 

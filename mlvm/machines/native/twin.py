@@ -32,7 +32,7 @@ def twin(*names: str) -> Callable[[Twin], Twin]:
 
     def declare(prepare: Twin) -> Twin:
         for name in names:
-            assert name in OPS and name not in TWINS, name
+            assert name in OPS, name
             TWINS[name] = prepare
         return prepare
 
