@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Final
 
 from mlvm.core.errors import MachineError
+from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
+from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
 from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
@@ -54,16 +56,20 @@ class LocalVM(VM):
             raise MachineError(f"a VM has 1 to {_MOST_THREADS} threads, not {threads!r}")
         self.native = extension.wanted(native)
         self.threads = threads
+        run: Run = reference.run
         if self.native:
             from mlvm.machines.native.kernels import native_kernels
+            from mlvm.machines.native.loop import NativeLoop
 
-            kernels = {**native_kernels(extension.pool(threads, pinned)), **kernels}
+            pool = extension.pool(threads, pinned)
+            kernels = {**native_kernels(pool), **kernels}
+            run = NativeLoop(pool)
         elif threads > 1:
             raise MachineError(
                 f"{threads} threads share the work of native kernels, and this VM has none: "
                 f"{extension.status()}; BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
             )
-        super().__init__(name, checked=checked, kernels=kernels)
+        super().__init__(name, checked=checked, kernels=kernels, run=run)
         if workers:
             self._scheduler = Workers(workers, self.name)
 

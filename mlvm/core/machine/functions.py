@@ -145,9 +145,11 @@ class Binding:
 
 
 class FunctionTable:
-    """Functions by name: at first all ops and `fused`. `kernels` replace the ops' own."""
+    """Functions by name: at first all ops and `fused`. `kernels` replace the ops' own. `version`
+    counts the changes since."""
 
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
+        self.version = 0
         self.instrument: Instrument | None = None
         self._bindings: dict[str, Binding] = {}
         for name in kernels:
@@ -162,6 +164,7 @@ class FunctionTable:
 
     def register(self, name: str, callee: Callee) -> None:
         """Make `callee` the function of that name, which may be new."""
+        self.version += 1
         if name in self._bindings:
             self._bindings[name].fill(callee)
         else:
@@ -170,11 +173,13 @@ class FunctionTable:
     def remove(self, name: str) -> None:
         """Take that function out, also for running programs. Raises `UnknownFunction`."""
         binding = self.binding(name)
+        self.version += 1
         del self._bindings[name]
         binding.fill(_Removed(name, nparams=None, nresults=None))
 
     def watch(self, instrument: Instrument | None) -> None:
         """Put the instrument around every function, or with None take it away."""
+        self.version += 1
         self.instrument = instrument
         for binding in self._bindings.values():
             binding.instrument = instrument

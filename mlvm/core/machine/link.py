@@ -76,13 +76,16 @@ class CallDetails(NamedTuple):
     apart: bool = False
 
 
-class Code(NamedTuple):
-    """A linked function. `starts` and `ends` are the pcs that each step was made of."""
+@dataclass(slots=True, eq=False)
+class Code:
+    """A linked function. `starts` and `ends` are the pcs that each step was made of. `prepared` is
+    what a loop other than the reference one has made of it."""
 
     function: Function
     steps: list[Step]
     starts: list[int]
     ends: list[int]
+    prepared: Any = None
 
 
 def link(
@@ -132,7 +135,8 @@ class _Linker:
     deferred: bool
 
     def run(self) -> None:
-        function, steps, starts, ends = self.code
+        function, steps = self.code.function, self.code.steps
+        starts, ends = self.code.starts, self.code.ends
         targets = {i.immediates[0] for i in function.code if "label" in i.opcode.immediates}
         again = Instruction(Opcode.call, ("main",))
         folds = function.name == "main" and not any(
@@ -195,7 +199,7 @@ class _Linker:
     def fold_arguments(self, targets: set[int]) -> None:
         """Fold the last step with the load_args before it. It must call a kernel, they must push
         all of its parameters, and no jump may go between them."""
-        _, steps, starts, ends = self.code
+        steps, starts, ends = self.code.steps, self.code.starts, self.code.ends
         code, binding, number, details = steps[-1]
         if code != CALL or binding.callee.kernel is None:
             return
@@ -234,7 +238,7 @@ def bind(
                 rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
             number = arrays
         steps.append((kind, binding, number, rest))
-    return code._replace(steps=steps)
+    return Code(code.function, steps, code.starts, code.ends)
 
 
 def nargs_of(program: Program) -> int:

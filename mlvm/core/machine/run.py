@@ -8,7 +8,7 @@ Nothing is checked here but what the verifier could not know.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -77,6 +77,20 @@ class Scheduler(Protocol):
     def close(self) -> None: ...
 
 
+class State(NamedTuple):
+    """A machine in the middle of a launch, about to run step `pc` of `code`. `left` are the
+    instructions that the launch might still take when step `since` began; None is any number."""
+
+    stack: list[Any]
+    frames: list[_Return]
+    code: Code
+    pc: int = 0
+    base: int = 0
+    nparams: int = 0
+    left: int | None = None
+    since: int = 0
+
+
 Run: TypeAlias = Callable[..., list[Value]]
 """The loop of a machine. It takes what `run` takes."""
 
@@ -88,18 +102,20 @@ def run(
     functions: FunctionTable,
     max_steps: int | None = None,
     scheduler: Scheduler | None = None,
+    state: State | None = None,
 ) -> list[Value]:
-    """Run a linked program to `halt` and return what is above base, in order.
+    """Run a linked program to `halt` and return what is above base, in order; from its beginning,
+    or go on from a state that another loop has left.
 
     Raises what a function raises, `OutOfMemory`, and `LimitExceeded` after `max_steps`
     instructions or for calls too deep. The error carries a note of the place: function, pc,
     instruction, the calls that led there, and the stack by types; an `OpError` names the
     function and operand types.
     """
-    stack: list[Any] = []
-    frames: list[_Return] = []
-    current, steps, base, nparams, pc = main, main.steps, 0, 0, 0
-    left, since = max_steps, 0  # instructions left when step `since` began
+    stack, frames, current, pc, base, nparams, left, since = state or State(
+        [], [], main, left=max_steps
+    )
+    steps = current.steps
     line: str | None = None  # of the user's Python, where a worker may need it later
     try:
         while True:
@@ -118,7 +134,7 @@ def run(
                 stack.append(operands[number])
             elif code == CALL:  # ( p1..pn -- r1..rm )
                 at = base if number == ALL else len(stack) - number
-                stack[at:] = _call(value, stack[at:], rest, value.call)
+                stack[at:] = call(value, stack[at:], rest, value.call)
             elif code == PUSH:  # ( -- v )
                 stack.append(value)
             elif code == GET:  # ( -- v )
@@ -150,11 +166,11 @@ def run(
                 if code == CALL_NAMED:
                     value, rest = _look_up(functions, stack.pop(), rest)
                 at = base if number == ALL else len(stack) - number
-                call = value.call
+                proceed = value.call
                 if scheduler is not None:
                     line = line or user_line()
-                    call = _deferred(scheduler, value, _Site(current, pc - 1, frames, line))
-                stack[at:] = _call(value, stack[at:], rest, call)
+                    proceed = _deferred(scheduler, value, _Site(current, pc - 1, frames, line))
+                stack[at:] = call(value, stack[at:], rest, proceed)
             elif code == POP:  # ( v1..vn -- )
                 del stack[len(stack) - number :]
             elif code == LOAD_GLOBAL:  # ( h -- t )
@@ -167,26 +183,38 @@ def run(
             else:
                 raise MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
-        _, _, number, _ = steps[pc - 1]
-        if code == CALL_ON_ARGS:
-            params = list(number)
-        else:
-            params = stack[base if number == ALL else len(stack) - number :]
-        binding = value if isinstance(value, Binding) else None
-        site = _Site(current, pc - 1, frames)
+        found = value if isinstance(value, Binding) else None  # by a name that was on the stack
+        state = State(stack, frames, current, pc - 1, base, nparams)
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
-            raise site.blame(OutOfMemory(str(error)), stack, binding, params) from None
-        site.blame(error, stack, binding, params)
+            raise explain(error, state, found) from None
+        explain(error, state, found)
         raise
 
 
-def _call(
-    binding: Binding, params: list[Value], details: CallDetails, call: Call
+def explain(error: Exception, state: State, binding: Binding | None = None) -> Exception:
+    """The error of the step that the state is at, with a note of the place; `OutOfMemory` for a
+    `MemoryError`. `binding` is the function that was called, if the step does not hold it."""
+    stack, frames, current, pc, base = state[:5]
+    code, value, number, _ = current.steps[pc]
+    if code == CALL_ON_ARGS:
+        params = list(number)
+    else:
+        params = stack[base if number == ALL else len(stack) - number :]
+    if binding is None and isinstance(value, Binding):
+        binding = value
+    site = _Site(current, pc, frames)
+    if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
+        error = OutOfMemory(str(error))
+    return site.blame(error, stack, binding, params)
+
+
+def call(
+    binding: Binding, params: list[Value], details: CallDetails, proceed: Call
 ) -> Sequence[Value]:
-    """Call the function of that binding with `call`, and check what was not proven."""
+    """Call the function of that binding by `proceed`, and check what was not proven."""
     if details.unproven or details.apart:
         binding.check(params, details.attributes, types=details.unproven)
-    results = call(params, details.attributes)
+    results = proceed(params, details.attributes)
     if details.nresults not in (STAR, len(results)):
         raise MachineError(
             f"{binding.name} left {len(results)} results where {details.nresults} are announced"

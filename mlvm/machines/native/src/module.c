@@ -1,20 +1,42 @@
 /* The Python module `_native`: plans and pools as Python objects. */
 #include "module.h"
 
+#include "loop.h"
 #include "tables.h"
+#include "value.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* --- addresses of arrays --- */
+static PyTypeObject *plan_type, *pool_type;
 
-int address_of(PyObject *array, char **address)
+/* --- what all files use --- */
+
+PyObject *object_of(PyTypeObject *type)
+{
+    PyObject *empty = PyTuple_New(0);
+    PyObject *object = empty ? PyType_GenericNew(type, empty, NULL) : NULL;
+    Py_XDECREF(empty);
+    return object;
+}
+
+PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type && PyModule_AddObjectRef(module, name, type))
+        Py_CLEAR(type);
+    return (PyTypeObject *)type; /* the module lives as long as the process */
+}
+
+int address_of(PyObject *array, char **address, int *constant)
 {
     Py_buffer buffer;
     if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES))
         return -1;
     int packed = PyBuffer_IsContiguous(&buffer, 'C');
     *address = buffer.buf;
+    if (constant)
+        *constant = buffer.readonly;
     PyBuffer_Release(&buffer); /* the array keeps its memory as long as it lives */
     if (!packed) {
         PyErr_SetString(PyExc_ValueError, "a native kernel works on packed arrays");
@@ -78,9 +100,7 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     const KernelEntry *entry = find_kernel(kernel);
     if (!entry)
         return PyErr_Format(PyExc_LookupError, "no native kernel %s", kernel);
-    PyObject *empty = PyTuple_New(0);
-    PlanObject *self = empty ? (PlanObject *)PyType_GenericNew(type, empty, NULL) : NULL;
-    Py_XDECREF(empty);
+    PlanObject *self = (PlanObject *)object_of(type);
     if (!self)
         return NULL;
     Py_ssize_t count = 0;
@@ -149,7 +169,7 @@ static PyObject *plan_run(PlanObject *self, PyObject *const *args, Py_ssize_t na
         return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, was given %zd values",
                             self->name, plan->nparams, nargs);
     for (Py_ssize_t i = 1; i < nargs; i++)
-        if (address_of(args[i], &p[i - 1]))
+        if (address_of(args[i], &p[i - 1], NULL))
             return NULL;
     PoolObject *pool = (PoolObject *)args[0];
     int result = run_in_pool(pool, plan, p);
@@ -184,7 +204,10 @@ static PyType_Spec plan_spec = {"mlvm.machines.native._native.Plan", sizeof(Plan
 
 /* --- Pool --- */
 
-static PyTypeObject *pool_type;
+int is_plan(PyObject *object)
+{
+    return PyObject_TypeCheck(object, plan_type);
+}
 
 int is_pool(PyObject *object)
 {
@@ -217,9 +240,7 @@ static PyObject *pool_new_(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     int threads = 1, pinned = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ip:Pool", names, &threads, &pinned))
         return NULL;
-    PyObject *empty = PyTuple_New(0);
-    PoolObject *self = empty ? (PoolObject *)PyType_GenericNew(type, empty, NULL) : NULL;
-    Py_XDECREF(empty);
+    PoolObject *self = (PoolObject *)object_of(type);
     if (self && !(self->pool = pool_new(threads, pinned))) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -331,14 +352,11 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (!module)
         return NULL;
-    PyObject *plan = PyType_FromModuleAndSpec(module, &plan_spec, NULL);
-    PyObject *pool = PyType_FromModuleAndSpec(module, &pool_spec, NULL);
-    if (!plan || !pool || PyModule_AddObjectRef(module, "Plan", plan) ||
-        PyModule_AddObjectRef(module, "Pool", pool)) {
+    plan_type = add_type(module, "Plan", &plan_spec);
+    pool_type = add_type(module, "Pool", &pool_spec);
+    if (!plan_type || !pool_type || value_init(module) || loop_init(module)) {
         Py_DECREF(module);
         return NULL;
     }
-    pool_type = (PyTypeObject *)pool;
-    Py_DECREF(plan);
     return module;
 }

@@ -31,10 +31,18 @@ typedef struct {
     int busy; /* while a plan runs without the interpreter lock */
 } PoolObject;
 
+int is_plan(PyObject *object);
 int is_pool(PyObject *object);
 
-/* The address of a packed array's elements. Returns 0, or -1 with an exception set. */
-int address_of(PyObject *array, char **address);
+/* A new object of a type of this module, its fields 0; NULL with an exception set. */
+PyObject *object_of(PyTypeObject *type);
+
+/* Make the type and add it to the module; NULL with an exception set. */
+PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec);
+
+/* The address of a packed array's elements, and if asked whether they must not be written. Returns
+ * 0, or -1 with an exception set. */
+int address_of(PyObject *array, char **address, int *constant);
 
 /* Run a plan, without the interpreter lock if it takes long. Returns what the kernel returns, or -1
  * with an exception set. `p` is as `pool_run` takes it. */

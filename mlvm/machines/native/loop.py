@@ -1,0 +1,245 @@
+"""The loop in C behind the machine's door for loops: what it is given, and what it asks Python.
+
+`NativeLoop` has the signature of `mlvm.core.machine.run.run`. It prepares a linked program once,
+runs it in C (`src/loop.c`), and hands over to the reference loop whatever that does not know or
+does not want to explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from mlvm.core.errors import OpError
+from mlvm.core.machine import run as reference
+from mlvm.core.machine.callee import OpFresh, Value, WritesInto
+from mlvm.core.machine.functions import Binding, FunctionTable
+from mlvm.core.machine.link import (
+    CALL,
+    CALL_FUNCTION,
+    CALL_ON_ARGS,
+    LOAD_ARG,
+    PUSH,
+    CallDetails,
+    Code,
+    Step,
+)
+from mlvm.core.machine.run import Scheduler, State
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.program.program import STAR
+from mlvm.core.store import FreeStore
+from mlvm.core.types import Array, DType, TensorType, aligned_array
+from mlvm.machines.native import _native
+from mlvm.machines.native._native import Plan, Pool, Program
+
+# The codes of src/loop.c beside the linker's.
+_RUN: Final = 32
+_BACK: Final = 33
+
+_DTYPES: Final = {dtype: code for code, dtype in enumerate(DType.all.values())}
+
+NativeStep = tuple[int, int, Any, Any]
+
+
+class Type(_native.Type):
+    """A `TensorType` for the loop. There is one of each as long as a program refers to it."""
+
+    def array_over(self, memory: object) -> Array:
+        """The array in memory that the loop has allocated."""
+        type: TensorType = self.tensor_type
+        if not type.nbytes:
+            return aligned_array(type)
+        return np.frombuffer(memory, type.dtype.numpy).reshape(type.shape)  # type: ignore[call-overload,no-any-return]
+
+
+_types: WeakValueDictionary[TensorType, Type] = WeakValueDictionary()
+
+
+def native_type(type: TensorType) -> Type:
+    known = _types.get(type)
+    if known is None:
+        known = _types[type] = Type(type, type.nbytes, type.size, _DTYPES[type.dtype])
+    return known
+
+
+def plan_of(kernel: object, types: Sequence[TensorType], attributes: Attributes) -> Plan | None:
+    """What the loop runs in place of the kernel, if it is a native one."""
+    prepare = getattr(kernel, "plan", None)
+    return None if prepare is None else prepare(types, attributes)
+
+
+class Site:
+    """A call in a program that takes its parameters from the stack."""
+
+    __slots__ = ("binding", "details")
+
+    def __init__(self, binding: Binding, details: CallDetails) -> None:
+        self.binding = binding
+        self.details = details
+
+    def resolve(self, types: Sequence[Type]) -> tuple[Plan | None, Type | None, int, bool]:
+        """What to run for parameters of these types: the plan, the type of the result that is made
+        for it, how many parameters it writes otherwise, and whether these must lie apart from the
+        rest. Without a plan, `perform` does all."""
+        given = [type.tensor_type for type in types]
+        callee, attributes = self.binding.callee, self.details.attributes
+        nothing = None, None, 0, False
+        if callee.nresults is None or self.details.nresults not in (STAR, callee.nresults):
+            return nothing
+        try:
+            inferred = callee.infer(given, attributes)
+        except OpError:
+            return nothing
+        if isinstance(callee, OpFresh) and inferred is not None and inferred[0] is not None:
+            plan = plan_of(callee.fill, [inferred[0], *given], attributes)
+            return plan, native_type(inferred[0]), 0, False
+        if isinstance(callee, WritesInto):
+            plan = plan_of(callee.kernel, given, attributes)
+            apart = self.details.apart or self.details.unproven
+            return plan, None, callee.writes(attributes), apart
+        return nothing
+
+    def perform(self, params: list[Value]) -> Sequence[Value]:
+        """Call the function as the reference loop does."""
+        return reference.call(self.binding, params, self.details, self.binding.call)
+
+
+class Callback:
+    """A kernel without a twin, on arguments of the launch."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, binding: Binding, arrays: tuple[Array, ...], rest: Attributes) -> None:
+        self.call = partial(binding.kernel, *arrays, **rest)
+
+    def perform(self, params: list[Value]) -> Sequence[Value]:
+        self.call()
+        return ()
+
+
+class Helper:
+    """What the loop asks about the free store and types."""
+
+    def __init__(self, store: FreeStore) -> None:
+        self._store = store
+
+    def type_of(self, array: Array) -> Type:
+        return native_type(TensorType.of(array))
+
+    def load(self, handle: int) -> Array:
+        return self._store.entry(handle).array
+
+    def store(self, handle: int, array: Array) -> None:
+        self._store.replace(handle, array)
+
+
+class Prepared:
+    """A linked program as the loop in C runs it; `codes` are its functions, main the first."""
+
+    __slots__ = ("codes", "program")
+
+    def __init__(self, main: Code, operands: Sequence[Array]) -> None:
+        self.codes = [main]
+        arguments = self._arguments(main, operands)
+        functions = []
+        for code in self.codes:  # which grows meanwhile
+            steps = [self._step(step) for step in code.steps]
+            functions.append((steps, code.starts, code.ends))
+        self.program = Program(functions, arguments)
+
+    def _arguments(self, main: Code, operands: Sequence[Array]) -> tuple[Type, ...]:
+        """The types of the launch's arguments, if any step loads one: a launch has them by the
+        types that its program was linked for."""
+        todo, loads = [main], False
+        seen = set()
+        while todo:
+            code = todo.pop()
+            if id(code) in seen:
+                continue
+            seen.add(id(code))
+            loads = loads or any(step[0] == LOAD_ARG for step in code.steps)
+            todo += [step[1] for step in code.steps if step[0] == CALL_FUNCTION]
+        return tuple(native_type(TensorType.of(x)) for x in operands) if loads else ()
+
+    def _step(self, step: Step) -> NativeStep:
+        code, value, number, rest = step
+        if code == CALL_ON_ARGS:
+            plan = plan_of(
+                value.callee.kernel, [TensorType.of(x) for x in number], rest or NO_ATTRIBUTES
+            )
+            if plan is not None:
+                return _RUN, 0, plan, number
+            return _BACK, 0, Callback(value, number, rest or NO_ATTRIBUTES), None
+        if code == CALL:
+            return code, number, Site(value, rest), None
+        if code == CALL_FUNCTION:
+            if not any(value is known for known in self.codes):
+                self.codes.append(value)
+            index = next(i for i, known in enumerate(self.codes) if known is value)
+            return code, index, number, None
+        if code == PUSH and isinstance(value, np.ndarray):
+            return code, 0, value, native_type(TensorType.of(value))
+        return code, number, 0 if value is None else value, None
+
+
+def _prepare(main: Code, operands: Sequence[Array]) -> Prepared | Literal[False]:
+    """The program as the loop in C runs it, unless its numbers are too large for that."""
+    try:
+        return Prepared(main, operands)
+    except OverflowError:
+        return False
+
+
+class NativeLoop:
+    """The loop of a VM; kernels share the threads of `pool`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._helper: Helper | None = None
+
+    def __call__(
+        self,
+        main: Code,
+        operands: tuple[Array, ...],
+        store: FreeStore,
+        functions: FunctionTable,
+        max_steps: int | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> list[Value]:
+        """As `mlvm.core.machine.run.run`, which runs all that is watched or scheduled."""
+        if functions.instrument is not None or scheduler is not None:
+            return reference.run(main, operands, store, functions, max_steps, scheduler)
+        prepared = main.prepared
+        if prepared is None:
+            prepared = main.prepared = _prepare(main, operands)
+        if not prepared:
+            return reference.run(main, operands, store, functions, max_steps)
+        if self._helper is None:
+            self._helper = Helper(store)
+        left = -1 if max_steps is None else max_steps
+        ended = prepared.program.run(self._pool, self._helper, functions, operands, left)
+        if ended is None:
+            return []
+        if isinstance(ended, list):
+            return ended
+        state, error = _state(ended, prepared.codes)
+        if error is None:
+            return reference.run(main, operands, store, functions, state=state)
+        try:
+            if isinstance(error, Exception):  # an interrupt has no place
+                error = reference.explain(error, state)
+            raise error
+        finally:  # else the error would keep itself alive by its traceback
+            del ended, error, state
+
+
+def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseException | None]:
+    """Where the loop has ended, as the reference loop knows it, and the error of that step."""
+    stack, frames, function, pc, base, nparams, left, since, error = ended
+    callers = [(codes[i], *rest) for i, *rest in frames]
+    spared = None if left < 0 else left
+    return State(stack, callers, codes[function], pc, base, nparams, spared, since), error

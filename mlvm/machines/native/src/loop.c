@@ -1,0 +1,936 @@
+/* The machine's loop, without the interpreter lock where a program is long.
+ *
+ * It runs what `loop.py` prepares from the steps of the linker, and does what
+ * `mlvm.core.machine.run` does with them. It explains nothing: whatever is out of the ordinary ends
+ * it with the state of the machine, and the reference loop goes on from there, or says what is
+ * wrong. Kernels without a twin and host functions are called back.
+ *
+ * A call that takes its parameters from the stack remembers, for the types it has met, the plan to
+ * run and the type of the result. Other types ask Python once.
+ */
+#include "loop.h"
+
+#include "value.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* As mlvm/core/machine/link.py numbers them; the two after them are this loop's. */
+enum Code {
+    CALL_ON_ARGS = 0,
+    HALT = 1,
+    LOAD_ARG = 2,
+    CALL = 3,
+    PUSH = 4,
+    GET = 5,
+    SET = 6,
+    JUMP_IF_FALSE = 7,
+    JUMP = 8,
+    CALL_FUNCTION = 9,
+    RETURN = 10,
+    POP = 11,
+    LOAD_GLOBAL = 12,
+    STORE_GLOBAL = 13,
+    CALL_NAMED = 14,
+    RUN = 32,  /* a plan, on parameters with addresses that are known */
+    BACK = 33, /* back to Python, with no parameters and no results */
+};
+
+enum { MOST_CASES = 8, MOST_TYPES = 8, MOST_DEPTH = 10000, TURNS_TILL_SIGNALS = 1 << 16, ALL = -1 };
+
+/* What a call does for parameters of certain types. */
+typedef struct {
+    TypeObject *types[MOST_TYPES];
+    PlanObject *plan; /* NULL: Python calls the function */
+    TypeObject *out;  /* of the result it makes; NULL if it writes to its first parameters */
+    int nwrites;
+    int apart; /* whether no result may overwrite an operand */
+} Case;
+
+typedef struct {
+    int code;
+    int number;
+    int nparams;
+    int ncases;
+    const Plan *plan; /* RUN */
+    char **p;
+    PyObject *object; /* what to call, or a constant */
+    Value value;      /* PUSH */
+    Case *cases;      /* CALL */
+} Step;
+
+typedef struct {
+    Step *steps;
+    int count;
+    int *starts, *ends; /* the pcs that each step was made of */
+} Function;
+
+typedef struct {
+    PyObject_HEAD
+    Function *functions;
+    int nfunctions;
+    int straight;        /* only RUN steps, then HALT: no state but the pc */
+    int64_t scratch, shared;
+    double work;
+    PyObject *kept;      /* a list of all Python objects that steps refer to */
+    PyObject *types;     /* a dict of the types it has met */
+    PyObject *arguments; /* a tuple of the types of the launch's arguments */
+} ProgramObject;
+
+static PyTypeObject *program_type;
+
+/* --- preparing --- */
+
+static int keep(ProgramObject *self, PyObject *object)
+{
+    return PyList_Append(self->kept, object);
+}
+
+static int keep_type(ProgramObject *self, PyObject *type)
+{
+    return PyDict_SetItem(self->types, type, Py_None);
+}
+
+static int fill_run(ProgramObject *self, Step *step, PyObject *plan, PyObject *arrays)
+{
+    if (!is_plan(plan) || !PyTuple_Check(arrays))
+        return PyErr_BadArgument(), -1;
+    Py_ssize_t count = PyTuple_Size(arrays);
+    step->plan = &((PlanObject *)plan)->plan;
+    step->p = PyMem_Calloc((size_t)count + 1, sizeof *step->p);
+    if (!step->p)
+        return PyErr_NoMemory(), -1;
+    if (count != step->plan->nparams)
+        return PyErr_BadArgument(), -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (address_of(PyTuple_GetItem(arrays, i), &step->p[i], NULL))
+            return -1;
+    if (step->plan->scratch > self->scratch)
+        self->scratch = step->plan->scratch;
+    if (step->plan->shared > self->shared)
+        self->shared = step->plan->shared;
+    self->work += step->plan->work;
+    return keep(self, plan) || keep(self, arrays) ? -1 : 0;
+}
+
+/* A constant: an int, a str, or a pair of an array and its type. */
+static int fill_push(ProgramObject *self, Step *step, PyObject *value, PyObject *type)
+{
+    if (is_type(type)) {
+        Tensor *tensor = PyMem_Calloc(1, sizeof *tensor);
+        if (!tensor)
+            return PyErr_NoMemory(), -1;
+        step->value.kind = TENSOR;
+        step->value.as.tensor = tensor;
+        if (tensor_lend(tensor, value, (TypeObject *)type))
+            return -1;
+        return keep(self, value) || keep(self, type) ? -1 : 0;
+    }
+    if (PyLong_Check(value)) {
+        int overflow = 0;
+        long long integer = PyLong_AsLongLongAndOverflow(value, &overflow);
+        if (!overflow) {
+            step->value.kind = INTEGER;
+            step->value.as.integer = integer;
+            return PyErr_Occurred() ? -1 : 0;
+        }
+    }
+    step->value.kind = OBJECT;
+    step->value.as.object = value;
+    return keep(self, value);
+}
+
+static int fill_step(ProgramObject *self, Step *step, PyObject *given)
+{
+    PyObject *first, *second;
+    if (!PyArg_ParseTuple(given, "iiOO", &step->code, &step->number, &first, &second))
+        return -1;
+    switch (step->code) {
+    case RUN:
+        return fill_run(self, step, first, second);
+    case PUSH:
+        self->straight = 0;
+        return fill_push(self, step, first, second);
+    case BACK:
+    case CALL:
+        self->straight = 0;
+        step->object = first;
+        return keep(self, first);
+    case JUMP:
+    case JUMP_IF_FALSE:
+    case CALL_FUNCTION:
+        self->work = WORTH_RELEASING; /* who knows how long */
+        step->nparams = (int)PyLong_AsLong(first);
+        /* fall through */
+    default:
+        self->straight = self->straight && step->code == HALT;
+        return PyErr_Occurred() ? -1 : 0;
+    }
+}
+
+static int *numbers(PyObject *list, Py_ssize_t count)
+{
+    int *values = PyMem_Calloc((size_t)count + 1, sizeof *values);
+    if (!values)
+        return PyErr_NoMemory(), NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        values[i] = (int)PyLong_AsLong(PyList_GetItem(list, i));
+    return values;
+}
+
+static int fill_function(ProgramObject *self, Function *function, PyObject *given)
+{
+    PyObject *steps, *starts, *ends;
+    if (!PyArg_ParseTuple(given, "O!O!O!", &PyList_Type, &steps, &PyList_Type, &starts,
+                          &PyList_Type, &ends))
+        return -1;
+    Py_ssize_t count = PyList_Size(steps);
+    if (PyList_Size(starts) != count || PyList_Size(ends) != count)
+        return PyErr_BadArgument(), -1;
+    function->steps = PyMem_Calloc((size_t)count + 1, sizeof *function->steps);
+    if (!function->steps)
+        return PyErr_NoMemory(), -1;
+    function->count = (int)count;
+    function->starts = numbers(starts, count);
+    function->ends = numbers(ends, count);
+    if (PyErr_Occurred())
+        return -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (fill_step(self, &function->steps[i], PyList_GetItem(steps, i)))
+            return -1;
+    return 0;
+}
+
+/* Program(functions, arguments): each function is a triple of lists: steps, starts, ends; main is
+ * the first. A step is (code, number, object, object). */
+static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"functions", "arguments", NULL};
+    PyObject *functions, *arguments;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!:Program", names, &PyList_Type, &functions,
+                                     &PyTuple_Type, &arguments))
+        return NULL;
+    ProgramObject *self = (ProgramObject *)object_of(type);
+    if (!self)
+        return NULL;
+    Py_ssize_t count = PyList_Size(functions);
+    Py_INCREF(arguments);
+    self->arguments = arguments;
+    self->straight = 1;
+    self->kept = PyList_New(0);
+    self->types = PyDict_New();
+    self->functions = PyMem_Calloc((size_t)count + 1, sizeof *self->functions);
+    if (!self->kept || !self->types || !self->functions) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    self->nfunctions = (int)count;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (fill_function(self, &self->functions[i], PyList_GetItem(functions, i)))
+            goto failed;
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void program_dealloc(ProgramObject *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    for (int f = 0; f < self->nfunctions; f++) {
+        Function *function = &self->functions[f];
+        for (int i = 0; i < function->count; i++) {
+            Step *step = &function->steps[i];
+            PyMem_Free(step->p);
+            PyMem_Free(step->cases);
+            if (step->code == PUSH && step->value.kind == TENSOR)
+                PyMem_Free(step->value.as.tensor);
+        }
+        PyMem_Free(function->steps);
+        PyMem_Free(function->starts);
+        PyMem_Free(function->ends);
+    }
+    PyMem_Free(self->functions);
+    Py_XDECREF(self->kept);
+    Py_XDECREF(self->types);
+    Py_XDECREF(self->arguments);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+/* --- a launch --- */
+
+typedef struct {
+    int function, pc, base, nparams;
+} Return;
+
+/* The machine while it runs. */
+typedef struct {
+    ProgramObject *program;
+    PoolObject *pool;
+    PyObject *helper;     /* what Python does for the loop: `loop.Helper` */
+    PyObject *functions;  /* the function table: whoever changes it ends the loop */
+    PyThreadState *saved; /* NULL while this thread has the interpreter lock */
+    int releases;
+    long long version;
+    Value *stack;
+    int64_t top, room;
+    Return *frames;
+    int64_t depth, frames_room;
+    Tensor *arguments;
+    int function, pc, base, nparams, since;
+    int64_t left; /* instructions that the launch may still take; -1: any number */
+    int turns;
+} Machine;
+
+static void hold(Machine *m)
+{
+    if (m->saved) {
+        PyEval_RestoreThread(m->saved);
+        m->saved = NULL;
+        m->pool->busy = 0;
+    }
+}
+
+static void release(Machine *m)
+{
+    if (m->releases && !m->saved) {
+        m->pool->busy = 1;
+        m->saved = PyEval_SaveThread();
+    }
+}
+
+static void drop(Machine *m, Value value)
+{
+    if (value.kind == TENSOR) {
+        if (--value.as.tensor->references)
+            return;
+        if (!value.as.tensor->array) {
+            tensor_free(value.as.tensor);
+            return;
+        }
+        int held = !m->saved;
+        hold(m);
+        tensor_free(value.as.tensor);
+        if (!held)
+            release(m);
+    } else if (value.kind == OBJECT) {
+        int held = !m->saved;
+        hold(m);
+        Py_DECREF(value.as.object);
+        if (!held)
+            release(m);
+    }
+}
+
+static Value another(Machine *m, Value value)
+{
+    if (value.kind == TENSOR)
+        value.as.tensor->references++;
+    else if (value.kind == OBJECT) {
+        int held = !m->saved;
+        hold(m);
+        Py_INCREF(value.as.object);
+        if (!held)
+            release(m);
+    }
+    return value;
+}
+
+static void drop_all(Machine *m, int64_t first)
+{
+    while (m->top > first)
+        drop(m, m->stack[--m->top]);
+}
+
+/* Room for one more value and one more frame. Returns 0, or -1. */
+static int grow(Machine *m)
+{
+    if (m->top == m->room) {
+        Value *stack = realloc(m->stack, sizeof *stack * (size_t)(m->room * 2));
+        if (!stack)
+            return -1;
+        m->stack = stack;
+        m->room *= 2;
+    }
+    if (m->depth == m->frames_room) {
+        Return *frames = realloc(m->frames, sizeof *frames * (size_t)(m->frames_room * 2));
+        if (!frames)
+            return -1;
+        m->frames = frames;
+        m->frames_room *= 2;
+    }
+    return 0;
+}
+
+static PyObject *object_of_value(Value value)
+{
+    switch (value.kind) {
+    case TENSOR:
+        return tensor_array(value.as.tensor);
+    case INTEGER:
+        return PyLong_FromLongLong(value.as.integer);
+    default:
+        Py_INCREF(value.as.object);
+        return value.as.object;
+    }
+}
+
+/* The values from `first` to the top as a list; NULL with an exception set. */
+static PyObject *objects_of(Machine *m, int64_t first)
+{
+    PyObject *list = PyList_New(0);
+    for (int64_t i = first; list && i < m->top; i++) {
+        PyObject *object = object_of_value(m->stack[i]);
+        if (!object || PyList_Append(list, object))
+            Py_CLEAR(list);
+        Py_XDECREF(object);
+    }
+    return list;
+}
+
+/* The type of an array, kept by the program. NULL with an exception set. */
+static TypeObject *type_of(Machine *m, PyObject *array)
+{
+    PyObject *type = PyObject_CallMethod(m->helper, "type_of", "O", array);
+    if (type && (!is_type(type) || keep_type(m->program, type)))
+        Py_CLEAR(type);
+    Py_XDECREF(type);
+    return (TypeObject *)type;
+}
+
+/* Push a value that Python has made. Returns 0, or -1 with an exception set. */
+static int push_object(Machine *m, PyObject *object)
+{
+    Value value;
+    if (grow(m))
+        return PyErr_NoMemory(), -1;
+    int overflow = 1;
+    if (PyLong_Check(object))
+        value.as.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (!overflow)
+        value.kind = INTEGER;
+    else if (PyLong_Check(object) || PyUnicode_Check(object)) {
+        Py_INCREF(object);
+        value.kind = OBJECT;
+        value.as.object = object;
+    } else {
+        TypeObject *type = type_of(m, object);
+        value.kind = TENSOR;
+        if (!type || !(value.as.tensor = tensor_of(object, type)))
+            return -1;
+    }
+    m->stack[m->top++] = value;
+    return 0;
+}
+
+/* --- calls --- */
+
+/* Whether others may have changed the function table since the launch began. */
+static int changed(Machine *m)
+{
+    PyObject *version = PyObject_GetAttrString(m->functions, "version");
+    long long now = version ? PyLong_AsLongLong(version) : -1;
+    Py_XDECREF(version);
+    if (PyErr_Occurred())
+        PyErr_Clear();
+    return now != m->version;
+}
+
+/* Let Python call the function on the parameters from `first` on. Returns 0; 1 if the loop must end
+ * after this call; -1 with an exception set, the stack unchanged. Leaves the lock held. */
+static int call_back(Machine *m, const Step *step, int64_t first, const char *method)
+{
+    hold(m);
+    PyObject *params = objects_of(m, first);
+    PyObject *results = params ? PyObject_CallMethod(step->object, method, "O", params) : NULL;
+    Py_XDECREF(params);
+    PyObject *list = results ? PySequence_List(results) : NULL;
+    Py_XDECREF(results);
+    if (!list)
+        return -1;
+    int64_t before = m->top;
+    Py_ssize_t count = PyList_Size(list);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (push_object(m, PyList_GetItem(list, i))) {
+            drop_all(m, before);
+            Py_DECREF(list);
+            return -1;
+        }
+    Py_DECREF(list);
+    for (int64_t i = first; i < before; i++)
+        drop(m, m->stack[i]);
+    memmove(m->stack + first, m->stack + before, sizeof *m->stack * (size_t)count);
+    m->top = first + count;
+    return changed(m);
+}
+
+static Case *find_case(const Step *step, const Value *params, int count)
+{
+    for (int i = 0; i < step->ncases; i++) {
+        Case *known = &step->cases[i];
+        int j = 0;
+        while (j < count && known->types[j] == params[j].as.tensor->type)
+            j++;
+        if (j == count)
+            return known;
+    }
+    return NULL;
+}
+
+/* Ask Python what to do for parameters of these types. NULL with an exception set. */
+static Case *new_case(Machine *m, Step *step, const Value *params, int count)
+{
+    if (!step->cases) {
+        step->cases = PyMem_Calloc(MOST_CASES, sizeof *step->cases);
+        if (!step->cases)
+            return (Case *)PyErr_NoMemory();
+    }
+    PyObject *types = PyList_New(0);
+    for (int i = 0; types && i < count; i++)
+        if (PyList_Append(types, (PyObject *)params[i].as.tensor->type))
+            Py_CLEAR(types);
+    PyObject *answer = types ? PyObject_CallMethod(step->object, "resolve", "O", types) : NULL;
+    Py_XDECREF(types);
+    if (!answer)
+        return NULL;
+    PyObject *plan, *out;
+    Case found = {0};
+    int bad = !PyArg_ParseTuple(answer, "OOip", &plan, &out, &found.nwrites, &found.apart);
+    if (!bad && plan != Py_None) {
+        found.plan = (PlanObject *)plan;
+        const Plan *its = &found.plan->plan;
+        bad = !is_plan(plan) || keep(m->program, plan) || its->nparams > MOST_TYPES ||
+              pool_reserve(m->pool->pool, its->scratch, its->shared);
+        if (!bad && out != Py_None) {
+            bad = !is_type(out) || keep_type(m->program, out);
+            found.out = (TypeObject *)out;
+        }
+    }
+    Py_DECREF(answer); /* the program keeps what the case needs */
+    if (bad) {
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
+        return NULL;
+    }
+    for (int i = 0; i < count; i++)
+        found.types[i] = params[i].as.tensor->type;
+    int place = step->ncases < MOST_CASES ? step->ncases++ : m->turns % MOST_CASES;
+    step->cases[place] = found;
+    return &step->cases[place];
+}
+
+/* Whether a result would overwrite an operand, another result, or a constant. */
+static int collides(const Case *known, const Value *params, int count)
+{
+    for (int i = 0; i < known->nwrites; i++) {
+        const Tensor *out = params[i].as.tensor;
+        if (out->constant)
+            return 1;
+        for (int j = 0; known->apart && j < count; j++) {
+            const Tensor *x = params[j].as.tensor;
+            if (j != i && out->address < x->address + x->type->nbytes &&
+                x->address < out->address + out->type->nbytes)
+                return 1;
+        }
+    }
+    return 0;
+}
+
+/* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 2
+ * for values that the plan refuses: nothing has happened then. */
+static int call(Machine *m, Step *step, int64_t first)
+{
+    int count = (int)(m->top - first);
+    Value *params = m->stack + first;
+    for (int i = 0; i < count; i++)
+        if (count > MOST_TYPES || params[i].kind != TENSOR)
+            return call_back(m, step, first, "perform");
+    Case *known = find_case(step, params, count);
+    if (!known) {
+        hold(m);
+        known = new_case(m, step, params, count);
+        if (!known)
+            return -1;
+    }
+    if (!known->plan || collides(known, params, count))
+        return call_back(m, step, first, "perform");
+    char *p[MOST_TYPES + 2];
+    Tensor *out = NULL;
+    if (known->out) {
+        out = tensor_new(known->out);
+        if (!out) {
+            hold(m);
+            PyErr_NoMemory();
+            return -1;
+        }
+        p[0] = out->address;
+    }
+    for (int i = 0; i < count; i++)
+        p[i + (out != NULL)] = params[i].as.tensor->address;
+    if (pool_run(m->pool->pool, &known->plan->plan, p)) {
+        if (out)
+            tensor_free(out);
+        return 2;
+    }
+    drop_all(m, first);
+    if (out) {
+        m->stack[m->top].kind = TENSOR;
+        m->stack[m->top++].as.tensor = out;
+    }
+    return 0;
+}
+
+/* Whether a value counts as true. -1 for one that is no condition. */
+static int truth(Value value)
+{
+    if (value.kind == INTEGER)
+        return value.as.integer != 0;
+    if (value.kind == OBJECT)
+        return PyLong_Check(value.as.object) ? 1 : -1; /* of more than 64 bits */
+    const Tensor *x = value.as.tensor;
+    if (x->type->size != 1)
+        return -1;
+    switch (x->type->dtype) {
+    case 9:
+        return *(const float *)x->address != 0;
+    case 10:
+        return *(const double *)x->address != 0;
+    default:
+        for (long long i = 0; i < x->type->nbytes; i++)
+            if (x->address[i])
+                return 1;
+        return 0;
+    }
+}
+
+/* Count the instructions of the steps since .. pc - 1. Returns whether too few are left. */
+static int spend(Machine *m, const Function *function, int pc)
+{
+    if (m->left >= 0) {
+        int64_t taken = function->ends[pc - 1] - function->starts[m->since] + 1;
+        if (taken > m->left)
+            return 1;
+        m->left -= taken;
+    }
+    return 0;
+}
+
+/* From time to time, let Python handle signals. Returns -1 with an exception set. */
+static int look_up(Machine *m)
+{
+    if (++m->turns % TURNS_TILL_SIGNALS)
+        return 0;
+    hold(m);
+    int failed = PyErr_CheckSignals();
+    release(m);
+    return failed;
+}
+
+static int load_global(Machine *m, int64_t handle)
+{
+    hold(m);
+    PyObject *array = PyObject_CallMethod(m->helper, "load", "L", (long long)handle);
+    int failed = array ? push_object(m, array) : -1;
+    Py_XDECREF(array);
+    return failed;
+}
+
+static int store_global(Machine *m, int64_t handle, Tensor *tensor)
+{
+    hold(m);
+    PyObject *array = tensor_array(tensor);
+    PyObject *done =
+        array ? PyObject_CallMethod(m->helper, "store", "LO", (long long)handle, array) : NULL;
+    Py_XDECREF(array);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* --- the loop --- */
+
+/* A straight program. Returns the step whose values its plan refuses, or -1. */
+static int run_straight(Machine *m)
+{
+    const Step *step = m->program->functions[0].steps;
+    for (; step->code == RUN; step++)
+        if (pool_run(m->pool->pool, step->plan, step->p))
+            return (int)(step - m->program->functions[0].steps);
+    return -1;
+}
+
+/* Run until `halt`: returns 1. Returns 0 where the reference loop is to go on: `function` and `pc`
+ * say with which step. Returns -1 with an exception set, of that step. */
+static int run(Machine *m)
+{
+    Function *functions = m->program->functions, *function = &functions[m->function];
+    Step *step;
+    int pc = m->pc, outcome;
+    int64_t first;
+#define TOP(i) m->stack[m->top - 1 - (i)]
+#define STOP(result)                                                                     \
+    do {                                                                                 \
+        m->pc = pc - 1;                                                                  \
+        return result;                                                                   \
+    } while (0)
+#define CALLED(result)                                                                   \
+    do {                                                                                 \
+        outcome = result;                                                                \
+        if (outcome < 0 || outcome == 2)                                                 \
+            STOP(outcome < 0 ? -1 : 0);                                                  \
+        if (outcome == 1) {                                                              \
+            m->pc = pc;                                                                  \
+            return 0;                                                                    \
+        }                                                                                \
+        release(m);                                                                      \
+    } while (0)
+    for (;;) {
+        step = &function->steps[pc++];
+        if (m->top == m->room && grow(m))
+            STOP(0);
+        switch (step->code) {
+        case RUN:
+            if (pool_run(m->pool->pool, step->plan, step->p))
+                STOP(0);
+            break;
+        case CALL:
+            first = step->number == ALL ? m->base : m->top - step->number;
+            CALLED(call(m, step, first));
+            break;
+        case BACK:
+            CALLED(call_back(m, step, m->top, "perform"));
+            break;
+        case LOAD_ARG:
+            m->stack[m->top].kind = TENSOR;
+            m->stack[m->top++].as.tensor = &m->arguments[step->number];
+            m->arguments[step->number].references++;
+            break;
+        case PUSH:
+            if (step->value.kind == INTEGER)
+                m->stack[m->top] = step->value;
+            else
+                m->stack[m->top] = another(m, step->value);
+            m->top++;
+            break;
+        case GET:
+            m->stack[m->top] = another(m, m->stack[m->base + step->number]);
+            m->top++;
+            break;
+        case SET: {
+            Value old = m->stack[m->base + step->number];
+            m->stack[m->base + step->number] = TOP(0);
+            m->top--;
+            drop(m, old);
+            break;
+        }
+        case POP:
+            drop_all(m, m->top - step->number);
+            break;
+        case JUMP_IF_FALSE:
+            outcome = truth(TOP(0));
+            if (outcome < 0)
+                STOP(0);
+            if (!outcome && spend(m, function, pc))
+                STOP(0);
+            drop(m, TOP(0));
+            m->top--;
+            if (outcome)
+                break;
+            m->since = pc = step->number;
+            if (look_up(m)) {
+                pc++;
+                STOP(-1);
+            }
+            break;
+        case JUMP:
+            if (spend(m, function, pc))
+                STOP(0);
+            m->since = pc = step->number;
+            if (look_up(m)) {
+                pc++;
+                STOP(-1);
+            }
+            break;
+        case CALL_FUNCTION:
+            if (m->depth >= MOST_DEPTH || (m->depth == m->frames_room && grow(m)) ||
+                spend(m, function, pc))
+                STOP(0);
+            m->frames[m->depth++] = (Return){m->function, pc, m->base, m->nparams};
+            m->function = step->number;
+            m->base = (int)m->top;
+            m->nparams = step->nparams;
+            function = &functions[m->function];
+            m->since = pc = 0;
+            break;
+        case RETURN: {
+            if (spend(m, function, pc))
+                STOP(0);
+            int64_t to = m->base - m->nparams, from = m->top - step->number;
+            Return back = m->frames[--m->depth];
+            for (int64_t i = to; i < from; i++)
+                drop(m, m->stack[i]);
+            memmove(m->stack + to, m->stack + from, sizeof *m->stack * (size_t)step->number);
+            m->top = to + step->number;
+            m->function = back.function;
+            m->base = back.base;
+            m->nparams = back.nparams;
+            function = &functions[m->function];
+            m->since = pc = back.pc;
+            if (look_up(m)) {
+                pc++;
+                STOP(-1);
+            }
+            break;
+        }
+        case LOAD_GLOBAL: {
+            if (TOP(0).kind != INTEGER)
+                STOP(0);
+            if (load_global(m, TOP(0).as.integer)) {
+                PyErr_Clear(); /* the reference loop says what is wrong */
+                STOP(0);
+            }
+            m->top--;
+            m->stack[m->top - 1] = m->stack[m->top];
+            release(m);
+            break;
+        }
+        case STORE_GLOBAL:
+            if (TOP(0).kind != INTEGER || TOP(1).kind != TENSOR)
+                STOP(0);
+            if (store_global(m, TOP(0).as.integer, TOP(1).as.tensor)) {
+                PyErr_Clear();
+                STOP(0);
+            }
+            drop_all(m, m->top - 2);
+            release(m);
+            break;
+        case HALT:
+            if (spend(m, function, pc))
+                STOP(0);
+            return 1;
+        default:
+            STOP(0);
+        }
+    }
+}
+
+/* What the reference loop needs to go on: (stack, frames, function, pc, base, nparams, left,
+ * since, exception). */
+static PyObject *state_of(Machine *m)
+{
+    PyObject *type = NULL, *error = NULL, *traceback = NULL;
+    PyErr_Fetch(&type, &error, &traceback);
+    if (type) {
+        PyErr_NormalizeException(&type, &error, &traceback);
+        if (traceback)
+            PyException_SetTraceback(error, traceback);
+    }
+    PyObject *stack = objects_of(m, 0), *frames = PyList_New(0), *state = NULL;
+    for (int64_t i = 0; frames && i < m->depth; i++) {
+        const Return *frame = &m->frames[i];
+        PyObject *item =
+            Py_BuildValue("iiii", frame->function, frame->pc, frame->base, frame->nparams);
+        if (!item || PyList_Append(frames, item))
+            Py_CLEAR(frames);
+        Py_XDECREF(item);
+    }
+    if (stack && frames)
+        state = Py_BuildValue("OOiiiiLiO", stack, frames, m->function, m->pc, m->base, m->nparams,
+                              (long long)m->left, m->since, error ? error : Py_None);
+    Py_XDECREF(stack);
+    Py_XDECREF(frames);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    return state;
+}
+
+static int lend_arguments(Machine *m, PyObject *operands)
+{
+    PyObject *types = m->program->arguments;
+    Py_ssize_t count = PyTuple_Size(types);
+    if (!count)
+        return 0;
+    m->arguments = PyMem_Calloc((size_t)count, sizeof *m->arguments);
+    if (!m->arguments)
+        return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (tensor_lend(&m->arguments[i], PyTuple_GetItem(operands, i),
+                        (TypeObject *)PyTuple_GetItem(types, i)))
+            return -1;
+    return 0;
+}
+
+/* program.run(pool, helper, functions, operands, left): a list of what is left on the stack, or the
+ * state of the machine where the reference loop is to go on. */
+static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 5 || !is_pool(args[0]) || !PyTuple_Check(args[3]) ||
+        PyTuple_Size(args[3]) < PyTuple_Size(self->arguments))
+        return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, functions, operands, left");
+    Machine m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1],
+                 .functions = args[2], .left = PyLong_AsLongLong(args[4])};
+    PyObject *result = NULL;
+    if (PyErr_Occurred())
+        return NULL;
+    if (pool_reserve(m.pool->pool, self->scratch, self->shared))
+        return PyErr_NoMemory();
+    m.releases = self->work >= WORTH_RELEASING;
+    Py_INCREF((PyObject *)self); /* a host function may forget the program */
+    if (self->straight && m.left < 0) {
+        release(&m);
+        m.pc = run_straight(&m);
+        hold(&m);
+        if (m.pc < 0) {
+            Py_DECREF(self);
+            Py_INCREF(Py_None);
+            return Py_None;
+        }
+        result = state_of(&m);
+        Py_DECREF(self);
+        return result;
+    }
+    PyObject *version = PyObject_GetAttrString(m.functions, "version");
+    m.version = version ? PyLong_AsLongLong(version) : 0;
+    Py_XDECREF(version);
+    m.room = m.frames_room = 32;
+    m.stack = malloc(sizeof *m.stack * (size_t)m.room);
+    m.frames = malloc(sizeof *m.frames * (size_t)m.frames_room);
+    if (!m.stack || !m.frames)
+        PyErr_NoMemory();
+    else if (!PyErr_Occurred() && !lend_arguments(&m, args[3])) {
+        release(&m);
+        int outcome = run(&m);
+        hold(&m);
+        result = outcome > 0 ? objects_of(&m, m.base) : state_of(&m);
+    }
+    drop_all(&m, 0);
+    free(m.stack);
+    free(m.frames);
+    PyMem_Free(m.arguments);
+    Py_DECREF(self);
+    return result;
+}
+
+static PyMethodDef program_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
+     "run(pool, helper, functions, operands, left): see loop.py."},
+    {NULL, NULL, 0, NULL}};
+static PyMemberDef program_members[] = {
+    {"straight", T_INT, offsetof(ProgramObject, straight), READONLY, NULL},
+    {"work", T_DOUBLE, offsetof(ProgramObject, work), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+static PyType_Slot program_slots[] = {{Py_tp_new, program_new},
+                                      {Py_tp_dealloc, program_dealloc},
+                                      {Py_tp_methods, program_methods},
+                                      {Py_tp_members, program_members},
+                                      {Py_tp_doc, "A linked program, prepared for the loop."},
+                                      {0, NULL}};
+static PyType_Spec program_spec = {"mlvm.machines.native._native.Program", sizeof(ProgramObject), 0,
+                                   Py_TPFLAGS_DEFAULT, program_slots};
+
+int loop_init(PyObject *module)
+{
+    program_type = add_type(module, "Program", &program_spec);
+    return program_type ? 0 : -1;
+}
