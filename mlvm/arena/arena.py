@@ -34,6 +34,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
+from mlvm.arena.fields import AllocationFields, ArenaFields
 from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded
 from mlvm.arena.placement import Region as Region
 from mlvm.arena.recording import Recording
@@ -59,14 +60,14 @@ _new: Final = object.__new__
 A = TypeVar("A", bound="Allocation", default="Allocation")
 
 
-class Allocation:
+class Allocation(AllocationFields):
     """A typed tensor in an arena, until it dies, is freed, or its arena is reset.
 
     `handle` names it in `arena.vm`. A view has a `base` that it keeps alive, and no region
     of its own. A stale one has handle 0, and its root's `ended` says why.
     """
 
-    __slots__ = ("__weakref__", "arena", "base", "ended", "handle", "region", "type")
+    __slots__ = ()
 
     arena: Arena
     handle: TensorHandle
@@ -74,15 +75,6 @@ class Allocation:
     region: Region | None
     base: Allocation | None
     ended: str
-
-    def __del__(self) -> None:
-        try:
-            region, self.region = self.region, None  # at once
-        except AttributeError:  # one that no arena has made
-            return
-        if region is not None:
-            region.bin.append(region)
-            self.arena.used -= region.nbytes  # at once
 
     def prepare(self) -> None:
         """What a subclass sets up in a tensor that its arena makes for itself."""
@@ -213,7 +205,7 @@ on_made: Final[list[Callable[[Arena], None]]] = []
 """Functions called with each new arena, such as one that records it from its first moment on."""
 
 
-class Arena:
+class Arena(ArenaFields):
     """Memory of a VM under a name. `with arena:` allocates in it, and resets it at the end.
 
     `used` bytes are taken now, `high_water` is the most there ever were, `capacity` is what
@@ -253,6 +245,7 @@ class Arena:
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm
+        self.door = getattr(vm, "door", None)  # of a native VM: see `mlvm.core.vm.Door`
         self.name = name
         self.used = 0
         self.high_water = 0

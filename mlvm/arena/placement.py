@@ -15,6 +15,7 @@ import weakref
 from operator import attrgetter
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from mlvm.arena.fields import RegionFields
 from mlvm.core.errors import Place
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import ALIGNMENT, TensorType
@@ -43,7 +44,7 @@ Reference: TypeAlias = weakref.ref[Any]
 """Refers to a `Resident`. Only the arena knows its class."""
 
 
-class Region:
+class Region(RegionFields):
     """A piece of a storage, and the tensors ever viewed there. Its size never changes.
 
     `number` counts regions in the order of their making. `holder` refers to the last tensor that
@@ -52,21 +53,20 @@ class Region:
     that made it, if lines are noted. `users` counts the `using` blocks that it is in now.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "bin",
-        "handles",
-        "holder",
-        "last",
-        "nbytes",
-        "noted",
-        "number",
-        "offset",
-        "seen",
-        "storage",
-        "users",
-        "views",
-    )
+    __slots__ = ()
+
+    storage: StorageHandle
+    offset: int
+    nbytes: int
+    bin: list[Region]
+    number: int
+    handles: dict[TensorType, TensorHandle]
+    holder: Reference | None
+    seen: Reference | None
+    last: int
+    noted: tuple[Reference, Place | None] | None
+    users: int
+    views: weakref.WeakValueDictionary[int, Any] | None
 
     def __init__(
         self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region], number: int = 0
@@ -76,13 +76,13 @@ class Region:
         self.nbytes = nbytes
         self.bin = bin
         self.number = number
-        self.handles: dict[TensorType, TensorHandle] = {}
-        self.holder: Reference | None = None
-        self.seen: Reference | None = None
+        self.handles = {}
+        self.holder = None
+        self.seen = None
         self.last = 0
-        self.noted: tuple[Reference, Place | None] | None = None
+        self.noted = None
         self.users = 0
-        self.views: weakref.WeakValueDictionary[int, Any] | None = None
+        self.views = None
 
     @property
     def made_at(self) -> Place | None:

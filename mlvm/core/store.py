@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -55,16 +55,22 @@ class Entry:
     owner: bool
 
 
+class Cache(Protocol):
+    """What `FreeStore.caches` holds."""
+
+    def clear(self) -> None: ...
+
+
 class FreeStore:
     """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes.
 
-    `caches` are dictionaries of arrays by handle. All are cleared when a handle may name another
-    array, or none: they keep no ended array alive.
+    `caches` are dictionaries of arrays by handle, and the like. All are cleared when a handle may
+    name another array, or none: they keep no ended array alive.
     """
 
     def __init__(self) -> None:
         self.consumed = 0
-        self.caches: dict[int, dict[Any, Any]] = {}
+        self.caches: dict[int, Cache] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
         self._by_root: dict[int, Storage] = {}  # by the id of the array that has the memory

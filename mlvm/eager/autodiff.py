@@ -12,19 +12,30 @@ The method and its terms: Griewank & Walther, Evaluating Derivatives, 2nd ed., 2
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
-from mlvm.arena.arena import Allocation
+from mlvm.arena.arena import Allocation, scope
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
-from mlvm.eager.context import recording
+from mlvm.eager.context import default_arena, recording
 from mlvm.eager.functions import full, sum_to
-from mlvm.eager.tensor import OneOp, Tensor, alias, live_tapes, one_op
+from mlvm.eager.tensor import (
+    OneOp,
+    Tensor,
+    alias,
+    apply_in_python,
+    live_tapes,
+    one_op,
+    plan_for,
+    raise_stale,
+)
 from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
 from mlvm.eager.vjps import VJPS, Rule
+from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
 _COPY: Final = one_op("copy")
@@ -174,6 +185,20 @@ class Tape:
             if node is not None and not found.isdisjoint(node[1]):
                 found.add(index)
         return found
+
+
+if EXTENSION is not None:  # what calls in C need of the language: see src/dispatch.c
+    EXTENSION.install(
+        tensor=Tensor,
+        tape=Tape,
+        apply=apply_in_python,
+        scope=scope.get,
+        recording=recording.get,
+        default_arena=default_arena,
+        resolve=plan_for,
+        stale=raise_stale,
+        reference=weakref.ref,
+    )
 
 
 def taping() -> Tape | None:

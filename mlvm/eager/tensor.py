@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena, scope, stale_of, using
+from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
     AttributeRefused,
     CaptureError,
@@ -29,6 +30,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.context import Tape, current_arena, recording
+from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float
 Operand: TypeAlias = "Tensor | Scalar"
@@ -37,7 +39,7 @@ Operand: TypeAlias = "Tensor | Scalar"
 _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
 
 
-class OneOp:
+class OneOp(CallFields):
     """An op with its attributes: the programs to launch, and the result types seen so far."""
 
     __slots__ = ("attributes", "fresh", "into", "op", "templates", "types")
@@ -107,8 +109,9 @@ def one_op(name: str, **attributes: Any) -> OneOp:
     return call
 
 
-def apply(call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op on tensors: infer the type, allocate the result, launch, record.
+def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
+    """Run one op on tensors: infer the type, allocate the result, launch, record. Where the C
+    extension is here, `apply` does this in C for the common case, and calls this for all others.
 
     Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
     `ArenaOverflow` when the result does not fit; nothing is allocated or recorded then.
@@ -145,6 +148,23 @@ def apply(call: OneOp, *operands: Tensor) -> Tensor:
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
+
+
+apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else EXTENSION.apply
+
+
+def plan_for(call: OneOp, types: tuple[TensorType, ...], door: Any) -> tuple[Any, Any]:
+    """What `apply` in C runs for operands of these types, and the type of the result; two Nones
+    where it leaves them to Python."""
+    out = call.types.get(types)
+    if out is None:
+        return None, None
+    return door.plan(call.op.name, (out, *types), call.attributes), out
+
+
+def raise_stale(x: Tensor) -> NoReturn:
+    """Raise the error for a tensor that has ended while it was used."""
+    raise x.stale()
 
 
 def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
@@ -415,7 +435,7 @@ class Tensor(Allocation):
     and cannot be updated itself; `copy(x)` has bytes of its own.
     """
 
-    __slots__ = ("node", "tape")
+    __slots__ = ()
 
     tape: Tape | None
     node: int

@@ -59,7 +59,7 @@ class LocalVM(VM):
         run: Run = reference.run
         if self.native:
             from mlvm.machines.native.kernels import native_kernels
-            from mlvm.machines.native.loop import NativeLoop
+            from mlvm.machines.native.loop import NativeLoop, open_door
 
             pool = extension.pool(threads, pinned)
             kernels = {**native_kernels(pool), **kernels}
@@ -70,6 +70,8 @@ class LocalVM(VM):
                 f"{extension.status()}; BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
+        if self.native and not workers:
+            self.door = open_door(self.functions, self._store, self._lock, pool)
         if workers:
             self._scheduler = Workers(workers, self.name)
 

@@ -7,6 +7,7 @@ does not want to explain.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -16,7 +17,7 @@ import numpy as np
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine import run as reference
-from mlvm.core.machine.callee import OpFresh, Value, WritesInto
+from mlvm.core.machine.callee import OUT, OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.machine.link import (
     CALL,
@@ -34,7 +35,7 @@ from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, DType, TensorType, aligned_array
 from mlvm.machines.native import _native
-from mlvm.machines.native._native import Plan, Pool, Program
+from mlvm.machines.native._native import Door, Plan, Pool, Program
 
 # The codes of src/loop.c beside the linker's.
 _RUN: Final = 32
@@ -243,3 +244,26 @@ def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseExcept
     callers = [(codes[i], *rest) for i, *rest in frames]
     spared = None if left < 0 else left
     return State(stack, callers, codes[function], pc, base, nparams, spared, since), error
+
+
+def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Pool) -> Door:
+    """The short way to a VM for eager calls (`src/dispatch.c`). It keeps neither store nor
+    functions alive, which may keep it."""
+    store_of, functions_of = weakref.ref(store), weakref.ref(functions)
+
+    def find(handle: int, door: Door) -> tuple[Array, TensorType] | None:
+        store = store_of()
+        if store is None:
+            return None
+        entry = store.entry(handle)
+        store.caches[id(door)] = door  # is to be cleared once handles change
+        return entry.array, entry.type
+
+    def plan(name: str, types: Sequence[TensorType], attributes: Attributes) -> Plan | None:
+        functions = functions_of()
+        if functions is None:
+            return None
+        callee = functions.binding(name + OUT).callee
+        return plan_of(callee.kernel, types, attributes) if isinstance(callee, OpInto) else None
+
+    return Door(find, plan, lock, pool)

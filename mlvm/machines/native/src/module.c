@@ -1,6 +1,7 @@
 /* The Python module `_native`: plans and pools as Python objects. */
 #include "module.h"
 
+#include "dispatch.h"
 #include "loop.h"
 #include "tables.h"
 #include "value.h"
@@ -354,7 +355,8 @@ PyMODINIT_FUNC PyInit__native(void)
         return NULL;
     plan_type = add_type(module, "Plan", &plan_spec);
     pool_type = add_type(module, "Pool", &pool_spec);
-    if (!plan_type || !pool_type || value_init(module) || loop_init(module)) {
+    if (!plan_type || !pool_type || value_init(module) || loop_init(module) ||
+        dispatch_init(module)) {
         Py_DECREF(module);
         return NULL;
     }
