@@ -53,8 +53,8 @@ def doubled(x: ml.Tensor) -> None:
 
 
 RACES = {
-    "a pair": Race(eager.apply, lambda x: (x + x).numpy(), 2 * SEVENS),
-    "three operands": Race(eager.apply, lambda x: ml.where(x > x, x, x).numpy(), SEVENS),
+    "a pair": Race(eager.apply_in_python, lambda x: (x + x).numpy(), 2 * SEVENS),
+    "three operands": Race(eager.apply_in_python, lambda x: ml.where(x > x, x, x).numpy(), SEVENS),
     "a result of unknown shape": Race(
         eager.launch_for_values, lambda x: ml.nonzero(x)[0].numpy(), np.arange(8)
     ),
@@ -82,7 +82,7 @@ def test_a_call_sees_its_own_tensors_and_changes_no_other(race: str, how: str) -
     outcomes: list[str] = []
 
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
-        vm = ml.VM()
+        vm = ml.VM(native=False)
         shared, mine = ml.Arena(vm, "shared"), ml.Arena(vm, "mine")
         KEEPS.append(mine)
         mark = shared.mark()
@@ -119,12 +119,12 @@ def test_a_call_sees_its_own_tensors_and_changes_no_other(race: str, how: str) -
     assert re.search(rf"this f64\[8\] of arena 'shared' ended: .* {how}$", text)
 
 
-@pytest.mark.parametrize("function", [eager.apply, eager.from_array, eager.write])
+@pytest.mark.parametrize("function", [eager.apply_in_python, eager.from_array, eager.write])
 def test_a_result_whose_arena_is_reset_overwrites_no_other(function: Callable[..., Any]) -> None:
     outcomes: list[str] = []
 
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
-        vm = ml.VM()
+        vm = ml.VM(native=False)
         shared, weights = ml.Arena(vm, "shared"), ml.Arena(vm, "weights")
         with weights.allocating():
             x = ml.asarray(SEVENS)
@@ -133,7 +133,7 @@ def test_a_result_whose_arena_is_reset_overwrites_no_other(function: Callable[..
         def run() -> None:
             try:
                 with shared.allocating():
-                    y = x + x if function is eager.apply else ml.asarray(2 * SEVENS)
+                    y = x + x if function is eager.apply_in_python else ml.asarray(2 * SEVENS)
                     np.testing.assert_array_equal(y.numpy(), 2 * SEVENS)
             except StaleTensor as error:
                 outcomes.append(str(error))
@@ -160,7 +160,7 @@ def test_a_call_beside_a_close_is_right_or_says_so(race: str) -> None:
     function, call, expected = RACES[race]
 
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
-        vm = ml.VM()
+        vm = ml.VM(native=False)
         shared = ml.Arena(vm, "shared")
         KEEPS.append(shared)
         with shared.allocating():

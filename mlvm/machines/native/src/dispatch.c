@@ -138,22 +138,45 @@ FIELDS(Allocation, allocation, region, node)
 FIELDS(Region, region, storage, views)
 FIELDS(Arena, arena, door, refer)
 
-/* As `Allocation.__del__` in Python: whoever takes the region away ends the tensor. */
+/* Give a region back that is no struct, or whose arena is none: a queue's slot, for instance. */
+static int give_back_in_python(PyObject *region, PyObject *arena)
+{
+    PyObject *bin = PyObject_GetAttrString(region, "bin");
+    PyObject *done = bin ? PyObject_CallMethod(bin, "append", "O", region) : NULL;
+    PyObject *nbytes = done ? PyObject_GetAttrString(region, "nbytes") : NULL;
+    PyObject *used = nbytes && arena ? PyObject_GetAttrString(arena, "used") : NULL;
+    PyObject *now = used ? PyNumber_Subtract(used, nbytes) : NULL;
+    int failed = !now || PyObject_SetAttrString(arena, "used", now);
+    Py_XDECREF(bin);
+    Py_XDECREF(done);
+    Py_XDECREF(nbytes);
+    Py_XDECREF(used);
+    Py_XDECREF(now);
+    return failed;
+}
+
+/* As `__del__` in mlvm/arena/fields.py: whoever takes the region away ends the tensor. */
 static void allocation_finalize(PyObject *object)
 {
     Allocation *self = (Allocation *)object;
     PyObject *region = self->region;
-    if (!region || region == Py_None || Py_TYPE(region) == NULL ||
-        !PyObject_TypeCheck(region, region_type))
+    if (!region || region == Py_None)
         return;
-    self->region = NULL;
-    Region *its = (Region *)region;
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
-    if (its->bin && PyList_Append(its->bin, region))
-        PyErr_WriteUnraisable(object);
-    if (self->arena && PyObject_TypeCheck(self->arena, arena_type))
+    Py_INCREF(Py_None);
+    self->region = Py_None;
+    Region *its = (Region *)region;
+    int failed;
+    if (PyObject_TypeCheck(region, region_type) && its->bin && PyList_CheckExact(its->bin) &&
+        self->arena && PyObject_TypeCheck(self->arena, arena_type)) {
+        failed = PyList_Append(its->bin, region);
         ((Arena *)self->arena)->used -= its->nbytes;
+    } else {
+        failed = give_back_in_python(region, self->arena);
+    }
+    if (failed)
+        PyErr_WriteUnraisable(object);
     Py_DECREF(region);
     PyErr_Restore(type, error, traceback);
 }
