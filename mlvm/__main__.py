@@ -41,6 +41,7 @@ from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM
+from mlvm.machines.native import extension
 from mlvm.show.memory import show_plan, show_program, show_script
 from mlvm.show.trace import trace
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
     command.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
 
-    commands.add_parser("info", help="versions, dtypes and the instruction set")
+    commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
     return parser
 
 
@@ -342,6 +343,12 @@ def print_ops(names: Sequence[str]) -> None:
 def print_info() -> None:
     """Versions, and what the machine is made of."""
     print(f"mlvm {__version__}, Python {platform.python_version()}, numpy {np.__version__}")
+    print(f"kernels: {extension.status()}")
+    sets = [
+        name if here else f"{name} (this processor lacks it)"
+        for name, here in extension.simd_sets().items()
+    ]
+    print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}")
     print("instructions:")
     for opcode in Opcode:

@@ -24,6 +24,7 @@ from mlvm.core.op import OPS
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
+from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.mutations import assert_well_refused
 
@@ -87,12 +88,34 @@ def test_info_shows_version_dtypes_and_instructions(capsys: pytest.CaptureFixtur
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert f"mlvm {mlvm.__version__}," in text
+    assert f"kernels: {extension.status()}\n" in text
     assert f"{len(OPS)} ops; dtypes {' '.join(DType.all)}" in text
     lines = text.splitlines()
     for opcode in Opcode:
         [line] = [line for line in lines if line.split()[:1] == [opcode.text]]
         assert line.endswith(opcode.meaning)
         assert f" {opcode.effect} " in line
+
+
+def test_info_shows_the_instruction_sets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sets, line in (
+        ({"avx512": False, "avx2": True}, "avx512 (this processor lacks it), avx2"),
+        ({}, "those of numpy"),
+    ):
+        monkeypatch.setattr(extension, "simd_sets", lambda sets=sets: sets)
+        monkeypatch.delenv("MLVM_SIMD", raising=False)
+        assert main(["info"]) == 0
+        assert f"\ninstruction sets: {line}\n" in capsys.readouterr().out
+
+
+def test_info_refuses_a_setting_that_says_nothing_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLVM_NATIVE", "2")
+    assert main(["info"]) == 1
+    assert capsys.readouterr().err == "error: MLVM_NATIVE is 0 or 1, not '2'\n"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ instruction sets that the processor has: `avx512`, `avx2`, `plain`.
 
 from __future__ import annotations
 
+import importlib
 import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -25,21 +26,23 @@ _REMEDY: Final = (
 def _load() -> tuple[ModuleType | None, str]:
     """The extension, or why there is none."""
     try:
-        from mlvm.machines.native import _native
+        found = importlib.import_module("mlvm.machines.native._native")
+    except ModuleNotFoundError:
+        return None, "it was not built"
     except ImportError as error:
-        missing = getattr(error, "name", None) or "_native" in str(error)
-        return None, "it was not built" if missing else f"it does not load: {error}"
-    wanted = os.environ.get("MLVM_SIMD", "")
-    if wanted and not _native.choose_simd(wanted):
-        raise MachineError(
-            f"MLVM_SIMD={wanted}: this processor or build has no such instruction set; "
-            f"{_native.simd()} is the best it has"
-        )
-    return _native, f"{_native.simd()} kernels"
+        return None, f"it does not load: {error}"
+    simd = os.environ.get("MLVM_SIMD", "")
+    if simd and not found.choose_simd(simd):
+        return found, f"no {simd} kernels"
+    return found, f"{found.simd()} kernels"
 
 
 def wanted(native: bool | None) -> bool:
-    """Whether a VM with that option runs natively. Raises `MissingExtra` if it cannot but must."""
+    """Whether a VM with that option runs natively.
+
+    Raises `MissingExtra` if it cannot but must, `MachineError` for environment variables that say
+    nothing known.
+    """
     if native is None:
         setting = os.environ.get("MLVM_NATIVE", "")
         if setting not in ("", "0", "1"):
@@ -47,7 +50,21 @@ def wanted(native: bool | None) -> bool:
         native = setting == "1" if setting else None
     if native and EXTENSION is None:
         raise MissingExtra(f"the native machine is not here: {REASON}; {_REMEDY}")
-    return EXTENSION is not None if native is None else bool(native)
+    native = EXTENSION is not None if native is None else bool(native)
+    simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
+    if native and simd and simd not in here:
+        raise MachineError(
+            f"MLVM_SIMD={simd}: this processor or build has no such instruction set; "
+            f"there are {' '.join(here)}"
+        )
+    return native
+
+
+def simd_sets() -> dict[str, bool]:
+    """The instruction sets that the extension was built for, the best first, and whether this
+    processor has them. Empty without the extension."""
+    sets: dict[str, bool] = {} if EXTENSION is None else EXTENSION.simd_sets()
+    return sets
 
 
 def pool(threads: int, pinned: bool) -> Pool:

@@ -287,6 +287,18 @@ static PyObject *get_simd(PyObject *module, PyObject *unused)
     return PyUnicode_FromString(simd_name());
 }
 
+static PyObject *get_simd_sets(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *sets = PyDict_New();
+    const char *name;
+    int here;
+    for (int i = 0; sets && (name = simd_built(i, &here)); i++)
+        if (PyDict_SetItemString(sets, name, here ? Py_True : Py_False))
+            Py_CLEAR(sets);
+    return sets;
+}
+
 static PyObject *choose_simd(PyObject *module, PyObject *name)
 {
     (void)module;
@@ -337,6 +349,8 @@ static PyObject *get_row(PyObject *module, PyObject *name)
 
 static PyMethodDef functions[] = {
     {"simd", get_simd, METH_NOARGS, "The instruction set in use: avx512, avx2 or plain."},
+    {"simd_sets", get_simd_sets, METH_NOARGS,
+     "The instruction sets of this build, the best first, and whether the processor has them."},
     {"choose_simd", choose_simd, METH_O,
      "Use that instruction set for plans made from now on; False if there is no such one here."},
     {"kernels", get_kernels, METH_NOARGS, "The names of all kernels."},

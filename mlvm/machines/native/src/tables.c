@@ -89,6 +89,14 @@ const char *simd_name(void)
     return set_in_use()->name;
 }
 
+const char *simd_built(int i, int *here)
+{
+    if (i >= (int)(sizeof sets / sizeof *sets))
+        return NULL;
+    *here = processor_has(sets[i].name);
+    return sets[i].name;
+}
+
 #define FIND(Entry, member)                                                              \
     for (const Entry *const *table = set_in_use()->member; *table; table++)              \
         for (const Entry *entry = *table; entry->name; entry++)                          \

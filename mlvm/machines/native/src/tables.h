@@ -7,6 +7,10 @@
 /* The instruction set in use: "avx512", "avx2" or "plain". */
 const char *simd_name(void);
 
+/* The i-th instruction set of this build, the best first, and whether the processor has it; NULL
+ * behind the last. */
+const char *simd_built(int i, int *here);
+
 /* Choose an instruction set by name. Returns 0, or -1 if the library or the processor lacks it. */
 int simd_choose(const char *name);
 

@@ -1,0 +1,108 @@
+"""Whether VMs run natively: what was built, what is asked for, and what is said about it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NoReturn
+
+import pytest
+
+from mlvm.core.errors import MachineError, MissingExtra
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native import extension
+
+needs_extension = pytest.mark.skipif(extension.EXTENSION is None, reason="it was not built")
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLVM_NATIVE", raising=False)
+    monkeypatch.delenv("MLVM_SIMD", raising=False)
+
+
+@pytest.fixture
+def not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "EXTENSION", None)
+    monkeypatch.setattr(extension, "REASON", "it was not built")
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("setting", "option", "native"),
+    [
+        ("", None, True),
+        ("0", None, False),
+        ("1", None, True),
+        ("0", True, True),
+        ("1", False, False),
+    ],
+)
+def test_the_option_comes_before_the_environment_and_that_before_what_was_built(
+    setting: str, option: bool | None, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLVM_NATIVE", setting)
+    assert LocalVM(native=option).native is native
+
+
+@needs_extension
+def test_the_status_says_what_is_in_use_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert extension.status() == f"native, {extension.REASON}"
+    monkeypatch.setenv("MLVM_NATIVE", "0")
+    assert extension.status() == f"numpy (MLVM_NATIVE=0; else native, {extension.REASON})"
+
+
+@needs_extension
+def test_the_sets_are_those_that_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = extension.simd_sets()
+    assert list(sets)[-1] == "plain"
+    assert sets["plain"]
+    for name, here in sets.items():
+        monkeypatch.setenv("MLVM_SIMD", name)
+        if here:
+            assert extension.wanted(None)
+        else:
+            with pytest.raises(MachineError, match=f"MLVM_SIMD={name}: .* there are "):
+                extension.wanted(None)
+            assert not extension.wanted(False)
+
+
+def test_without_the_extension_numpy_runs(not_built: None) -> None:
+    vm = LocalVM()
+    assert not vm.native
+    assert extension.simd_sets() == {}
+    assert extension.status().startswith("numpy (the native machine is not here: it was not built;")
+
+
+def test_without_the_extension_there_is_no_native_vm_and_no_second_thread(
+    not_built: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MissingExtra, match="it was not built; it is compiled when mlvm is"):
+        LocalVM(native=True)
+    with pytest.raises(MachineError, match="2 threads share the work of native kernels"):
+        LocalVM(threads=2)
+    monkeypatch.setenv("MLVM_NATIVE", "1")
+    with pytest.raises(MissingExtra):
+        LocalVM()
+
+
+def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLVM_NATIVE", "yes")
+    with pytest.raises(MachineError, match="MLVM_NATIVE is 0 or 1, not 'yes'"):
+        LocalVM()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ModuleNotFoundError("no module"), "it was not built"),
+        (ImportError("undefined symbol"), "it does not load: undefined symbol"),
+    ],
+)
+def test_why_there_is_none(
+    error: ImportError, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    assert extension._load() == (None, reason)
