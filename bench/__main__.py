@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import describe, environment
-from bench.harness import BenchError, Suite, ratios, run, say, table
+from bench.harness import BenchError, Suite, outcomes, ratios, run, say, table
 
 SUITES = {
     "dispatch": "bench.dispatch",
+    "inference": "bench.inference",
     "machine": "bench.machine",
     "memory": "bench.memory",
     "mixer": "bench.mixer",
@@ -39,6 +40,7 @@ def main() -> int:
         "environment": environment(c for suite in suites for c in suite.contenders),
         "records": [],
         "ratios": [],
+        "contests": [],
     }
     print(describe(report["environment"]), flush=True)
     try:
@@ -47,6 +49,7 @@ def main() -> int:
             print(f"\n{suite.name}\n{table(suite, records)}", flush=True)
             report["records"] += map(dataclasses.asdict, records)
             report["ratios"] += map(dataclasses.asdict, ratios(suite, records))
+            report["contests"] += map(dataclasses.asdict, outcomes(suite, records))
         if options.json:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
     except (BenchError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a measurement ran on: machine, Python, numpy, BLAS and its kernel, threads.
+"""What a measurement ran on: machine, Python, numpy, BLAS and its kernel, mlvm's kernels, threads.
 
 The BLAS kernel is chosen when the library loads, so `environment` asks a process that was
 started as the contenders are: `python -m bench.environment` prints it as JSON.
@@ -45,7 +45,7 @@ def describe(facts: dict[str, Any]) -> str:
     """What `environment` found, in a few lines."""
     blas = facts["blas"]
     contenders = [
-        f"{name} {version} on {count_of(facts['threads'][name], 'thread')}"
+        f"{name} {version} ({count_of(facts['threads'][name], 'library thread')})"
         for name, version in facts["contenders"].items()
         if version is not None
     ]
@@ -54,6 +54,7 @@ def describe(facts: dict[str, Any]) -> str:
             f"{facts['cpu']}, {count_of(facts['cores'], 'core')}, load {facts['load']:.1f}",
             f"Python {facts['python']}, numpy {facts['numpy']}, {blas['name']} {blas['version']} "
             f"with kernels for {blas['kernel'] or 'an unknown machine'}",
+            f"mlvm's kernels: {facts['kernels']}",
             "; ".join(contenders),
         ]
     )
@@ -63,7 +64,14 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def has_avx512() -> bool:
+    """Whether the processor has AVX-512, on which matrix products are faster than on AVX2."""
+    return "avx512f" in (_cpuinfo("flags") or "").split()
+
+
 def _facts() -> dict[str, Any]:
+    from mlvm.machines.native import extension
+
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index,call-overload,unused-ignore]
     return {
         "cpu": _cpu_model(),
@@ -77,17 +85,22 @@ def _facts() -> dict[str, Any]:
             "version": blas["version"],
             "kernel": _openblas_kernel(),
         },
+        "kernels": extension.status(),
     }
 
 
 def _cpu_model() -> str:
-    """The processor's name from /proc/cpuinfo, or else from `platform`."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(name: str) -> str | None:
+    """What /proc/cpuinfo has under that name for the first core, if there is such a file."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
+            if line.startswith(name):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return None
 
 
 def _openblas_kernel() -> str | None:

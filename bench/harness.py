@@ -7,7 +7,8 @@ at a time, A B C A B C, so that a slow spell of the machine falls on all of them
 
 A metric is a cost, where less is better, or a rate, where more is better. A ratio is
 median(theirs) / median(ours) of a cost and the inverse of that for a rate, so a ratio above 1 is
-in our favour. Targets apply to ratios, limits to metrics.
+in our favour. Targets apply to ratios, limits to metrics. A `Contest` is decided by the ratio of
+the best of theirs to the best of ours.
 """
 
 from __future__ import annotations
@@ -54,6 +55,20 @@ class Contender:
 
 
 @dataclass(frozen=True)
+class Contest:
+    """The best of `ours` beside the best of `theirs`, in each case.
+
+    `targets` has the smallest ratio to accept by case.
+    """
+
+    name: str
+    metric: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    targets: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Suite:
     """What one subcommand measures; the module `module` holds it as `SUITE`.
 
@@ -70,6 +85,7 @@ class Suite:
     ours: tuple[str, ...] = ("mlvm",)
     targets: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
     limits: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    contests: tuple[Contest, ...] = ()
     rounds: int = 25
     quick_rounds: int = 3
     warm_up_rounds: int = 2
@@ -105,6 +121,23 @@ class Ratio:
     ratio: float
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a contest ended in one case.
+
+    `ours` and `theirs` are the best ones; those that were not measured are `absent`.
+    """
+
+    contest: str
+    case: str
+    metric: str
+    ours: str
+    theirs: str
+    ratio: float
+    target: float | None
+    absent: tuple[str, ...]
+
+
 def microseconds(work: Callable[[], object]) -> float:
     """How many microseconds the call takes."""
     start = time.perf_counter()
@@ -122,14 +155,31 @@ def installed_version(package: str) -> str | None:
         return "checkout"
 
 
+def if_native(prepare: Prepare) -> Prepare:
+    """That `prepare`, but without native kernels to share among threads it says so and no more."""
+
+    def prepare_if_native(quick: bool) -> Mapping[str, Round]:
+        from mlvm.machines.native import extension
+
+        if extension.wanted(None):
+            return prepare(quick)
+        say(f"a VM has one thread, skipped: {extension.status()}")
+        return {}
+
+    return prepare_if_native
+
+
 def child_environment(threads: int) -> dict[str, str]:
-    """The environment variables of a contender: BLAS picks its own kernels, on `threads` threads.
+    """The environment variables of a contender: BLAS picks its own kernels, on `threads` threads,
+    and mlvm its own.
 
     NPROC sizes XLA's thread pool.
     """
-    environment = dict(os.environ)
-    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
-        environment.pop(name, None)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENBLAS_", "MLVM_"))
+    }
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"):
         environment[name] = str(threads)
     return environment
@@ -281,8 +331,40 @@ def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
     ]
 
 
+def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
+    """Each contest in each case that someone of either side has, ours not at a cost of 0."""
+    found = []
+    for contest in suite.contests:
+        costs: dict[str, dict[str, float]] = {}
+        for r in records:
+            if r.metric == contest.metric and r.median:
+                cost = 1 / r.median if r.metric in suite.rates else r.median
+                costs.setdefault(r.case, {})[r.contender] = cost
+        for case, by_name in costs.items():
+            ours = [name for name in contest.ours if name in by_name]
+            theirs = [name for name in contest.theirs if name in by_name]
+            if not ours or not theirs:
+                continue
+            our_best, their_best = (min(names, key=by_name.__getitem__) for names in (ours, theirs))
+            everyone = (*contest.ours, *contest.theirs)
+            found.append(
+                Outcome(
+                    contest=contest.name,
+                    case=case,
+                    metric=contest.metric,
+                    ours=our_best,
+                    theirs=their_best,
+                    ratio=by_name[their_best] / by_name[our_best],
+                    target=contest.targets.get(case),
+                    absent=tuple(name for name in everyone if name not in by_name),
+                )
+            )
+    return found
+
+
 def table(suite: Suite, records: Sequence[Record]) -> str:
-    """The records as text, a line each, with the ratios to ours, targets and limits beside."""
+    """The records as text, a line each, with the ratios to ours, targets and limits beside. Then a
+    line for each outcome of a contest."""
     ratio_of = {(r.case, r.metric, r.ours, r.theirs): r.ratio for r in ratios(suite, records)}
     rows = [(*_HEADER, *(f"over {ours}" for ours in suite.ours), "limit")]
     for r in records:
@@ -299,9 +381,8 @@ def table(suite: Suite, records: Sequence[Record]) -> str:
             )
         )
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    return "\n".join(
-        "  ".join(cells).rstrip() for cells in zip(*map(_aligned, columns), strict=True)
-    )
+    lines = ["  ".join(cells).rstrip() for cells in zip(*map(_aligned, columns), strict=True)]
+    return "\n".join([*lines, *map(_told, outcomes(suite, records))])
 
 
 _HEADER = ("case", "contender", "metric", "median", "min", "max", "runs")
@@ -315,6 +396,14 @@ def _judged(ratio: float | None, target: float | None) -> str:
     if ratio is None or target is None:
         return "" if ratio is None else f"{ratio:.2f}"
     return f"{ratio:.2f} (>= {target:.2f} {'met' if ratio >= target else 'missed'})"
+
+
+def _told(outcome: Outcome) -> str:
+    absent = f", without {', '.join(outcome.absent)}" if outcome.absent else ""
+    return (
+        f"{outcome.contest}, {outcome.case}: best {outcome.ours}, fastest peer {outcome.theirs}"
+        f"{absent}: {_judged(outcome.ratio, outcome.target)}"
+    )
 
 
 def _within(record: Record, limit: float | None) -> str:

@@ -155,5 +155,10 @@ SUITE = Suite(
     ),
     units={"us_per_op": "us", "ms": "ms"},
     targets={("futures", "ms", "mlvm", "mlvm-no-workers"): 1.7},
+    limits={
+        ("instruction", "us_per_op", "mlvm"): 0.01,
+        ("call", "us_per_op", "mlvm"): 0.03,
+        ("cfunc_c", "us_per_op", "mlvm"): 0.1,
+    },
     rounds=15,
 )

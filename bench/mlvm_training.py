@@ -77,6 +77,11 @@ def training_on(vms: int, size: Size, *, captured: bool) -> Callable[[], float]:
     return lambda: step(images, labels)
 
 
+def vm_of(threads: int) -> ml.VM:
+    """A VM whose kernels share so many threads."""
+    return ml.VM("bench", threads=threads)
+
+
 def model_of(size: Size) -> nn.Module:
     key = ml.random.key(0)
     if isinstance(size, MixerSize):

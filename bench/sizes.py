@@ -1,4 +1,4 @@
-"""The sizes of the models that `mixer`, `memory` and `scaling` train, and their batches.
+"""The sizes of the models that the suites train and run, and their batches.
 
 A case is a network and a batch. All train alike: forward, the mean cross-entropy, backward,
 SGD with momentum, in f32, on one batch of noise again and again.
@@ -55,6 +55,8 @@ MIXERS: Final[dict[str, MixerSize]] = {
     "cifar": MixerSize(64, (32, 32, 3), 10, 4, 128, 8, 64, 512),
     "s16": MixerSize(8, (224, 224, 3), 1000, 16, 512, 8, 256, 2048),
 }
+STEPS: Final = {"tiny": 20, "cifar": 2, "s16": 1}
+"""How many training steps are one round."""
 CASES: Final[dict[str, Size]] = {
     **MIXERS,
     "convnet": ConvNetSize(64, (32, 32, 3), 10, (32, 64)),

@@ -14,8 +14,19 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import memory, mixer, scaling
-from bench.harness import ROOT, BenchError, Record, Suite, ratios, run, table
+from bench import dispatch, inference, machine, memory, mixer, scaling
+from bench.harness import (
+    ROOT,
+    BenchError,
+    Contest,
+    Record,
+    Suite,
+    outcomes,
+    ratios,
+    run,
+    table,
+)
+from mlvm.machines.native import extension
 from tests.bench.suite import SUITE
 
 
@@ -54,10 +65,11 @@ def test_rounds_are_interleaved() -> None:
     assert first.min < second.min < first.max < second.max
 
 
-def test_a_contender_runs_with_its_threads_and_the_kernels_blas_picks(
+def test_a_contender_runs_with_its_threads_and_the_kernels_that_libraries_pick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "MLVM_NATIVE", "MLVM_SIMD"):
+        monkeypatch.setenv(name, "0")
     one, two = run(only("one thread", "two threads"))
     assert (one.median, two.median) == (1, 2)
 
@@ -128,6 +140,36 @@ def test_the_table_has_ratio_target_and_limit_beside_the_medians() -> None:
     assert header.split()[-4:] == ["runs", "over", "ours", "limit"]
     assert our_line.split()[-4:] == ["1", "<=", "2.000", "met"]
     assert their_line.split()[-4:] == ["2.50", "(>=", "3.00", "missed)"]
+
+
+def contested(rate: bool = False, **medians: float) -> tuple[Suite, list[Record]]:
+    """A suite in which a and b contest with c and d, and a record of each one's cost or rate."""
+    contest = Contest("pairs", "cost", ("a", "b"), ("c", "d"), {"count": 2.0})
+    rates = frozenset({"cost"} if rate else ())
+    suite = dataclasses.replace(SUITE, contests=(contest,), rates=rates)
+    return suite, [
+        Record("count", name, "cost", "s", median=median, min=median, max=median, runs=1)
+        for name, median in medians.items()
+    ]
+
+
+def test_a_contest_is_between_the_best_of_either_side() -> None:
+    (outcome,) = outcomes(*contested(a=3.0, b=2.0, c=5.0, d=9.0))
+    assert (outcome.case, outcome.ours, outcome.theirs) == ("count", "b", "c")
+    assert (outcome.ratio, outcome.target, outcome.absent) == (2.5, 2.0, ())
+    (outcome,) = outcomes(*contested(rate=True, a=3.0, b=2.0, c=5.0, d=9.0))
+    assert (outcome.ours, outcome.theirs) == ("a", "d")
+    assert outcome.ratio == pytest.approx(1 / 3)
+
+
+def test_a_contest_names_who_was_absent_and_needs_one_of_either_side() -> None:
+    suite, records = contested(b=2.0, c=3.0)
+    (outcome,) = outcomes(suite, records)
+    assert (outcome.ratio, outcome.absent) == (1.5, ("a", "d"))
+    line = table(suite, records).splitlines()[-1]
+    assert line == "pairs, count: best b, fastest peer c, without a, d: 1.50 (>= 2.00 missed)"
+    assert outcomes(*contested(a=2.0, b=1.0)) == outcomes(*contested(c=1.0)) == []
+    assert outcomes(*contested(a=0.0, c=1.0)) == []
 
 
 def test_the_table_writes_bytes_as_whole_numbers() -> None:
@@ -210,13 +252,49 @@ def test_scaling() -> None:
         ("tiny weak", "image_ms"),
         ("all_reduce 64 MiB", "gib_ms"),
     }
+    ours = {r.contender for r in records if r.metric == "image_ms"}
+    assert ours - {"mlvm-replay-2t"} == {
+        "mlvm-eager",
+        "mlvm-eager-2vm",
+        "mlvm-replay",
+        "mlvm-replay-2vm",
+    }
+    assert ("mlvm-replay-2t" in ours) == (extension.EXTENSION is not None)
 
 
 def test_mixer() -> None:
     ours = [c for c in mixer.SUITE.contenders if c.package in ("mlvm", "numpy")]
     records = run(dataclasses.replace(mixer.SUITE, contenders=tuple(ours)), quick=True)
     assert {(r.case, r.metric) for r in records} == {("tiny", "step_ms")}
-    assert [r.contender for r in records] == [c.name for c in ours]
+    expected = [c.name for c in ours]
+    if extension.EXTENSION is None:
+        expected.remove("mlvm-replay-2t")
+    assert [r.contender for r in records] == expected
+
+
+def test_inference() -> None:
+    ours = [c for c in inference.SUITE.contenders if c.package in ("mlvm", "torch")]
+    records = run(dataclasses.replace(inference.SUITE, contenders=tuple(ours)), quick=True)
+    assert {(r.case, r.metric) for r in records} == {("tiny batch 1", "pass_ms")}
+    assert "mlvm-1t" in {r.contender for r in records}
+
+
+@pytest.mark.parametrize(
+    "suite", [dispatch.SUITE, inference.SUITE, machine.SUITE, mixer.SUITE, scaling.SUITE]
+)
+def test_targets_and_limits_are_for_contenders_of_the_suite(suite: Suite) -> None:
+    names = {contender.name for contender in suite.contenders}
+    assert names.issuperset(suite.ours)
+    for _, metric, ours, theirs in suite.targets:
+        assert {ours, theirs} <= names
+        assert ours in suite.ours
+        assert metric in suite.units
+    for _, metric, contender in suite.limits:
+        assert contender in names
+        assert metric in suite.units
+    for contest in suite.contests:
+        assert names.issuperset((*contest.ours, *contest.theirs))
+        assert contest.metric in suite.units
 
 
 def test_queue(tmp_path: Path) -> None:
@@ -235,7 +313,7 @@ def test_queue(tmp_path: Path) -> None:
 
 def check_report(report: dict[str, Any], rates: Collection[str] = ()) -> None:
     """What the JSON of every benchmark looks like."""
-    assert report.keys() == {"environment", "records", "ratios"}
+    assert report.keys() == {"environment", "records", "ratios", "contests"}
     assert report["environment"].keys() == {
         "cpu",
         "cores",
@@ -244,6 +322,7 @@ def check_report(report: dict[str, Any], rates: Collection[str] = ()) -> None:
         "python",
         "numpy",
         "blas",
+        "kernels",
         "contenders",
         "threads",
     }

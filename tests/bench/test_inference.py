@@ -1,0 +1,57 @@
+"""All contenders compute the same logits, and one that does not is refused before it is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import inference
+from bench.sizes import MixerSize, batch_of
+
+SIZE = MixerSize(2, (8, 12, 3), 7, 4, 16, 2, 8, 32)
+PARAMS = inference.params_of(SIZE)
+EXPECTED = inference.reference(SIZE, PARAMS, batch_of(SIZE)[0])
+
+
+def test_the_logits_differ_from_each_other() -> None:
+    assert EXPECTED.shape == (2, 7)
+    assert np.unique(EXPECTED).size == EXPECTED.size
+
+
+def test_mlvm() -> None:
+    inference.check(inference.mlvm_forward(SIZE, PARAMS, threads=1)(), EXPECTED)
+
+
+def test_torch() -> None:
+    pytest.importorskip("torch")
+    inference.check(inference.torch_forward(SIZE, PARAMS)(), EXPECTED)
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_onnxruntime() -> None:
+    for package in ("torch", "onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    inference.check(inference.onnx_forward(SIZE, PARAMS, threads=1)(), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x: x[:1], "logits (1, 7) in place of (2, 7)"),
+        (lambda x: x * 1.001, "a logit is off by 1.0e-03 of the largest, 0.0001 is accepted"),
+        (lambda x: x * np.nan, "a logit is off by nan"),
+    ],
+)
+def test_others_are_refused(spoil: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        inference.check(spoil(EXPECTED), EXPECTED)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_contender_with_other_logits_is_not_timed() -> None:
+    prepare = inference.preparing(lambda size, params: lambda: np.zeros((1, 10)))
+    with pytest.raises(ValueError, match="a logit is off by"):
+        prepare(True)["tiny batch 1"]()
