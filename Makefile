@@ -20,16 +20,19 @@ DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench example-c wheel clean
+.PHONY: help native demo test lint format bench example-c wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: PYTHON=$(or $(INTERPRETER),none found) VENV=$(VENV)"
 
-demo: $(TEST_READY) ## train a small MLP-Mixer on the digits
+native: $(TEST_READY) ## compile what has changed of the C sources, in place
+	$(BIN)/python setup.py -q build_ext --inplace
+
+demo: native ## train a small MLP-Mixer on the digits
 	$(BIN)/python -m models.train --model mlp_mixer --data digits --epochs 20 --seed 0
 
-test: $(TEST_READY) ## run the tests, on all cores
+test: native ## run the tests, on all cores
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(DEV_READY) ## check style, format and types
@@ -41,7 +44,7 @@ format: $(DEV_READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(TEST_READY) ## time one eager op against other libraries
+bench: native ## time one eager op against other libraries
 	$(BIN)/python -m bench dispatch
 
 example-c: build/example_c.so ## compile the example of host functions in C
@@ -54,6 +57,7 @@ wheel: $(TEST_READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove all that make, the tests and the tools have made
+	rm -f mlvm/machines/native/_native*.so
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -23,13 +24,17 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 README: Final = (ROOT / "README.md").read_text("utf-8")
 IGNORED: Final = (ROOT / ".gitignore").read_text("utf-8").split()
+SOURCES: Final = "machines/native/src/"
+EXTENSION: Final = "mlvm/machines/native/_native.abi3.so"
+HAS_COMPILER: Final = shutil.which(sysconfig.get_config_var("CC").split()[0]) is not None
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """What the command prints, run with nothing of this environment's that Python heeds."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    """What the command prints, run with nothing of this environment's that Python and mlvm heed."""
+    heeded = ("PYTHON", "MLVM_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(heeded)} | variables
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -57,27 +62,47 @@ def dist(checkout: Path) -> Path:
     return built
 
 
-@pytest.fixture(scope="module")
-def environment(dist: Path) -> Path:
-    """A virtual environment with the wheel. The dependencies are those installed here."""
-    venv = dist.parent / "venv"
-    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=dist)
-    [wheel] = dist.glob("*.whl")
+def installed(venv: Path, wheel: Path) -> Path:
+    """That folder, now a virtual environment with the wheel. The dependencies are those installed
+    here."""
+    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent)
     offline = ("--quiet", "--no-index", "--no-deps")
     python = venv / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", *offline, wheel, cwd=dist)
-    [installed] = venv.glob("lib/*/site-packages")
+    run(sys.executable, "-m", "pip", "--python", python, "install", *offline, wheel, cwd=venv)
+    [packages] = venv.glob("lib/*/site-packages")
     dependencies = Path(numpy.__file__).parents[1], Path(typing_extensions.__file__).parent
-    (installed / "dependencies.pth").write_text("\n".join(map(str, dependencies)))
+    (packages / "dependencies.pth").write_text("\n".join(map(str, dependencies)))
     return venv
+
+
+@pytest.fixture(scope="module")
+def environment(dist: Path) -> Path:
+    """A virtual environment with the wheel."""
+    [wheel] = dist.glob("*.whl")
+    return installed(dist.parent / "venv", wheel)
+
+
+@pytest.fixture(scope="module")
+def without_compiler(dist: Path) -> Path:
+    """A virtual environment with what pip makes of the source distribution without a compiler."""
+    [archive] = dist.glob("*.tar.gz")
+    folder = dist.parent / "without_compiler"
+    options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    pip = (sys.executable, "-m", "pip", "wheel")
+    run(*pip, *options, archive, cwd=dist, CC="/bin/false")
+    [wheel] = folder.glob("*.whl")
+    assert EXTENSION not in zipfile.ZipFile(wheel).namelist()
+    return installed(folder / "venv", wheel)
 
 
 def test_the_wheel_holds_the_package_alone(dist: Path, checkout: Path) -> None:
     [wheel] = dist.glob("*.whl")
-    assert wheel.name == f"mlvm-{mlvm.__version__}-py3-none-any.whl"
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name == f"mlvm-{mlvm.__version__}-cp311-abi3-{platform}.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
     about = {name for name in names if name.startswith(f"mlvm-{mlvm.__version__}.dist-info/")}
-    assert names - about == {f"mlvm/{name}" for name in files(checkout / "mlvm")}
+    held = {f"mlvm/{name}" for name in files(checkout / "mlvm") if not name.startswith(SOURCES)}
+    assert names - about == held | ({EXTENSION} if HAS_COMPILER else set())
     assert {"mlvm/py.typed", "mlvm/eager/primitives.pyi", "mlvm/machines/mlvm.h"} <= names
 
 
@@ -89,7 +114,9 @@ def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) 
     folders = "mlvm", "models", "bench", "tests", "docs", "examples", ".ci", ".github"
     needed = {f"{top}/{file}" for top in folders for file in files(checkout / top)}
     assert needed - held == set()
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore"} <= held
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore", "setup.py"} <= held
+    assert {f"mlvm/{SOURCES}{name}" for name in ("module.c", "plan.h", "kernels/rows.c")} <= held
+    assert not any(name.endswith((".so", ".o", ".pyc")) for name in held)
 
 
 def test_the_installed_package_works_elsewhere(environment: Path, tmp_path: Path) -> None:
@@ -114,6 +141,33 @@ def test_the_command_is_the_module(environment: Path, tmp_path: Path) -> None:
     assert run(environment / "bin" / "mlvm", "info", cwd=tmp_path) == info
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+def test_the_installed_package_is_native(environment: Path, tmp_path: Path) -> None:
+    python = environment / "bin" / "python"
+    assert "\nkernels: native, " in run(python, "-m", "mlvm", "info", cwd=tmp_path)
+    assert "loss " in run(python, ROOT / "tests" / "captured_step.py", cwd=tmp_path)
+
+
+def test_without_a_compiler_numpy_kernels_run(without_compiler: Path, tmp_path: Path) -> None:
+    python = without_compiler / "bin" / "python"
+    reason = "kernels: numpy (the native machine is not here: it was not built; "
+    assert f"\n{reason}" in run(python, "-m", "mlvm", "info", cwd=tmp_path)
+    first = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert first
+    assert "Tensor(0.693147" in run(python, "-W", "error", "-c", first[1], cwd=tmp_path)
+
+
+def test_an_extension_that_does_not_load_is_not_used(
+    without_compiler: Path, tmp_path: Path
+) -> None:
+    [packages] = without_compiler.glob("lib/*/site-packages")
+    broken = packages / EXTENSION
+    broken.write_bytes(b"no library")
+    info = run(without_compiler / "bin" / "python", "-m", "mlvm", "info", cwd=tmp_path)
+    broken.unlink()
+    assert "\nkernels: numpy (the native machine is not here: it does not load: " in info
+
+
 def test_the_readme_lists_the_extras() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", README, re.MULTILINE)
     assert [name for name, _ in rows] == list(PROJECT["optional-dependencies"])
@@ -135,4 +189,14 @@ def test_public_ci_runs_the_pythons_that_the_package_claims() -> None:
     assert set(re.findall(r"uses: (.*)", workflow)) == {
         "actions/checkout@v4",
         "actions/setup-python@v5",
+        "pypa/cibuildwheel@v4.3.3 # [tool.cibuildwheel] in pyproject.toml",
+        "actions/upload-artifact@v4",
     }
+
+
+def test_wheels_are_built_for_the_oldest_python_and_tried() -> None:
+    wheels = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["cibuildwheel"]
+    oldest = PROJECT["requires-python"].removeprefix(">=").replace(".", "")
+    assert wheels["build"] == f"cp{oldest}-*"
+    [tried] = re.findall(r"{project}/(.*)", wheels["test-command"])
+    assert (ROOT / tried).is_file()
