@@ -1,7 +1,8 @@
 """Builds the optional extension `_native`: its kernels once for each instruction set.
 
 All else about the package stands in pyproject.toml. `python setup.py build_ext --inplace` compiles
-what has changed. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
+what has changed. Where that fails, the numpy kernels run, unless MLVM_NATIVE=1 demands native
+ones. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
 """
 
 import os
@@ -25,7 +26,13 @@ X86_TARGETS = {
 class BuildNative(build_ext):
     """Compiles `src/*.c` once and `src/kernels/*.c` for each target, on all cores."""
 
+    def copy_extensions_to_source(self):
+        for ext in self.extensions:  # what could not be built anew is not to stay as it was
+            Path(self.get_ext_filename(self.get_ext_fullname(ext.name))).unlink(missing_ok=True)
+        super().copy_extensions_to_source()
+
     def build_extension(self, ext):
+        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
         x86 = platform.machine().lower() in ("x86_64", "amd64")
         targets = {"plain": "", **(X86_TARGETS if unix and x86 else {})}
@@ -85,7 +92,7 @@ setup(
             sources=[str(path) for path in sorted(SOURCE.rglob("*.c"))],
             depends=[str(path) for path in sorted(SOURCE.rglob("*.h"))],
             py_limited_api=True,
-            optional=True,  # without a compiler the numpy kernels run
+            optional=os.environ.get("MLVM_NATIVE") != "1",
         )
     ],
     cmdclass={"build_ext": BuildNative},

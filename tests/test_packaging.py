@@ -157,6 +157,16 @@ def test_without_a_compiler_numpy_kernels_run(without_compiler: Path, tmp_path: 
     assert "Tensor(0.693147" in run(python, "-W", "error", "-c", first[1], cwd=tmp_path)
 
 
+def test_an_extension_that_could_not_be_built_anew_is_gone(checkout: Path) -> None:
+    library = checkout / EXTENSION
+    library.write_bytes(b"of sources as they were")
+    build = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    run(*build, cwd=checkout, CC="/bin/false")
+    assert not library.exists()
+    with pytest.raises(AssertionError, match="returned non-zero exit status"):
+        run(*build, cwd=checkout, CC="/bin/false", MLVM_NATIVE="1")
+
+
 def test_an_extension_that_does_not_load_is_not_used(
     without_compiler: Path, tmp_path: Path
 ) -> None:
