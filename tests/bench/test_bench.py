@@ -21,13 +21,14 @@ from bench.harness import (
     Contest,
     Record,
     Suite,
+    if_native,
     outcomes,
     ratios,
     run,
     table,
 )
 from mlvm.machines.native import extension
-from tests.bench.suite import SUITE
+from tests.bench.suite import SUITE, counted
 
 
 def only(*names: str) -> Suite:
@@ -101,6 +102,18 @@ def test_a_contender_that_hangs_is_an_error_after_the_timeout() -> None:
     with pytest.raises(BenchError, match="hangs gave no answer for 2 s while timing 'count'"):
         run(dataclasses.replace(only("hangs"), timeout=2))
     assert time.monotonic() - start < 60
+
+
+def test_without_native_kernels_a_contender_of_threads_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare = if_native(counted)
+    monkeypatch.setenv("MLVM_NATIVE", "0")
+    assert prepare(True) == {}
+    assert "a VM has one thread, skipped: numpy (" in capsys.readouterr().err
+    monkeypatch.delenv("MLVM_NATIVE")
+    if extension.EXTENSION is not None:
+        assert list(prepare(True)) == ["count"]
 
 
 def test_nothing_is_compared_with_a_cost_of_0() -> None:
