@@ -116,23 +116,24 @@ class Boxes:
         count = math.prod(axis.length for axis in axes)
         if size not in (1, 2, 4, 8):
             kernel, work = "box_rows", count * (2 + size / 10)
-            columns = _Axis(size, 1, 1)
+            columns, size = _Axis(size, 1, 1), 1
         else:
             kernel, work = f"box_each_{size}", count * 0.7
             columns = axes.pop() if axes else _Axis(1, size, 0)
+            beside = next((i for i, axis in enumerate(axes) if axis.into == size), -1)
             if not columns.into:
                 work = count * size / 20
-            side = next((i for i, axis in enumerate(axes) if axis.into == size), -1)
-            if columns.out == size and side >= 0:
+            elif columns.out == size and beside >= 0:
                 kernel, work = f"box_transpose_{size}", count * size / 8
-                axes.append(axes.pop(side))
+                axes.append(axes.pop(beside))
             elif axes and columns.length < min(8, axes[-1].length):
                 axes[-1], columns = columns, axes[-1]
         rows = axes.pop() if axes else _Axis(1, 0, 0)
-        wide = min(columns.length, _TILE // (1 if kernel == "box_rows" else size))
-        high = min(rows.length, max(1, _TILE // size // wide))
-        if kernel.startswith("box_transpose"):
-            wide, high = min(columns.length, _SQUARE[1]), min(rows.length, _SQUARE[0])
+        if kernel == f"box_transpose_{size}":
+            high, wide = min(rows.length, _SQUARE[0]), min(columns.length, _SQUARE[1])
+        else:
+            wide = min(columns.length, _TILE // size)
+            high = min(rows.length, max(1, _TILE // size // wide))
         axes.append(_Axis(-(-rows.length // high), high * rows.out, high * rows.into))
         axes.append(_Axis(-(-columns.length // wide), wide * columns.out, wide * columns.into))
         ints = [*begin, rows.length, columns.length, high, wide]
