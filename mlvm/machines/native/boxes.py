@@ -123,7 +123,7 @@ class Boxes:
             beside = next((i for i, axis in enumerate(axes) if axis.into == size), -1)
             if not columns.into:
                 work = count * size / 20
-            elif columns.out == size and beside >= 0:
+            elif columns.out == size and beside >= 0 and min(columns[0], axes[beside][0]) >= 4:
                 kernel, work = f"box_transpose_{size}", count * size / 8
                 axes.append(axes.pop(beside))
             elif axes and columns.length < min(8, axes[-1].length):
@@ -134,10 +134,20 @@ class Boxes:
         else:
             wide = min(columns.length, _TILE // size)
             high = min(rows.length, max(1, _TILE // size // wide))
-        axes.append(_Axis(-(-rows.length // high), high * rows.out, high * rows.into))
-        axes.append(_Axis(-(-columns.length // wide), wide * columns.out, wide * columns.into))
-        ints = [*begin, rows.length, columns.length, high, wide]
-        ints += [rows.out, columns.out, rows.into, columns.into, len(axes)]
+        planes, deep = _Axis(1, 0, 0), 1
+        if axes and (high, wide) == (rows.length, columns.length):
+            planes = axes.pop()
+            deep = min(planes.length, max(1, _TILE // (high * wide * size)))
+        parts = ((planes, deep), (rows, high), (columns, wide))
+        counting = []
+        for axis, part in parts:
+            counting.append(len(axes) if part < axis.length else -1)
+            if part < axis.length:
+                tiles = -(-axis.length // part)
+                axes.append(_Axis(tiles, part * axis.out, part * axis.into))
+        ints = [*begin, *[axis.length for axis, _ in parts], *[part for _, part in parts]]
+        ints += [*[axis.out for axis, _ in parts], *[axis.into for axis, _ in parts], len(axes)]
+        ints += [len(axes) if i < 0 else i for i in counting]
         ints += [number for axis in axes for number in axis]
         self._add(kernel, ints, math.prod(axis.length for axis in axes), work)
 

@@ -1,38 +1,35 @@
 /* Elements in another order, or elsewhere.
  *
  * Nearly all of it is copies of boxes: elements that lie at equal distances along each axis, in the
- * result and in an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The two
- * innermost axes of a box are rows and columns; they are cut into tiles, and a tile is a unit.
- * Distances are in bytes. A value that fills a box is an operand of one element, at distances 0.
- */
+ * result and in an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The three
+ * innermost axes of a box are planes, rows and columns; they are cut into tiles, and a tile is a
+ * unit. Distances are in bytes. A value that fills a box is an operand of one element, at distances
+ * 0. */
 #include "../plan.h"
 #include "elements.h"
 
 /* n: which parameter is read (0: the value in n itself), the value's bytes; where the box begins in
- * the result and in the operand; rows, columns, and those of a tile; distances of rows and columns
- * in the result and in the operand; the number of axes around a tile, and of each axis the length
- * and the two distances. The last two of these axes count tiles. */
+ * the result and in the operand; planes, rows and columns, and those of a tile; their distances in
+ * the result and in the operand; the number of axes around a tile, which of them count tiles of
+ * planes, of rows and of columns (none: the number of axes), and of each axis the length and two
+ * distances. */
 enum {
-    READS, VALUE, OUT_AT, IN_AT, ROWS, COLUMNS, TILE_ROWS, TILE_COLUMNS,
-    OUT_ROW, OUT_COLUMN, IN_ROW, IN_COLUMN, NAXES, AXES
+    READS, VALUE, OUT_AT, IN_AT, PLANES, ROWS, COLUMNS, TILE_PLANES, TILE_ROWS, TILE_COLUMNS,
+    OUT_PLANE, OUT_ROW, OUT_COLUMN, IN_PLANE, IN_ROW, IN_COLUMN, NAXES, AXIS_OF_PLANES,
+    AXIS_OF_ROWS, AXIS_OF_COLUMNS, AXES
 };
-enum { MOST_AXES = 66 };
+enum { MOST_AXES = 67 };
 
-typedef struct {
-    char *out;
-    const char *in;
-    int64_t rows, columns;
-    const int64_t *n;
-} Tile;
+/* Copies a plane's part in a tile. */
+typedef void (*PlaneFn)(char *out, const char *in, int64_t rows, int64_t columns,
+                        const int64_t *n);
 
-typedef void (*TileFn)(Tile tile);
-
-/* Call `copy` for the tiles begin .. end - 1. */
-static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t end, TileFn copy)
+/* Call `copy` for the planes of the tiles begin .. end - 1. */
+static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
 {
     const int64_t *n = plan->n, *axes = n + AXES;
     const int naxes = (int)n[NAXES];
-    int64_t at[MOST_AXES], left = begin;
+    int64_t at[MOST_AXES + 1], left = begin;
     char *out = p[0] + n[OUT_AT];
     const char *in = (n[READS] ? p[n[READS]] : (const char *)&n[VALUE]) + n[IN_AT];
     for (int i = naxes - 1; i >= 0; i--) {
@@ -42,10 +39,16 @@ static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t 
         out += at[i] * axis[1];
         in += at[i] * axis[2];
     }
+    at[naxes] = 0;
     for (int64_t unit = begin; unit < end; unit++) {
-        int64_t rows = n[ROWS] - at[naxes - 2] * n[TILE_ROWS];
-        int64_t columns = n[COLUMNS] - at[naxes - 1] * n[TILE_COLUMNS];
-        copy((Tile){out, in, least(n[TILE_ROWS], rows), least(n[TILE_COLUMNS], columns), n});
+        int64_t planes = n[PLANES] - at[n[AXIS_OF_PLANES]] * n[TILE_PLANES];
+        int64_t rows = n[ROWS] - at[n[AXIS_OF_ROWS]] * n[TILE_ROWS];
+        int64_t columns = n[COLUMNS] - at[n[AXIS_OF_COLUMNS]] * n[TILE_COLUMNS];
+        planes = least(n[TILE_PLANES], planes);
+        rows = least(n[TILE_ROWS], rows);
+        columns = least(n[TILE_COLUMNS], columns);
+        for (int64_t i = 0; i < planes; i++)
+            copy(out + i * n[OUT_PLANE], in + i * n[IN_PLANE], rows, columns, n);
         for (int i = naxes - 1; i >= 0; i--) {
             const int64_t *axis = axes + 3 * i;
             out += axis[1];
@@ -70,11 +73,11 @@ static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t 
 
 /* --- rows whose elements lie side by side; a column is a byte --- */
 
-static void copy_rows(Tile tile)
+static inline void copy_rows(char *out, const char *in, int64_t rows, int64_t columns,
+                             const int64_t *n)
 {
-    const int64_t *n = tile.n;
-    for (int64_t i = 0; i < tile.rows; i++)
-        copy_run(tile.out + i * n[OUT_ROW], tile.in + i * n[IN_ROW], tile.columns);
+    for (int64_t i = 0; i < rows; i++)
+        copy_run(out + i * n[OUT_ROW], in + i * n[IN_ROW], columns);
 }
 BOX(box_rows, copy_rows)
 
@@ -87,25 +90,21 @@ BOX(box_rows, copy_rows)
         for (int64_t j = 0; j < count; j++)                                              \
             out[j] = *(const Element##size *)(in + j * step);                            \
     }                                                                                    \
-    static void copy_each_##size(Tile tile)                                              \
+    static inline void copy_each_##size(char *out, const char *in, int64_t rows,         \
+                                        int64_t columns, const int64_t *n)               \
     {                                                                                    \
-        const int64_t *n = tile.n, out_step = n[OUT_COLUMN], step = n[IN_COLUMN];        \
-        const int64_t rows = tile.rows, columns = tile.columns;                          \
-        for (int64_t i = 0; i < rows; i++) {                                             \
-            char *out = tile.out + i * n[OUT_ROW];                                       \
-            const char *in = tile.in + i * n[IN_ROW];                                    \
-            if (out_step != size)                                                        \
+        const int64_t out_step = n[OUT_COLUMN], step = n[IN_COLUMN];                     \
+        for (int64_t i = 0; i < rows; i++, out += n[OUT_ROW], in += n[IN_ROW]) {         \
+            if (out_step == size && !step)                                               \
+                fill_##size((Element##size *)out, *(const Element##size *)in, columns);  \
+            else if (out_step == size && step == -size)                                  \
+                copy_##size((Element##size *)out, in, columns, -size);                   \
+            else if (out_step == size && step == 2 * size)                               \
+                copy_##size((Element##size *)out, in, columns, 2 * size);                \
+            else                                                                         \
                 for (int64_t j = 0; j < columns; j++)                                    \
                     *(Element##size *)(out + j * out_step) =                             \
                         *(const Element##size *)(in + j * step);                         \
-            else if (!step)                                                              \
-                fill_##size((Element##size *)out, *(const Element##size *)in, columns);  \
-            else if (step == -size)                                                      \
-                copy_##size((Element##size *)out, in, columns, -size);                   \
-            else if (step == 2 * size)                                                   \
-                copy_##size((Element##size *)out, in, columns, 2 * size);                \
-            else                                                                         \
-                copy_##size((Element##size *)out, in, columns, step);                    \
         }                                                                                \
     }                                                                                    \
     BOX(box_each_##size, copy_each_##size)
@@ -212,19 +211,19 @@ enum { VECTOR = 0 };
             for (int64_t l = k < i ? j : 0; l < columns; l++)                            \
                 memcpy(out + k * out_row + l * size, in + l * in_column + k * size, size); \
     }                                                                                    \
-    static void transpose_##size(Tile tile)                                              \
+    static inline void transpose_##size(char *out, const char *in, int64_t rows,         \
+                                        int64_t columns, const int64_t *n)               \
     {                                                                                    \
-        const int64_t out_row = tile.n[OUT_ROW], in_column = tile.n[IN_COLUMN];          \
-        for (int64_t i = 0; i < tile.rows; i += SIDE##size)                              \
-            for (int64_t j = 0; j < tile.columns; j += SIDE##size) {                     \
-                char *out = tile.out + i * out_row + j * size;                           \
-                const char *in = tile.in + j * in_column + i * size;                     \
-                int64_t rows = tile.rows - i, columns = tile.columns - j;                \
-                if (rows >= SIDE##size && columns >= SIDE##size)                         \
-                    square_##size(out, in, out_row, in_column);                          \
+        const int64_t out_row = n[OUT_ROW], in_column = n[IN_COLUMN];                    \
+        for (int64_t i = 0; i < rows; i += SIDE##size)                                   \
+            for (int64_t j = 0; j < columns; j += SIDE##size) {                          \
+                char *to = out + i * out_row + j * size;                                 \
+                const char *from = in + j * in_column + i * size;                        \
+                if (rows - i >= SIDE##size && columns - j >= SIDE##size)                 \
+                    square_##size(to, from, out_row, in_column);                         \
                 else                                                                     \
-                    corner_##size(out, in, least(rows, SIDE##size),                      \
-                                  least(columns, SIDE##size), out_row, in_column);       \
+                    corner_##size(to, from, least(rows - i, SIDE##size),                 \
+                                  least(columns - j, SIDE##size), out_row, in_column);   \
             }                                                                            \
     }                                                                                    \
     BOX(box_transpose_##size, transpose_##size)
