@@ -68,7 +68,8 @@ def test_floats_by_steps(start: float, step: float, count: int) -> None:
 def test_linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -> None:
     attributes = {"start": start, "stop": stop, "num": num, "endpoint": endpoint, "dtype": dtype}
     expected = reference("linspace", **attributes)
-    assert native("linspace", **attributes).tobytes() == expected.tobytes()
+    with np.errstate(all="ignore"):
+        assert native("linspace", **attributes).tobytes() == expected.tobytes()
     if num > 1 and 1e-3 < abs(stop - start) < 1e30:
         assert planned("linspace", **attributes)
 

@@ -84,10 +84,8 @@ def test_more_indices_than_are_looked_at_together(behind: int) -> None:
 def test_sums_of_special_values() -> None:
     x = np.array([-0.0, np.inf, -np.inf, 1e-45, 1e-45, -0.0], "f4")
     indices = np.array([0, 1, 1, 2, 2, 3])
-    np.testing.assert_array_equal(
-        native("scatter_add", x, indices, axis=0, length=5),
-        np.array([0, np.nan, 3e-45, 0, 0], "f4"),
-    )
+    sums = native("scatter_add", x, indices, axis=0, length=5)
+    np.testing.assert_array_equal(sums, np.array([0, np.nan, 3e-45, 0, 0], "f4"))
     _check("scatter_add", x[[0, 3, 4, 5]], indices[[0, 3, 4, 5]], axis=0, length=5)
 
 
@@ -126,7 +124,6 @@ def test_indices_out_of_range_are_refused(kind: str) -> None:
 
 
 def test_an_index_into_nothing_is_refused() -> None:
-    _refused("take", np.zeros((2, 0, 3)), np.array([0]), axis=1) if False else None
     with pytest.raises(OperandValueError):
         native("take", np.zeros((3, 0)), np.array([3]), axis=0)
     with pytest.raises(OperandValueError):

@@ -33,12 +33,12 @@ def _check(name: str, *inputs: Array, threads: int = 1, **attributes: Any) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", itertools.product(SIZES, SIZES))
+@pytest.mark.parametrize("shape", [*itertools.product(SIZES, SIZES)])
 def test_matrices_transposed(shape: tuple[int, int], dtype: str) -> None:
     _check("permute_dims", _distinct(shape, dtype), axes=(1, 0))
 
 
-@pytest.mark.parametrize("axes", itertools.permutations(range(4)))
+@pytest.mark.parametrize("axes", [*itertools.permutations(range(4))])
 @pytest.mark.parametrize("shape", [(3, 5, 4, 17), (2, 1, 33, 8), (4, 16, 16, 4), (2, 2, 2, 2)])
 def test_axes_in_any_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     for dtype in DTYPES:
@@ -47,12 +47,9 @@ def test_axes_in_any_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_large_ones_are_shared_among_threads(threads: int) -> None:
-    for shape, axes in (
-        ((515, 259), (1, 0)),
-        ((5, 130, 70), (0, 2, 1)),
-        ((9, 40, 30, 16), (2, 1, 0, 3)),
-    ):
-        _check("permute_dims", _distinct(shape), threads=threads, axes=axes)
+    _check("permute_dims", _distinct((515, 259)), threads=threads, axes=(1, 0))
+    _check("permute_dims", _distinct((5, 130, 70)), threads=threads, axes=(0, 2, 1))
+    _check("permute_dims", _distinct((9, 40, 30, 16)), threads=threads, axes=(2, 1, 0, 3))
     x = _distinct((700, 300))
     _check("concat", x, x[:, :77], threads=threads, axis=1)
     _check("pad", x, threads=threads, widths=((1, 2), (3, 4)), value=0.5)
@@ -90,8 +87,8 @@ def test_concat(axis: int) -> None:
 
 def test_concat_leaves_to_numpy_what_promotes() -> None:
     assert not planned("concat", np.zeros(2, "i2"), np.zeros(2, "i4"), axis=0)
-    assert not planned("concat", *[np.zeros(1)] * 256, axis=0)
-    _check("concat", *[np.zeros(1)] * 255, axis=0)
+    assert not planned("concat", *[np.zeros(1)] * 255, axis=0)
+    _check("concat", *[np.zeros(1)] * 254, axis=0)
 
 
 @given(st.data())

@@ -53,9 +53,8 @@ def _rows(
 
 @twin("scatter_add")
 def scatter_add(types: Types, attributes: Attributes) -> Plan:
-    out, updates, indices = types
-    axis = normalize_axis(attributes["axis"], out.ndim)
-    return _columns("scatter_add", types, axis, indices.size)
+    axis = normalize_axis(attributes["axis"], types[0].ndim)
+    return _columns("scatter_add", types, axis, types[2].size)
 
 
 @twin("scatter_add_along_axis")

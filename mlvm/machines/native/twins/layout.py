@@ -14,7 +14,7 @@ from mlvm.machines.native.boxes import Boxes, strides
 from mlvm.machines.native.elements import pattern
 from mlvm.machines.native.twin import Types, twin
 
-_MOST_OPERANDS: Final = 255
+_MOST_OPERANDS: Final = 254
 _MOST_ROLLED: Final = 4
 """Axes that `roll` moves along: each of them doubles the number of boxes."""
 
