@@ -66,7 +66,8 @@ def test_floats_by_steps(start: float, step: float, count: int) -> None:
     st.sampled_from(["f32", "f64"]),
 )
 def test_linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -> None:
-    attributes = {"start": start, "stop": stop, "num": num, "endpoint": endpoint, "dtype": dtype}
+    attributes: dict[str, Any] = {"start": start, "stop": stop, "num": num}
+    attributes |= {"endpoint": endpoint, "dtype": dtype}
     expected = reference("linspace", **attributes)
     with np.errstate(all="ignore"):
         assert native("linspace", **attributes).tobytes() == expected.tobytes()
