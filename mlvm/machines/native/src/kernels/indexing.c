@@ -138,7 +138,7 @@ TAKE(2)
 TAKE(4)
 TAKE(8)
 
-/* --- take_along_axis: out[b, i, c] = x[b, indices[b, i, c], c]; a unit is `piece` rows (b, i) --- */
+/* --- take_along_axis: out[b, i, c] = x[b, indices[b, i, c], c]; units are as above --- */
 
 #define TAKE_ALONG(size)                                                                 \
     static int take_along_##size(const Plan *plan, char *const *p, int64_t begin,        \
