@@ -1,16 +1,297 @@
-/* Elements in another order, or elsewhere. */
+/* Elements in another order, or elsewhere.
+ *
+ * Nearly all of it is copies of boxes: elements that lie at equal distances along each axis, in the
+ * result and in an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The three
+ * innermost axes of a box are planes, rows and columns; they are cut into tiles, and a tile is a
+ * unit. Distances are in bytes. A value that fills a box is an operand of one element, at distances
+ * 0. */
 #include "../plan.h"
+#include "elements.h"
 
-#include <string.h>
+/* n: which parameter is read (0: the value in n itself), the value's bytes; where the box begins in
+ * the result and in the operand; planes, rows and columns, and those of a tile; their distances in
+ * the result and in the operand; the number of axes around a tile, which of them count tiles of
+ * planes, of rows and of columns (none: the number of axes), and of each axis the length and two
+ * distances. */
+enum {
+    READS, VALUE, OUT_AT, IN_AT, PLANES, ROWS, COLUMNS, TILE_PLANES, TILE_ROWS, TILE_COLUMNS,
+    OUT_PLANE, OUT_ROW, OUT_COLUMN, IN_PLANE, IN_ROW, IN_COLUMN, NAXES, AXIS_OF_PLANES,
+    AXIS_OF_ROWS, AXIS_OF_COLUMNS, AXES
+};
+enum { MOST_AXES = 67 };
 
-/* n: bytes. A unit is 4096 of them. */
-static int copy(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+/* Copies a plane's part in a tile. */
+typedef void (*PlaneFn)(char *out, const char *in, int64_t rows, int64_t columns,
+                        const int64_t *n);
+
+/* Call `copy` for the planes of the tiles begin .. end - 1. */
+static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
 {
-    (void)scratch;
-    int64_t first = begin * 4096, last = end * 4096 < plan->n[0] ? end * 4096 : plan->n[0];
-    if (p[0] != p[1])
-        memcpy(p[0] + first, p[1] + first, (size_t)(last - first));
+    const int64_t *n = plan->n, *axes = n + AXES;
+    const int naxes = (int)n[NAXES];
+    int64_t at[MOST_AXES + 1], left = begin;
+    char *out = p[0] + n[OUT_AT];
+    const char *in = (n[READS] ? p[n[READS]] : (const char *)&n[VALUE]) + n[IN_AT];
+    for (int i = naxes - 1; i >= 0; i--) {
+        const int64_t *axis = axes + 3 * i;
+        at[i] = left ? left % axis[0] : 0;
+        left = left ? left / axis[0] : 0;
+        out += at[i] * axis[1];
+        in += at[i] * axis[2];
+    }
+    at[naxes] = 0;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t planes = n[PLANES] - at[n[AXIS_OF_PLANES]] * n[TILE_PLANES];
+        int64_t rows = n[ROWS] - at[n[AXIS_OF_ROWS]] * n[TILE_ROWS];
+        int64_t columns = n[COLUMNS] - at[n[AXIS_OF_COLUMNS]] * n[TILE_COLUMNS];
+        planes = least(n[TILE_PLANES], planes);
+        rows = least(n[TILE_ROWS], rows);
+        columns = least(n[TILE_COLUMNS], columns);
+        for (int64_t i = 0; i < planes; i++)
+            copy(out + i * n[OUT_PLANE], in + i * n[IN_PLANE], rows, columns, n);
+        for (int i = naxes - 1; i >= 0; i--) {
+            const int64_t *axis = axes + 3 * i;
+            out += axis[1];
+            in += axis[2];
+            if (++at[i] < axis[0])
+                break;
+            at[i] = 0;
+            out -= axis[0] * axis[1];
+            in -= axis[0] * axis[2];
+        }
+    }
     return 0;
 }
 
-const KernelEntry TARGETED(layout_kernels)[] = {{"copy", copy, NULL}, {NULL, NULL, NULL}};
+#define BOX(name, copy)                                                                  \
+    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+                    char *scratch)                                                       \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        return walk(plan, p, begin, end, copy);                                          \
+    }
+
+/* --- rows whose elements lie side by side; a column is a byte --- */
+
+static inline void copy_rows(char *out, const char *in, int64_t rows, int64_t columns,
+                             const int64_t *n)
+{
+    for (int64_t i = 0; i < rows; i++)
+        copy_run(out + i * n[OUT_ROW], in + i * n[IN_ROW], columns);
+}
+BOX(box_rows, copy_rows)
+
+/* --- elements one by one --- */
+
+#define EACH(size)                                                                       \
+    static inline void copy_##size(Element##size *out, const char *in, int64_t count,    \
+                                   int64_t step)                                         \
+    {                                                                                    \
+        for (int64_t j = 0; j < count; j++)                                              \
+            out[j] = *(const Element##size *)(in + j * step);                            \
+    }                                                                                    \
+    static inline void copy_each_##size(char *out, const char *in, int64_t rows,         \
+                                        int64_t columns, const int64_t *n)               \
+    {                                                                                    \
+        const int64_t out_step = n[OUT_COLUMN], step = n[IN_COLUMN];                     \
+        for (int64_t i = 0; i < rows; i++, out += n[OUT_ROW], in += n[IN_ROW]) {         \
+            if (out_step == size && !step)                                               \
+                fill_##size((Element##size *)out, *(const Element##size *)in, columns);  \
+            else if (out_step == size && step == -size)                                  \
+                copy_##size((Element##size *)out, in, columns, -size);                   \
+            else if (out_step == size && step == 2 * size)                               \
+                copy_##size((Element##size *)out, in, columns, 2 * size);                \
+            else                                                                         \
+                for (int64_t j = 0; j < columns; j++)                                    \
+                    *(Element##size *)(out + j * out_step) =                             \
+                        *(const Element##size *)(in + j * step);                         \
+        }                                                                                \
+    }                                                                                    \
+    BOX(box_each_##size, copy_each_##size)
+EACH(1)
+EACH(2)
+EACH(4)
+EACH(8)
+
+/* --- matrices transposed: the operand's columns lie side by side --- */
+
+/* A block has 16 bytes of as many columns of the operand as a register has elements. LOW and HIGH
+ * interleave the first and the last halves of two columns. A register of 32 bytes works as two of
+ * 16, for two blocks side by side. */
+#if defined(__AVX2__)
+#include <immintrin.h>
+enum { VECTOR = 32 };
+typedef __m256i Vector1, Vector2, Vector4, Vector8;
+#define LOAD(x, half, other)                                                             \
+    x = _mm256_loadu2_m128i((const __m128i *)(other), (const __m128i *)(half))
+#define STORE(out, x) _mm256_storeu_si256((__m256i *)(out), x)
+#define LOW1 _mm256_unpacklo_epi8
+#define LOW2 _mm256_unpacklo_epi16
+#define LOW4 _mm256_unpacklo_epi32
+#define LOW8 _mm256_unpacklo_epi64
+#define HIGH1 _mm256_unpackhi_epi8
+#define HIGH2 _mm256_unpackhi_epi16
+#define HIGH4 _mm256_unpackhi_epi32
+#define HIGH8 _mm256_unpackhi_epi64
+#elif defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
+enum { VECTOR = 16 };
+typedef uint8_t Vector1 __attribute__((vector_size(16)));
+typedef uint16_t Vector2 __attribute__((vector_size(16)));
+typedef uint32_t Vector4 __attribute__((vector_size(16)));
+typedef uint64_t Vector8 __attribute__((vector_size(16)));
+#define LOAD(x, half, other) memcpy(&x, half, 16)
+#define STORE(out, x) memcpy(out, &x, 16)
+#define SHUFFLE __builtin_shufflevector
+#define LOW1(x, y) SHUFFLE(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define LOW2(x, y) SHUFFLE(x, y, 0, 8, 1, 9, 2, 10, 3, 11)
+#define LOW4(x, y) SHUFFLE(x, y, 0, 4, 1, 5)
+#define LOW8(x, y) SHUFFLE(x, y, 0, 2)
+#define HIGH1(x, y) SHUFFLE(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define HIGH2(x, y) SHUFFLE(x, y, 4, 12, 5, 13, 6, 14, 7, 15)
+#define HIGH4(x, y) SHUFFLE(x, y, 2, 6, 3, 7)
+#define HIGH8(x, y) SHUFFLE(x, y, 1, 3)
+#else
+enum { VECTOR = 0 };
+#endif
+
+#if defined(LOW1)
+/* Interleave the first half of the registers with the second until each holds a row. */
+#define BLOCK(size)                                                                      \
+    enum { ROWS##size = 16 / size, COLUMNS##size = VECTOR / size };                      \
+    static inline void block_##size(char *out, const char *in, int64_t out_row,          \
+                                    int64_t in_column)                                   \
+    {                                                                                    \
+        Vector##size x[ROWS##size], y[ROWS##size];                                       \
+        for (int i = 0; i < ROWS##size; i++)                                             \
+            LOAD(x[i], in + i * in_column, in + (i + ROWS##size) * in_column);           \
+        for (int step = 1; step < ROWS##size; step *= 2) {                               \
+            for (int i = 0; i < ROWS##size / 2; i++) {                                   \
+                y[2 * i] = LOW##size(x[i], x[i + ROWS##size / 2]);                       \
+                y[2 * i + 1] = HIGH##size(x[i], x[i + ROWS##size / 2]);                  \
+            }                                                                            \
+            for (int i = 0; i < ROWS##size; i++)                                         \
+                x[i] = y[i];                                                             \
+        }                                                                                \
+        for (int i = 0; i < ROWS##size; i++)                                             \
+            STORE(out + i * out_row, x[i]);                                              \
+    }
+#else
+#define BLOCK(size)                                                                      \
+    enum { ROWS##size = 8, COLUMNS##size = 8 };                                          \
+    static inline void block_##size(char *out, const char *in, int64_t out_row,          \
+                                    int64_t in_column)                                   \
+    {                                                                                    \
+        for (int i = 0; i < ROWS##size; i++)                                             \
+            for (int j = 0; j < COLUMNS##size; j++)                                      \
+                memcpy(out + i * out_row + j * size, in + j * in_column + i * size, size); \
+    }
+#endif
+
+/* Squares of whole cache lines at a time: of blocks, or element by element at the end. */
+#define TRANSPOSE(size)                                                                  \
+    BLOCK(size)                                                                          \
+    enum { SIDE##size = 64 / size };                                                     \
+    static inline void square_##size(char *out, const char *in, int64_t out_row,         \
+                                     int64_t in_column)                                  \
+    {                                                                                    \
+        for (int i = 0; i < SIDE##size; i += ROWS##size)                                 \
+            for (int j = 0; j < SIDE##size; j += COLUMNS##size)                          \
+                block_##size(out + i * out_row + j * size, in + j * in_column + i * size, \
+                             out_row, in_column);                                        \
+    }                                                                                    \
+    static void corner_##size(char *out, const char *in, int64_t rows, int64_t columns,  \
+                              int64_t out_row, int64_t in_column)                        \
+    {                                                                                    \
+        int64_t i = 0, j = 0;                                                            \
+        for (; i + ROWS##size <= rows; i += ROWS##size)                                  \
+            for (j = 0; j + COLUMNS##size <= columns; j += COLUMNS##size)                \
+                block_##size(out + i * out_row + j * size, in + j * in_column + i * size, \
+                             out_row, in_column);                                        \
+        for (int64_t k = 0; k < rows; k++)                                               \
+            for (int64_t l = k < i ? j : 0; l < columns; l++)                            \
+                memcpy(out + k * out_row + l * size, in + l * in_column + k * size, size); \
+    }                                                                                    \
+    static inline void transpose_##size(char *out, const char *in, int64_t rows,         \
+                                        int64_t columns, const int64_t *n)               \
+    {                                                                                    \
+        const int64_t out_row = n[OUT_ROW], in_column = n[IN_COLUMN];                    \
+        for (int64_t i = 0; i < rows; i += SIDE##size)                                   \
+            for (int64_t j = 0; j < columns; j += SIDE##size) {                          \
+                char *to = out + i * out_row + j * size;                                 \
+                const char *from = in + j * in_column + i * size;                        \
+                if (rows - i >= SIDE##size && columns - j >= SIDE##size)                 \
+                    square_##size(to, from, out_row, in_column);                         \
+                else                                                                     \
+                    corner_##size(to, from, least(rows - i, SIDE##size),                 \
+                                  least(columns - j, SIDE##size), out_row, in_column);   \
+            }                                                                            \
+    }                                                                                    \
+    BOX(box_transpose_##size, transpose_##size)
+TRANSPOSE(1)
+TRANSPOSE(2)
+TRANSPOSE(4)
+TRANSPOSE(8)
+
+/* --- one run, and several boxes --- */
+
+enum { PIECE = 4096 };
+
+/* n: bytes, where they begin in the result and in the operand, which parameter is read. A unit is
+ * 4096 bytes. */
+static int copy(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = plan->n;
+    int64_t first = begin * PIECE, last = least(end * PIECE, n[0]);
+    char *out = p[0] + n[1];
+    const char *in = p[n[3]] + n[2];
+    if (out != in && first < last)
+        memcpy(out + first, in + first, (size_t)(last - first));
+    return 0;
+}
+
+/* The parts one after the other: its units are theirs. */
+static int boxes(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    for (int i = 0; i < plan->nchildren && end > 0; i++) {
+        const Plan *part = plan->children[i];
+        if (begin < part->units)
+            part->run(part, p, begin > 0 ? begin : 0, least(end, part->units), scratch);
+        begin -= part->units;
+        end -= part->units;
+    }
+    return 0;
+}
+
+/* --- triangles --- */
+
+/* n: the bytes of a row and of an element, the rows of a matrix, rows in all, rows of a unit, the
+ * diagonal, and whether what lies above it is kept. In each row, the elements before the first one
+ * past the diagonal are kept, or the others. */
+static int triangle(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = plan->n, width = n[0], size = n[1];
+    for (int64_t row = begin * n[4], last = least(end * n[4], n[3]); row < last; row++) {
+        int64_t split = (row % n[2] + n[5]) * size;
+        split = split < 0 ? 0 : least(split, width);
+        char *out = p[0] + row * width;
+        const char *in = p[1] + row * width;
+        if (n[6]) {
+            memset(out, 0, (size_t)split);
+            memcpy(out + split, in + split, (size_t)(width - split));
+        } else {
+            memcpy(out, in, (size_t)split);
+            memset(out + split, 0, (size_t)(width - split));
+        }
+    }
+    return 0;
+}
+
+#define OF_SIZE(size)                                                                    \
+    {"box_each_" #size, box_each_##size, NULL}, {"box_transpose_" #size, box_transpose_##size, NULL}
+
+const KernelEntry TARGETED(layout_kernels)[] = {
+    {"copy", copy, NULL},         {"boxes", boxes, NULL}, {"triangle", triangle, NULL},
+    {"box_rows", box_rows, NULL}, OF_SIZE(1),             OF_SIZE(2),
+    OF_SIZE(4),                   OF_SIZE(8),             {NULL, NULL, NULL}};

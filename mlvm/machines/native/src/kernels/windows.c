@@ -1,4 +1,166 @@
-/* Sliding windows over images, and pooling. */
+/* Sliding windows over images: [N,H,W,C] and [N,OH,OW,KH,KW,C]. */
 #include "../plan.h"
+#include "elements.h"
 
-const KernelEntry TARGETED(windows_kernels)[] = {{NULL, NULL, NULL}};
+/* n: the image's height, width and channels, how many windows lie vertically and horizontally,
+ * the window's height and width, the strides, the padding above and on the left. */
+enum { HEIGHT, WIDTH, CHANNELS, DOWN, ACROSS, TALL, WIDE, STRIDE_Y, STRIDE_X, TOP, LEFT };
+
+static inline int64_t largest(int64_t x, int64_t y)
+{
+    return x > y ? x : y;
+}
+
+/* For the window at x (its first column in the image, which may be padding), the first column
+ * that is in the image, counted in the window, and the one behind the last. */
+#define FIRST_COLUMN(n, x) largest(0, -(x))
+#define END_COLUMN(n, x) largest(FIRST_COLUMN(n, x), least((n)[WIDE], (n)[WIDTH] - (x)))
+
+/* --- patches of padded images; n: see above; a: the padding. A unit is a row of windows --- */
+
+#define PATCHES(T, size, name)                                                           \
+    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+                    char *scratch)                                                       \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        const int64_t *n = plan->n, channels = n[CHANNELS], run = n[WIDE] * channels;    \
+        union {                                                                          \
+            T value;                                                                     \
+            Element##size element;                                                       \
+        } pad = {(T)plan->a[0]};                                                         \
+        for (int64_t unit = begin; unit < end; unit++) {                                 \
+            const Element##size *image =                                                 \
+                (const Element##size *)p[1] + unit / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels; \
+            Element##size *out = (Element##size *)p[0] + unit * n[ACROSS] * n[TALL] * run; \
+            int64_t top = unit % n[DOWN] * n[STRIDE_Y] - n[TOP];                         \
+            for (int64_t i = 0; i < n[ACROSS]; i++) {                                    \
+                int64_t left = i * n[STRIDE_X] - n[LEFT];                                \
+                int64_t first = FIRST_COLUMN(n, left) * channels;                        \
+                int64_t stop = END_COLUMN(n, left) * channels;                           \
+                for (int64_t y = top; y < top + n[TALL]; y++, out += run) {              \
+                    if (y < 0 || y >= n[HEIGHT] || first >= stop) {                      \
+                        fill_##size(out, pad.element, run);                              \
+                        continue;                                                        \
+                    }                                                                    \
+                    fill_##size(out, pad.element, first);                                \
+                    copy_run((char *)(out + first),                                      \
+                             (const char *)(image + (y * n[WIDTH] + left) * channels + first), \
+                             (stop - first) * size);                                     \
+                    fill_##size(out + stop, pad.element, run - stop);                    \
+                }                                                                        \
+            }                                                                            \
+        }                                                                                \
+        return 0;                                                                        \
+    }
+PATCHES(float, 4, patches_f32)
+PATCHES(double, 8, patches_f64)
+
+/* --- unpatches; a unit is a row of an image --- */
+
+/* The windows of a row, from right to left: so each element gets its terms in the order of their
+ * columns in the window. */
+#define UNPATCHES(T, name)                                                               \
+    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+                    char *scratch)                                                       \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        const int64_t *n = plan->n, channels = n[CHANNELS], run = n[WIDE] * channels;    \
+        for (int64_t unit = begin; unit < end; unit++) {                                 \
+            T *out = (T *)p[0] + unit * n[WIDTH] * channels;                             \
+            const T *windows = (const T *)p[1] +                                         \
+                               unit / n[HEIGHT] * n[DOWN] * n[ACROSS] * n[TALL] * run;   \
+            int64_t y = unit % n[HEIGHT] + n[TOP];                                       \
+            memset(out, 0, (size_t)(n[WIDTH] * channels) * sizeof(T));                   \
+            for (int64_t i = 0; i < n[TALL] && i <= y; i++) {                            \
+                int64_t row = (y - i) / n[STRIDE_Y];                                     \
+                if (row * n[STRIDE_Y] != y - i || row >= n[DOWN])                        \
+                    continue;                                                            \
+                for (int64_t j = n[ACROSS] - 1; j >= 0; j--) {                           \
+                    int64_t left = j * n[STRIDE_X] - n[LEFT];                            \
+                    int64_t first = FIRST_COLUMN(n, left), stop = END_COLUMN(n, left);   \
+                    const T *in = windows + ((row * n[ACROSS] + j) * n[TALL] + i) * run; \
+                    T *to = out + left * channels;                                       \
+                    INDEPENDENT                                                          \
+                    for (int64_t c = first * channels; c < stop * channels; c++)         \
+                        to[c] += in[c];                                                  \
+                }                                                                        \
+            }                                                                            \
+        }                                                                                \
+        return 0;                                                                        \
+    }
+UNPATCHES(float, unpatches_f32)
+UNPATCHES(double, unpatches_f64)
+
+/* --- pooling; a unit is a row of windows --- */
+
+/* nan if one of them is. The first choice is one instruction, the second one is rare. */
+#define GREATER(x, y) ((x) > (y) ? (x) : (y))
+#define LARGER(x, y) ((x) != (x) ? (x) : GREATER(x, y))
+#define SUM(x, y) ((x) + (y))
+
+/* `start` is combined with the elements of a window one after the other, and `end_with` is done to
+ * what has come out. Each place in the window is done for a whole row of windows. */
+#define POOL(T, name, start, combine, end_with)                                          \
+    /* Elements of `count` windows that lie `step` pixels apart. */                      \
+    static inline void run_##name(T *out, const T *in, int64_t count, int64_t step,      \
+                                  int64_t channels)                                      \
+    {                                                                                    \
+        if (step == 1) {                                                                 \
+            INDEPENDENT                                                                  \
+            for (int64_t i = 0; i < count * channels; i++)                               \
+                out[i] = combine(out[i], in[i]);                                         \
+        } else if (step == 2 && channels == 1) {                                         \
+            INDEPENDENT                                                                  \
+            for (int64_t i = 0; i < count; i++)                                          \
+                out[i] = combine(out[i], in[2 * i]);                                     \
+        } else {                                                                         \
+            for (int64_t i = 0; i < count; i++) {                                        \
+                INDEPENDENT                                                              \
+                for (int64_t c = 0; c < channels; c++)                                   \
+                    out[i * channels + c] =                                              \
+                        combine(out[i * channels + c], in[i * step * channels + c]);     \
+            }                                                                            \
+        }                                                                                \
+    }                                                                                    \
+    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+                    char *scratch)                                                       \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        const int64_t *n = plan->n, channels = n[CHANNELS], width = n[ACROSS] * channels; \
+        const int64_t step = n[STRIDE_X];                                                \
+        const T count = (T)(n[TALL] * n[WIDE]);                                          \
+        (void)count;                                                                     \
+        for (int64_t unit = begin; unit < end; unit++) {                                 \
+            T *out = (T *)p[0] + unit * width;                                           \
+            const T *image =                                                             \
+                (const T *)p[1] + unit / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels;      \
+            int64_t top = unit % n[DOWN] * n[STRIDE_Y] - n[TOP];                         \
+            for (int64_t c = 0; c < width; c++)                                          \
+                out[c] = start;                                                          \
+            for (int64_t y = largest(0, top); y < least(top + n[TALL], n[HEIGHT]); y++)  \
+                for (int64_t j = 0; j < n[WIDE]; j++) {                                  \
+                    /* The windows first .. stop - 1 have this place in the image. */    \
+                    int64_t x = j - n[LEFT], first = x < 0 ? (step - 1 - x) / step : 0;  \
+                    int64_t room = n[WIDTH] - x;                                         \
+                    int64_t stop = room > 0 ? least(n[ACROSS], (room - 1) / step + 1) : 0; \
+                    run_##name(out + first * channels,                                   \
+                               image + (y * n[WIDTH] + x + first * step) * channels,     \
+                               stop - first, step, channels);                            \
+                }                                                                        \
+            for (int64_t c = 0; c < width; c++)                                          \
+                out[c] = end_with(out[c]);                                               \
+        }                                                                                \
+        return 0;                                                                        \
+    }
+#define AS_IT_IS(x) (x)
+#define MEAN(x) ((x) / count)
+POOL(float, max_pool2d_f32, -__builtin_inff(), LARGER, AS_IT_IS)
+POOL(double, max_pool2d_f64, -__builtin_inf(), LARGER, AS_IT_IS)
+POOL(float, avg_pool2d_f32, 0, SUM, MEAN)
+POOL(double, avg_pool2d_f64, 0, SUM, MEAN)
+
+#define BOTH(name)                                                                       \
+    {#name "_f32", name##_f32, NULL}, {#name "_f64", name##_f64, NULL}
+
+const KernelEntry TARGETED(windows_kernels)[] = {
+    BOTH(patches), BOTH(unpatches), BOTH(max_pool2d), BOTH(avg_pool2d), {NULL, NULL, NULL}};

@@ -1,0 +1,181 @@
+"""The native kernels that choose by indices and masks: against the reference, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.core.errors import OperandValueError
+from mlvm.core.op import OPS
+from mlvm.core.types import Array
+from tests.machines.native.twins import KERNELS, native, planned, reference
+
+INTEGERS = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]
+ELEMENTS = ["?", "i2", "f4", "f8"]
+NUMBERS = ["u1", "i1", "i2", "u4", "i8", "f4", "f8"]
+
+
+def _numbers(rng: np.random.Generator, shape: Any, dtype: str) -> Array:
+    """Floats whose sums depend on the order; integers that wrap around."""
+    if dtype[0] == "f":
+        return np.asarray(rng.normal(size=shape) * 10.0 ** rng.integers(-6, 6, shape), dtype)
+    return np.asarray(rng.integers(0, 2 if dtype == "?" else 127, shape), dtype)
+
+
+def _check(name: str, *inputs: Array, **attributes: Any) -> None:
+    assert planned(name, *inputs, **attributes)
+    expected = reference(name, *inputs, **attributes).tobytes()
+    for threads in (1, 2, 3):
+        assert native(name, *inputs, threads=threads, **attributes).tobytes() == expected
+
+
+@st.composite
+def _indexed(draw: st.DrawFn) -> tuple[np.random.Generator, list[int], int, str, int]:
+    """Random numbers, a shape, an axis of it, a dtype for indices, and the lowest index."""
+    shape = draw(st.lists(st.integers(0, 6), min_size=1, max_size=3))
+    axis = draw(st.integers(0, len(shape) - 1))
+    shape[axis] = draw(st.integers(1, 40))
+    kind = draw(st.sampled_from(INTEGERS))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    return rng, shape, axis, kind, 0 if kind[0] == "u" else -shape[axis]
+
+
+@given(_indexed(), st.lists(st.integers(0, 20), max_size=2), st.sampled_from(ELEMENTS))
+def test_take_and_scatter_add(indexed: Any, places: list[int], dtype: str) -> None:
+    rng, shape, axis, kind, low = indexed
+    length = shape[axis]
+    indices = np.asarray(rng.integers(low, length, places), kind)
+    _check("take", _numbers(rng, shape, dtype), indices, axis=axis)
+    updates = [*shape[:axis], *places, *shape[axis + 1 :]]
+    for number in NUMBERS:
+        _check("scatter_add", _numbers(rng, updates, number), indices, axis=axis, length=length)
+
+
+@given(_indexed(), st.integers(0, 20), st.sampled_from(ELEMENTS))
+def test_along_an_axis(indexed: Any, count: int, dtype: str) -> None:
+    rng, shape, axis, kind, low = indexed
+    length = shape[axis]
+    places = [*shape[:axis], count, *shape[axis + 1 :]]
+    indices = np.asarray(rng.integers(low, length, places), kind)
+    _check("take_along_axis", _numbers(rng, shape, dtype), indices, axis=axis)
+    for number in NUMBERS:
+        x = _numbers(rng, places, number)
+        _check("scatter_add_along_axis", x, indices, axis=axis, length=length)
+
+
+@pytest.mark.parametrize("behind", [1, 2, 15, 16, 17, 70])
+def test_more_indices_than_are_looked_at_together(behind: int) -> None:
+    rng = np.random.default_rng(behind)
+    indices = rng.integers(-50, 50, 777)
+    _check("take", _numbers(rng, (3, 50, behind), "f4"), indices, axis=1)
+    _check("take", _numbers(rng, (3, 50), "f4"), indices, axis=1)
+    x = _numbers(rng, (3, 777, behind), "f4")
+    _check("scatter_add", x, indices, axis=1, length=50)
+    along = rng.integers(-50, 50, x.shape)
+    _check("take_along_axis", _numbers(rng, (3, 50, behind), "f4"), along, axis=1)
+    _check("scatter_add_along_axis", x, along, axis=1, length=50)
+
+
+def test_sums_of_special_values() -> None:
+    x = np.array([-0.0, np.inf, -np.inf, 1e-45, 1e-45, -0.0], "f4")
+    indices = np.array([0, 1, 1, 2, 2, 3])
+    sums = native("scatter_add", x, indices, axis=0, length=5)
+    np.testing.assert_array_equal(sums, np.array([0, np.nan, 3e-45, 0, 0], "f4"))
+    _check("scatter_add", x[[0, 3, 4, 5]], indices[[0, 3, 4, 5]], axis=0, length=5)
+
+
+# --- indices out of range --------------------------------------------------------------
+
+
+def _refused(name: str, *inputs: Array, **attributes: Any) -> None:
+    """The native kernel raises the reference's error, and writes nothing."""
+    bound = OPS[name].bind(attributes)
+    messages = set()
+    for kernel in (KERNELS[1][name], KERNELS[3][name], OPS[name].kernel):
+        out = np.full_like(reference(name, *inputs[:-1], inputs[-1] * 0, **attributes), 7)
+        with pytest.raises(OperandValueError) as caught:
+            kernel(out, *inputs, **bound)
+        assert (out == 7).all()
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_indices_out_of_range_are_refused(kind: str) -> None:
+    x, bad = np.ones((4, 3), "f4"), [4, 100, int(np.iinfo(kind).max)]
+    if kind[0] == "i":
+        bad += [-5, int(np.iinfo(kind).min)]
+    for index in bad:
+        for shape in ((1,), (3,), (300,)):
+            indices = np.zeros(shape, kind)
+            indices[-1] = index
+            _refused("take", x, indices, axis=0)
+            _refused("scatter_add", np.ones((*shape, 3)), indices, axis=0, length=4)
+            _refused("one_hot", indices, num_classes=4)
+        along = np.zeros((4, 3), kind)
+        along[2, 1] = index
+        _refused("take_along_axis", x, along, axis=0)
+        _refused("scatter_add_along_axis", x, along, axis=0, length=4)
+
+
+def test_an_index_into_nothing_is_refused() -> None:
+    with pytest.raises(OperandValueError):
+        native("take", np.zeros((3, 0)), np.array([3]), axis=0)
+    with pytest.raises(OperandValueError):
+        native("take", np.zeros((0, 3)), np.array([3]), axis=1)
+    with pytest.raises(OperandValueError):
+        native("take", np.zeros((2, 0, 3)), np.array([0]), axis=1)
+    with pytest.raises(OperandValueError):
+        native("scatter_add", np.zeros((2, 1, 0)), np.array([0]), axis=1, length=0)
+    with pytest.raises(OperandValueError):
+        native("one_hot", np.array([-1]), num_classes=3)
+
+
+# --- one_hot, mask_scatter ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u8", "i16", "i64", "f32", "f64"])
+@pytest.mark.parametrize(("count", "classes"), [(0, 3), (1, 1), (7, 17), (3000, 10), (2, 9000)])
+def test_one_hot(count: int, classes: int, dtype: str) -> None:
+    for kind in ("u1", "i8"):
+        indices = np.random.default_rng(1).integers(0, min(classes, 200), count).astype(kind)
+        _check("one_hot", indices, num_classes=classes, dtype=dtype)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=2),
+    st.lists(st.integers(0, 5), max_size=2),
+    st.sampled_from(ELEMENTS),
+    st.floats(0, 1),
+)
+def test_mask_scatter(chosen: list[int], behind: list[int], dtype: str, share: float) -> None:
+    rng = np.random.default_rng(3)
+    mask = rng.random(chosen) < share
+    updates = _numbers(rng, (int(mask.sum()), *behind), dtype)
+    _check("mask_scatter", updates, mask, shape=(*chosen, *behind))
+
+
+@pytest.mark.parametrize("behind", [(), (2,), (5,), (600,)])
+def test_mask_scatter_in_several_units(behind: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(4)
+    mask = rng.random((77, 513)) < 0.3 if behind != (600,) else rng.random(300) < 0.3
+    updates = _numbers(rng, (int(mask.sum()), *behind), "f4")
+    _check("mask_scatter", updates, mask, shape=(*mask.shape, *behind))
+
+
+@pytest.mark.parametrize("updates", [0, 1, 3])
+def test_a_mask_of_another_count_is_refused(updates: int) -> None:
+    for mask in (np.array([True, False, True]), np.zeros((0, 2), bool)):
+        if mask.sum() != updates:
+            with pytest.raises(OperandValueError, match="places"):
+                native("mask_scatter", np.ones(updates), mask, shape=mask.shape)
+
+
+def test_the_error_reaches_the_user() -> None:
+    with pytest.raises(OperandValueError, match="index 9 at position"):
+        ml.take(ml.zeros((3, 2)), ml.asarray([0, 9]), axis=0)

@@ -1,0 +1,98 @@
+"""The native draws: numpy's bits, for any key and shape, in any division into units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import OperandValueError
+from mlvm.core.types import Array
+from tests.machines.native.twins import native, planned, reference
+
+SIZES = [0, 1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 1025, 70_001]
+WORDS = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**64 - 1]))
+KEYS = st.tuples(WORDS, WORDS).map(lambda words: np.array(words, np.uint64))
+
+
+def _check(name: str, *inputs: Array, **attributes: Any) -> None:
+    assert planned(name, *inputs, **attributes)
+    expected = reference(name, *inputs, **attributes).tobytes()
+    for threads in (1, 2, 3, 5):
+        assert native(name, *inputs, threads=threads, **attributes).tobytes() == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_around_units(size: int) -> None:
+    key = np.array([size, 2**63 + size], np.uint64)
+    _check("uniform", key, shape=(size,))
+    _check("uniform", key, shape=(size,), dtype="f64")
+    _check("bernoulli", key, np.array(0.3), shape=(size,))
+    _check("split_key", key, n=size)
+    for dtype in ("f4", "f8"):
+        x = np.random.default_rng(size).normal(size=size).astype(dtype)
+        for rate in (0.0, 0.1, 0.5, 0.999):
+            _check("dropout", x, key, rate=rate)
+
+
+@given(KEYS, st.lists(st.integers(0, 9), max_size=4))
+def test_any_key(key: Array, shape: list[int]) -> None:
+    _check("uniform", key, shape=tuple(shape))
+    _check("uniform", key, shape=tuple(shape), dtype="f64")
+    _check("split_key", key, n=3)
+    _check("dropout", np.ones(shape, "f4"), key, rate=0.4)
+
+
+@given(KEYS, WORDS)
+def test_fold_in_any_integer(key: Array, word: int) -> None:
+    for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"):
+        _check("fold_in", key, np.array(word, np.uint64).astype(kind))
+
+
+def test_dropout_of_special_values() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3e38], "f4")
+    x = np.resize(values, 3000)
+    result = native("dropout", x, np.array([1, 2], np.uint64), rate=0.5)
+    expected = reference("dropout", x, np.array([1, 2], np.uint64), rate=0.5)
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(np.signbit(result), np.signbit(expected))
+
+
+# --- bernoulli -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(
+    ("shape", "of_p"),
+    [
+        ((), ()),
+        ((700,), (1,)),
+        ((300, 7), (7,)),
+        ((5, 3, 4), (1, 3, 4)),
+        ((2, 3), (2, 3)),
+        ((0, 3), (3,)),
+    ],
+)
+def test_bernoulli_of_a_p_that_repeats(shape: Any, of_p: Any, dtype: str) -> None:
+    p = np.random.default_rng(1).random(of_p).astype(dtype)
+    _check("bernoulli", np.array([3, 4], np.uint64), np.asarray(p), shape=shape)
+
+
+def test_other_broadcasts_are_left_to_numpy() -> None:
+    key = np.array([3, 4], np.uint64)
+    p = np.array([[0.2], [0.8]])
+    assert not planned("bernoulli", key, p, shape=(2, 3))
+    np.testing.assert_array_equal(
+        native("bernoulli", key, p, shape=(2, 3)), reference("bernoulli", key, p, shape=(2, 3))
+    )
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan"), float("inf")])
+def test_what_is_no_probability_is_refused(p: float) -> None:
+    key = np.array([3, 4], np.uint64)
+    for chances in (np.array(p), np.array([0.5, p, 0.5])):
+        with pytest.raises(OperandValueError, match="probability"):
+            native("bernoulli", key, chances, shape=(3,))
