@@ -60,17 +60,24 @@ class Op:
     `variadic`: the last input stands for any number of tensors. `dynamic`: the shape of the
     result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
     `elementwise`: an element of the result depends on one element of each operand alone, and the
-    kernel makes one pass over them. A chain of such ops can run block by block.
+    kernel makes one pass over them. A chain of such ops can run block by block. `links`: an op may
+    be a link of a chain; so may some whose reference kernels make several passes.
     """
 
     def __init__(
-        self, kernel: Kernel, infer: Rule, flops: Flops | None = None, elementwise: bool = False
+        self,
+        kernel: Kernel,
+        infer: Rule,
+        flops: Flops | None = None,
+        elementwise: bool = False,
+        links: bool = False,
     ) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
         self.doc: str = inspect.getdoc(kernel) or ""
         self.room: str = kernel.__module__.rpartition(".")[2]
         self.elementwise: bool = elementwise or self.room == "elementwise"
+        self.links: bool = links or self.elementwise
         self._infer = infer
         self._flops = flops
         hints = typing.get_type_hints(kernel)
@@ -156,16 +163,16 @@ OPS: dict[str, Op] = {}
 
 
 def op(
-    *, infer: Rule, flops: Flops | None = None, elementwise: bool = False
+    *, infer: Rule, flops: Flops | None = None, elementwise: bool = False, links: bool = False
 ) -> Callable[[Kernel], Op]:
     """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
 
     `flops` takes what `infer` takes, and counts operations as `Op.flops` says. Every op in the
-    room elementwise is `elementwise`; an op elsewhere says so.
+    room elementwise is `elementwise`; an op elsewhere says so, or that it `links`.
     """
 
     def declare(kernel: Kernel) -> Op:
-        declared = Op(kernel, infer, flops, elementwise)
+        declared = Op(kernel, infer, flops, elementwise, links)
         if OPS.setdefault(declared.name, declared) is not declared:
             raise ValueError(f"an op named {declared.name!r} exists already")
         return declared

@@ -19,7 +19,7 @@ from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Call, Flow, Location, Role, Unit, Use, Value, without_dead_calls
-from mlvm.step.fusion import chain_of, fused
+from mlvm.step.fusion import REFERENCE, Taste, chain_of, fused
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Schedule, placed
@@ -84,13 +84,16 @@ def _reshaped(type: TensorType) -> list[Instruction]:
     return [name, Instruction(Opcode.cfunc, (1, 1, {"shape": type.shape}))]
 
 
-def compile_flow(flow: Flow, *, fuse: bool = True, recompute: bool = True) -> Planned:
+def compile_flow(
+    flow: Flow, *, fuse: bool = True, recompute: bool = True, taste: Taste = REFERENCE
+) -> Planned:
     """The step as a program with its plan.
 
-    With `fuse` calls may run as chains, with `recompute` cheap ones may run again. Of all that is
-    allowed, what has the smallest plan is done; so neither makes a plan larger.
+    With `fuse` calls may run as chains that suit a machine's `taste`, with `recompute` cheap ones
+    may run again. Of all that is allowed, what has the smallest plan is done; so neither makes a
+    plan larger.
     """
-    schedule, found = _smallest(_schedules(flow, fuse=fuse, recompute=recompute))
+    schedule, found = _smallest(_schedules(flow, fuse=fuse, recompute=recompute, taste=taste))
     offsets = dict(zip(schedule.roots, found.offsets, strict=True))
     places = {each: offsets[root] for each, root in schedule.root.items()}
 
@@ -165,7 +168,7 @@ def _lifetimes(schedule: Schedule, places: Mapping[Placed, int]) -> tuple[Lifeti
     )
 
 
-def _schedules(flow: Flow, *, fuse: bool, recompute: bool) -> list[Schedule]:
+def _schedules(flow: Flow, *, fuse: bool, recompute: bool, taste: Taste) -> list[Schedule]:
     """The ways to run the step, the fastest first. The last is the step as it was recorded: its
     calls one by one, each once."""
     wanted = flow.wanted()
@@ -175,10 +178,10 @@ def _schedules(flow: Flow, *, fuse: bool, recompute: bool) -> list[Schedule]:
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
-        found = [_ordered(fused(calls, most), wanted, enough=most)]
+        found = [_ordered(fused(calls, most, taste), wanted, enough=most)]
         if found[0].most_alive > most:  # chains that were made in an order may keep it instead
             calls = [call for run in plain.runs for call in run.unit.calls]
-            found.append(Schedule(fused(calls, most), wanted))
+            found.append(Schedule(fused(calls, most, taste), wanted))
         return found
 
     calls = without_dead_calls(flow)

@@ -14,8 +14,10 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
-from mlvm.core.machine.fused import Chain, Link
+from mlvm.core.machine.fused import HEADS, Chain, Link
+from mlvm.core.op import Op
 from mlvm.core.ops.blocks import BLOCK_SIZE
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Shape, TensorType
 from mlvm.step.flow import Call, Unit, Use, Value
 from mlvm.step.schedule import Placed, Run, in_place, placed
@@ -24,12 +26,34 @@ WINDOW: Final = 16
 """How many units far a chain is looked for."""
 
 
-SHORTEST: Final = 3
-"""Links of a chain: what two ops gain by sharing the cache is less than the blocks cost, but for
-an update in place, which reads and writes more memory than others."""
+class Taste(NamedTuple):
+    """Which chains are worth making for a machine's kernels.
+
+    `heads` may begin one. With `passes`, ops are links whose reference kernels make several passes.
+    `shortest`: links of a chain, but for an update in place, which reads and writes more memory
+    than others.
+    """
+
+    heads: frozenset[str]
+    passes: bool
+    shortest: int
+
+    def links(self, op: Op) -> bool:
+        return op.links if self.passes else op.elementwise
 
 
-def fused(calls: Sequence[Call], most: float = math.inf) -> list[Unit]:
+REFERENCE: Final = Taste(heads=frozenset(), passes=False, shortest=3)
+"""With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
+
+NATIVE: Final = Taste(heads=HEADS, passes=True, shortest=2)
+
+
+def taste_of(vm: VMProtocol) -> Taste:
+    """Which chains suit the kernels of the VM."""
+    return NATIVE if getattr(vm, "native", False) else REFERENCE
+
+
+def fused(calls: Sequence[Call], most: float = math.inf, taste: Taste = REFERENCE) -> list[Unit]:
     """The calls in units, in an order in which they can run.
 
     No chain is made that has more than `most` bytes alive at once, unless the units around it have
@@ -40,7 +64,7 @@ def fused(calls: Sequence[Call], most: float = math.inf) -> list[Unit]:
     for each in row.in_order():
         unit = each
         for partner in _partners(unit.calls[0], maker, row.place):
-            if not all(_takes(partner, call) for call in unit.calls):
+            if not all(_takes(partner, call, taste) for call in unit.calls):
                 continue
             between = row.between(partner, unit)
             if len(between) > WINDOW:
@@ -58,7 +82,7 @@ def fused(calls: Sequence[Call], most: float = math.inf) -> list[Unit]:
         maker.update(dict.fromkeys(unit.makes, unit))
     found: list[Unit] = []
     for each in row.in_order():
-        if 1 < len(each.calls) < SHORTEST and not each.writes_to:
+        if 1 < len(each.calls) < taste.shortest and not each.writes_to:
             found += [Unit([call]) for call in each.calls]
         else:
             found.append(each)
@@ -208,14 +232,22 @@ def _partners(call: Call, maker: dict[Value, Unit], place: dict[Unit, int]) -> l
     return sorted(found, key=place.__getitem__, reverse=True)
 
 
-def _takes(unit: Unit, call: Call) -> bool:
+def _takes(unit: Unit, call: Call, taste: Taste) -> bool:
     """Whether the unit is a chain, or the beginning of one, on the shape that the call works
     through, and the two fit: the call reads what the unit makes as it was made, and no reduction
     of it, and writes nothing over what the unit reads as another type, in other places."""
-    first, shape = unit.calls[0].op, domain_of(call)
-    if first is None or not first.elementwise or domain_of(unit.calls[0]) != shape:
+    first, shape = unit.calls[0], _domain_of(call, taste)
+    if shape is None or first.op is None:
         return False
-    return all(use.value not in unit.makes or _makes_whole(unit, use) for use in call.ins) and all(
+    if first.op.name in taste.heads:
+        homes = {use.value.home for use in first.ins} - {None}
+        if first.outs[0].type.shape != shape or any(use.value.home in homes for use in call.outs):
+            return False  # it must not write over what a later row needs
+    elif not taste.links(first.op) or _domain_of(first, taste) != shape:
+        return False
+    return all(
+        use.value not in unit.makes or _makes_whole(unit, use, taste) for use in call.ins
+    ) and all(
         use.type is out.type
         for out in call.outs
         if out.value.home is not None
@@ -225,20 +257,22 @@ def _takes(unit: Unit, call: Call) -> bool:
     )
 
 
-def _makes_whole(unit: Unit, use: Use) -> bool:
-    """Whether an elementwise call of the unit makes the value, as that type."""
+def _makes_whole(unit: Unit, use: Use, taste: Taste) -> bool:
+    """Whether a call of the unit that is no reduction makes the value, as that type."""
     return any(
-        use in call.outs and call.op is not None and call.op.elementwise
+        use in call.outs
+        and call.op is not None
+        and (taste.links(call.op) or call.op.name in taste.heads)
         for call in reversed(unit.calls)
     )
 
 
-def domain_of(call: Call) -> Shape | None:
-    """The shape that the call works through, if it can be a link of a chain."""
+def _domain_of(call: Call, taste: Taste) -> Shape | None:
+    """The shape that the call works through, if it can be a link of a chain behind another."""
     op = call.op
     if op is None:
         return None
-    if op.elementwise:
+    if taste.links(op):
         return call.outs[0].type.shape
     if op.room == "reduction" and "axis" in op.attributes and call.ins[0].type.size <= BLOCK_SIZE:
         return call.ins[0].type.shape  # in one block, as the op alone would see it

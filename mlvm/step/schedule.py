@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
 from mlvm.arena.planner import Block, lower_bound
+from mlvm.core.machine.fused import HEADS
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Home, Unit, Use, Value
 
@@ -87,6 +88,10 @@ def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
     free = [use for use in run.ins if use.value.home is None and ends(use.value)] if outs else []
     if not free:
         return {}
+    if first.op is not None and first.op.name in HEADS and others:
+        # Later rows of a product need all of its operands.
+        whole = {use.value for use in first.ins}
+        free = [use for use in free if use.value not in whole]
     writer: dict[Value, int] = {}
     reader: dict[Value, int] = {}
     types: dict[Value, set[TensorType]] = {}

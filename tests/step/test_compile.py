@@ -29,7 +29,6 @@ def eager_to_change() -> Iterator[None]:
     with (
         mock.patch.object(fused, "BLOCK_SIZE", BLOCK_SIZE),
         mock.patch.object(fusion, "BLOCK_SIZE", BLOCK_SIZE),
-        mock.patch.object(fusion, "SHORTEST", 2),
         mock.patch.object(recompute, "FAR", 2),
     ):
         yield
@@ -58,13 +57,17 @@ def calls_of(planned: Planned) -> list[str]:
 # --- faithful ------------------------------------------------------------------------
 
 
-@given(steps(), st.booleans(), st.booleans())
+TASTES = [fusion.REFERENCE._replace(shortest=2), fusion.NATIVE]
+
+
+@given(steps(), st.booleans(), st.booleans(), st.sampled_from(TASTES))
 @settings(max_examples=200)
 def test_a_plan_leaves_what_the_calls_leave_one_by_one(
-    step: Step, fuse: bool, recompute: bool
+    step: Step, fuse: bool, recompute: bool, taste: fusion.Taste
 ) -> None:
     with eager_to_change():
-        assert_faithful(step, compile_flow(step.flow, fuse=fuse, recompute=recompute))
+        planned = compile_flow(step.flow, fuse=fuse, recompute=recompute, taste=taste)
+        assert_faithful(step, planned)
 
 
 @pytest.mark.parametrize("fuse", [False, True])

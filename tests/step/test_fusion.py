@@ -7,11 +7,12 @@ from unittest import mock
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlvm.core.machine.fused import parse
 from mlvm.step import fusion
 from mlvm.step.flow import Unit, without_dead_calls
-from mlvm.step.fusion import SHORTEST, chain_of, fused
+from mlvm.step.fusion import NATIVE, REFERENCE, Taste, chain_of, fused
 from mlvm.step.schedule import Run, Schedule
 from tests.step.flows import Step, floats, in_turn, steps
 
@@ -32,10 +33,15 @@ def apply(step: Step, name: str, *operands: int, **given: object) -> None:
     assert step.call(name, given, [(cell, cell.type) for cell in cells]) is not None
 
 
-@given(steps())
-def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(step: Step) -> None:
-    with mock.patch.object(fusion, "SHORTEST", 2):
-        units = fused(step.calls)
+SHORT = REFERENCE._replace(shortest=2)
+TASTES = st.sampled_from([SHORT, NATIVE])
+
+
+@given(steps(), TASTES)
+def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(
+    step: Step, taste: Taste
+) -> None:
+    units = fused(step.calls, taste=taste)
     order = [call for unit in units for call in unit.calls]
     assert sorted(map(id, order)) == sorted(map(id, step.calls))
     place = {id(call): i for i, call in enumerate(order)}
@@ -44,10 +50,9 @@ def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(step: Step
             assert place[id(earlier)] < place[id(later)]
 
 
-@given(steps())
-def test_each_chain_fits_what_it_writes_and_reads(step: Step) -> None:
-    with mock.patch.object(fusion, "SHORTEST", 2):
-        units = fused(without_dead_calls(step.flow))
+@given(steps(), TASTES)
+def test_each_chain_fits_what_it_writes_and_reads(step: Step, taste: Taste) -> None:
+    units = fused(without_dead_calls(step.flow), taste=taste)
     needed = step.flow.wanted().union(*[unit.reads for unit in units])
     for unit in units:
         if len(unit.calls) > 1:
@@ -58,13 +63,12 @@ def test_each_chain_fits_what_it_writes_and_reads(step: Step) -> None:
             assert parse(chain.attributes()).links == chain.links
 
 
-@given(steps())
+@given(steps(), TASTES)
 @settings(max_examples=200)
-def test_chains_take_no_more_memory_than_there_may_be(step: Step) -> None:
+def test_chains_take_no_more_memory_than_there_may_be(step: Step, taste: Taste) -> None:
     calls, wanted = without_dead_calls(step.flow), step.flow.wanted()
     most = Schedule(in_turn(calls), wanted).most_alive
-    with mock.patch.object(fusion, "SHORTEST", 2):
-        assert Schedule(fused(calls, most), wanted).most_alive <= most
+    assert Schedule(fused(calls, most, taste), wanted).most_alive <= most
 
 
 def test_a_chain_ends_where_the_next_operand_would_be_one_too_many() -> None:
@@ -163,4 +167,4 @@ def test_short_chains_are_calls_again(length: int) -> None:
     step = step_of(3)
     for _ in range(length):
         apply(step, "tanh", len(step.cells) - 1)
-    assert len(fused(step.calls)) == (1 if length >= SHORTEST else length)
+    assert len(fused(step.calls)) == (1 if length >= REFERENCE.shortest else length)

@@ -7,8 +7,8 @@ never leaves the cache.
 
 The first `outputs` parameters are written. A link of the chain is an op, where its result goes,
 its operands, and its attributes if it has any; a number from 0 on is a parameter, one below 0 a
-temporary. The ops are elementwise (`Op.elementwise`) on the chain's shape; a reduction may
-end in a parameter. The results have the bits that the ops give one by one.
+temporary. The ops are elementwise (`Op.links`) on the chain's shape; a matrix product may come
+first, a reduction may end in a parameter. The results have the bits that the ops give one by one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
+
+HEADS: Final = frozenset({"matmul"})
+"""Ops that may begin a chain. The rest works on the shape of their result, row by row."""
 
 
 class Link(NamedTuple):
@@ -87,14 +90,15 @@ class Chain:
         known = dict(enumerate(types))
         shape: Shape | None = None
         written: set[int] = set()
-        for op, target, sources, attributes in self.links:
+        for i, (op, target, sources, attributes) in enumerate(self.links):
             for source in sources:
                 if source not in known or (0 <= source < self.outputs and source not in written):
                     raise AttributeRefused(f"{op.name} reads {source}, which has no value yet")
             found = op.infer([known[source] for source in sources], attributes)
-            if found is None or not (op.elementwise or (op.room == "reduction" and target >= 0)):
+            whole = op.links or (i == 0 and op.name in HEADS)
+            if found is None or not (whole or (op.room == "reduction" and target >= 0)):
                 raise AttributeRefused(f"{op.name} cannot be part of a chain")
-            worked = found if op.elementwise else known[sources[0]]
+            worked = found if whole else known[sources[0]]
             shape = worked.shape if shape is None else shape
             if worked.shape != shape:
                 raise ShapeError(f"{op.name} works on {worked}, in a chain on shape {shape}")
@@ -117,6 +121,8 @@ class Chain:
         """Whether parameter `out` may lie over `operand`: nothing reads that after it is written,
         and the op that writes it may work in place."""
         written = False
+        if self.links[0].op.name in HEADS and operand in self.links[0].sources:
+            return False  # later rows of the result need all of it
         for op, target, sources, _ in self.links:
             if written and operand in sources:
                 return False
@@ -136,10 +142,10 @@ class Chain:
     def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
         known = self.infer(types)
         op, target, sources, _ = self.links[0]
-        shape = known[target if op.elementwise else sources[0]].shape
-        depth = len(shape)  # how many leading axes may be cut
+        shape = known[target if op.links or op.name in HEADS else sources[0]].shape
+        depth = 0 if op.name in HEADS else len(shape)  # how many leading axes may be cut
         for op, _, _, attributes in self.links:
-            if not op.elementwise:  # its result keeps the axes that are cut
+            if op.room == "reduction":  # its result keeps the axes that are cut
                 axes = normalize_axes(attributes["axis"], len(shape))
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
         blocks = tuple(_blocks(shape, depth))

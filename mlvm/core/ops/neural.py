@@ -57,7 +57,7 @@ def relu(out: Array, x: Array) -> None:
     np.maximum(x, 0, out=out)
 
 
-@op(infer=_activation)
+@op(infer=_activation, links=True)
 def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel,
     arXiv 1606.08415).
@@ -66,9 +66,7 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     (1 + erf(x / sqrt(2))) / 2.
     """
     number = _numbers(x.dtype)
-    flat_out, flat_x = out.reshape(-1), x.reshape(-1)
-    for block in blocks(out.size):
-        y, part = flat_out[block], flat_x[block]
+    for y, part in _pieces(out, x):
         if approximate:
             np.square(part, y)
             _tanh_of_cubic(y, y, part, number)
@@ -79,15 +77,13 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
         y *= number.half
 
 
-@op(infer=_activation_vjp)
+@op(infer=_activation_vjp, links=True)
 def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
     number = _numbers(x.dtype)
-    flat_out, flat_g, flat_x = out.reshape(-1), g.reshape(-1), x.reshape(-1)
     both = memory_of(2, block_length(out.size), dtype=x.dtype)
-    for block in blocks(out.size):
-        y, part = flat_out[block], flat_x[block]
-        slope, other = both[:, : y.size]
+    for y, cotangent, part in _pieces(out, g, x):
+        slope, other = both[:, : y.size].reshape(2, *y.shape)
         np.square(part, slope)
         if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
             _tanh_of_cubic(y, slope, part, number)
@@ -107,7 +103,18 @@ def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
             y += number.one
             y += slope
             y *= number.half
-        y *= flat_g[block]
+        y *= cotangent
+
+
+def _pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Pieces of arrays of one shape, a block of elements each; all at once where they are strided:
+    then they are a block of a chain already."""
+    if not all(x.flags.c_contiguous for x in arrays):
+        yield arrays
+        return
+    flat = [x.reshape(-1) for x in arrays]
+    for block in blocks(arrays[0].size):
+        yield tuple([x[block] for x in flat])
 
 
 class _Numbers(NamedTuple):

@@ -42,6 +42,7 @@ from mlvm.eager.tree import replace, require_writable
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow, Home, Value
+from mlvm.step.fusion import taste_of
 from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
@@ -326,7 +327,9 @@ class Captured(Generic[P, R]):
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
         recorded = _recorded(self.fn, args, kwargs, arena, signature)
-        planned = compile_flow(recorded.flow, fuse=self.fuse, recompute=self.recompute)
+        planned = compile_flow(
+            recorded.flow, fuse=self.fuse, recompute=self.recompute, taste=taste_of(arena.vm)
+        )
         entry = _Entry(planned, recorded, signature)
         with self._lock:
             for field, _ in entry.rebound:  # from now on this is as an argument
@@ -440,7 +443,8 @@ def measure(
     arena = current_arena()
     signature, _ = captured._signature(arena.vm, args, kwargs)
     recorded = _recorded(fn, args, kwargs, arena, signature)
-    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute).plan
+    taste = taste_of(arena.vm)
+    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, taste=taste).plan
     return Measured(recorded.record.needed, plan)
 
 
