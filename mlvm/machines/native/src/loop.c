@@ -6,9 +6,10 @@
  * wrong. Host functions in C are called from here (host.c); those in Python, and kernels without a
  * twin, are called back.
  *
- * Whoever changes the function table counts that in `version`. He needs the VM's own lock, which the
- * launch has, so he is called by this thread: by a function of either kind, or a signal handler.
- * After each the loop looks at the count, and ends if it is another.
+ * Whoever changes the function table counts that in its `version`. Before each function the loop
+ * looks at the count, without the interpreter lock, and ends if it is another. That is enough:
+ * a change needs the VM's own lock, which the launch has, so it comes from this thread: from a host
+ * function, however it has come back to Python, or from a signal handler.
  *
  * A call that takes its parameters from the stack remembers, for the types it has met, the plan to
  * run and the type of the result. Other types ask Python once.
@@ -480,8 +481,8 @@ static PyObject *call_in_python(const Step *step, PyObject *params)
     return PyObject_CallMethodObjArgs(step->object, name_perform, params, NULL);
 }
 
-/* Let Python call the function on the parameters from `first` on. Returns 0; 1 if the loop must end
- * after this call; -1 with an exception set, the stack unchanged. Leaves the lock held. */
+/* Let Python call the function on the parameters from `first` on. Returns 0, or -1 with an exception
+ * set, the stack unchanged. Leaves the lock held. */
 static int call_back(Machine *m, const Step *step, int64_t first)
 {
     hold(m);
@@ -508,7 +509,7 @@ static int call_back(Machine *m, const Step *step, int64_t first)
         return -1;
     }
     replace(m, first, count);
-    return changed(m);
+    return 0;
 }
 
 /* A kernel without a twin. Returns as `call_back` does. */
@@ -519,7 +520,7 @@ static int call_kernel(Machine *m, const Step *step)
     if (!none)
         return -1;
     Py_DECREF(none);
-    return changed(m);
+    return 0;
 }
 
 /* A function in C. Returns as `call_back` does. */
@@ -552,7 +553,7 @@ static int call_c(Machine *m, const Step *step, int64_t first)
         memcpy(m->stack + m->top, results, sizeof *results * (size_t)left);
     m->top += left;
     replace(m, first, left);
-    return changed(m);
+    return 0;
 }
 
 static Case *find_case(const Step *step, const Value *params, int count)
@@ -627,7 +628,7 @@ static int collides(const Case *known, const Value *params, int count)
     return 0;
 }
 
-/* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 2
+/* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 1
  * for values that the plan refuses: nothing has happened then. */
 static int call(Machine *m, Step *step, int64_t first)
 {
@@ -663,7 +664,7 @@ static int call(Machine *m, Step *step, int64_t first)
     if (pool_run(m->pool->pool, &known->plan->plan, p)) {
         if (out)
             tensor_free(out);
-        return 2;
+        return 1;
     }
     drop_all(m, first);
     if (out) {
@@ -771,13 +772,9 @@ static int run(Machine *m)
     } while (0)
 #define CALLED(result)                                                                   \
     do {                                                                                 \
-        outcome = result;                                                                \
-        if (outcome < 0 || outcome == 2)                                                 \
+        outcome = changed(m) ? 1 : (result);                                             \
+        if (outcome)                                                                     \
             STOP(outcome < 0 ? -1 : 0);                                                  \
-        if (outcome == 1) {                                                              \
-            m->pc = pc;                                                                  \
-            return 0;                                                                    \
-        }                                                                                \
         release(m);                                                                      \
     } while (0)
     for (;;) {
@@ -786,7 +783,7 @@ static int run(Machine *m)
             STOP(0);
         switch (step->code) {
         case RUN:
-            if (pool_run(m->pool->pool, step->plan, step->p))
+            if (changed(m) || pool_run(m->pool->pool, step->plan, step->p))
                 STOP(0);
             break;
         case CALL:
