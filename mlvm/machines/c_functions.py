@@ -4,6 +4,9 @@ C gets the address of a struct, its frame. By that address the callbacks find th
 side. Of the pointers that C hands over, only the shape of a new tensor and the text of a name, a
 message or a Str are read. An exception in a callback is kept until C has returned, and raised
 then: it never unwinds through C.
+
+The native machine's loop calls C without ctypes, with a frame of its own (`native/src/host.c`).
+What goes wrong there is raised from here, too.
 """
 
 from __future__ import annotations
