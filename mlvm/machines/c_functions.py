@@ -4,6 +4,9 @@ C gets the address of a struct, its frame. By that address the callbacks find th
 side. Of the pointers that C hands over, only the shape of a new tensor and the text of a name, a
 message or a Str are read. An exception in a callback is kept until C has returned, and raised
 then: it never unwinds through C.
+
+The native machine's loop calls C without ctypes, with a frame of its own (`native/src/host.c`).
+What goes wrong there is raised from here, too.
 """
 
 from __future__ import annotations
@@ -195,31 +198,17 @@ class CFrame:
         self.kept = []
 
     def number(self, name: bytes | None, value: Any) -> int:
-        key = _decoded(name)
-        if not value:
-            raise HostFunctionError(f"number: the place for {key!r} is NULL")
-        if key in self.attributes:
-            given = canonical(self.attributes[key])
-            if not isinstance(given, (bool, int, float)):
-                raise HostFunctionError(f"attribute {key!r} is a number, not {given!r}")
-            try:
-                value[0] = float(given)
-            except OverflowError:
-                raise HostFunctionError(f"attribute {key!r} is too large: {given}") from None
+        found = number(self.attributes, name, bool(value))
+        if found is not None:
+            value[0] = found
         return 0
 
     def new_tensor(self, dtype: int, ndim: int, shape: Any) -> int:
-        if not 0 <= dtype < len(DTYPES):
-            raise HostFunctionError(f"new_tensor: no dtype has the code {dtype}")
-        if not 0 <= ndim <= MAX_NDIM:
-            raise HostFunctionError(f"new_tensor: ndim is 0 to {MAX_NDIM}, not {ndim}")
-        if ndim and not shape:
-            raise HostFunctionError(f"new_tensor: the shape of {ndim} lengths is NULL")
-        type = TensorType(DTYPES[dtype], shape[:ndim] if ndim else ())
+        type = type_asked_for(dtype, ndim, shape)
         try:
             array = aligned_array(type)
         except (MemoryError, ValueError):  # the latter is numpy's, for more than any machine has
-            raise HostFunctionError(f"new_tensor: no memory for {type}") from None
+            raise no_memory(type) from None
         layout = _layout(array.dtype, array.shape)
         self.kept.append(layout)
         tensor = _Tensor(array.ctypes.data, *layout[:5])
@@ -234,7 +223,7 @@ class CFrame:
             return 0
         i, inside = divmod((tensor or 0) - self.struct.params, _VALUE_SIZE)
         if inside or not 0 <= i < len(self.params) or not isinstance(self.params[i], np.ndarray):
-            raise HostFunctionError("push: the pointer is no tensor of this frame")
+            raise no_tensor()
         self.results.append(self.params[i])
         return 0
 
@@ -243,11 +232,11 @@ class CFrame:
         return 0
 
     def push_str(self, value: bytes | None) -> int:
-        self.results.append(_decoded(value))
+        self.results.append(decoded(value))
         return 0
 
     def error(self, message: bytes | None) -> int:
-        raise HostFunctionError((message or b"an error without a message").decode(errors="replace"))
+        raise reported(message)
 
 
 _frames: Final[dict[int, CFrame]] = {}
@@ -287,13 +276,65 @@ def _encoded(text: str, what: str) -> bytes:
     return encoded
 
 
-def _decoded(text: bytes | None) -> str:
+# --- what callbacks do, and raise, on any machine ------------------------------------
+
+
+def number(attributes: Attributes, name: bytes | None, place: bool) -> float | None:
+    """The attribute of that name, None if there is none. `place`: whether C has one for it."""
+    key = decoded(name)
+    if not place:
+        raise HostFunctionError(f"number: the place for {key!r} is NULL")
+    if key not in attributes:
+        return None
+    given = canonical(attributes[key])
+    if not isinstance(given, (bool, int, float)):
+        raise HostFunctionError(f"attribute {key!r} is a number, not {given!r}")
+    try:
+        return float(given)
+    except OverflowError:
+        raise HostFunctionError(f"attribute {key!r} is too large: {given}") from None
+
+
+def type_asked_for(dtype: int, ndim: int, shape: Any) -> TensorType:
+    """The type of a new tensor. `shape` has ndim lengths, or is false if C gave none."""
+    if not 0 <= dtype < len(DTYPES):
+        raise HostFunctionError(f"new_tensor: no dtype has the code {dtype}")
+    if not 0 <= ndim <= MAX_NDIM:
+        raise HostFunctionError(f"new_tensor: ndim is 0 to {MAX_NDIM}, not {ndim}")
+    if ndim and not shape:
+        raise HostFunctionError(f"new_tensor: the shape of {ndim} lengths is NULL")
+    return TensorType(DTYPES[dtype], shape[:ndim] if ndim else ())
+
+
+def decoded(text: bytes | None) -> str:
+    """A string of C's."""
     if text is None:
         raise HostFunctionError("a string is NULL")
     try:
         return text.decode()
     except UnicodeDecodeError:
         raise HostFunctionError(f"a string is not in UTF-8: {text!r}") from None
+
+
+def no_memory(type: TensorType) -> HostFunctionError:
+    return HostFunctionError(f"new_tensor: no memory for {type}")
+
+
+def no_tensor() -> HostFunctionError:
+    return HostFunctionError("push: the pointer is no tensor of this frame")
+
+
+def reported(message: bytes | None) -> HostFunctionError:
+    """What the function says itself."""
+    return HostFunctionError((message or b"an error without a message").decode(errors="replace"))
+
+
+def check_end(failure: BaseException | None, status: int) -> None:
+    """Raise what a call has failed with, if it has: in a callback, or else by its status."""
+    if failure is not None:
+        raise failure
+    if status != 0:
+        raise HostFunctionError(f"status {status}")
 
 
 # --- functions and libraries ---------------------------------------------------------
@@ -307,20 +348,21 @@ class CFunction(UserFunction):
     def __init__(
         self,
         name: str,
-        function: Callable[[int], int],
+        address: int,
         nparams: int | None,
         nresults: int | None,
         library: ctypes.CDLL,
     ) -> None:
         super().__init__(name, nparams, nresults)
-        self.function = function
+        self.address = address
+        self.function = _FUNCTION(address)
         self.library = library
         # By the id of the attributes, which an entry keeps alive.
         self._texts: dict[int, tuple[Attributes, bytes]] = {}
 
     def bind(self, attributes: Attributes) -> Attributes:
         """The attributes, unchanged. Raises `AttributeRefused` for one that JSON cannot express."""
-        self._text(attributes)
+        self.text(attributes)
         return attributes
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
@@ -331,22 +373,23 @@ class CFunction(UserFunction):
         except IndexError:
             frame = CFrame()
         try:
-            frame.enter(params, attributes, self._text(attributes) if attributes else b"{}")
+            frame.enter(params, attributes, self.text(attributes) if attributes else b"{}")
             status = self.function(frame.address)
-            if frame.failure is not None:
-                raise frame.failure
-            if status != 0:
-                raise HostFunctionError(f"status {status}")
+            check_end(frame.failure, status)
             results = frame.results
         except MlvmError as error:
-            raise HostFunctionError(f"{self.name}: {error}") from None
+            raise self.named(error) from None
         finally:
             frame.leave()
             _idle.append(frame)
         self.check_results(len(results))
         return results
 
-    def _text(self, attributes: Attributes) -> bytes:
+    def named(self, error: MlvmError) -> HostFunctionError:
+        """The error of a call, with the function's name before it."""
+        return HostFunctionError(f"{self.name}: {error}")
+
+    def text(self, attributes: Attributes) -> bytes:
         """The attributes as JSON, encoded once for each mapping."""
         known = self._texts.get(id(attributes))
         if known is not None:
@@ -403,4 +446,4 @@ def _function(entry: _Entry, library: ctypes.CDLL, file: Path) -> CFunction:
             f"{file} lists an impossible function: name {name!r}, address "
             f"{entry.function or 0:#x}, {entry.nparams} parameters, {entry.nresults} results"
         )
-    return CFunction(name, _FUNCTION(entry.function), counts[0], counts[1], library)
+    return CFunction(name, entry.function, counts[0], counts[1], library)

@@ -22,9 +22,9 @@
  *     MLVM_FUNCTIONS({"twice", twice, 1, 1});
  *
  * Parameters are read, never written. Whatever a frame or tensor points to is the VM's, and
- * valid until the function returns. The GIL is released while a function runs; callbacks take
- * it for as long as they last, and any thread of the call may use them. A function called from
- * several VMs runs in several threads at once.
+ * valid until the function returns. The GIL is released while a function runs; a callback takes
+ * it if it needs it, and any thread of the call may use callbacks. A function called from several
+ * VMs runs in several threads at once.
  */
 #ifndef MLVM_H
 #define MLVM_H

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,127 +31,18 @@ from mlvm.machines import c_functions as clib
 from mlvm.machines.c_functions import DTYPES, CFunction, include_dir, load_library
 from mlvm.machines.local import LocalVM as VM
 from tests.core.programs import f32s, put
-from tests.machines.libraries import EXAMPLE, ROOT, compile_c, compile_text, needs_compiler
+from tests.machines.libraries import (
+    EXAMPLE,
+    FUNCTIONS,
+    MACHINES,
+    ROOT,
+    compile_c,
+    compile_text,
+    needs_compiler,
+)
 from tests.threads import in_threads
 
 HEADER = Path(include_dir()) / "mlvm.h"
-
-FUNCTIONS = r"""
-#include <stdio.h>
-#include <string.h>
-
-/* Pushes each parameter as it is. */
-static int echo(mlvm_frame *frame)
-{
-    for (int64_t i = 0; i < frame->nparams; i++) {
-        const mlvm_value *v = &frame->params[i];
-        if (v->kind == MLVM_TENSOR ? frame->push(frame, &v->tensor)
-            : v->kind == MLVM_INT ? frame->push_int(frame, v->integer)
-                                  : frame->push_str(frame, v->string))
-            return 1;
-    }
-    return 0;
-}
-
-/* Everything a tensor says, as i64s: dtype, ndim, size, nbytes, alignment, shape ... */
-static int describe(mlvm_frame *frame)
-{
-    const mlvm_tensor *x = &frame->params[0].tensor;
-    int64_t length = 5 + x->ndim;
-    mlvm_tensor *y = frame->new_tensor(frame, MLVM_I64, 1, &length);
-    int64_t *to = (int64_t *)y->data;
-    to[0] = x->dtype;
-    to[1] = x->ndim;
-    to[2] = x->size;
-    to[3] = x->nbytes;
-    to[4] = (int64_t)((uintptr_t)x->data % 64);
-    for (int i = 0; i < x->ndim; i++)
-        to[5 + i] = x->shape[i];
-    return frame->push(frame, y);
-}
-
-/* The attributes as u8s. */
-static int attributes(mlvm_frame *frame)
-{
-    int64_t length = (int64_t)strlen(frame->attributes);
-    mlvm_tensor *y = frame->new_tensor(frame, MLVM_U8, 1, &length);
-    memcpy(y->data, frame->attributes, (size_t)length);
-    return frame->push(frame, y);
-}
-
-static int number(mlvm_frame *frame)
-{
-    double value = -1.0;
-    mlvm_tensor *y = frame->new_tensor(frame, MLVM_F64, 0, NULL);
-    frame->number(frame, "value", &value);
-    *(double *)y->data = value;
-    return frame->push(frame, y);
-}
-
-/* What goes wrong: the case is the Int on top. */
-static int wrong(mlvm_frame *frame)
-{
-    const int64_t negative[] = {2, -1}, huge[] = {1LL << 50}, endless[] = {1LL << 60, 1LL << 60};
-    mlvm_tensor stray;
-    memset(&stray, 0, sizeof stray);
-    switch (frame->params[frame->nparams - 1].integer) {
-    case 0: return frame->error(frame, "no cream left");
-    case 1: frame->error(frame, "reported, and still 0"); return 0;
-    case 2: return 7;
-    case 3: return frame->error(frame, NULL);
-    case 4: return frame->error(frame, "caf\xe9");
-    case 10: return frame->new_tensor(frame, 11, 0, NULL) == NULL ? 5 : 0;
-    case 11: frame->new_tensor(frame, -1, 0, NULL); return 0;
-    case 12: frame->new_tensor(frame, MLVM_F32, 65, negative); return 0;
-    case 13: frame->new_tensor(frame, MLVM_F32, -1, negative); return 0;
-    case 14: frame->new_tensor(frame, MLVM_F32, 2, negative); return 0;
-    case 15: frame->new_tensor(frame, MLVM_F32, 1, NULL); return 0;
-    case 16: frame->new_tensor(frame, MLVM_F64, 1, huge); return 0;
-    case 17: frame->new_tensor(frame, MLVM_F64, 2, endless); return 0;
-    case 20: return frame->push(frame, NULL);
-    case 21: return frame->push(frame, &stray);
-    case 22: return frame->push(frame, &frame->params[frame->nparams].tensor);
-    case 23: return frame->push(frame, (const mlvm_tensor *)(const void *)
-                                       ((const char *)&frame->params[0].tensor + 1));
-    case 24: return frame->push(frame, &frame->params[frame->nparams - 1].tensor);
-    case 25: return frame->push_str(frame, NULL);
-    case 26: return frame->push_str(frame, "\xff");
-    case 30: return frame->number(frame, NULL, &(double){0});
-    case 31: return frame->number(frame, "value", NULL);
-    default: return 0;
-    }
-}
-
-/* Makes two tensors and pushes one of them, twice. */
-static int one_of_two(mlvm_frame *frame)
-{
-    const int64_t shape[] = {1 << 18};
-    mlvm_tensor *x = frame->new_tensor(frame, MLVM_F32, 1, shape);
-    frame->new_tensor(frame, MLVM_F32, 1, shape);
-    return frame->push(frame, x) || frame->push(frame, x);
-}
-
-/* Spins until the i64 it is given is no longer 0. */
-static int wait_for(mlvm_frame *frame)
-{
-    const volatile int64_t *flag = (const volatile int64_t *)frame->params[0].tensor.data;
-    for (int64_t i = 0; i < 20000000000LL && *flag == 0; i++) {}
-    return *flag == 0;
-}
-
-/* A frame after its call. */
-static mlvm_frame *kept;
-static int keep(mlvm_frame *frame) { kept = frame; return 0; }
-static int call_kept(void) { return kept->error(kept, "late") + kept->push_int(kept, 1)
-                                  + (kept->new_tensor(kept, MLVM_F32, 0, NULL) == NULL); }
-MLVM_EXPORT int use_kept(void);
-int use_kept(void) { return call_kept(); }
-
-MLVM_FUNCTIONS({"echo", echo, MLVM_ANY, MLVM_ANY}, {"describe", describe, 1, 1},
-               {"attributes", attributes, 0, 1}, {"number", number, 0, 1},
-               {"wrong", wrong, MLVM_ANY, MLVM_ANY}, {"one_of_two", one_of_two, 0, 2},
-               {"wait_for", wait_for, 1, 0}, {"keep", keep, 0, 0}, {"liar", keep, 0, 1});
-"""
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +50,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_text(FUNCTIONS, tmp_path_factory.mktemp("clib"), "functions")
 
 
+@pytest.fixture(params=MACHINES)
+def new_vm(request: pytest.FixtureRequest) -> Callable[[], VM]:
+    """Makes VMs of one kind."""
+    return partial(VM, native=request.param)
+
+
 @pytest.fixture
-def vm(library: Path) -> VM:
-    vm = VM()
+def vm(library: Path, new_vm: Callable[[], VM]) -> VM:
+    vm = new_vm()
     vm.register_library(library)
     return vm
 
@@ -194,10 +92,10 @@ def test_the_header_has_the_codes_and_the_version_of_the_machine() -> None:
 
 
 @needs_compiler
-def test_the_headers_own_example_works(tmp_path: Path) -> None:
+def test_the_headers_own_example_works(tmp_path: Path, new_vm: Callable[[], VM]) -> None:
     comment = HEADER.read_text().split("*/")[0]
     lines = [line[3:] for line in comment.splitlines() if line.startswith(" *     ")]
-    vm = VM()
+    vm = new_vm()
     vm.register_library(compile_text("\n".join(lines), tmp_path, "twice"))
     [y] = vm.launch(Program.of_op("twice", 1, {}, 1), [put(vm, np.array([1, -2]))])
     assert y.tolist() == [2, -4]
@@ -263,7 +161,7 @@ def test_attributes_are_json(vm: VM) -> None:
 def test_attributes_are_encoded_once_and_the_memory_of_it_is_bounded(library: Path) -> None:
     function = next(f for f in load_library(library) if f.name == "attributes")
     kept = {"a": 1}
-    assert function._text(kept) is function._text(kept)
+    assert function.text(kept) is function.text(kept)
     for i in range(1000):
         [text] = function.call([], {"i": i})
         assert isinstance(text, np.ndarray)
@@ -416,8 +314,10 @@ def test_several_vms_call_one_function_at_once(library: Path) -> None:
 
 
 @needs_compiler
-def test_registering_replaces_and_removing_takes_out(library: Path) -> None:
-    vm = VM()
+def test_registering_replaces_and_removing_takes_out(
+    library: Path, new_vm: Callable[[], VM]
+) -> None:
+    vm = new_vm()
     vm.register("echo", lambda frame: frame.push("python"))
     assert "echo" in vm.register_library(library)
     assert isinstance(vm.functions.binding("echo").callee, CFunction)
@@ -498,8 +398,8 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_compiler
-def test_the_example_from_a_program(example: Path) -> None:
-    vm = VM()
+def test_the_example_from_a_program(example: Path, new_vm: Callable[[], VM]) -> None:
+    vm = new_vm()
     vm.register_library(example)
     x = np.linspace(-5, 5, 12, dtype=np.float32).reshape(3, 4)
     for values in (x, x.astype(np.float64)):
@@ -524,9 +424,14 @@ def test_the_example_from_a_program(example: Path) -> None:
     ],
 )
 def test_the_examples_errors(
-    example: Path, name: str, operand: Array, attributes: dict[str, Any], message: str
+    example: Path,
+    new_vm: Callable[[], VM],
+    name: str,
+    operand: Array,
+    attributes: dict[str, Any],
+    message: str,
 ) -> None:
-    vm = VM()
+    vm = new_vm()
     vm.register_library(example)
     with pytest.raises(HostFunctionError) as caught:
         vm.launch(Program.of_op(name, 1, attributes, STAR), [put(vm, operand)])

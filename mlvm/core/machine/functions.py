@@ -145,11 +145,14 @@ class Binding:
 
 
 class FunctionTable:
-    """Functions by name: at first all ops and `fused`. `kernels` replace the ops' own. `version`
-    counts the changes since."""
+    """Functions by name: at first all ops and `fused`. `kernels` replace the ops' own.
+
+    `version` counts the changes since, always in the same 8 bytes: a loop in C looks there after
+    each call, without the interpreter lock.
+    """
 
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
-        self.version = 0
+        self.version = np.zeros((), np.int64)
         self.instrument: Instrument | None = None
         self._bindings: dict[str, Binding] = {}
         for name in kernels:

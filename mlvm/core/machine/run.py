@@ -216,10 +216,15 @@ def call(
         binding.check(params, details.attributes, types=details.unproven)
     results = proceed(params, details.attributes)
     if details.nresults not in (STAR, len(results)):
-        raise MachineError(
-            f"{binding.name} left {len(results)} results where {details.nresults} are announced"
-        )
+        raise miscounted(binding, len(results), details)
     return results
+
+
+def miscounted(binding: Binding, left: int, details: CallDetails) -> MachineError:
+    """The error of a call that has left another number of results than its place announces."""
+    return MachineError(
+        f"{binding.name} left {left} results where {details.nresults} are announced"
+    )
 
 
 def _look_up(

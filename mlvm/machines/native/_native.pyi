@@ -30,16 +30,16 @@ class Pool:
 
 class Type:
     tensor_type: Any
-    def __init__(self, tensor_type: object, nbytes: int, size: int, dtype: int) -> None: ...
+    def __init__(
+        self, tensor_type: object, nbytes: int, size: int, dtype: int, shape: tuple[int, ...]
+    ) -> None: ...
 
 class Program:
     straight: int
     work: float
 
-    def __init__(self, functions: list[Any], arguments: tuple[Type, ...]) -> None: ...
-    def run(
-        self, pool: Pool, helper: object, functions: object, operands: tuple[Any, ...], left: int
-    ) -> Any: ...
+    def __init__(self, functions: list[Any], arguments: tuple[Type, ...], version: Any) -> None: ...
+    def run(self, pool: Pool, helper: object, operands: tuple[Any, ...], left: int) -> Any: ...
 
 class Door:
     observed: bool

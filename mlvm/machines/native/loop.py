@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -33,38 +32,16 @@ from mlvm.core.machine.run import Scheduler, State
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
-from mlvm.core.types import Array, DType, TensorType, aligned_array
-from mlvm.machines.native import _native
+from mlvm.core.types import Array, TensorType
 from mlvm.machines.native._native import Door, Plan, Pool, Program
+from mlvm.machines.native.host import host_of
+from mlvm.machines.native.types import Type, native_type
 
 # The codes of src/loop.c beside the linker's.
 _RUN: Final = 32
 _BACK: Final = 33
 
-_DTYPES: Final = {dtype: code for code, dtype in enumerate(DType.all.values())}
-
 NativeStep = tuple[int, int, Any, Any]
-
-
-class Type(_native.Type):
-    """A `TensorType` for the loop. There is one of each as long as a program refers to it."""
-
-    def array_over(self, memory: object) -> Array:
-        """The array in memory that the loop has allocated."""
-        type: TensorType = self.tensor_type
-        if not type.nbytes:
-            return aligned_array(type)
-        return np.frombuffer(memory, type.dtype.numpy).reshape(type.shape)  # type: ignore[call-overload,no-any-return]
-
-
-_types: WeakValueDictionary[TensorType, Type] = WeakValueDictionary()
-
-
-def native_type(type: TensorType) -> Type:
-    known = _types.get(type)
-    if known is None:
-        known = _types[type] = Type(type, type.nbytes, type.size, _DTYPES[type.dtype])
-    return known
 
 
 def plan_of(kernel: object, types: Sequence[TensorType], attributes: Attributes) -> Plan | None:
@@ -109,19 +86,6 @@ class Site:
         return reference.call(self.binding, params, self.details, self.binding.call)
 
 
-class Callback:
-    """A kernel without a twin, on arguments of the launch."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, binding: Binding, arrays: tuple[Array, ...], rest: Attributes) -> None:
-        self.call = partial(binding.kernel, *arrays, **rest)
-
-    def perform(self, params: list[Value]) -> Sequence[Value]:
-        self.call()
-        return ()
-
-
 class Helper:
     """What the loop asks about the free store and types."""
 
@@ -143,14 +107,14 @@ class Prepared:
 
     __slots__ = ("codes", "program")
 
-    def __init__(self, main: Code, operands: Sequence[Array]) -> None:
+    def __init__(self, main: Code, operands: Sequence[Array], functions: FunctionTable) -> None:
         self.codes = [main]
         arguments = self._arguments(main, operands)
-        functions = []
+        triples = []
         for code in self.codes:  # which grows meanwhile
             steps = [self._step(step) for step in code.steps]
-            functions.append((steps, code.starts, code.ends))
-        self.program = Program(functions, arguments)
+            triples.append((steps, code.starts, code.ends))
+        self.program = Program(triples, arguments, functions.version)
 
     def _arguments(self, main: Code, operands: Sequence[Array]) -> tuple[Type, ...]:
         """The types of the launch's arguments, if any step loads one: a launch has them by the
@@ -174,9 +138,9 @@ class Prepared:
             )
             if plan is not None:
                 return _RUN, 0, plan, number
-            return _BACK, 0, Callback(value, number, rest or NO_ATTRIBUTES), None
+            return _BACK, 0, partial(value.kernel, *number, **(rest or NO_ATTRIBUTES)), None
         if code == CALL:
-            return code, number, Site(value, rest), None
+            return code, number, Site(value, rest), host_of(value, rest)
         if code == CALL_FUNCTION:
             if not any(value is known for known in self.codes):
                 self.codes.append(value)
@@ -187,10 +151,12 @@ class Prepared:
         return code, number, 0 if value is None else value, None
 
 
-def _prepare(main: Code, operands: Sequence[Array]) -> Prepared | Literal[False]:
+def _prepare(
+    main: Code, operands: Sequence[Array], functions: FunctionTable
+) -> Prepared | Literal[False]:
     """The program as the loop in C runs it, unless its numbers are too large for that."""
     try:
-        return Prepared(main, operands)
+        return Prepared(main, operands, functions)
     except OverflowError:
         return False
 
@@ -216,13 +182,13 @@ class NativeLoop:
             return reference.run(main, operands, store, functions, max_steps, scheduler)
         prepared = main.prepared
         if prepared is None:
-            prepared = main.prepared = _prepare(main, operands)
+            prepared = main.prepared = _prepare(main, operands, functions)
         if not prepared:
             return reference.run(main, operands, store, functions, max_steps)
         if self._helper is None:
             self._helper = Helper(store)
         left = -1 if max_steps is None else max_steps
-        ended = prepared.program.run(self._pool, self._helper, functions, operands, left)
+        ended = prepared.program.run(self._pool, self._helper, operands, left)
         if ended is None:
             return []
         if isinstance(ended, list):

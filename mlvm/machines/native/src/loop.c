@@ -3,13 +3,20 @@
  * It runs what `loop.py` prepares from the steps of the linker, and does what
  * `mlvm.core.machine.run` does with them. It explains nothing: whatever is out of the ordinary ends
  * it with the state of the machine, and the reference loop goes on from there, or says what is
- * wrong. Kernels without a twin and host functions are called back.
+ * wrong. Host functions in C are called from here (host.c); those in Python, and kernels without a
+ * twin, are called back.
+ *
+ * Whoever changes the function table counts that in its `version`. Before each function the loop
+ * looks at the count, without the interpreter lock, and ends if it is another. That is enough:
+ * a change needs the VM's own lock, which the launch has, so it comes from this thread: from a host
+ * function, however it has come back to Python, or from a signal handler.
  *
  * A call that takes its parameters from the stack remembers, for the types it has met, the plan to
  * run and the type of the result. Other types ask Python once.
  */
 #include "loop.h"
 
+#include "host.h"
 #include "value.h"
 
 #include <stdlib.h>
@@ -57,6 +64,7 @@ typedef struct {
     PyObject *object; /* what to call, or a constant */
     Value value;      /* PUSH */
     Case *cases;      /* CALL */
+    Host *host;       /* CALL of a host function */
 } Step;
 
 typedef struct {
@@ -73,22 +81,20 @@ typedef struct {
     int64_t scratch, shared;
     double work;
     PyObject *kept;      /* a list of all Python objects that steps refer to */
-    PyObject *types;     /* a dict of the types it has met */
+    Types types;
+    int has_c; /* whether it calls functions in C */
+    const int64_t *version; /* of the function table */
     PyObject *arguments; /* a tuple of the types of the launch's arguments */
 } ProgramObject;
 
 static PyTypeObject *program_type;
+static PyObject *name_load, *name_perform, *name_store, *name_type_of;
 
 /* --- preparing --- */
 
 static int keep(ProgramObject *self, PyObject *object)
 {
     return PyList_Append(self->kept, object);
-}
-
-static int keep_type(ProgramObject *self, PyObject *type)
-{
-    return PyDict_SetItem(self->types, type, Py_None);
 }
 
 static int fill_run(ProgramObject *self, Step *step, PyObject *plan, PyObject *arrays)
@@ -151,8 +157,15 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *given)
     case PUSH:
         self->straight = 0;
         return fill_push(self, step, first, second);
-    case BACK:
     case CALL:
+        if (second != Py_None && (keep(self, second) || !(step->host = host_new(second))))
+            return -1;
+        if (step->host && step->host->function) {
+            self->has_c = 1;
+            self->work = WORTH_RELEASING; /* the function runs without the lock */
+        }
+        /* fall through */
+    case BACK:
         self->straight = 0;
         step->object = first;
         return keep(self, first);
@@ -201,14 +214,17 @@ static int fill_function(ProgramObject *self, Function *function, PyObject *give
     return 0;
 }
 
-/* Program(functions, arguments): each function is a triple of lists: steps, starts, ends; main is
- * the first. A step is (code, number, object, object). */
+/* Program(functions, arguments, version): each function is a triple of lists: steps, starts, ends;
+ * main is the first. A step is (code, number, object, object). `version` is that of the function
+ * table: an array, which tells it at any time. */
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"functions", "arguments", NULL};
-    PyObject *functions, *arguments;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!:Program", names, &PyList_Type, &functions,
-                                     &PyTuple_Type, &arguments))
+    static char *names[] = {"functions", "arguments", "version", NULL};
+    PyObject *functions, *arguments, *version;
+    char *address;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O:Program", names, &PyList_Type, &functions,
+                                     &PyTuple_Type, &arguments, &version) ||
+        address_of(version, &address, NULL))
         return NULL;
     ProgramObject *self = (ProgramObject *)object_of(type);
     if (!self)
@@ -216,11 +232,13 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     Py_ssize_t count = PyList_Size(functions);
     Py_INCREF(arguments);
     self->arguments = arguments;
+    self->version = (const int64_t *)address;
     self->straight = 1;
     self->kept = PyList_New(0);
-    self->types = PyDict_New();
     self->functions = PyMem_Calloc((size_t)count + 1, sizeof *self->functions);
-    if (!self->kept || !self->types || !self->functions) {
+    if (!self->kept || types_init(&self->types) || keep(self, version))
+        goto failed;
+    if (!self->functions) {
         PyErr_NoMemory();
         goto failed;
     }
@@ -243,6 +261,7 @@ static void program_dealloc(ProgramObject *self)
             Step *step = &function->steps[i];
             PyMem_Free(step->p);
             PyMem_Free(step->cases);
+            host_free(step->host);
             if (step->code == PUSH && step->value.kind == TENSOR)
                 PyMem_Free(step->value.as.tensor);
         }
@@ -252,7 +271,7 @@ static void program_dealloc(ProgramObject *self)
     }
     PyMem_Free(self->functions);
     Py_XDECREF(self->kept);
-    Py_XDECREF(self->types);
+    types_clear(&self->types);
     Py_XDECREF(self->arguments);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -269,10 +288,11 @@ typedef struct {
     ProgramObject *program;
     PoolObject *pool;
     PyObject *helper;     /* what Python does for the loop: `loop.Helper` */
-    PyObject *functions;  /* the function table: whoever changes it ends the loop */
     PyThreadState *saved; /* NULL while this thread has the interpreter lock */
     int releases;
-    long long version;
+    int was_busy;         /* the pool, when the lock was released */
+    int64_t version;
+    Frame *frame;         /* for functions in C */
     Value *stack;
     int64_t top, room;
     Return *frames;
@@ -288,13 +308,14 @@ static void hold(Machine *m)
     if (m->saved) {
         PyEval_RestoreThread(m->saved);
         m->saved = NULL;
-        m->pool->busy = 0;
+        m->pool->busy = m->was_busy;
     }
 }
 
 static void release(Machine *m)
 {
     if (m->releases && !m->saved) {
+        m->was_busy = m->pool->busy; /* a function in C may have come back to Python and here */
         m->pool->busy = 1;
         m->saved = PyEval_SaveThread();
     }
@@ -343,23 +364,30 @@ static void drop_all(Machine *m, int64_t first)
         drop(m, m->stack[--m->top]);
 }
 
-/* Room for one more value and one more frame. Returns 0, or -1. */
+/* Room for so many more values. Returns 0, or -1. */
+static int make_room(Machine *m, int64_t count)
+{
+    int64_t room = m->room;
+    while (m->top + count > room)
+        room *= 2;
+    if (room == m->room)
+        return 0;
+    Value *stack = realloc(m->stack, sizeof *stack * (size_t)room);
+    if (!stack)
+        return -1;
+    m->stack = stack;
+    m->room = room;
+    return 0;
+}
+
+/* Room for one more frame. Returns 0, or -1. */
 static int grow(Machine *m)
 {
-    if (m->top == m->room) {
-        Value *stack = realloc(m->stack, sizeof *stack * (size_t)(m->room * 2));
-        if (!stack)
-            return -1;
-        m->stack = stack;
-        m->room *= 2;
-    }
-    if (m->depth == m->frames_room) {
-        Return *frames = realloc(m->frames, sizeof *frames * (size_t)(m->frames_room * 2));
-        if (!frames)
-            return -1;
-        m->frames = frames;
-        m->frames_room *= 2;
-    }
+    Return *frames = realloc(m->frames, sizeof *frames * (size_t)(m->frames_room * 2));
+    if (!frames)
+        return -1;
+    m->frames = frames;
+    m->frames_room *= 2;
     return 0;
 }
 
@@ -379,12 +407,11 @@ static PyObject *object_of_value(Value value)
 /* The values from `first` to the top as a list; NULL with an exception set. */
 static PyObject *objects_of(Machine *m, int64_t first)
 {
-    PyObject *list = PyList_New(0);
+    PyObject *list = PyList_New((Py_ssize_t)(m->top - first));
     for (int64_t i = first; list && i < m->top; i++) {
         PyObject *object = object_of_value(m->stack[i]);
-        if (!object || PyList_Append(list, object))
+        if (!object || PyList_SetItem(list, (Py_ssize_t)(i - first), object))
             Py_CLEAR(list);
-        Py_XDECREF(object);
     }
     return list;
 }
@@ -392,8 +419,11 @@ static PyObject *objects_of(Machine *m, int64_t first)
 /* The type of an array, kept by the program. NULL with an exception set. */
 static TypeObject *type_of(Machine *m, PyObject *array)
 {
-    PyObject *type = PyObject_CallMethod(m->helper, "type_of", "O", array);
-    if (type && (!is_type(type) || keep_type(m->program, type)))
+    TypeObject *known = types_of_array(&m->program->types, array);
+    if (known)
+        return known;
+    PyObject *type = PyObject_CallMethodObjArgs(m->helper, name_type_of, array, NULL);
+    if (type && (!is_type(type) || types_keep(&m->program->types, type)))
         Py_CLEAR(type);
     Py_XDECREF(type);
     return (TypeObject *)type;
@@ -403,7 +433,7 @@ static TypeObject *type_of(Machine *m, PyObject *array)
 static int push_object(Machine *m, PyObject *object)
 {
     Value value;
-    if (grow(m))
+    if (make_room(m, 1))
         return PyErr_NoMemory(), -1;
     int overflow = 1;
     if (PyLong_Check(object))
@@ -426,43 +456,104 @@ static int push_object(Machine *m, PyObject *object)
 
 /* --- calls --- */
 
-/* Whether others may have changed the function table since the launch began. */
-static int changed(Machine *m)
+/* Whether somebody has changed the function table since the launch began. */
+static int changed(const Machine *m)
 {
-    PyObject *version = PyObject_GetAttrString(m->functions, "version");
-    long long now = version ? PyLong_AsLongLong(version) : -1;
-    Py_XDECREF(version);
-    if (PyErr_Occurred())
-        PyErr_Clear();
-    return now != m->version;
+    return *(const volatile int64_t *)m->program->version != m->version;
 }
 
-/* Let Python call the function on the parameters from `first` on. Returns 0; 1 if the loop must end
- * after this call; -1 with an exception set, the stack unchanged. Leaves the lock held. */
-static int call_back(Machine *m, const Step *step, int64_t first, const char *method)
+/* Put the topmost `count` values in the place of those below, from `first` on. */
+static void replace(Machine *m, int64_t first, int64_t count)
+{
+    int64_t from = m->top - count;
+    for (int64_t i = first; i < from; i++)
+        drop(m, m->stack[i]);
+    memmove(m->stack + first, m->stack + from, sizeof *m->stack * (size_t)count);
+    m->top = first + count;
+}
+
+/* What Python makes of a call on these parameters. */
+static PyObject *call_in_python(const Step *step, PyObject *params)
+{
+    const Host *host = step->host;
+    if (host && (host->nparams == MLVM_ANY || host->nparams == PyList_Size(params)))
+        return PyObject_CallFunctionObjArgs(host->call, params, host->attributes, NULL);
+    return PyObject_CallMethodObjArgs(step->object, name_perform, params, NULL);
+}
+
+/* Let Python call the function on the parameters from `first` on. Returns 0, or -1 with an exception
+ * set, the stack unchanged. Leaves the lock held. */
+static int call_back(Machine *m, const Step *step, int64_t first)
 {
     hold(m);
     PyObject *params = objects_of(m, first);
-    PyObject *results = params ? PyObject_CallMethod(step->object, method, "O", params) : NULL;
+    PyObject *results = params ? call_in_python(step, params) : NULL;
     Py_XDECREF(params);
-    PyObject *list = results ? PySequence_List(results) : NULL;
-    Py_XDECREF(results);
-    if (!list)
+    if (results && !PyList_Check(results)) {
+        PyObject *list = PySequence_List(results);
+        Py_DECREF(results);
+        results = list;
+    }
+    if (!results)
         return -1;
     int64_t before = m->top;
-    Py_ssize_t count = PyList_Size(list);
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (push_object(m, PyList_GetItem(list, i))) {
-            drop_all(m, before);
-            Py_DECREF(list);
-            return -1;
-        }
-    Py_DECREF(list);
-    for (int64_t i = first; i < before; i++)
-        drop(m, m->stack[i]);
-    memmove(m->stack + first, m->stack + before, sizeof *m->stack * (size_t)count);
-    m->top = first + count;
-    return changed(m);
+    Py_ssize_t count = PyList_Size(results);
+    const Host *host = step->host;
+    if (host && host->nresults != MLVM_ANY && host->nresults != count)
+        Py_XDECREF(PyObject_CallMethod(host->asked, "end", "Oin", Py_None, 0, count));
+    for (Py_ssize_t i = 0; !PyErr_Occurred() && i < count; i++)
+        push_object(m, PyList_GetItem(results, i));
+    Py_DECREF(results);
+    if (PyErr_Occurred()) {
+        drop_all(m, before);
+        return -1;
+    }
+    replace(m, first, count);
+    return 0;
+}
+
+/* A kernel without a twin. Returns as `call_back` does. */
+static int call_kernel(Machine *m, const Step *step)
+{
+    hold(m);
+    PyObject *none = PyObject_CallNoArgs(step->object);
+    if (!none)
+        return -1;
+    Py_DECREF(none);
+    return 0;
+}
+
+/* A function in C. Returns as `call_back` does. */
+static int call_c(Machine *m, const Step *step, int64_t first)
+{
+    const Host *host = step->host;
+    int64_t count = m->top - first;
+    if (host->nparams != MLVM_ANY && host->nparams != count)
+        return call_back(m, step, first);
+    for (int64_t i = first; i < m->top; i++)
+        if (m->stack[i].kind == OBJECT)
+            hold(m);
+    if (frame_enter(m->frame, host, m->stack + first, count))
+        return call_back(m, step, first);
+    release(m);
+    if (frame_run(m->frame)) {
+        hold(m);
+        frame_raise(m->frame);
+        return -1;
+    }
+    int64_t left;
+    const Value *results = frame_results(m->frame, &left);
+    if (make_room(m, left)) {
+        hold(m);
+        for (int64_t i = 0; i < left; i++)
+            drop(m, results[i]);
+        return PyErr_NoMemory(), -1;
+    }
+    if (left)
+        memcpy(m->stack + m->top, results, sizeof *results * (size_t)left);
+    m->top += left;
+    replace(m, first, left);
+    return 0;
 }
 
 static Case *find_case(const Step *step, const Value *params, int count)
@@ -503,7 +594,7 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
         bad = !is_plan(plan) || keep(m->program, plan) || its->nparams > MOST_TYPES ||
               pool_reserve(m->pool->pool, its->scratch, its->shared);
         if (!bad && out != Py_None) {
-            bad = !is_type(out) || keep_type(m->program, out);
+            bad = !is_type(out) || types_keep(&m->program->types, out);
             found.out = (TypeObject *)out;
         }
     }
@@ -537,15 +628,17 @@ static int collides(const Case *known, const Value *params, int count)
     return 0;
 }
 
-/* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 2
+/* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 1
  * for values that the plan refuses: nothing has happened then. */
 static int call(Machine *m, Step *step, int64_t first)
 {
+    if (step->host)
+        return step->host->function ? call_c(m, step, first) : call_back(m, step, first);
     int count = (int)(m->top - first);
     Value *params = m->stack + first;
     for (int i = 0; i < count; i++)
         if (count > MOST_TYPES || params[i].kind != TENSOR)
-            return call_back(m, step, first, "perform");
+            return call_back(m, step, first);
     Case *known = find_case(step, params, count);
     if (!known) {
         hold(m);
@@ -554,7 +647,7 @@ static int call(Machine *m, Step *step, int64_t first)
             return -1;
     }
     if (!known->plan || collides(known, params, count))
-        return call_back(m, step, first, "perform");
+        return call_back(m, step, first);
     char *p[MOST_TYPES + 2];
     Tensor *out = NULL;
     if (known->out) {
@@ -571,7 +664,7 @@ static int call(Machine *m, Step *step, int64_t first)
     if (pool_run(m->pool->pool, &known->plan->plan, p)) {
         if (out)
             tensor_free(out);
-        return 2;
+        return 1;
     }
     drop_all(m, first);
     if (out) {
@@ -630,7 +723,9 @@ static int look_up(Machine *m)
 static int load_global(Machine *m, int64_t handle)
 {
     hold(m);
-    PyObject *array = PyObject_CallMethod(m->helper, "load", "L", (long long)handle);
+    PyObject *number = PyLong_FromLongLong(handle);
+    PyObject *array = number ? PyObject_CallMethodObjArgs(m->helper, name_load, number, NULL) : NULL;
+    Py_XDECREF(number);
     int failed = array ? push_object(m, array) : -1;
     Py_XDECREF(array);
     return failed;
@@ -639,10 +734,12 @@ static int load_global(Machine *m, int64_t handle)
 static int store_global(Machine *m, int64_t handle, Tensor *tensor)
 {
     hold(m);
-    PyObject *array = tensor_array(tensor);
-    PyObject *done =
-        array ? PyObject_CallMethod(m->helper, "store", "LO", (long long)handle, array) : NULL;
+    PyObject *array = tensor_array(tensor), *number = PyLong_FromLongLong(handle);
+    PyObject *done = array && number
+                         ? PyObject_CallMethodObjArgs(m->helper, name_store, number, array, NULL)
+                         : NULL;
     Py_XDECREF(array);
+    Py_XDECREF(number);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -675,22 +772,18 @@ static int run(Machine *m)
     } while (0)
 #define CALLED(result)                                                                   \
     do {                                                                                 \
-        outcome = result;                                                                \
-        if (outcome < 0 || outcome == 2)                                                 \
+        outcome = changed(m) ? 1 : (result);                                             \
+        if (outcome)                                                                     \
             STOP(outcome < 0 ? -1 : 0);                                                  \
-        if (outcome == 1) {                                                              \
-            m->pc = pc;                                                                  \
-            return 0;                                                                    \
-        }                                                                                \
         release(m);                                                                      \
     } while (0)
     for (;;) {
         step = &function->steps[pc++];
-        if (m->top == m->room && grow(m))
+        if (m->top == m->room && make_room(m, 1))
             STOP(0);
         switch (step->code) {
         case RUN:
-            if (pool_run(m->pool->pool, step->plan, step->p))
+            if (changed(m) || pool_run(m->pool->pool, step->plan, step->p))
                 STOP(0);
             break;
         case CALL:
@@ -698,7 +791,7 @@ static int run(Machine *m)
             CALLED(call(m, step, first));
             break;
         case BACK:
-            CALLED(call_back(m, step, m->top, "perform"));
+            CALLED(call_kernel(m, step));
             break;
         case LOAD_ARG:
             m->stack[m->top].kind = TENSOR;
@@ -861,15 +954,15 @@ static int lend_arguments(Machine *m, PyObject *operands)
     return 0;
 }
 
-/* program.run(pool, helper, functions, operands, left): a list of what is left on the stack, or the
+/* program.run(pool, helper, operands, left): a list of what is left on the stack, or the
  * state of the machine where the reference loop is to go on. */
 static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 5 || !is_pool(args[0]) || !PyTuple_Check(args[3]) ||
-        PyTuple_Size(args[3]) < PyTuple_Size(self->arguments))
-        return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, functions, operands, left");
+    if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
+        PyTuple_Size(args[2]) < PyTuple_Size(self->arguments))
+        return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, operands, left");
     Machine m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1],
-                 .functions = args[2], .left = PyLong_AsLongLong(args[4])};
+                 .left = PyLong_AsLongLong(args[3]), .version = *self->version};
     PyObject *result = NULL;
     if (PyErr_Occurred())
         return NULL;
@@ -890,21 +983,24 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
         Py_DECREF(self);
         return result;
     }
-    PyObject *version = PyObject_GetAttrString(m.functions, "version");
-    m.version = version ? PyLong_AsLongLong(version) : 0;
-    Py_XDECREF(version);
+    if (self->has_c && !(m.frame = frame_take(&self->types))) {
+        Py_DECREF(self);
+        return NULL;
+    }
     m.room = m.frames_room = 32;
     m.stack = malloc(sizeof *m.stack * (size_t)m.room);
     m.frames = malloc(sizeof *m.frames * (size_t)m.frames_room);
     if (!m.stack || !m.frames)
         PyErr_NoMemory();
-    else if (!PyErr_Occurred() && !lend_arguments(&m, args[3])) {
+    else if (!lend_arguments(&m, args[2])) {
         release(&m);
         int outcome = run(&m);
         hold(&m);
         result = outcome > 0 ? objects_of(&m, m.base) : state_of(&m);
     }
     drop_all(&m, 0);
+    if (m.frame)
+        frame_give(m.frame);
     free(m.stack);
     free(m.frames);
     PyMem_Free(m.arguments);
@@ -914,7 +1010,7 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
 
 static PyMethodDef program_methods[] = {
     {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL,
-     "run(pool, helper, functions, operands, left): see loop.py."},
+     "run(pool, helper, operands, left): see loop.py."},
     {NULL, NULL, 0, NULL}};
 static PyMemberDef program_members[] = {
     {"straight", T_INT, offsetof(ProgramObject, straight), READONLY, NULL},
@@ -931,6 +1027,12 @@ static PyType_Spec program_spec = {"mlvm.machines.native._native.Program", sizeo
 
 int loop_init(PyObject *module)
 {
+    name_load = PyUnicode_InternFromString("load");
+    name_perform = PyUnicode_InternFromString("perform");
+    name_store = PyUnicode_InternFromString("store");
+    name_type_of = PyUnicode_InternFromString("type_of");
+    if (!name_load || !name_perform || !name_store || !name_type_of)
+        return -1;
     program_type = add_type(module, "Program", &program_spec);
     return program_type ? 0 : -1;
 }

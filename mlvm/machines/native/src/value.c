@@ -9,16 +9,24 @@ enum { ALIGNMENT = 64 };
 
 static PyObject *type_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor_type", "nbytes", "size", "dtype", NULL};
-    PyObject *tensor_type;
+    static char *names[] = {"tensor_type", "nbytes", "size", "dtype", "shape", NULL};
+    PyObject *tensor_type, *shape;
     long long nbytes, size;
     int dtype;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLi:Type", names, &tensor_type, &nbytes,
-                                     &size, &dtype))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLiO!:Type", names, &tensor_type, &nbytes,
+                                     &size, &dtype, &PyTuple_Type, &shape))
         return NULL;
     TypeObject *self = (TypeObject *)object_of(type);
     if (!self)
         return NULL;
+    self->ndim = (int)PyTuple_Size(shape);
+    self->shape = PyMem_Calloc((size_t)self->ndim + 1, sizeof *self->shape);
+    if (!self->shape) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (int i = 0; i < self->ndim; i++)
+        self->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
     Py_INCREF(tensor_type);
     self->tensor_type = tensor_type;
     self->nbytes = nbytes;
@@ -31,6 +39,7 @@ static void type_dealloc(TypeObject *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(self->tensor_type);
+    PyMem_Free(self->shape);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -45,6 +54,87 @@ static PyType_Slot type_slots[] = {{Py_tp_new, type_new},
                                    {0, NULL}};
 static PyType_Spec type_spec = {"mlvm.machines.native._native.Type", sizeof(TypeObject), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, type_slots};
+
+/* --- Types --- */
+
+int types_init(Types *types)
+{
+    types->kept = PyDict_New();
+    return types->kept ? 0 : -1;
+}
+
+void types_clear(Types *types)
+{
+    Py_CLEAR(types->kept);
+}
+
+static int place_of(int dtype, int ndim, const int64_t *shape)
+{
+    uint64_t hash = (uint64_t)dtype + 1;
+    for (int i = 0; i < ndim; i++)
+        hash = (hash ^ (uint64_t)shape[i]) * 0x9E3779B97F4A7C15u;
+    return (int)((hash * 0x9E3779B97F4A7C15u) >> 58);
+}
+
+int types_keep(Types *types, PyObject *object)
+{
+    if (PyDict_SetItem(types->kept, object, Py_None))
+        return -1;
+    TypeObject *type = (TypeObject *)object;
+    types->recent[place_of(type->dtype, type->ndim, type->shape)] = type;
+    return 0;
+}
+
+TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *shape)
+{
+    TypeObject *type = types->recent[place_of(dtype, ndim, shape)];
+    if (!type || type->dtype != dtype || type->ndim != ndim)
+        return NULL;
+    for (int i = 0; i < ndim; i++)
+        if (type->shape[i] != shape[i])
+            return NULL;
+    return type;
+}
+
+/* The code of elements that the buffer protocol describes so, or -1. */
+static int dtype_of(const char *format, Py_ssize_t itemsize)
+{
+    static const char kinds[] = "?BbHhIiLlQqfd";
+    const char *kind = format && format[0] && !format[1] ? strchr(kinds, format[0]) : NULL;
+    if (!kind)
+        return -1;
+    int log = itemsize == 1 ? 0 : itemsize == 2 ? 1 : itemsize == 4 ? 2 : 3;
+    static const int of_signed[] = {2, 3, 4, 5}, of_unsigned[] = {1, 6, 7, 8};
+    switch (*kind) {
+    case '?':
+        return 0;
+    case 'f':
+        return 9;
+    case 'd':
+        return 10;
+    default:
+        return (kind - kinds) % 2 ? of_unsigned[log] : of_signed[log];
+    }
+}
+
+TypeObject *types_of_array(const Types *types, PyObject *array)
+{
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array, &buffer, PyBUF_RECORDS_RO)) {
+        PyErr_Clear();
+        return NULL;
+    }
+    int64_t shape[PyBUF_MAX_NDIM];
+    TypeObject *type = NULL;
+    int dtype = dtype_of(buffer.format, buffer.itemsize);
+    if (dtype >= 0 && buffer.ndim <= PyBUF_MAX_NDIM) {
+        for (int i = 0; i < buffer.ndim; i++)
+            shape[i] = buffer.shape[i];
+        type = types_find(types, dtype, buffer.ndim, shape);
+    }
+    PyBuffer_Release(&buffer);
+    return type;
+}
 
 /* --- memory that an array views --- */
 
@@ -86,18 +176,32 @@ static PyType_Spec memory_spec = {"mlvm.machines.native._native.Memory", sizeof(
 
 /* --- tensors --- */
 
-Tensor *tensor_new(TypeObject *type)
+static Tensor *tensor_in(void *memory, TypeObject *type)
 {
-    void *memory = NULL;
-    size_t header = (sizeof(Tensor) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    if (posix_memalign(&memory, ALIGNMENT, header + (size_t)type->nbytes))
+    if (!memory)
         return NULL;
     Tensor *tensor = memory;
     memset(tensor, 0, sizeof *tensor);
     tensor->references = 1;
-    tensor->address = (char *)memory + header;
+    uintptr_t behind = (uintptr_t)(tensor + 1);
+    tensor->address = (char *)(tensor + 1) + (-behind & (ALIGNMENT - 1));
     tensor->type = type;
     return tensor;
+}
+
+static size_t bytes_with_header(const TypeObject *type)
+{
+    return sizeof(Tensor) + ALIGNMENT - 1 + (size_t)type->nbytes;
+}
+
+Tensor *tensor_new(TypeObject *type)
+{
+    return tensor_in(malloc(bytes_with_header(type)), type);
+}
+
+Tensor *tensor_zeros(TypeObject *type)
+{
+    return tensor_in(calloc(1, bytes_with_header(type)), type);
 }
 
 Tensor *tensor_of(PyObject *array, TypeObject *type)

@@ -4,13 +4,22 @@
 
 #include "module.h"
 
+#include <stdatomic.h>
+
 /* A TensorType, as the loop sees it: types are equal if their addresses are. */
 typedef struct {
     PyObject_HEAD
     PyObject *tensor_type;
     long long nbytes, size;
-    int dtype; /* a code of mlvm.h */
+    int64_t *shape;
+    int dtype, ndim; /* dtype: a code of mlvm.h */
 } TypeObject;
+
+/* The types that a program has met, and keeps. */
+typedef struct {
+    PyObject *kept;                   /* a dict */
+    _Atomic(TypeObject *) recent[64]; /* some of them, each in the place that its hash says */
+} Types;
 
 /* A tensor. It either lives in a Python array or has memory of its own behind this header. */
 typedef struct {
@@ -37,8 +46,22 @@ typedef struct {
     } as;
 } Value;
 
-/* A tensor with memory of its own, its elements undefined; NULL if there is none. */
+/* Returns 0, or -1 with an exception set. */
+int types_init(Types *types);
+void types_clear(Types *types);
+
+/* Keep the type. The lock must be held. Returns 0, or -1 with an exception set. */
+int types_keep(Types *types, PyObject *type);
+
+/* The type of that dtype and shape, or NULL if it is not at hand. */
+TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *shape);
+
+/* The type of an array, or NULL if it is not at hand. */
+TypeObject *types_of_array(const Types *types, PyObject *array);
+
+/* A tensor with memory of its own, its elements undefined or zero; NULL if there is none. */
 Tensor *tensor_new(TypeObject *type);
+Tensor *tensor_zeros(TypeObject *type);
 
 /* The tensor of a packed array, which it keeps. NULL with an exception set. */
 Tensor *tensor_of(PyObject *array, TypeObject *type);

@@ -1,0 +1,34 @@
+"""Tensor types as the loop in C has them."""
+
+from __future__ import annotations
+
+from typing import Final
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from mlvm.core.types import Array, DType, TensorType, aligned_array
+from mlvm.machines.native import _native
+
+_DTYPES: Final = {dtype: code for code, dtype in enumerate(DType.all.values())}
+
+
+class Type(_native.Type):
+    """A `TensorType` for the loop. There is one of each as long as a program refers to it."""
+
+    def array_over(self, memory: object) -> Array:
+        """The array in memory that the loop has allocated."""
+        type: TensorType = self.tensor_type
+        if not type.nbytes:
+            return aligned_array(type)
+        return np.frombuffer(memory, type.dtype.numpy).reshape(type.shape)  # type: ignore[call-overload,no-any-return]
+
+
+_types: WeakValueDictionary[TensorType, Type] = WeakValueDictionary()
+
+
+def native_type(type: TensorType) -> Type:
+    known = _types.get(type)
+    if known is None:
+        known = _types[type] = Type(type, type.nbytes, type.size, _DTYPES[type.dtype], type.shape)
+    return known

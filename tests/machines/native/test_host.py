@@ -1,0 +1,586 @@
+"""Host functions called by the loop in C: all is as on the reference machine."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.errors import MachineError
+from mlvm.core.machine.frame import Frame
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import STAR, Program
+from mlvm.core.types import ALIGNMENT, Array
+from mlvm.machines.c_functions import DTYPES, CFunction
+from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.native import extension
+from tests.core.programs import f32s, put
+from tests.machines.libraries import (
+    EXAMPLE,
+    FUNCTIONS,
+    compile_c,
+    compile_text,
+    needs_compiler,
+)
+
+pytestmark = [
+    needs_compiler,
+    pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
+]
+
+MORE = r"""
+#include <pthread.h>
+#include <string.h>
+
+/* Calls a function without parameters that lies at the Int. */
+static int come_back(mlvm_frame *frame)
+{
+    ((void (*)(void))(intptr_t)frame->params[0].integer)();
+    return 0;
+}
+
+/* Zeros of the dtype and shape that the Ints say. */
+static int zeros(mlvm_frame *frame)
+{
+    int64_t shape[64];
+    mlvm_tensor *x;
+    for (int64_t i = 1; i < frame->nparams; i++)
+        shape[i - 1] = frame->params[i].integer;
+    x = frame->new_tensor(frame, (int32_t)frame->params[0].integer, (int32_t)frame->nparams - 1,
+                          shape);
+    return x == NULL || frame->push(frame, x);
+}
+
+/* One i64 of each shape [1], [2] ... [n], filled with its length; then their number. */
+static int many(mlvm_frame *frame)
+{
+    for (int64_t n = 1; n <= frame->params[0].integer; n++) {
+        mlvm_tensor *x = frame->new_tensor(frame, MLVM_I64, 1, &n);
+        for (int64_t i = 0; i < n; i++)
+            ((int64_t *)x->data)[i] += n;
+        if (frame->push(frame, x))
+            return 1;
+    }
+    return frame->push_int(frame, frame->params[0].integer);
+}
+
+/* What follows a failure: what each callback returns then, as one number that nobody sees. */
+static int first_of_two(mlvm_frame *frame)
+{
+    int64_t n = 2;
+    mlvm_tensor *x;
+    frame->error(frame, "the first");
+    frame->error(frame, "the second");
+    frame->push(frame, NULL);
+    x = frame->new_tensor(frame, MLVM_I64, 1, &n);
+    return x == NULL || frame->push(frame, x) || frame->push_int(frame, 1) ||
+           frame->push_str(frame, "late");
+}
+
+/* A frame that the machine has never seen. */
+static int forged(mlvm_frame *frame)
+{
+    mlvm_frame copy = *frame;
+    double value = 0;
+    int64_t n = 1;
+    return frame->push_int(frame, copy.number(&copy, "x", &value) + copy.push_int(&copy, 1) +
+                                  copy.push_str(&copy, "a") + copy.error(&copy, "b") +
+                                  copy.push(NULL, &frame->params[0].tensor) +
+                                  (copy.new_tensor(&copy, MLVM_I64, 1, &n) == NULL));
+}
+
+/* Whether a string among the attributes is no number, whatever else it says. */
+static int numbers(mlvm_frame *frame)
+{
+    const char *names[] = {"a", "b", "caf\xc3\xa9", "none", "none\xc3\xa9"};
+    for (int i = 0; i < 5; i++) {
+        double value = -1;
+        mlvm_tensor *x = frame->new_tensor(frame, MLVM_F64, 0, NULL);
+        if (frame->number(frame, names[i], &value))
+            return 1;
+        *(double *)x->data = value;
+        if (frame->push(frame, x))
+            return 1;
+    }
+    return 0;
+}
+static int number_named(mlvm_frame *frame)
+{
+    double value = 0;
+    return frame->number(frame, frame->params[0].string, &value);
+}
+static int no_name(mlvm_frame *frame)
+{
+    double value = 0;
+    return frame->number(frame, "\xff", &value);
+}
+
+/* Callbacks from eight threads: each makes 50 tensors and pushes them, and as many of the rest. */
+static void *work(void *given)
+{
+    mlvm_frame *frame = (mlvm_frame *)given;
+    for (int64_t n = 1; n <= 50; n++) {
+        double value = 0;
+        mlvm_tensor *x = frame->new_tensor(frame, MLVM_I64, 1, &n);
+        if (x == NULL)
+            break;
+        frame->number(frame, "value", &value);
+        ((int64_t *)x->data)[n - 1] = n + (int64_t)value;
+        frame->push(frame, x);
+        frame->push_int(frame, n);
+        frame->push_str(frame, "s");
+        frame->push(frame, &frame->params[0].tensor);
+    }
+    return NULL;
+}
+static int threads(mlvm_frame *frame)
+{
+    pthread_t all[8];
+    for (int i = 0; i < 8; i++)
+        pthread_create(&all[i], NULL, work, frame);
+    work(frame);
+    for (int i = 0; i < 8; i++)
+        pthread_join(all[i], NULL);
+    return 0;
+}
+static void *err(void *given)
+{
+    mlvm_frame *frame = (mlvm_frame *)given;
+    frame->error(frame, "from a thread");
+    return NULL;
+}
+static int thread_fails(mlvm_frame *frame)
+{
+    pthread_t other;
+    pthread_create(&other, NULL, err, frame);
+    pthread_join(other, NULL);
+    return 0;
+}
+
+MLVM_FUNCTIONS({"come_back", come_back, 1, 0}, {"zeros", zeros, MLVM_ANY, 1},
+               {"many", many, 1, MLVM_ANY}, {"first_of_two", first_of_two, 0, 0},
+               {"forged", forged, MLVM_ANY, 1}, {"numbers", numbers, 0, 5},
+               {"number_named", number_named, 1, 0}, {"no_name", no_name, 0, 0},
+               {"threads", threads, 1, MLVM_ANY}, {"thread_fails", thread_fails, 0, 0});
+"""
+
+
+class Libraries(NamedTuple):
+    functions: Path
+    more: Path
+    example: Path
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    folder = tmp_path_factory.mktemp("host")
+    return Libraries(
+        compile_text(FUNCTIONS, folder, "host_functions"),
+        compile_text(MORE, folder, "host_more", "-pthread", "-D_POSIX_C_SOURCE=200809L"),
+        compile_c(EXAMPLE, folder / "host_example.so", "-std=c99"),
+    )
+
+
+class Outcome(NamedTuple):
+    """What a launch has left, or raised: its type, text and notes."""
+
+    left: list[Any]
+    error: tuple[Any, ...] | None
+
+
+class Machines:
+    """The native and the reference machine, with the same functions."""
+
+    def __init__(self, libraries: Libraries) -> None:
+        self.native, self.reference = VM(native=True), VM(native=False)
+        for vm in (self.native, self.reference):
+            for library in libraries:
+                vm.register_library(library)
+
+    def both(
+        self, program: Program | str, *operands: Array, prepare: Callable[[VM], Any] = lambda _: 0
+    ) -> Outcome:
+        """What both machines make of the program, which must be the same."""
+        if isinstance(program, str):
+            program = main_of(program)
+        outcomes = []
+        for vm in (self.native, self.reference):
+            prepare(vm)
+            outcomes.append(outcome(vm, program, operands))
+        native, reference = outcomes
+        assert native.error == reference.error
+        assert same(native.left) == same(reference.left)
+        return native
+
+
+def outcome(vm: VM, program: Program, operands: Sequence[Array]) -> Outcome:
+    before = vm.consumed_size_in_mib()
+    handles = [put(vm, x) for x in operands]
+    try:
+        return Outcome(stack_of(vm, program, handles), None)
+    except Exception as error:
+        return Outcome([], (type(error), str(error), getattr(error, "__notes__", [])))
+    finally:
+        for handle in handles:
+            vm.dealloc_tensor(handle)
+        assert vm.consumed_size_in_mib() == before
+
+
+def stack_of(vm: VM, program: Program, handles: Sequence[int]) -> list[Any]:
+    """All that the program leaves, as it is; a launch returns copies of the Tensors."""
+    code, operands = vm._bind(program, tuple(handles))
+    with vm._lock:
+        return vm._run(code, operands, vm._store, vm.functions, None, None)
+
+
+def same(left: list[Any]) -> list[Any]:
+    """The values in a form that compares, with the places of those that are one array."""
+    return [
+        (str(x.dtype), x.shape, x.tobytes(), next(i for i, y in enumerate(left) if y is x))
+        if isinstance(x, np.ndarray)
+        else x
+        for x in left
+    ]
+
+
+@pytest.fixture
+def machines(libraries: Libraries) -> Machines:
+    return Machines(libraries)
+
+
+@pytest.fixture(scope="module")
+def lasting(libraries: Libraries) -> Machines:
+    """For all examples of a test."""
+    return Machines(libraries)
+
+
+def main_of(body: str) -> Program:
+    return assemble(".func main 0 *\n" + body.replace("|", "\n") + "\nhalt\n")
+
+
+def called(name: str, *values: int | str, results: int | str = STAR) -> str:
+    """Assembly of a call on these values."""
+    pushes = [f'push_str "{x}"' if isinstance(x, str) else f"push_int {x}" for x in values]
+    return " | ".join([*pushes, f'push_str "{name}"', f"cfunc {len(values)} {results}"])
+
+
+# --- what is not asked of Python -----------------------------------------------------
+
+
+def test_calls_go_past_python(libraries: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those with strings, and with types that are new."""
+
+    def closed(*_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(CFunction, "call", closed)
+    machines = Machines(libraries)
+    program = main_of(f"{called('echo', 3, 'text')} | {called('many', 2)}")
+    left = stack_of(machines.native, program, [])
+    assert left[:2] == [3, "text"]
+    assert [x.tolist() for x in left[2:4]] == [[1], [2, 2]]
+    with pytest.raises(AssertionError):
+        stack_of(machines.reference, program, [])
+
+
+def test_a_program_with_functions_in_c_is_worth_releasing_the_lock(machines: Machines) -> None:
+    program = Program.of_op("nothing", 0, {}, 0)
+    machines.native.launch(program)
+    code, _ = machines.native._bind(program, ())
+    assert code.prepared.program.work > 0
+
+
+# --- the example, and the library that misuses its frame -----------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "operand", "attributes"),
+    [
+        ("softclip", f32s(1, -2, 30), {}),
+        ("softclip", np.linspace(-9, 9, 24).reshape(2, 3, 4), {"limit": 2.5}),
+        ("softclip", np.array(3.0), {"limit": True, "other": "text"}),
+        ("softclip", np.zeros((0, 3)), {"limit": np.float32(2)}),
+        ("softclip", np.array([1]), {}),
+        ("softclip", f32s(1), {"limit": 0}),
+        ("softclip", f32s(1), {"limit": "a"}),
+        ("softclip", f32s(1), {"limit": 10**400}),
+        ("softclip", f32s(1), {"limit": None}),
+        ("min_max", np.array([[3, -4], [7, 0]]), {}),
+        ("min_max", np.zeros(0, np.int64), {}),
+        ("min_max", f32s(1), {}),
+        ("nothing", f32s(1), {"any": [1, {"of": "these"}]}),
+    ],
+)
+def test_the_example(
+    machines: Machines, name: str, operand: Array, attributes: dict[str, Any]
+) -> None:
+    for nresults in (STAR, {"softclip": 1, "min_max": 2, "nothing": 0}[name]):
+        machines.both(Program.of_op(name, 1, attributes, nresults), operand)
+
+
+@pytest.mark.parametrize("case", [*range(5), *range(10, 18), *range(20, 27), 30, 31, 99])
+def test_misuse(machines: Machines, case: int) -> None:
+    program = f'load_arg 0 | load_arg 1 | push_int {case} | push_str "wrong" | cfunc 2 *'
+    found = machines.both(program, f32s(1, 2), f32s(3))
+    assert (found.error is None) == (case == 99)
+
+
+def test_attributes(machines: Machines) -> None:
+    for given_ in ({}, {"axis": [0, (1, 2)], "name": 'a"ü', "eps": np.float32(0.5), "no": None}):
+        machines.both(Program.of_op("attributes", 0, given_, 1))
+
+
+def test_numbers(machines: Machines) -> None:
+    attributes = {"a": 1, "b": 2.5, "café": True, "other": "text", "a\0b": 7, "\ud800": 8}
+    found = machines.both(Program.of_op("numbers", 0, attributes, 5))
+    assert [x.item() for x in found.left] == [1, 2.5, 1, -1, -1]
+    machines.both(Program.of_op("numbers", 0, {"a": "text"}, 5))
+    machines.both(Program.of_op("numbers", 0, {"none": None}, 5))
+    for name in ("a", "b", "c", ""):
+        machines.both(called("number_named", name))
+    found = machines.both(called("no_name"))
+    assert found.error is not None
+    assert "a string is not in UTF-8: b'\\xff'" in found.error[1]
+
+
+def test_the_first_failure_counts(machines: Machines) -> None:
+    found = machines.both(called("first_of_two"))
+    assert found.error is not None
+    assert found.error[1] == "first_of_two: the first"
+
+
+def test_a_forged_frame(machines: Machines) -> None:
+    assert machines.both(called("forged")).left == [6]
+
+
+def test_a_frame_serves_nobody_after_its_call(machines: Machines, libraries: Libraries) -> None:
+    library = ctypes.CDLL(str(libraries.functions))
+    for vm in (machines.native, machines.reference):
+        vm.launch(Program.of_op("keep", 0, {}, 0))
+        assert library.use_kept() == 3  # each callback failed
+    machines.both(called("echo", 5))
+
+
+# --- values --------------------------------------------------------------------------
+
+
+VALUES = st.one_of(
+    st.integers(-(1 << 66), 1 << 66),
+    st.integers(-9, 9),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5),
+    st.sampled_from(["nul\0", "\ud800"]),
+    st.builds(
+        np.full,
+        st.lists(st.integers(0, 3), max_size=3).map(tuple),
+        st.just(1),
+        st.sampled_from([dtype.numpy for dtype in DTYPES]),
+    ),
+)
+
+
+@given(st.lists(VALUES, max_size=12), st.sampled_from([STAR, 0, 1, 3]))
+def test_values_come_and_go(lasting: Machines, values: list[Any], announced: int | str) -> None:
+    lasting.both(
+        f'push_str "these" | cfunc 0 {len(values)} | push_str "echo" | '
+        f"cfunc {len(values)} {announced}",
+        prepare=lambda vm: vm.register("these", pusher(values)),
+    )
+
+
+def pusher(values: Sequence[Any]) -> Callable[[Frame], None]:
+    def push(frame: Frame) -> None:
+        for value in values:
+            frame.push(value)
+
+    return push
+
+
+def test_a_parameter_that_is_left_is_the_same_tensor(machines: Machines) -> None:
+    for vm in (machines.native, machines.reference):
+        program = assemble(
+            '.func main 0 *\n load_arg 0\n get 0\n push_str "echo"\n cfunc 2 2\n halt'
+        )
+        handle = put(vm, f32s(1, 2))
+        x, y = stack_of(vm, program, [handle])
+        assert x is y
+        assert np.shares_memory(x, vm.borrow(handle))
+    twice = machines.both(called("one_of_two")).left
+    assert twice[0] is twice[1]
+
+
+@pytest.mark.parametrize("code", range(len(DTYPES)), ids=[dtype.name for dtype in DTYPES])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 5), (1,) * 64])
+def test_new_tensors(machines: Machines, code: int, shape: tuple[int, ...]) -> None:
+    program = called("zeros", code, *shape)
+    for _ in range(2):  # asked for, and remembered
+        [x] = machines.both(f"{program} | {program} | pop 1").left
+        assert (x.dtype, x.shape, x.any()) == (DTYPES[code].numpy, shape, False)
+        assert not (x.size and x.ctypes.data % ALIGNMENT)
+    if x.size:  # an empty one may lie anywhere
+        [found] = machines.both(f'{program} | push_str "describe" | cfunc 1 1').left
+        assert found.tolist() == [code, len(shape), x.size, x.nbytes, 0, *shape]
+
+
+def test_more_types_than_are_at_hand(machines: Machines) -> None:
+    found = machines.both(f"{called('many', 300)} | {called('many', 200)}")
+    assert len(found.left) == 502
+    assert found.left[299].tolist() == [300] * 300
+
+
+def test_results_outlive_program_and_vm(machines: Machines, libraries: Libraries) -> None:
+    vm = VM(native=True)
+    for library in libraries:
+        vm.register_library(library)
+    program = main_of(called("many", 3))
+    left = stack_of(vm, program, [])
+    gone = weakref.ref(vm)
+    del vm, program
+    assert gone() is None
+    assert [x.tolist() for x in left[:3]] == [[1], [2, 2], [3, 3, 3]]
+
+
+# --- counts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize(
+    "program",
+    [
+        called("echo", 1, 2, results=1),
+        called("echo", 1, 2, results=2),
+        called("echo", results=1),
+        called("liar"),
+        called("liar", results=1),
+        called("describe"),
+        called("come_back", 1, 2),
+        f"push_int 7 | {called('echo', 1, 2, results=0)}",
+    ],
+)
+def test_counts(libraries: Libraries, program: str, checked: bool) -> None:
+    machines = Machines(libraries)
+    if not checked and ("describe" in program or "come_back" in program):
+        pytest.skip("a raw machine does whatever C makes of it")
+    machines.native = VM(native=True, checked=checked)
+    machines.reference = VM(native=False, checked=checked)
+    for vm in (machines.native, machines.reference):
+        vm.register_library(libraries.functions)
+    machines.both(program)
+
+
+def test_counts_that_contradict_each_other_on_a_raw_machine(libraries: Libraries) -> None:
+    machines = Machines(libraries)
+    machines.native = VM(native=True, checked=False)
+    machines.reference = VM(native=False, checked=False)
+    for vm in (machines.native, machines.reference):
+        vm.register_library(libraries.functions)
+    found = machines.both(called("keep", results=1))
+    assert found.error is not None
+    assert found.error[:2] == (MachineError, "keep left 0 results where 1 are announced")
+
+
+@pytest.mark.parametrize(
+    ("results", "announced"), [(0, 0), (2, STAR), (2, 2), (2, 1), (0, 1), (300, 300)]
+)
+def test_counts_of_a_function_in_python(
+    machines: Machines, results: int, announced: int | str
+) -> None:
+    def f(frame: Frame) -> None:
+        for i in range(results):
+            frame.push(i)
+
+    machines.both(called("f", 1, results=announced), prepare=lambda vm: vm.register("f", f))
+    for count in (2, 300):
+        machines.both(
+            called("f", 1, results=announced),
+            prepare=lambda vm, count=count: vm.register("f", f, nresults=count),  # type: ignore[misc]
+        )
+        machines.both(
+            called("f", 1, results=announced),
+            prepare=lambda vm, count=count: vm.register("f", f, nparams=count),  # type: ignore[misc]
+        )
+
+
+# --- functions that come back --------------------------------------------------------
+
+
+def come_back(fn: Callable[[], None]) -> tuple[str, Any]:
+    """Assembly that calls it from within a function in C, and what to keep until then."""
+    callback = ctypes.CFUNCTYPE(None)(fn)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    return called("come_back", address), callback
+
+
+def test_a_function_registered_during_a_call_in_c(machines: Machines) -> None:
+    for vm in (machines.native, machines.reference):
+        call, kept = come_back(lambda vm=vm: vm.register("echo", lambda f: f.push("new")))  # type: ignore[misc]
+        text = f"{called('echo', 1)} | {call} | {called('echo', 1)}"
+        program = main_of(text)
+        assert stack_of(vm, program, []) == [1, "new"]
+        del kept
+
+
+def test_a_launch_within_a_call_in_c(machines: Machines) -> None:
+    """Of the same program, too: each has a frame of its own."""
+    for vm in (machines.native, machines.reference):
+        results: list[Any] = []
+        programs: list[Program] = []
+
+        def again(
+            vm: VM = vm, results: list[Any] = results, programs: list[Program] = programs
+        ) -> None:
+            if len(results) < 3:
+                i = len(results)
+                results.append(None)
+                results[i] = [x.tolist() for x in vm.launch(programs[0])]
+
+        call, kept = come_back(again)
+        programs.append(main_of(f"{called('many', 2)} | {call} | {called('zeros', 5, 1)}"))
+        assert [x.tolist() for x in vm.launch(programs[0])] == [[1], [2, 2], [0]]
+        assert results == [[[1], [2, 2], [0]]] * 3
+        del kept
+
+
+def test_callbacks_from_threads_of_the_call(machines: Machines) -> None:
+    for vm in (machines.native, machines.reference):
+        x = put(vm, f32s(1))
+        for _ in range(3):
+            program = assemble(
+                ".func main 0 *\n load_arg 0\n"
+                ' push_str "threads"\n cfunc 1 * {"value": 1000}\n halt'
+            )
+            left = stack_of(vm, program, [x])
+            assert len(left) == 9 * 50 * 4
+            assert sum(isinstance(v, str) for v in left) == 9 * 50
+            ints = sorted(v for v in left if isinstance(v, int))
+            assert ints == sorted([*range(1, 51)] * 9)
+            made = [v for v in left if isinstance(v, np.ndarray) and v.dtype == np.int64]
+            assert sorted(v[-1] for v in made) == sorted([*range(1001, 1051)] * 9)
+            assert all(not v[:-1].any() for v in made)
+    found = machines.both(called("thread_fails"))
+    assert found.error is not None
+    assert found.error[1] == "thread_fails: from a thread"
+
+
+def test_an_interrupt_in_python_goes_through_c(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The type of a tensor is asked of Python, which a signal may interrupt."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlvm.machines.c_functions.type_asked_for", interrupted)
+    program = main_of(called("zeros", 9, 2, 3))
+    for vm in (machines.native, machines.reference):
+        with pytest.raises(KeyboardInterrupt):
+            vm.launch(program)
+    monkeypatch.undo()
+    machines.both(program)
