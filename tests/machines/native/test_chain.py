@@ -66,9 +66,7 @@ def test_broadcasts_three_ways() -> None:
 def test_small_rows_of_an_operand_are_spread() -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     shape = (5, 3, 4)
-    np.testing.assert_array_equal(
-        native("broadcast_to", x, shape=shape), np.broadcast_to(x, shape)
-    )
+    np.testing.assert_array_equal(native("broadcast_to", x, shape=shape), np.broadcast_to(x, shape))
 
 
 @pytest.mark.parametrize("size", [1, 16, PIECE, PIECE + 1, 5000])
@@ -148,10 +146,14 @@ def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
         np.testing.assert_array_equal(given_, expected)
 
 
-def test_a_kernel_may_bring_another_type() -> None:
+def test_links_may_bring_other_dtypes() -> None:
     """Links between dtypes, and comparisons between them."""
     chain = links(("less", -1, 1, 2), ("where", -2, -1, 1, 2), ("multiply", 0, -2, 3))
-    types = [TensorType("f64", (50, 60)), *[TensorType("f32", (50, 60))] * 2, TensorType("f64", (60,))]
+    types = [
+        TensorType("f64", (50, 60)),
+        *[TensorType("f32", (50, 60))] * 2,
+        TensorType("f64", (60,)),
+    ]
     plan = chain_plan(chain, types)
     assert plan is not None
     rng = np.random.default_rng(6)

@@ -1,4 +1,4 @@
-"""Native row functions against numpy's, and against the true values where numpy rounds elsewhere."""
+"""Native row functions: numpy's bits, or the true values where numpy rounds elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,18 @@ def special(dtype: DType) -> Array:
     if dtype.kind == "bool":
         return np.array([False, True])
     bounds = np.iinfo(dtype.numpy.name)
-    values = [bounds.min, bounds.min + 1, 0, 1, 2, 3, 7, bounds.max // 2, bounds.max - 1, bounds.max]
+    values = [
+        bounds.min,
+        bounds.min + 1,
+        0,
+        1,
+        2,
+        3,
+        7,
+        bounds.max // 2,
+        bounds.max - 1,
+        bounds.max,
+    ]
     return np.array(values + ([-1, -2, -7] if bounds.min else []), dtype.numpy)
 
 
@@ -163,11 +174,13 @@ def test_f64_functions_are_within_4_ulp(name: str) -> None:
         pytest.skip("no arithmetic of 80 bits here")
     rng = np.random.default_rng(1)
     signs = np.sign(rng.standard_normal(20000))
-    x = np.concatenate([
-        signs * np.exp(rng.uniform(-40, 3, 20000)),
-        rng.uniform(-2, 2, 20000),
-        rng.uniform(-36, 20, 20000),
-    ])
+    x = np.concatenate(
+        [
+            signs * np.exp(rng.uniform(-40, 3, 20000)),
+            rng.uniform(-2, 2, 20000),
+            rng.uniform(-36, 20, 20000),
+        ]
+    )
     if name.startswith("log"):
         x = np.concatenate([np.abs(x), np.exp(rng.uniform(-700, 700, 20000)), [5e-324, 1e-310]])
     elif name in ("exp", "sigmoid", "expm1"):
