@@ -117,6 +117,10 @@ class Chain:
             raise AttributeRefused(f"the chain never writes parameter {min(missing)}")
         return known
 
+    def kernel(self, op: Op) -> Kernel:
+        """What runs a link of that op."""
+        return self._kernels.get(op.name, op.kernel)
+
     def may_replace(self, out: int, operand: int) -> bool:
         """Whether parameter `out` may lie over `operand`: nothing reads that after it is written,
         and the op that writes it may work in place."""
@@ -158,7 +162,7 @@ class Chain:
         place = {number: len(types) + i for i, number in enumerate(temporaries)}
         steps = [
             _Step(
-                self._kernels.get(op.name, op.kernel),
+                self.kernel(op),
                 itemgetter(*[place.get(number, number) for number in (target, *sources)]),
                 attributes or None,
             )

@@ -221,8 +221,8 @@ class _Linker:
 def bind(
     code: Code, operands: tuple[Array, ...], workspace: fused.Workspace, *, checked: bool
 ) -> Code:
-    """The linked `main` with the arrays of one launch in its calls. Chains of a single block get
-    their arrays too, and share the workspace.
+    """The linked `main` with the arrays of one launch in its calls. The reference kernel of chains
+    gets its arrays too, and they share the workspace.
 
     If `checked`, raises `MachineError` for a call that would overwrite an operand it still reads.
     """
@@ -234,7 +234,7 @@ def bind(
             arrays = tuple([operands[i] for i in number])
             if checked and isinstance(binding.callee, WritesInto):
                 binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
-            if isinstance(binding.callee, Fused):
+            if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
                 rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
             number = arrays
         steps.append((kind, binding, number, rest))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
-from mlvm.core.machine.callee import Kernels
-from mlvm.core.op import OPS, Attributes, Kernel
+from mlvm.core.machine.callee import Fused, Kernels
+from mlvm.core.machine.fused import Chain, Link
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel
+from mlvm.core.ops.blocks import memory_of
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native import twins
 from mlvm.machines.native._native import Plan, Pool
 from mlvm.machines.native.twin import TWINS, Twin, Types
+from mlvm.machines.native.twins.chain import chain_plan
+from mlvm.machines.native.twins.elementwise import row_of
 
 for _room in pkgutil.iter_modules(twins.__path__):
     importlib.import_module(f"{twins.__name__}.{_room.name}")
@@ -46,6 +53,113 @@ class NativeKernel:
             self._reference(*arrays, **attributes)
 
 
+class NativeFused:
+    """The kernel of `fused`: one plan for the whole chain if every link has a row function.
+
+    Else its links run one after the other, each by the kernel of its op, and links that have row
+    functions together where they follow each other. Temporaries then have the chain's whole shape.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._ways: WeakKeyDictionary[Chain, dict[Any, Plan | _Parts]] = WeakKeyDictionary()
+
+    def plan(self, types: Types, attributes: Attributes) -> Plan | None:
+        """The plan of attributes["chain"] for parameters of these types; None if it has parts."""
+        chain = attributes["chain"]
+        way = self._way(chain, types, tuple(types))
+        return way if isinstance(way, Plan) else None
+
+    def __call__(self, *params: Array, chain: Chain) -> None:
+        types = [TensorType.of(x) for x in params]
+        way = self._way(chain, types, tuple(types))
+        if isinstance(way, Plan):
+            way.run(self._pool, *params)
+        else:
+            way.run(self._pool, params)
+
+    def _way(self, chain: Chain, types: Types, key: tuple[TensorType, ...]) -> Plan | _Parts:
+        ways = self._ways.setdefault(chain, {})
+        if key not in ways:
+            native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
+            ways[key] = (native and chain_plan(chain.links, types)) or _Parts(chain, types)
+        return ways[key]
+
+
+class _Part(NamedTuple):
+    """A plan for some links of a chain, or the kernel of one; and the numbers of its parameters."""
+
+    work: Plan | Kernel
+    numbers: tuple[int, ...]
+    attributes: Attributes
+
+
+class _Parts:
+    """A chain in parts. Temporaries are parameters behind those that are given."""
+
+    def __init__(self, chain: Chain, types: Types) -> None:
+        known = chain.infer(types)
+        order = [*range(len(types)), *[number for number in known if number < 0]]
+        self._temporaries = [known[number] for number in order if number < 0]
+        place = {number: i for i, number in enumerate(order)}
+        self._parts: list[_Part] = []
+        for native, run in groupby(chain.links, lambda link: _has_row(chain, link, known)):
+            links = [
+                Link(op, place[target], tuple([place[source] for source in sources]), attributes)
+                for op, target, sources, attributes in run
+            ]
+            all_types = [known[number] for number in order]
+            part = native and len(links) > 1 and _plan_of(links, all_types)
+            self._parts += (
+                [part]
+                if part
+                else [
+                    _Part(chain.kernel(op), (target, *sources), attributes)
+                    for op, target, sources, attributes in links
+                ]
+            )
+
+    def run(self, pool: Pool, params: Sequence[Array]) -> None:
+        arrays = [
+            *params,
+            *[memory_of(*type.shape, dtype=type.dtype.numpy) for type in self._temporaries],
+        ]
+        for work, numbers, attributes in self._parts:
+            operands = [arrays[number] for number in numbers]
+            if isinstance(work, Plan):
+                work.run(pool, *operands)
+            else:
+                work(*operands, **attributes)
+
+
+def _has_row(chain: Chain, link: Link, known: Mapping[int, TensorType]) -> bool:
+    op, target, sources, attributes = link
+    operands = [known[source] for source in sources]
+    return (
+        op.elementwise
+        and isinstance(chain.kernel(op), NativeKernel)
+        and row_of(op, known[target], operands, attributes) is not None
+    )
+
+
+def _plan_of(links: Sequence[Link], types: Types) -> _Part | None:
+    """The plan of links between parameters."""
+    targets = [link.target for link in links]
+    if len(targets) > len({*targets}):  # a temporary is written again
+        return None
+    sources = {source for link in links for source in link.sources} - {*targets}
+    numbers = (*targets, *sorted(sources))
+    place = {number: i for i, number in enumerate(numbers)}
+    renumbered = [
+        Link(op, place[target], tuple([place[source] for source in sources]), attributes)
+        for op, target, sources, attributes in links
+    ]
+    plan = chain_plan(renumbered, [types[number] for number in numbers])
+    return None if plan is None else _Part(plan, numbers, NO_ATTRIBUTES)
+
+
 def native_kernels(pool: Pool) -> Kernels:
-    """A native kernel for each op that has a twin. They share the pool's threads."""
-    return {name: NativeKernel(prepare, OPS[name].kernel, pool) for name, prepare in TWINS.items()}
+    """A native kernel for each op that has a twin, and for `fused`. They share the pool's
+    threads."""
+    ops = {name: NativeKernel(prepare, OPS[name].kernel, pool) for name, prepare in TWINS.items()}
+    return {**ops, Fused.name: NativeFused(pool)}

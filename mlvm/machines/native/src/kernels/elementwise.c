@@ -1,4 +1,307 @@
-/* Row functions of the elementwise ops, for every dtype. */
+/* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ...
+ *
+ * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
 #include "../plan.h"
+#include "functions.h"
 
-const RowEntry TARGETED(elementwise_rows)[] = {{NULL, NULL}};
+#include <string.h>
+
+/* Lists of (dtype, its C type, the type in which it is computed). */
+#define UNSIGNED(X)                                                                      \
+    X(u8, uint8_t, uint32_t)                                                             \
+    X(u16, uint16_t, uint32_t)                                                           \
+    X(u32, uint32_t, uint32_t)                                                           \
+    X(u64, uint64_t, uint64_t)
+#define SIGNED(X)                                                                        \
+    X(i8, int8_t, uint32_t)                                                              \
+    X(i16, int16_t, uint32_t)                                                            \
+    X(i32, int32_t, uint32_t)                                                            \
+    X(i64, int64_t, uint64_t)
+#define INTEGERS(X) UNSIGNED(X) SIGNED(X)
+#define FLOATS(X) X(f32, float, float) X(f64, double, double)
+#define BOOL(X) X(bool, uint8_t, uint32_t)
+#define SIZES(X) X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, )
+
+/* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
+#define UNARY(name, R, X, expression)                                                    \
+    static void name##_row(char *const *p, int64_t n, const double *a)                   \
+    {                                                                                    \
+        (void)a;                                                                         \
+        R *out = (R *)p[0];                                                              \
+        const X *xs = (const X *)p[1];                                                   \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
+        {                                                                                \
+            X x = xs[i];                                                                 \
+            out[i] = (R)(expression);                                                    \
+        }                                                                                \
+    }
+#define BINARY(name, R, X, expression)                                                   \
+    static void name##_row(char *const *p, int64_t n, const double *a)                   \
+    {                                                                                    \
+        (void)a;                                                                         \
+        R *out = (R *)p[0];                                                              \
+        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                            \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
+        {                                                                                \
+            X x = xs[i], y = ys[i];                                                      \
+            out[i] = (R)(expression);                                                    \
+        }                                                                                \
+    }
+#define TERNARY(name, R, X, Y, expression)                                               \
+    static void name##_row(char *const *p, int64_t n, const double *a)                   \
+    {                                                                                    \
+        (void)a;                                                                         \
+        R *out = (R *)p[0];                                                              \
+        const X *xs = (const X *)p[1];                                                   \
+        const Y *ys = (const Y *)p[2], *zs = (const Y *)p[3];                            \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
+        {                                                                                \
+            X x = xs[i];                                                                 \
+            Y y = ys[i], z = zs[i];                                                      \
+            out[i] = (R)(expression);                                                    \
+        }                                                                                \
+    }
+/* An op on dtypes T alone; W is the type to compute in. */
+#define UNARY_OP(op, t, T, expression) UNARY(op##_##t, T, T, expression)
+#define BINARY_OP(op, t, T, expression) BINARY(op##_##t, T, T, expression)
+#define PREDICATE(op, t, T, expression) UNARY(op##_##t, uint8_t, T, expression)
+#define COMPARISON(op, t, T, expression) BINARY(op##_##t, uint8_t, T, expression)
+
+/* --- arithmetic --- */
+
+#define ARITHMETIC(t, T, W)                                                              \
+    BINARY_OP(add, t, T, (W)x + (W)y)                                                    \
+    BINARY_OP(subtract, t, T, (W)x - (W)y)                                               \
+    BINARY_OP(multiply, t, T, (W)x * (W)y)                                               \
+    UNARY_OP(square, t, T, (W)x * (W)x)
+INTEGERS(ARITHMETIC)
+FLOATS(ARITHMETIC)
+
+#define INTEGER_ORDER(t, T, W)                                                           \
+    BINARY_OP(maximum, t, T, x > y ? x : y)                                              \
+    BINARY_OP(minimum, t, T, x < y ? x : y)                                              \
+    static inline T least_##t(T x, T y)                                                  \
+    {                                                                                    \
+        return x < y ? x : y;                                                            \
+    }                                                                                    \
+    TERNARY(clip_##t, T, T, T, least_##t(x > y ? x : y, z))
+INTEGERS(INTEGER_ORDER)
+
+/* A nan in x or y is the result; of zeros of both signs, y's is. */
+#define FLOAT_ORDER(t, T, W)                                                             \
+    static inline T greatest_##t(T x, T y)                                               \
+    {                                                                                    \
+        T larger = x > y ? x : y;                                                        \
+        return x != x ? x : larger;                                                      \
+    }                                                                                    \
+    static inline T least_##t(T x, T y)                                                  \
+    {                                                                                    \
+        T smaller = x < y ? x : y;                                                       \
+        return x != x ? x : smaller;                                                     \
+    }                                                                                    \
+    BINARY_OP(maximum, t, T, greatest_##t(x, y))                                         \
+    BINARY_OP(minimum, t, T, least_##t(x, y))                                            \
+    TERNARY(clip_##t, T, T, T, least_##t(greatest_##t(x, y), z))                         \
+    UNARY_OP(relu, t, T, x <= 0 ? 0 : x)
+FLOATS(FLOAT_ORDER)
+
+/* Division rounds down, and gives 0 for a divisor of 0. */
+#define UNSIGNED_DIVISION(t, T, W)                                                       \
+    BINARY_OP(floor_divide, t, T, y ? x / y : 0)                                         \
+    BINARY_OP(remainder, t, T, y ? x % y : 0)
+UNSIGNED(UNSIGNED_DIVISION)
+
+#define SIGNED_DIVISION(t, T, W)                                                         \
+    static inline T quotient_##t(T x, T y)                                               \
+    {                                                                                    \
+        if (y == 0 || y == -1) /* the least integer has no negative */                   \
+            return y ? (T)(0 - (W)x) : 0;                                                \
+        return (T)(x / y - (x % y && (x < 0) != (y < 0)));                               \
+    }                                                                                    \
+    static inline T modulus_##t(T x, T y)                                                \
+    {                                                                                    \
+        if (y == 0 || y == -1)                                                           \
+            return 0;                                                                    \
+        T rest = (T)(x % y);                                                             \
+        return (T)(rest && (x < 0) != (y < 0) ? rest + y : rest);                        \
+    }                                                                                    \
+    BINARY_OP(floor_divide, t, T, quotient_##t(x, y))                                    \
+    BINARY_OP(remainder, t, T, modulus_##t(x, y))
+SIGNED(SIGNED_DIVISION)
+
+/* As numpy has it: from the exact remainder. `s` ends the names of C's functions of the type. */
+#define FLOAT_DIVISION(t, T, s)                                                          \
+    static inline T modulus_##t(T x, T y)                                                \
+    {                                                                                    \
+        T rest = fmod##s(x, y);                                                          \
+        if (y == 0)                                                                      \
+            return rest;                                                                 \
+        if (rest == 0)                                                                   \
+            return copysign##s(0, y);                                                    \
+        return (y < 0) != (rest < 0) ? rest + y : rest;                                  \
+    }                                                                                    \
+    static inline T quotient_##t(T x, T y)                                               \
+    {                                                                                    \
+        if (y == 0)                                                                      \
+            return x / y;                                                                \
+        T rest = fmod##s(x, y), quotient = (x - rest) / y;                               \
+        if (rest != 0 && (y < 0) != (rest < 0))                                          \
+            quotient -= 1;                                                               \
+        if (quotient == 0)                                                               \
+            return copysign##s(0, x / y);                                                \
+        T whole = floor##s(quotient);                                                    \
+        return quotient - whole > (T)0.5 ? whole + 1 : whole;                            \
+    }                                                                                    \
+    BINARY_OP(floor_divide, t, T, quotient_##t(x, y))                                    \
+    BINARY_OP(remainder, t, T, modulus_##t(x, y))
+FLOAT_DIVISION(f32, float, f)
+FLOAT_DIVISION(f64, double, )
+
+#define SIGNED_ONLY(t, T, W)                                                             \
+    UNARY_OP(negative, t, T, 0 - (W)x)                                                   \
+    UNARY_OP(abs, t, T, x < 0 ? 0 - (W)x : (W)x)                                         \
+    UNARY_OP(sign, t, T, (x > 0) - (x < 0))
+SIGNED(SIGNED_ONLY)
+
+#define UNSIGNED_ONLY(t, T, W) UNARY_OP(sign, t, T, x > 0)
+UNSIGNED(UNSIGNED_ONLY)
+
+#define FLOAT_ONLY(t, T, s)                                                              \
+    UNARY_OP(negative, t, T, -x)                                                         \
+    UNARY_OP(abs, t, T, fabs##s(x))                                                      \
+    UNARY_OP(sign, t, T, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x)                        \
+    UNARY_OP(floor, t, T, __builtin_floor##s(x))                                         \
+    UNARY_OP(ceil, t, T, __builtin_ceil##s(x))                                           \
+    UNARY_OP(round, t, T, __builtin_rint##s(x))                                          \
+    UNARY_OP(trunc, t, T, __builtin_trunc##s(x))                                         \
+    UNARY_OP(sqrt, t, T, __builtin_sqrt##s(x))                                           \
+    UNARY_OP(rsqrt, t, T, 1 / __builtin_sqrt##s(x))                                      \
+    BINARY_OP(divide, t, T, x / y)                                                       \
+    BINARY_OP(pow, t, T, pow##s(x, y))                                                   \
+    TERNARY(multiply_add_##t, T, T, T, x *y + z)                                         \
+    PREDICATE(isnan, t, T, x != x)                                                       \
+    PREDICATE(isinf, t, T, fabs##s(x) == (T)INFINITY)                                    \
+    PREDICATE(isfinite, t, T, fabs##s(x) < (T)INFINITY)
+FLOAT_ONLY(f32, float, f)
+FLOAT_ONLY(f64, double, )
+
+/* --- elementary functions --- */
+
+#define FUNCTIONS(X)                                                                     \
+    X(exp) X(expm1) X(log) X(log1p) X(log2) X(log10) X(tanh) X(sigmoid) X(erf)           \
+    X(gelu_tanh) X(gelu_erf)
+#define FUNCTION(name)                                                                   \
+    UNARY(name##_f32, float, float, name##_f32(x))                                       \
+    UNARY(name##_f64, double, double, name##_f64(x))
+FUNCTIONS(FUNCTION)
+
+#define SLOPES(t, T, W)                                                                  \
+    BINARY_OP(gelu_tanh_vjp, t, T, gelu_tanh_vjp_##t(x, y))                              \
+    BINARY_OP(gelu_erf_vjp, t, T, gelu_erf_vjp_##t(x, y))
+FLOATS(SLOPES)
+
+/* --- comparison and logic --- */
+
+#define COMPARISONS(t, T, W)                                                             \
+    COMPARISON(equal, t, T, x == y)                                                      \
+    COMPARISON(not_equal, t, T, x != y)                                                  \
+    COMPARISON(less, t, T, x < y)                                                        \
+    COMPARISON(less_equal, t, T, x <= y)                                                 \
+    COMPARISON(greater, t, T, x > y)                                                     \
+    COMPARISON(greater_equal, t, T, x >= y)
+INTEGERS(COMPARISONS)
+FLOATS(COMPARISONS)
+BOOL(COMPARISONS)
+
+#define BITWISE(t, T, W)                                                                 \
+    BINARY_OP(bitwise_and, t, T, x &y)                                                   \
+    BINARY_OP(bitwise_or, t, T, x | y)                                                   \
+    BINARY_OP(bitwise_xor, t, T, x ^ y)
+INTEGERS(BITWISE)
+BOOL(BITWISE)
+
+/* A shift by as many places as there are, or more, leaves the sign. */
+#define SHORT_SHIFT ((uint64_t)y < 8 * sizeof x)
+#define SHIFTS(t, T, W)                                                                  \
+    UNARY_OP(bitwise_invert, t, T, ~x)                                                   \
+    BINARY_OP(bitwise_left_shift, t, T, SHORT_SHIFT ? (W)x << y : 0)
+INTEGERS(SHIFTS)
+#define UNSIGNED_SHIFT(t, T, W) BINARY_OP(bitwise_right_shift, t, T, SHORT_SHIFT ? x >> y : 0)
+UNSIGNED(UNSIGNED_SHIFT)
+#define SIGNED_SHIFT(t, T, W)                                                            \
+    BINARY_OP(bitwise_right_shift, t, T, x >> (SHORT_SHIFT ? y : (T)(8 * sizeof x - 1)))
+SIGNED(SIGNED_SHIFT)
+
+COMPARISON(logical_and, bool, uint8_t, (x != 0) & (y != 0))
+COMPARISON(logical_or, bool, uint8_t, (x | y) != 0)
+COMPARISON(logical_xor, bool, uint8_t, (x != 0) ^ (y != 0))
+PREDICATE(logical_not, bool, uint8_t, x == 0)
+PREDICATE(bitwise_invert, bool, uint8_t, x == 0)
+
+/* --- moves --- */
+
+#define MOVES(size, T, unused)                                                           \
+    TERNARY(where_##size, T, uint8_t, T, x ? y : z)                                      \
+    static void copy_##size##_row(char *const *p, int64_t n, const double *a)            \
+    {                                                                                    \
+        (void)a;                                                                         \
+        if (p[0] != p[1])                                                                \
+            memcpy(p[0], p[1], (size_t)n * size);                                        \
+    }
+SIZES(MOVES)
+
+/* --- conversion from type `from` (A in C) to t --- */
+
+#define ALL_DTYPES(X, from, A)                                                           \
+    X(from, A, u8, uint8_t)                                                              \
+    X(from, A, u16, uint16_t)                                                            \
+    X(from, A, u32, uint32_t)                                                            \
+    X(from, A, u64, uint64_t)                                                            \
+    X(from, A, i8, int8_t)                                                               \
+    X(from, A, i16, int16_t)                                                             \
+    X(from, A, i32, int32_t)                                                             \
+    X(from, A, i64, int64_t)                                                             \
+    X(from, A, f32, float)                                                               \
+    X(from, A, f64, double)
+#define CONVERSION(from, A, t, T) UNARY(astype_##from##_##t, T, A, x)
+#define CONVERSIONS(from, A, W)                                                          \
+    ALL_DTYPES(CONVERSION, from, A)                                                      \
+    UNARY(astype_##from##_bool, uint8_t, A, x != 0)
+BOOL(CONVERSIONS)
+INTEGERS(CONVERSIONS)
+FLOATS(CONVERSIONS)
+
+/* --- the table --- */
+
+#define ROW(name) {#name, name##_row},
+#define ROWS_OF_NUMBERS(t, T, W)                                                         \
+    ROW(add_##t) ROW(subtract_##t) ROW(multiply_##t) ROW(square_##t) ROW(maximum_##t)    \
+    ROW(minimum_##t) ROW(clip_##t) ROW(floor_divide_##t) ROW(remainder_##t) ROW(sign_##t)
+#define ROWS_OF_ALL(t, T, W)                                                             \
+    ROW(equal_##t) ROW(not_equal_##t) ROW(less_##t) ROW(less_equal_##t) ROW(greater_##t) \
+    ROW(greater_equal_##t) ROW(astype_##t##_u8) ROW(astype_##t##_u16) ROW(astype_##t##_u32) \
+    ROW(astype_##t##_u64) ROW(astype_##t##_i8) ROW(astype_##t##_i16) ROW(astype_##t##_i32) \
+    ROW(astype_##t##_i64) ROW(astype_##t##_f32) ROW(astype_##t##_f64) ROW(astype_##t##_bool)
+#define ROWS_OF_SIGNED(t, T, W) ROW(negative_##t) ROW(abs_##t)
+#define ROWS_OF_BITS(t, T, W) ROW(bitwise_and_##t) ROW(bitwise_or_##t) ROW(bitwise_xor_##t)
+#define ROWS_OF_INTEGERS(t, T, W)                                                        \
+    ROW(bitwise_invert_##t) ROW(bitwise_left_shift_##t) ROW(bitwise_right_shift_##t)
+#define ROWS_OF_FLOATS(t, T, W)                                                          \
+    ROW(relu_##t) ROW(floor_##t) ROW(ceil_##t) ROW(round_##t) ROW(trunc_##t) ROW(sqrt_##t) \
+    ROW(rsqrt_##t) ROW(divide_##t) ROW(pow_##t) ROW(multiply_add_##t) ROW(isnan_##t)     \
+    ROW(isinf_##t) ROW(isfinite_##t) ROW(gelu_tanh_vjp_##t) ROW(gelu_erf_vjp_##t)
+#define ROWS_OF_FUNCTION(name) ROW(name##_f32) ROW(name##_f64)
+#define ROWS_OF_SIZE(size, T, unused) ROW(where_##size) ROW(copy_##size)
+
+const RowEntry TARGETED(elementwise_rows)[] = {
+    /* clang-format off */
+    INTEGERS(ROWS_OF_NUMBERS) FLOATS(ROWS_OF_NUMBERS)
+    BOOL(ROWS_OF_ALL) INTEGERS(ROWS_OF_ALL) FLOATS(ROWS_OF_ALL)
+    SIGNED(ROWS_OF_SIGNED) FLOATS(ROWS_OF_SIGNED)
+    BOOL(ROWS_OF_BITS) INTEGERS(ROWS_OF_BITS) INTEGERS(ROWS_OF_INTEGERS)
+    FLOATS(ROWS_OF_FLOATS) FUNCTIONS(ROWS_OF_FUNCTION) SIZES(ROWS_OF_SIZE)
+    ROW(logical_and_bool) ROW(logical_or_bool) ROW(logical_xor_bool) ROW(logical_not_bool)
+    ROW(bitwise_invert_bool)
+    {NULL, NULL}
+    /* clang-format on */
+};

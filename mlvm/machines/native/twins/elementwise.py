@@ -1,0 +1,54 @@
+"""Which row function of `src/kernels/elementwise.c` an op is, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from mlvm.core.op import Attributes, Op
+from mlvm.core.rules import common_dtype
+from mlvm.core.types import DType, TensorType, bool_
+from mlvm.machines.native import _native
+
+ROWS: Final = frozenset(_native.rows())
+_ROUNDING: Final = ("floor", "ceil", "round", "trunc")
+
+_SIMPLE: Final = 0.03
+"""Nanoseconds that a row function takes for a byte of its result, roughly, on data in cache."""
+_COSTS: Final = {
+    **dict.fromkeys(("exp", "expm1", "tanh", "sigmoid", "erf", "gelu", "gelu_vjp"), 0.2),
+    **dict.fromkeys(("log", "log1p", "log2", "log10", "divide", "sqrt", "rsqrt"), 0.15),
+    **dict.fromkeys(("pow", "floor_divide", "remainder"), 1.5),
+}
+
+
+class Row(NamedTuple):
+    """The name of a row function, the dtypes of its operands, and what it costs an element."""
+
+    name: str
+    dtypes: tuple[DType, ...]
+    cost: float
+
+
+def row_of(
+    op: Op, out: TensorType, operands: Sequence[TensorType], attributes: Attributes
+) -> Row | None:
+    """The row function for an op on operands of these dtypes; None if there is none."""
+    cost = out.dtype.itemsize * _COSTS.get(op.name, _SIMPLE)
+    name, dtypes = op.name, tuple([x.dtype for x in operands])
+    if name == "where":
+        return Row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), cost)
+    if name == "astype" and dtypes != (out.dtype,):
+        return Row(f"astype_{dtypes[0]}_{out.dtype}", dtypes, cost)
+    if (
+        name in ("copy", "broadcast_to", "astype")
+        or (name in _ROUNDING and not out.dtype.is_float)
+        or (name == "abs" and out.dtype.kind == "unsigned")
+    ):
+        return Row(f"copy_{out.dtype.itemsize}", dtypes, cost)
+    if name in ("gelu", "gelu_vjp"):
+        form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
+        name = name.replace("gelu", form)
+    dtype = common_dtype(operands)
+    row = f"{name}_{dtype}"
+    return Row(row, (dtype,) * len(dtypes), cost) if row in ROWS else None

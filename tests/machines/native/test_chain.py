@@ -1,0 +1,209 @@
+"""Native chains have the bits that their ops have one by one, whatever is broadcast."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.machine.fused import Chain, Link
+from mlvm.core.op import NO_ATTRIBUTES, OPS
+from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
+from mlvm.machines.native.twins.chain import PIECE, chain_plan
+from tests.core.machine.test_fused import Example, examples
+from tests.machines.native.twins import KERNELS, POOLS, native, planned, reference
+
+SHAPES = [
+    ((), ()),
+    ((5,), ()),
+    ((3000,), (1,)),
+    ((0, 3), (3,)),
+    ((7, 300), (300,)),
+    ((300, 7), (7,)),
+    ((33, 10), (10,)),
+    ((2, PIECE), (PIECE,)),
+    ((2, PIECE + 1), (PIECE + 1,)),
+    ((2, 3000), (3000,)),
+    ((7, 300), (7, 1)),
+    ((2000, 2), (2000, 1)),
+    ((4, 5, 60), (5, 1)),
+    ((4, 5, 60), (4, 1, 60)),
+    ((4, 5, 60), (4, 1, 1)),
+    ((4, 5, 60), (1, 5, 60)),
+    ((2, 3, 4, 5, 6), (3, 1, 5, 1)),
+    ((2, 3, 4, 5, 600), (2, 1, 4, 1, 600)),
+    ((6, 1, 7), (1, 200, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i16", "f32", "f64"])
+@pytest.mark.parametrize(("x", "y"), SHAPES)
+def test_broadcasts(x: tuple[int, ...], y: tuple[int, ...], dtype: str) -> None:
+    types = [TensorType(dtype, shape) for shape in (x, y)]
+    rng = np.random.default_rng(3)
+    operands = [rng.integers(0, 100, type.shape).astype(type.dtype.numpy) for type in types]
+    for pair in (operands, operands[::-1]):
+        assert planned("subtract", *pair)
+        for threads in POOLS:
+            np.testing.assert_array_equal(
+                native("subtract", *pair, threads=threads), reference("subtract", *pair)
+            )
+
+
+def test_broadcasts_three_ways() -> None:
+    rng = np.random.default_rng(4)
+    x, y, z = (rng.standard_normal(s).astype("f4") for s in ((40, 1), (70,), (3, 1, 1)))
+    for operands in itertools.permutations((x, y, z)):
+        np.testing.assert_array_equal(
+            native("multiply_add", *operands), reference("multiply_add", *operands)
+        )
+
+
+def test_small_rows_of_an_operand_are_spread() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    shape = (5, 3, 4)
+    np.testing.assert_array_equal(native("broadcast_to", x, shape=shape), np.broadcast_to(x, shape))
+
+
+@pytest.mark.parametrize("size", [1, 16, PIECE, PIECE + 1, 5000])
+def test_works_in_place(size: int) -> None:
+    x = np.arange(size, dtype=np.float32)
+    y = x[:1] + 3
+    for operands in ((x, x), (x, y), (y, x)):
+        arrays = [aligned_copy(each) for each in operands]
+        expected = operands[0] * operands[1]
+        out = next(each for each in arrays if each.size == size)
+        KERNELS[2]["multiply"](out, *arrays)
+        np.testing.assert_array_equal(out, expected)
+
+
+def one_by_one(example: Example) -> list[Array]:
+    """What a chain's ops give alone, on the native machine."""
+    values: dict[int, Any] = dict(enumerate(example.operands, len(example.expected)))
+    for op, target, sources, attributes in example.chain.links:
+        operands = [values[source] for source in sources]
+        type = op.infer([TensorType.of(x) for x in operands], attributes)
+        assert type is not None
+        values[target] = aligned_array(type)
+        with np.errstate(all="ignore"):
+            chain_kernel(op.name)(values[target], *operands, **attributes)
+    return [values[i] for i in range(len(example.expected))]
+
+
+def chain_kernel(name: str, threads: int = 1) -> Any:
+    return KERNELS[threads].get(name, OPS[name].kernel)
+
+
+@given(examples(), st.sampled_from(sorted(POOLS)))
+def test_has_the_bits_of_its_ops_one_by_one(example: Example, threads: int) -> None:
+    chain = Chain(example.chain.links, example.chain.outputs, KERNELS[threads])
+    outs = [aligned_copy(np.zeros_like(x)) for x in example.expected]
+    with np.errstate(all="ignore"):
+        KERNELS[threads]["fused"](*outs, *map(aligned_copy, example.operands), chain=chain)
+    for given_, expected in zip(outs, one_by_one(example), strict=True):
+        np.testing.assert_array_equal(given_, expected)
+        assert given_.tobytes() == expected.tobytes() or np.isnan(expected).any()
+
+
+def links(*described: tuple[Any, ...]) -> list[Link]:
+    return [
+        Link(OPS[name], target, tuple(sources), OPS[name].bind({}) or NO_ATTRIBUTES)
+        for name, target, *sources in described
+    ]
+
+
+ADAM = links(
+    ("multiply_add", 0, 3, 7, 6),
+    ("multiply", -1, 4, 8),
+    ("multiply_add", 1, 6, 6, -1),
+    ("sqrt", -2, 1),
+    ("add", -3, -2, 9),
+    ("divide", -4, 0, -3),
+    ("multiply_add", 2, -4, 10, 5),
+)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("size", [1, 16, 1000, 5000])
+def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
+    vector, scalar = TensorType(dtype, (size,)), TensorType(dtype)
+    plan = chain_plan(ADAM, [*[vector] * 7, *[scalar] * 4])
+    assert plan is not None
+    assert plan.kernel == "chain"
+    rng = np.random.default_rng(5)
+    m, v, p, g = (rng.random(size).astype(vector.dtype.numpy) for _ in range(4))
+    beta1, beta2, eps, rate = (np.array(x, m.dtype) for x in (0.9, 0.999, 1e-8, -0.1))
+    expected_m = m * beta1 + g
+    expected_v = g * g + v * beta2
+    expected_p = expected_m / (np.sqrt(expected_v) + eps) * rate + p
+    arrays = [aligned_copy(x) for x in (m, v, p, g, beta1, beta2, eps, rate)]
+    plan.run(POOLS[2], *arrays[:3], *arrays[:4], *arrays[4:])
+    for given_, expected in zip(arrays, (expected_m, expected_v, expected_p), strict=False):
+        np.testing.assert_array_equal(given_, expected)
+
+
+def test_links_may_bring_other_dtypes() -> None:
+    """Links between dtypes, and comparisons between them."""
+    chain = links(("less", -1, 1, 2), ("where", -2, -1, 1, 2), ("multiply", 0, -2, 3))
+    types = [
+        TensorType("f64", (50, 60)),
+        *[TensorType("f32", (50, 60))] * 2,
+        TensorType("f64", (60,)),
+    ]
+    plan = chain_plan(chain, types)
+    assert plan is not None
+    rng = np.random.default_rng(6)
+    x, y = (rng.standard_normal((50, 60)).astype("f4") for _ in range(2))
+    z = rng.standard_normal(60)
+    out = np.zeros((50, 60))
+    plan.run(POOLS[1], out, x, y, z)
+    np.testing.assert_array_equal(out, np.where(x < y, x, y) * z)
+
+
+@pytest.mark.parametrize("unit", [10, 300, 2000])
+def test_units_cover_as_many_elements_as_asked(unit: int) -> None:
+    rows = 11
+    matrix, bias = TensorType("f32", (rows, unit)), TensorType("f32", (unit,))
+    chain = [
+        *links(("add", -1, 1, 2)),
+        Link(OPS["gelu"], 0, (-1,), OPS["gelu"].bind({"approximate": True})),
+    ]
+    plan = chain_plan(chain, [matrix, matrix, bias], unit=unit)
+    assert plan is not None
+    assert plan.units == rows
+
+
+def test_unknown_functions_leave_a_chain_to_its_parts() -> None:
+    chain = Chain(
+        links(
+            ("add", -1, 1, 1),
+            ("multiply", -2, -1, 1),
+            ("sin", -3, -2),
+            ("negative", -4, -3),
+            ("add", 0, -4, -1),
+        ),
+        1,
+        KERNELS[1],
+    )
+    x = np.random.default_rng(7).standard_normal((30, 100)).astype("f4")
+    types = [TensorType.of(x)] * 2
+    kernel: Any = KERNELS[1]["fused"]
+    assert kernel.plan(types, {"chain": chain}) is None
+    out = np.zeros_like(x)
+    kernel(out, x, chain=chain)
+    np.testing.assert_array_equal(out, -np.sin((x + x) * x) + (x + x))
+
+
+def test_a_kernel_of_the_users_runs_in_chains() -> None:
+    def add(out: Array, x: Array, y: Array) -> None:
+        out[...] = 7
+
+    chain = Chain(links(("multiply", -1, 1, 1), ("add", 0, -1, 1)), 1, {**KERNELS[1], "add": add})
+    x = np.ones((5,), np.float32)
+    out = np.zeros_like(x)
+    KERNELS[1]["fused"](out, x, chain=chain)
+    assert out.tolist() == [7] * 5

@@ -1,0 +1,226 @@
+"""Native row functions: numpy's bits, or the true values where numpy rounds elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import OpError
+from mlvm.core.op import OPS
+from mlvm.core.types import Array, DType, TensorType
+from tests.machines.native.twins import native, planned, reference
+from tests.ulp import FUNCTIONS, LIMIT, block_errors
+
+SIZES = (0, 1, 7, 17, 255, 1024, 1025, 4099)
+FLOATS = ("f32", "f64")
+EXACT = [
+    op.name
+    for op in OPS.values()
+    if op.room == "elementwise" and op.name not in {*FUNCTIONS, "sin", "cos", "tan", "pow"}
+]
+
+
+def special(dtype: DType) -> Array:
+    """Values where something is particular."""
+    if dtype.is_float:
+        info = np.finfo(dtype.numpy.name)
+        small = [0.0, float(info.smallest_subnormal), float(info.tiny), float(info.eps)]
+        large = [float(info.max), math.inf, math.nan, 2.0**24, 2.0**31, 2.0**53, 1e10]
+        values = [*small, *large, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 100.0]
+        return np.array([*values, *[-x for x in values]]).astype(dtype.numpy)
+    if dtype.kind == "bool":
+        return np.array([False, True])
+    bounds = np.iinfo(dtype.numpy.name)
+    values = [
+        bounds.min,
+        bounds.min + 1,
+        0,
+        1,
+        2,
+        3,
+        7,
+        bounds.max // 2,
+        bounds.max - 1,
+        bounds.max,
+    ]
+    return np.array(values + ([-1, -2, -7] if bounds.min else []), dtype.numpy)
+
+
+def pairs(dtype: DType, count: int) -> list[Array]:
+    """All combinations of special values."""
+    values = special(dtype)
+    product = np.array([*itertools.product(values, repeat=min(count, 2))], values.dtype)
+    columns = [np.ascontiguousarray(column) for column in product.T]
+    return [*columns, *[np.roll(columns[0], 3)] * (count - len(columns))]
+
+
+def assert_same(given: Array, expected: Array) -> None:
+    """Equal bits, but for those of nans."""
+    np.testing.assert_array_equal(given, expected)
+    if given.dtype.kind == "f":
+        real = ~np.isnan(expected)
+        np.testing.assert_array_equal(np.signbit(given[real]), np.signbit(expected[real]))
+
+
+def accepts(name: str, operands: list[Array]) -> bool:
+    try:
+        return OPS[name].infer([TensorType.of(x) for x in operands], {}) is not None
+    except OpError:
+        return False
+
+
+@pytest.mark.parametrize("dtype", DType.all.values(), ids=str)
+@pytest.mark.parametrize("name", EXACT)
+def test_has_numpys_bits_for_special_values(name: str, dtype: DType) -> None:
+    operands = pairs(dtype, len(OPS[name].inputs))
+    if name == "where":
+        operands = [pairs(dtype, 2)[0] > pairs(dtype, 2)[1], *pairs(dtype, 2)]
+    if not accepts(name, operands):
+        return
+    if dtype.is_integer and name in ("isnan", "isinf", "isfinite"):
+        assert not planned(name, *operands)
+        return
+    assert planned(name, *operands)
+    assert_same(native(name, *operands), reference(name, *operands))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", EXACT)
+def test_has_numpys_bits_for_any_size(name: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    for dtype in DType.all.values():
+        drawn = rng.standard_normal((3, size)) * 50
+        operands = [*drawn.astype(dtype.numpy)][: len(OPS[name].inputs)]
+        if dtype.kind == "unsigned":
+            operands = [*np.abs(drawn).astype(dtype.numpy)][: len(OPS[name].inputs)]
+        if name == "where":
+            operands[0] = operands[0] > 0
+        if accepts(name, operands) and planned(name, *operands):
+            assert_same(native(name, *operands), reference(name, *operands))
+
+
+@pytest.mark.parametrize(("x", "y"), [*itertools.product(DType.all.values(), repeat=2)], ids=str)
+def test_converts_as_numpy(x: DType, y: DType) -> None:
+    values = special(x)
+    if x.is_float and not y.is_float and y.kind != "bool":  # what y does not hold is undefined
+        low, high = np.iinfo(y.numpy.name).min, np.iinfo(y.numpy.name).max
+        values = values[(values > low) & (values < high)]
+    for operand in (values, np.resize(values, 1000)):
+        assert planned("astype", operand, dtype=y.name)
+        given = native("astype", operand, dtype=y.name)
+        assert_same(given, reference("astype", operand, dtype=y.name))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ["relu"])
+def test_relu(name: str, dtype: str) -> None:
+    x = special(DType.named(dtype))
+    assert_same(native(name, x), reference(name, x))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_pow_is_cs(dtype: str) -> None:
+    x, y = pairs(DType.named(dtype), 2)
+    tolerance = 1e-6 if dtype == "f32" else 1e-15
+    np.testing.assert_allclose(native("pow", x, y), reference("pow", x, y), rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["add", "less", "maximum", "multiply"])
+def test_promotes_operands(name: str) -> None:
+    for x, y in itertools.product(DType.all.values(), repeat=2):
+        operands = [np.resize(special(x), 1500), np.resize(special(y), (3, 1))]
+        operands[0] = operands[0].reshape(3, 500)
+        if accepts(name, operands):
+            assert planned(name, *operands)
+            assert_same(native(name, *operands), reference(name, *operands))
+
+
+# --- elementary functions ------------------------------------------------------------
+
+
+def test_f32_functions_are_within_4_ulp() -> None:
+    for name, (error, x) in zip(FUNCTIONS, block_errors(0, 4097, (*FUNCTIONS,)), strict=True):
+        assert error <= LIMIT, (name, error, x)
+
+
+def true_values(name: str, x: Array) -> Array:
+    """In 80-bit arithmetic, or by C's erfc, rounded to f64."""
+    wide = x.astype(np.longdouble)
+    if name == "sigmoid":
+        result = 1 / (1 + np.exp(-wide))
+    elif name == "erf":
+        result = np.array([math.erf(each) for each in x], np.longdouble)
+    elif name == "gelu_erf":
+        z = -wide / np.sqrt(np.longdouble(2))
+        short = z.astype(np.float64)  # C's function takes no more digits
+        slope = -2 / np.sqrt(np.longdouble(np.pi)) * np.exp(-(short.astype(np.longdouble) ** 2))
+        tails = np.array([math.erfc(each) for each in short], np.longdouble)
+        result = wide * (tails + (z - short) * slope) / 2
+    elif name == "gelu_tanh":
+        root = np.sqrt(2 / np.longdouble("3.14159265358979323846"))
+        result = wide / (1 + np.exp(-2 * root * (wide + np.longdouble("0.044715") * wide**3)))
+    else:
+        result = getattr(np, name)(wide)
+    return result
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if "vjp" not in name])
+def test_f64_functions_are_within_4_ulp(name: str) -> None:
+    if np.finfo(np.longdouble).nmant < 60:
+        pytest.skip("no arithmetic of 80 bits here")
+    rng = np.random.default_rng(1)
+    signs = np.sign(rng.standard_normal(20000))
+    x = np.concatenate(
+        [
+            signs * np.exp(rng.uniform(-40, 3, 20000)),
+            rng.uniform(-2, 2, 20000),
+            rng.uniform(-36, 20, 20000),
+        ]
+    )
+    if name.startswith("log"):
+        x = np.concatenate([np.abs(x), np.exp(rng.uniform(-700, 700, 20000)), [5e-324, 1e-310]])
+    elif name in ("exp", "sigmoid", "expm1"):
+        x = np.concatenate([x, rng.uniform(-740, 709, 20000)])
+    function, _ = FUNCTIONS[name]
+    with np.errstate(all="ignore"):
+        given, true = function(x), true_values(name, x)
+        unit = np.spacing(np.maximum(np.abs(true.astype(np.float64)), np.finfo(np.float64).tiny))
+        errors = np.abs(given - true).astype(np.float64) / unit
+    limit = LIMIT + (4 if name == "gelu_erf" else 0)  # C's erfc has errors of its own
+    errors[np.isnan(true.astype(np.float64)) & np.isnan(given)] = 0
+    worst = int(np.argmax(errors))
+    assert (errors <= limit).all(), (x[worst], errors[worst])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", [*FUNCTIONS])
+def test_functions_have_numpys_special_values(name: str, dtype: str) -> None:
+    x = special(DType.named(dtype))
+    x = x[np.abs(x) != np.finfo(x.dtype).max]  # where the reference overflows
+    attributes: dict[str, Any] = {}
+    op, inputs = name, [x]
+    if name.startswith("gelu"):
+        attributes = {"approximate": name.endswith("tanh")}
+        op, inputs = ("gelu_vjp", [np.ones_like(x), x]) if "vjp" in name else ("gelu", [x])
+    given, expected = native(op, *inputs, **attributes), reference(op, *inputs, **attributes)
+    if "vjp" in name:  # the reference has nan where x^3 overflows
+        given[np.isnan(expected)] = np.nan
+    assert planned(op, *inputs, **attributes)
+    eps = float(np.finfo(x.dtype).eps)
+    np.testing.assert_allclose(given, expected, rtol=64 * eps, atol=8 * eps)
+    real = ~np.isnan(expected) & (np.abs(expected) > eps)
+    np.testing.assert_array_equal(np.signbit(given[real]), np.signbit(expected[real]))
+
+
+@pytest.mark.parametrize("name", ["exp", "expm1", "log1p", "tanh", "erf", "gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_element_has_the_same_bits_wherever_it_lies(name: str, dtype: str) -> None:
+    function, _ = FUNCTIONS[name]
+    x = np.random.default_rng(2).standard_normal(100).astype(DType.named(dtype).numpy)
+    whole = function(x)
+    for start, stop in ((0, 1), (1, 3), (3, 20), (20, 37), (37, 100)):
+        assert function(x[start:stop].copy()).tobytes() == whole[start:stop].tobytes()
