@@ -1,0 +1,305 @@
+/* The functions of functions.h for one type F, whose bits are a U; included once for each. */
+
+static inline U FN(bits)(F x)
+{
+    union {
+        F value;
+        U bits;
+    } both = {.value = x};
+    return both.bits;
+}
+
+static inline F FN(of_bits)(U bits)
+{
+    union {
+        U bits;
+        F value;
+    } both = {.bits = bits};
+    return both.value;
+}
+
+static inline F FN(magnitude)(F x)
+{
+    return FN(of_bits)(FN(bits)(x) & ~SIGN);
+}
+
+static inline F FN(with_sign)(F magnitude, F sign)
+{
+    return FN(of_bits)((FN(bits)(magnitude) & ~SIGN) | (FN(bits)(sign) & SIGN));
+}
+
+/* x, but at most or at least so much; a nan stays one. */
+static inline F FN(at_most)(F limit, F x)
+{
+    return limit < x ? limit : x;
+}
+
+static inline F FN(at_least)(F limit, F x)
+{
+    return limit > x ? limit : x;
+}
+
+/* Polynomials, from the constant term on: the terms of low order, which are the large ones, are
+ * added last, and few roundings follow each other. */
+static inline F FN(poly3)(F x, F c0, F c1, F c2, F c3)
+{
+    return (c0 + c1 * x) + (x * x) * (c2 + c3 * x);
+}
+
+static inline F FN(poly4)(F x, F c0, F c1, F c2, F c3, F c4)
+{
+    F square = x * x;
+    return FN(poly3)(x, c0, c1, c2, c3) + square * square * c4;
+}
+
+static inline F FN(poly5)(F x, F c0, F c1, F c2, F c3, F c4, F c5)
+{
+    F square = x * x;
+    return FN(poly3)(x, c0, c1, c2, c3) + square * square * (c4 + c5 * x);
+}
+
+static inline F FN(poly6)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6)
+{
+    F square = x * x;
+    return FN(poly3)(x, c0, c1, c2, c3) + square * square * (c4 + c5 * x + square * c6);
+}
+
+static inline F FN(poly9)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9)
+{
+    F square = x * x, fourth = square * square;
+    F high = FN(poly5)(x, c4, c5, c6, c7, c8, c9);
+    return FN(poly3)(x, c0, c1, c2, c3) + fourth * high;
+}
+
+static inline F FN(poly10)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9, F c10)
+{
+    F square = x * x, fourth = square * square;
+    F high = FN(poly6)(x, c4, c5, c6, c7, c8, c9, c10);
+    return FN(poly3)(x, c0, c1, c2, c3) + fourth * high;
+}
+
+static inline F FN(poly11)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9, F c10,
+                           F c11)
+{
+    F square = x * x, fourth = square * square;
+    F middle = FN(poly3)(x, c4, c5, c6, c7), high = FN(poly3)(x, c8, c9, c10, c11);
+    return FN(poly3)(x, c0, c1, c2, c3) + (fourth * middle + fourth * fourth * high);
+}
+
+/* x without the lower half of its digits: products of two such numbers are exact. */
+static inline F FN(upper)(F x)
+{
+    return FN(of_bits)(FN(bits)(x) & UPPER);
+}
+
+/* 2^n for a shifted n: n + SHIFTER, whose last bits are those of n as an integer. */
+static inline F FN(power_of_2)(F shifted)
+{
+    return FN(of_bits)((FN(bits)(shifted) + BIAS) << DIGITS);
+}
+
+/* 2^n as 2^h times a rest, both normal where 2^n is not; and 2^-h. */
+static inline F FN(halves)(F shifted, F *rest, F *inverse)
+{
+    U bits = FN(bits)(shifted), half = (bits + 2 * (BIAS + 1)) >> 1; /* h + BIAS + 1 */
+    *rest = FN(of_bits)((bits - half + (2 * BIAS + 1)) << DIGITS);
+    *inverse = FN(of_bits)((2 * BIAS + 1 - half) << DIGITS);
+    return FN(of_bits)((half - 1) << DIGITS);
+}
+
+/* x 2^n, rounded once, also where 2^n is no normal number. */
+static inline F FN(scaled)(F x, F shifted)
+{
+    F rest, inverse, half = FN(halves)(shifted, &rest, &inverse);
+    return x * half * rest;
+}
+
+/* e^(high + low) = 2^n (1 + p): returns p, and n shifted. |low| is far below |high|. */
+static inline F FN(reduced_expm1)(F high, F low, F *shifted)
+{
+    *shifted = high * LOG2_E + SHIFTER;
+    F n = *shifted - SHIFTER;
+    F r = (high - n * LN2_HIGH) - (n * LN2_LOW - low);
+    return r + r * r * EXPM1(r);
+}
+
+static inline F FN(exp)(F x)
+{
+    F shifted, within = FN(at_least)(EXP_LEAST, FN(at_most)(EXP_MOST, x));
+    F p = FN(reduced_expm1)(within, 0, &shifted);
+    return FN(scaled)(1 + p, shifted);
+}
+
+/* 2^n (1 + p) - 1 is 2^n p + (2^n - 1), where the difference is exact. */
+static inline F FN(expm1)(F x)
+{
+    F shifted, within = FN(at_least)(EXPM1_LEAST, FN(at_most)(EXP_MOST, x));
+    F p = FN(reduced_expm1)(within, 0, &shifted);
+    F half = FN(power_of_2)(shifted - 1); /* 2^n may be too large */
+    F y = (half * p + (half - (F)0.5)) * 2;
+    return FN(with_sign)(shifted == SHIFTER ? p : y, x);
+}
+
+/* With m = e^(2|x|) - 1, tanh|x| is m / (m + 2). */
+static inline F FN(tanh)(F x)
+{
+    F shifted, a = FN(magnitude)(x);
+    F p = FN(reduced_expm1)(2 * FN(at_most)(TANH_MOST, a), 0, &shifted);
+    F power = FN(power_of_2)(shifted);
+    F m = power * p + (power - 1);
+    return FN(with_sign)(m / (m + 2), x);
+}
+
+/* 1 / (1 + e^v) is s / (s + t), where s = 2^-h is in scale: returns s + t. */
+static inline F FN(logistic)(F high, F low, F *s, F *t)
+{
+    F shifted, rest, p = FN(reduced_expm1)(high, low, &shifted);
+    FN(halves)(shifted, &rest, s);
+    *t = (1 + p) * rest;
+    return *s + *t;
+}
+
+static inline F FN(sigmoid)(F x)
+{
+    F s, t, v = FN(at_most)(-EXP_LEAST, FN(at_least)(-SIGMOID_MOST, -x));
+    F sum = FN(logistic)(v, 0, &s, &t);
+    return s / sum;
+}
+
+/* x = 2^k (1 + f), with 1 + f from sqrt(1/2) to sqrt(2), for a normal or subnormal x > 0. */
+static inline F FN(fraction)(F x, F *k)
+{
+    F small = x < LEAST_NORMAL ? (F)1 : (F)0;
+    U bits = FN(bits)(x < LEAST_NORMAL ? x * SUBNORMAL_SCALE : x) + (BITS_OF_1 - BITS_OF_SQRT_HALF);
+    F power = FN(of_bits)((bits >> DIGITS) | BITS_OF_INTEGERS) - (INTEGERS + BIAS);
+    *k = power - small * (DIGITS + 2);
+    return FN(of_bits)((bits & (((U)1 << DIGITS) - 1)) + BITS_OF_SQRT_HALF) - 1;
+}
+
+/* What is particular about the logarithm y of x. */
+static inline F FN(checked_log)(F y, F x)
+{
+    F odd = x == 0 ? -(F)INFINITY : x < 0 ? (F)NAN : x;
+    return x > 0 && x < (F)INFINITY ? y : odd;
+}
+
+/* log(1 + f) is f - f^2 / 2 + s (f^2 / 2 + R), where s = f / (2 + f) and R is a polynomial in s^2
+ * (from Sun's fdlibm, as are the coefficients). */
+static inline F FN(log)(F x)
+{
+    F k, f = FN(fraction)(x, &k), s = f / (2 + f), z = s * s, half = (F)0.5 * f * f;
+    F y = s * (half + LOG_R(z)) + k * LN2_LOW - half + f + k * LN2_HIGH;
+    return FN(checked_log)(y, x);
+}
+
+static inline F FN(log1p)(F x)
+{
+    F k, u = 1 + x, f = FN(fraction)(u, &k);
+    F lost = (u > 2 ? 1 - (u - x) : x - (u - 1)) / u; /* u (1 + lost) is 1 + x */
+    f = k == 0 ? x : f;
+    lost = k == 0 ? 0 : lost;
+    F s = f / (2 + f), z = s * s, half = (F)0.5 * f * f;
+    F y = s * (half + LOG_R(z)) + (k * LN2_LOW + lost) - half + f + k * LN2_HIGH;
+    return FN(magnitude)(x) < LEAST_NORMAL ? x : FN(checked_log)(y, u);
+}
+
+/* log(1 + f) as a short number and a rest. */
+static inline F FN(two_logs)(F f, F *rest)
+{
+    F s = f / (2 + f), z = s * s, half = (F)0.5 * f * f, high = FN(upper)(f - half);
+    *rest = (f - high) - half + s * (half + LOG_R(z));
+    return high;
+}
+
+static inline F FN(log2)(F x)
+{
+    F k, low, high = FN(two_logs)(FN(fraction)(x, &k), &low);
+    F y = (low + high) * LOG2_E_LOW + low * LOG2_E_HIGH + high * LOG2_E_HIGH + k;
+    return FN(checked_log)(y, x);
+}
+
+static inline F FN(log10)(F x)
+{
+    F k, low, high = FN(two_logs)(FN(fraction)(x, &k), &low);
+    F y = k * LOG10_2_LOW + (low + high) * LOG10_E_LOW + low * LOG10_E_HIGH;
+    return FN(checked_log)(y + high * LOG10_E_HIGH + k * LOG10_2_HIGH, x);
+}
+
+/* e^(a^2 / 2) erfc(a / sqrt(2)) for 0 <= a <= GELU_ERF_MOST: 1 / (1 + a), nearly. */
+static inline F FN(erfcx)(F a)
+{
+    return (1 + a * ERFCX_P(a) / ERFCX_Q(a)) / (1 + a);
+}
+
+static inline F FN(erf)(F x)
+{
+    F shifted, a = FN(magnitude)(x), z = FN(at_most)(ERF_MOST, a), square = z * z;
+    F p = FN(reduced_expm1)(-square, 0, &shifted);
+    F far = 1 - (1 + p) * FN(erfcx)(z * SQRT_2) * FN(power_of_2)(shifted);
+    return FN(with_sign)(a < (F)0.5 ? a + a * ERF_NEAR(square) : far, x);
+}
+
+/* x^2 / 2 as a number and a rest. */
+static inline F FN(half_square)(F x, F *rest)
+{
+    F upper = FN(upper)(x);
+    *rest = (x - upper) * (x + upper) * (F)0.5;
+    return upper * upper * (F)0.5;
+}
+
+/* x Phi(x). With Q(a) = erfc(a / sqrt(2)) / 2 that is x Q(-x) for x < 0, else x - x Q(x). */
+static inline F FN(gelu_erf)(F x)
+{
+    F shifted, low, within = FN(at_least)(-GELU_ERF_MOST, FN(at_most)(GELU_ERF_MOST, x));
+    F high = FN(half_square)(within, &low);
+    F p = FN(reduced_expm1)(-high, -low, &shifted);
+    F product = (F)0.5 * within * FN(erfcx)(FN(magnitude)(within));
+    F y = FN(scaled)(product + product * p, shifted);
+    y = x < 0 ? y : x - y;
+    return x == -(F)INFINITY ? (F)NAN : y;
+}
+
+/* g (Phi(x) + x Phi'(x)). For x < 0 the sum is e^(-x^2 / 2) (erfcx(-x / sqrt(2)) / 2 + k x), with
+ * k = 1 / sqrt(2 pi); for x > 0 it is 1 less that of -x. */
+static inline F FN(gelu_erf_vjp)(F g, F x)
+{
+    F shifted, low, a = FN(at_most)(GELU_ERF_MOST, FN(magnitude)(x));
+    F high = FN(half_square)(a, &low);
+    F p = FN(reduced_expm1)(-high, -low, &shifted);
+    F sum = (F)0.5 * FN(erfcx)(a) - a * INVERSE_SQRT_TWO_PI;
+    F slope = FN(scaled)(sum + sum * p, shifted);
+    return g * (x < 0 ? slope : 1 - slope);
+}
+
+/* v = x (c1 + c3 x^2) as a number and a rest, where tanh's argument in gelu is v / 2; and v'. All
+ * products and sums but those of the rest are exact. */
+static inline F FN(cubic)(F x, F *rest, F *slope)
+{
+    F upper = FN(upper)(x), lower = x - upper, square = x * x;
+    F factor = FN(upper)((C1_HIGH + C1_LOW) + C3 * square), short_square = FN(upper)(square);
+    F square_rest = (upper * upper - short_square) + lower * (x + upper);
+    F factor_rest = ((C1_HIGH - factor) + C3_HIGH * short_square) +
+                    ((C1_LOW + C3_LOW * short_square) + C3 * square_rest);
+    *rest = lower * factor + x * factor_rest;
+    *slope = (3 * factor - 2 * C1_HIGH) + (3 * factor_rest - 2 * C1_LOW); /* c1 + 3 c3 x^2 */
+    return upper * factor;
+}
+
+/* x / (1 + e^-v), which is x (1 + tanh(v / 2)) / 2. */
+static inline F FN(gelu_tanh)(F x)
+{
+    F s, t, low, slope, above = FN(at_least)(-GELU_TANH_MOST, x);
+    F high = FN(cubic)(FN(at_most)(LINEAR_FROM, above), &low, &slope);
+    F sum = FN(logistic)(-high, -low, &s, &t);
+    F y = above / sum * s;
+    return x == -(F)INFINITY ? (F)NAN : y;
+}
+
+/* With y = 1 / (1 + e^-v): g y (1 + (1 - y) x v'). */
+static inline F FN(gelu_tanh_vjp)(F g, F x)
+{
+    F s, t, low, slope, within = FN(at_least)(-GELU_TANH_MOST, FN(at_most)(LINEAR_FROM, x));
+    F high = FN(cubic)(within, &low, &slope);
+    F inverse = 1 / FN(logistic)(-high, -low, &s, &t);
+    return g * ((inverse + inverse * (inverse * t * (within * slope))) * s);
+}
