@@ -23,7 +23,7 @@ def _softmax(op: str, x: TensorType, axis: Axis) -> Plan | None:
     if axes is None or axes.rows > 1 or not x.size:
         return None
     outer, _, _, length, inner = axes
-    size, work = x.dtype.itemsize, 2.0 * x.size
+    size, work = x.dtype.itemsize, 0.25 * x.nbytes
     if inner == 1:
         return Plan(
             f"{op}_{x.dtype}", 2, [length], units=outer, work=work, scratch=3 * _SOME * size
@@ -61,7 +61,7 @@ def _cross_entropy(op: str) -> Twin:
             len(types),
             [logits.shape[-1], labels.dtype.itemsize, labels.dtype.kind == "signed"],
             units=labels.size,
-            work=2.0 * logits.size,
+            work=0.25 * logits.nbytes,
             scratch=3 * _SOME * logits.dtype.itemsize,
         )
 
@@ -84,7 +84,7 @@ def _layer_norm(op: str, ns: float) -> Twin:
             [length],
             [attributes["eps"]],
             units=x.size // length,
-            work=ns * x.size,
+            work=ns / 4 * x.nbytes,
             scratch=length * x.dtype.itemsize,
         )
 
