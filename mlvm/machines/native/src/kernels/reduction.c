@@ -1,4 +1,176 @@
-/* Many elements to one: sums, extremes, statistics. */
+/* Many elements to one: sums, extremes, statistics.
+ *
+ * Axes that lie side by side and are all reduced, or all kept, are one. What is left are at most
+ * the kept outer, the reduced outer, the kept middle, the reduced and the kept inner axis. An
+ * output is a row of `inner` results, for which `rows` times `length` rows of x are combined.
+ */
 #include "../plan.h"
 
-const KernelEntry TARGETED(reduction_kernels)[] = {{NULL, NULL, NULL}};
+#include <math.h>
+#include <stdint.h>
+
+/* n. A unit is a part of an output, of a block of its columns. */
+enum {
+    OUTPUTS,
+    LENGTH, /* how many rows of x follow one another; the reduced axis */
+    INNER,
+    ROWS_OUTER, /* how often, each time `STRIDE` elements further; the reduced outer axis */
+    MIDDLE,
+    STRIDE,
+    PARTS, /* of an output, PARTS_OF_LENGTH of them for the same outer rows */
+    PARTS_OF_LENGTH,
+    PART_ROWS, /* outer rows in a part */
+    PART_LENGTH,
+    BLOCKS, /* of columns */
+    WIDTH,  /* of a block */
+    CONTIGUOUS /* whether unit u is output u, of x's next LENGTH * INNER elements */
+};
+enum { WIDEST = 1024 }; /* the most columns of a block */
+
+typedef struct {
+    int64_t from, to; /* where its elements are in x, and its results in the result or `shared` */
+    int64_t rows, length, width, first; /* `first` of LENGTH */
+} Part;
+
+static inline int64_t at_most(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
+
+static inline Part part_of(const int64_t *n, int64_t unit)
+{
+    if (n[CONTIGUOUS])
+        return (Part){unit * n[LENGTH] * n[INNER], unit * n[INNER], 1, n[LENGTH], n[INNER], 0};
+    const int64_t column = unit % n[BLOCKS] * n[WIDTH], index = unit / n[BLOCKS];
+    const int64_t output = index / n[PARTS], part = index % n[PARTS];
+    const int64_t row = part / n[PARTS_OF_LENGTH] * n[PART_ROWS];
+    const int64_t first = part % n[PARTS_OF_LENGTH] * n[PART_LENGTH];
+    const int64_t outer = output / n[MIDDLE], middle = output % n[MIDDLE];
+    return (Part){
+        .from = (outer * n[ROWS_OUTER] + row) * n[STRIDE] +
+                (middle * n[LENGTH] + first) * n[INNER] + column,
+        .to = index * n[INNER] + column,
+        .rows = at_most(n[PART_ROWS], n[ROWS_OUTER] - row),
+        .length = at_most(n[PART_LENGTH], n[LENGTH] - first),
+        .width = at_most(n[WIDTH], n[INNER] - column),
+        .first = first,
+    };
+}
+
+/* How many elements each result of a unit is made of. */
+static inline int64_t elements_of(const int64_t *n, int64_t unit)
+{
+    const Part part = part_of(n, unit);
+    return part.rows * part.length;
+}
+
+#define TYPE f32
+#define X float
+#define SUM float
+#define LOWEST -INFINITY
+#define HIGHEST INFINITY
+#define FLOAT
+#define DECISIONS
+#include "reductions.h"
+
+#define TYPE f64
+#define X double
+#define SUM double
+#define LOWEST -INFINITY
+#define HIGHEST INFINITY
+#define FLOAT
+#define DECISIONS
+#include "reductions.h"
+
+#define TYPE f32_f64
+#define X float
+#define SUM double
+#define FLOAT
+#define SUMS_ONLY
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define TYPE i8
+#define X int8_t
+#define SUM uint64_t
+#define LOWEST INT8_MIN
+#define HIGHEST INT8_MAX
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define TYPE u8
+#define X uint8_t
+#define SUM uint64_t
+#define LOWEST 0
+#define HIGHEST UINT8_MAX
+#define DECISIONS
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define TYPE i16
+#define X int16_t
+#define SUM uint64_t
+#define LOWEST INT16_MIN
+#define HIGHEST INT16_MAX
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define TYPE u16
+#define X uint16_t
+#define SUM uint64_t
+#define LOWEST 0
+#define HIGHEST UINT16_MAX
+#define DECISIONS
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define TYPE i32
+#define X int32_t
+#define SUM uint64_t
+#define LOWEST INT32_MIN
+#define HIGHEST INT32_MAX
+#include "reductions.h"
+
+#define TYPE u32
+#define X uint32_t
+#define SUM uint64_t
+#define LOWEST 0
+#define HIGHEST UINT32_MAX
+#define DECISIONS
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define TYPE i64
+#define X int64_t
+#define SUM uint64_t
+#define LOWEST INT64_MIN
+#define HIGHEST INT64_MAX
+#include "reductions.h"
+
+#define TYPE u64
+#define X uint64_t
+#define SUM uint64_t
+#define LOWEST 0
+#define HIGHEST UINT64_MAX
+#define DECISIONS
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define ENTRY(op, type) {#op "_" #type, run_##op##_##type, finish_##op##_##type}
+#define SUMS(type)                                                                       \
+    ENTRY(sum, type),                                                                    \
+    {                                                                                    \
+        "cumulative_sum_" #type, run_cumulative_sum_##type, NULL                         \
+    }
+#define EXTREMES(type)                                                                   \
+    ENTRY(max, type), ENTRY(min, type), ENTRY(argmax, type), ENTRY(argmin, type)
+#define DECISIONS(type) ENTRY(all, type), ENTRY(any, type)
+#define INTEGERS(signed, unsigned)                                                       \
+    SUMS(signed), EXTREMES(signed), SUMS(unsigned), EXTREMES(unsigned), DECISIONS(unsigned)
+#define FLOATS(type)                                                                     \
+    SUMS(type), EXTREMES(type), DECISIONS(type), ENTRY(prod, type), ENTRY(var, type)
+
+const KernelEntry TARGETED(reduction_kernels)[] = {
+    FLOATS(f32),      FLOATS(f64),        SUMS(f32_f64),      ENTRY(prod, i32),
+    ENTRY(prod, i64), INTEGERS(i8, u8),   INTEGERS(i16, u16), INTEGERS(i32, u32),
+    INTEGERS(i64, u64), {NULL, NULL, NULL}};

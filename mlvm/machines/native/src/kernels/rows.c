@@ -1,4 +1,74 @@
 /* Softmax, cross-entropy and layer normalisation: what works on one row after the other. */
 #include "../plan.h"
 
-const KernelEntry TARGETED(rows_kernels)[] = {{NULL, NULL, NULL}};
+#include "functions.h"
+
+#include <math.h>
+#include <stdint.h>
+
+enum { SOME = 1024 }; /* elements that are worked on together: they stay in the first-level cache */
+
+static inline int64_t at_most(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
+
+/* A label; one that int64_t does not hold is negative. */
+static inline int64_t label_at(const Plan *plan, const char *labels, int64_t i)
+{
+    const int has_sign = (int)plan->n[2];
+    switch (plan->n[1]) {
+    case 1:
+        return has_sign ? ((const int8_t *)labels)[i] : ((const uint8_t *)labels)[i];
+    case 2:
+        return has_sign ? ((const int16_t *)labels)[i] : ((const uint16_t *)labels)[i];
+    case 4:
+        return has_sign ? ((const int32_t *)labels)[i] : (int64_t)((const uint32_t *)labels)[i];
+    default:
+        return ((const int64_t *)labels)[i];
+    }
+}
+
+/* Of columns: where its elements begin, and its results if each column has one. */
+typedef struct {
+    int64_t at, result, width;
+} Block;
+
+static inline Block block_of(const Plan *plan, int64_t unit)
+{
+    const int64_t *n = plan->n, outer = unit / n[2], column = unit % n[2] * n[3];
+    return (Block){outer * n[0] * n[1] + column, outer * n[1] + column,
+                   at_most(n[3], n[1] - column)};
+}
+
+static inline float root_f32(float x)
+{
+    return sqrtf(x);
+}
+
+static inline double root_f64(double x)
+{
+    return sqrt(x);
+}
+
+#define F float
+#define FN(name) MLVM_JOIN(name, f32)
+#include "rows_of.h"
+
+#define F double
+#define FN(name) MLVM_JOIN(name, f64)
+#include "rows_of.h"
+
+#define ENTRY(op, type) {#op "_" #type, op##_##type, NULL}
+#define ENTRIES(type)                                                                    \
+    ENTRY(softmax, type), ENTRY(log_softmax, type), ENTRY(logsumexp, type),              \
+        ENTRY(softmax_of_columns, type), ENTRY(log_softmax_of_columns, type),            \
+        ENTRY(logsumexp_of_columns, type), ENTRY(softmax_cross_entropy, type),           \
+        ENTRY(softmax_cross_entropy_vjp, type), ENTRY(layer_norm_normalize, type),       \
+        ENTRY(layer_norm, type), ENTRY(layer_norm_vjp, type),                            \
+    {                                                                                    \
+        "layer_norm_scale_vjp_" #type, layer_norm_scale_vjp_##type,                      \
+            finish_layer_norm_scale_vjp_##type                                           \
+    }
+
+const KernelEntry TARGETED(rows_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};

@@ -1,0 +1,209 @@
+/* How rows of one dtype are reduced: included once for each reduction, after defining
+ *
+ *   REDUCE(name)   the function's name for this reduction
+ *   X, A           the types of an element and of a result
+ *   LIFT(x, c)     what one element contributes, where c is what a variance subtracts
+ *   COMBINE(a, b)  of two results; it evaluates them more than once
+ *   IDENTITY       COMBINE(a, IDENTITY) is a
+ *   DECIDED(a)     optional: whether no other element can change the result a
+ *   ANY_ORDER      optional: the compiler may choose the order of the combinations
+ *   ROUNDED        optional: results are rounded, and the less so the fewer follow one another
+ *
+ * Without ANY_ORDER the order is given by the lengths alone. A row is dealt out to LANES results
+ * side by side, block by block; in the end half of the lanes is combined with
+ * the other half until one is left. Columns are combined in eights, and these in blocks. So few
+ * combinations follow one another, and a sum is about as exact as a pairwise one.
+ */
+#include <stdint.h>
+
+#ifndef LANES
+#define OUT_OF_LINE static __attribute__((noinline, unused)) /* it is long and called often */
+#define LANES ((int)sizeof(A) < 8 ? 32 : 16)
+#define BLOCK (32 * LANES) /* elements of a row */
+#define ROWS 128           /* of columns, in a block */
+#define NARROW 16          /* columns */
+#define WIDE 64
+
+/* Half of the lanes with the other half, until one is left; W is a constant. */
+#define FOLD_LANES(s, W)                                                                 \
+    _Pragma("GCC unroll 8") for (int w = (W) / 2; w > 0; w /= 2)                         \
+    {                                                                                    \
+        for (int j = 0; j < w; j++)                                                      \
+            (s)[j] = COMBINE((s)[j], (s)[j + w]);                                        \
+    }
+
+/* A row of W to 2 W elements: its first W, and its last W but those that are among the first. */
+#define REDUCE_SHORT(W)                                                                  \
+    if ((W) <= LANES && n >= (W)) {                                                      \
+        enum { width = (W) <= LANES ? (W) : 1 };                                         \
+        const X *last = x + n - width;                                                   \
+        const int repeated = 2 * width - (int)n;                                         \
+        A s[width];                                                                      \
+        for (int j = 0; j < width; j++) {                                                \
+            const A l = LIFT(x[j], c), r = LIFT(last[j], c);                             \
+            s[j] = COMBINE(l, (j < repeated ? (A)IDENTITY : r));                         \
+        }                                                                                \
+        FOLD_LANES(s, width)                                                             \
+        return s[0];                                                                     \
+    }
+
+/* To the lanes s, a multiple of LANES elements. */
+#define REDUCE_WHOLE(s, x, n)                                                            \
+    for (int j = 0; j < LANES; j++)                                                      \
+        s[j] = IDENTITY;                                                                 \
+    for (int64_t k = 0; k < (n); k += LANES)                                             \
+        for (int j = 0; j < LANES; j++) {                                                \
+            const A r = LIFT((x)[k + j], c);                                             \
+            s[j] = COMBINE(s[j], r);                                                     \
+        }
+
+/* To the lanes s, the last n % LANES elements of n, read as part of the last LANES. */
+#define REDUCE_REST(s, x, n)                                                             \
+    if ((n) % LANES) {                                                                   \
+        const int repeated = (int)(LANES - (n) % LANES);                                 \
+        for (int j = 0; j < LANES; j++) {                                                \
+            const A r = LIFT((x)[(n)-LANES + j], c);                                     \
+            s[j] = COMBINE(s[j], (j < repeated ? (A)IDENTITY : r));                      \
+        }                                                                                \
+    }
+#endif
+
+#ifndef DECIDED
+#define DECIDED(a) 0
+#endif
+
+#ifdef ANY_ORDER
+OUT_OF_LINE A REDUCE(row)(const X *x, int64_t n, A c)
+{
+    A s = IDENTITY;
+    (void)c;
+    for (int64_t i = 0; i < n && !DECIDED(s); i += BLOCK) {
+        const int64_t end = n - i < BLOCK ? n : i + BLOCK;
+        for (int64_t k = i; k < end; k++) {
+            const A r = LIFT(x[k], c);
+            s = COMBINE(s, r);
+        }
+    }
+    return s;
+}
+#else
+static inline A REDUCE(short_row)(const X *x, int64_t n, A c)
+{
+    (void)c;
+    REDUCE_SHORT(32)
+    REDUCE_SHORT(16)
+    REDUCE_SHORT(8)
+    REDUCE_SHORT(4)
+    REDUCE_SHORT(2)
+    REDUCE_SHORT(1)
+    return IDENTITY;
+}
+
+/* A row of n elements. */
+OUT_OF_LINE A REDUCE(row)(const X *x, int64_t n, A c)
+{
+    if (n <= 2 * LANES)
+        return REDUCE(short_row)(x, n, c);
+    A s[LANES];
+    const int64_t whole = n - n % LANES;
+    if (n <= BLOCK) {
+        REDUCE_WHOLE(s, x, whole)
+        REDUCE_REST(s, x, n)
+        FOLD_LANES(s, LANES)
+        return s[0];
+    }
+    A total[LANES];
+    for (int j = 0; j < LANES; j++)
+        total[j] = IDENTITY;
+    for (int64_t i = 0; i < whole; i += BLOCK) {
+        REDUCE_WHOLE(s, x + i, (whole - i < BLOCK ? whole - i : BLOCK))
+        for (int j = 0; j < LANES; j++)
+            total[j] = COMBINE(total[j], s[j]);
+    }
+    REDUCE_REST(total, x, n)
+    FOLD_LANES(total, LANES)
+    return total[0];
+}
+#endif
+
+/* n rows of results to one, s[0 .. width]: half of them with the other half. */
+OUT_OF_LINE void REDUCE(fold)(A *s, int64_t n, int64_t width)
+{
+    while (n > 1) {
+        const int64_t half = n / 2, rest = (n - half) * width;
+        for (int64_t j = 0; j < half * width; j++)
+            s[j] = COMBINE(s[j], s[rest + j]);
+        n -= half;
+    }
+}
+
+/* Rows of n elements that are `stride` apart, to one result. */
+OUT_OF_LINE A REDUCE(rows)(const X *x, int64_t rows, int64_t stride, int64_t n, A c)
+{
+    if (rows == 1)
+        return REDUCE(row)(x, n, c);
+    A s[128] = {0};
+    int64_t m = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        s[m++] = REDUCE(row)(x + i * stride, n, c);
+        if (m == 128 || i == rows - 1) {
+            REDUCE(fold)(s, m, 1);
+            m = 1;
+        }
+    }
+    return s[0];
+}
+
+/* Rows of n elements that are `stride` apart, element by element into `to`; at most ROWS. */
+OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, int64_t stride,
+                                     int64_t n, const A *c)
+{
+    (void)c;
+#ifdef ROUNDED
+    for (; rows >= 8; rows -= 8, x += 8 * stride) {
+        const X *x1 = x + stride, *x2 = x1 + stride, *x3 = x2 + stride, *x4 = x3 + stride,
+                *x5 = x4 + stride, *x6 = x5 + stride, *x7 = x6 + stride;
+        for (int64_t j = 0; j < n; j++) {
+            A s0 = LIFT(x[j], c[j]), s1 = LIFT(x1[j], c[j]), s2 = LIFT(x2[j], c[j]),
+              s3 = LIFT(x3[j], c[j]), s4 = LIFT(x4[j], c[j]), s5 = LIFT(x5[j], c[j]),
+              s6 = LIFT(x6[j], c[j]), s7 = LIFT(x7[j], c[j]);
+            s0 = COMBINE(s0, s1), s2 = COMBINE(s2, s3), s4 = COMBINE(s4, s5);
+            s6 = COMBINE(s6, s7), s0 = COMBINE(s0, s2), s4 = COMBINE(s4, s6);
+            s0 = COMBINE(s0, s4), to[j] = COMBINE(to[j], s0);
+        }
+    }
+#endif
+    for (; rows; rows--, x += stride)
+        for (int64_t j = 0; j < n; j++) {
+            const A s0 = LIFT(x[j], c[j]);
+            to[j] = COMBINE(to[j], s0);
+        }
+}
+
+/* The same for any number of rows; `block` has room for n results. Many narrow rows are taken as
+ * fewer wide ones, whose columns are combined in the end. */
+OUT_OF_LINE void REDUCE(columns)(A *restrict to, const X *x, int64_t rows, int64_t stride,
+                                 int64_t n, const A *c, A *restrict block)
+{
+    if (n <= NARROW && n == stride && rows > ROWS) {
+        const int64_t times = WIDE / n, width = times * n, wide_rows = rows / times;
+        A wide_to[WIDE], wide_block[WIDE], wide_c[WIDE];
+        for (int64_t j = 0; j < width; j++) {
+            wide_to[j] = IDENTITY;
+            wide_c[j] = c ? c[j % n] : 0;
+        }
+        REDUCE(columns)(wide_to, x, wide_rows, width, width, wide_c, wide_block);
+        REDUCE(fold)(wide_to, times, n);
+        for (int64_t j = 0; j < n; j++)
+            to[j] = COMBINE(to[j], wide_to[j]);
+        rows -= wide_rows * times, x += wide_rows * width;
+    }
+    for (; rows > ROWS; rows -= ROWS, x += ROWS * stride) {
+        for (int64_t j = 0; j < n; j++)
+            block[j] = IDENTITY;
+        REDUCE(few_columns)(block, x, ROWS, stride, n, c);
+        for (int64_t j = 0; j < n; j++)
+            to[j] = COMBINE(to[j], block[j]);
+    }
+    REDUCE(few_columns)(to, x, rows, stride, n, c);
+}

@@ -1,0 +1,62 @@
+/* The kernel of one reduction: included after reduce.h, with the same definitions, and
+ * FINISH(out, n): optional, what is done to n results in the end. */
+#ifndef FINISH
+#define FINISH(out, n) (void)(out)
+#endif
+
+static int REDUCE(run)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = plan->n, length = n[LENGTH], inner = n[INNER];
+    A *out = (A *)p[0];
+    const X *x = (const X *)p[1];
+    if (n[CONTIGUOUS] && inner == 1) {
+        for (int64_t u = begin; u < end; u++)
+            out[u] = REDUCE(row)(x + u * length, length, 0);
+        FINISH(out + begin, end - begin);
+        return 0;
+    }
+    for (int64_t u = begin; u < end; u++) {
+        const Part part = part_of(n, u);
+        A *to = (n[PARTS] > 1 ? (A *)p[2] : out) + part.to;
+        const X *from = x + part.from;
+        if (inner == 1) {
+            *to = REDUCE(rows)(from, part.rows, n[STRIDE], part.length, 0);
+        } else {
+            for (int64_t j = 0; j < part.width; j++)
+                to[j] = IDENTITY;
+            for (int64_t r = 0; r < part.rows; r++)
+                REDUCE(columns)(to, from + r * n[STRIDE], part.length, inner, part.width, NULL,
+                                (A *)scratch);
+        }
+        if (n[PARTS] == 1)
+            FINISH(to, part.width);
+    }
+    return 0;
+}
+
+static int REDUCE(finish)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+                          char *scratch)
+{
+    const int64_t *n = plan->n, inner = n[INNER];
+    (void)begin, (void)end, (void)scratch;
+    if (n[PARTS] == 1)
+        return 0;
+    for (int64_t output = 0; output < n[OUTPUTS]; output++) {
+        A *to = (A *)p[0] + output * inner, *s = (A *)p[2] + output * n[PARTS] * inner;
+        REDUCE(fold)(s, n[PARTS], inner);
+        for (int64_t j = 0; j < inner; j++)
+            to[j] = s[j];
+        FINISH(to, inner);
+    }
+    return 0;
+}
+
+#undef REDUCE
+#undef A
+#undef LIFT
+#undef COMBINE
+#undef IDENTITY
+#undef DECIDED
+#undef ANY_ORDER
+#undef ROUNDED
+#undef FINISH

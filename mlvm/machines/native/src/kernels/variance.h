@@ -1,0 +1,79 @@
+/* The variance: of each part the mean and then the sum of the squares of the distances from it.
+ * Parts are joined as Chan, Golub and LeVeque join them (Updating formulae, 1979).
+ *
+ * a: how many elements, and that less `correction`, at least 0. */
+static int NAMED(run, var)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+                           char *scratch)
+{
+    const int64_t *n = plan->n, inner = n[INNER], length = n[LENGTH];
+    X *out = (X *)p[0];
+    if (n[CONTIGUOUS] && inner == 1) {
+        const X count = (X)plan->a[0], divisor = (X)plan->a[1];
+        for (int64_t u = begin; u < end; u++) {
+            const X *x = (const X *)p[1] + u * length;
+            const X mean = NAMED(row, sum)(x, length, 0) / count;
+            out[u] = NAMED(row, squares)(x, length, mean) / divisor;
+        }
+        return 0;
+    }
+    X *mean = (X *)scratch, *block = mean + WIDEST;
+    for (int64_t u = begin; u < end; u++) {
+        const Part part = part_of(n, u);
+        const X *x = (const X *)p[1] + part.from;
+        const X count = (X)(part.rows * part.length);
+        X *to = (n[PARTS] > 1 ? (X *)p[2] : out) + part.to;
+        if (inner == 1) {
+            mean[0] = NAMED(rows, sum)(x, part.rows, n[STRIDE], part.length, 0) / count;
+            to[0] = NAMED(rows, squares)(x, part.rows, n[STRIDE], part.length, mean[0]);
+        } else {
+            for (int64_t j = 0; j < part.width; j++)
+                mean[j] = to[j] = 0;
+            for (int64_t r = 0; r < part.rows; r++)
+                NAMED(columns, sum)(mean, x + r * n[STRIDE], part.length, inner, part.width, NULL,
+                                    block);
+            for (int64_t j = 0; j < part.width; j++)
+                mean[j] /= count;
+            for (int64_t r = 0; r < part.rows; r++)
+                NAMED(columns, squares)(to, x + r * n[STRIDE], part.length, inner, part.width, mean,
+                                        block);
+        }
+        X *means = (X *)p[2] + n[OUTPUTS] * n[PARTS] * inner + part.to;
+        for (int64_t j = 0; j < part.width; j++)
+            if (n[PARTS] > 1)
+                means[j] = mean[j];
+            else
+                to[j] /= (X)plan->a[1];
+    }
+    return 0;
+}
+
+static int NAMED(finish, var)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+                              char *scratch)
+{
+    enum { W = 64 };
+    const int64_t *n = plan->n, inner = n[INNER], blocks = n[BLOCKS];
+    (void)begin, (void)end, (void)scratch;
+    for (int64_t output = 0; n[PARTS] > 1 && output < n[OUTPUTS]; output++)
+        for (int64_t column = 0; column < inner; column += W) {
+            const int width = inner - column < W ? (int)(inner - column) : W;
+            const X *squares = (const X *)p[2] + output * n[PARTS] * inner + column;
+            const X *means = squares + n[OUTPUTS] * n[PARTS] * inner;
+            X *out = (X *)p[0] + output * inner + column;
+            double mean[W] = {0}, sum[W] = {0};
+            for (int64_t i = 0; i < n[PARTS]; i++) {
+                const double count = (double)elements_of(n, i * blocks);
+                for (int j = 0; j < width; j++)
+                    mean[j] += count / plan->a[0] * (double)means[i * inner + j];
+            }
+            for (int64_t i = 0; i < n[PARTS]; i++) {
+                const double count = (double)elements_of(n, i * blocks);
+                for (int j = 0; j < width; j++) {
+                    const double distance = (double)means[i * inner + j] - mean[j];
+                    sum[j] += (double)squares[i * inner + j] + count * (distance * distance);
+                }
+            }
+            for (int j = 0; j < width; j++)
+                out[j] = (X)(sum[j] / plan->a[1]);
+        }
+    return 0;
+}

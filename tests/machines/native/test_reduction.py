@@ -1,0 +1,261 @@
+"""Native reductions: odd shapes and axes, lengths around the borders of blocks, special values,
+exactness, and the same bits on any number of threads."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlvm.core.types import Array, DType
+from mlvm.machines.native.twins.reduction import collapsed
+from tests.machines.native.twins import native, planned, reference
+
+INF, NAN = np.inf, np.nan
+LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 255, 1023, 1024, 1025, 2079]
+LENGTHS += [4095, 4097, 8191, 16385, 40_001]
+MANY_AXES = ["sum", "mean", "prod", "var", "max", "min", "all", "any"]
+ONE_AXIS = ["argmax", "argmin"]
+SHAPES: list[tuple[tuple[int, ...], Any]] = [
+    ((), None),
+    ((1, 1), (0, 1)),
+    ((17,), ()),
+    ((5, 7), 0),
+    ((7, 5), 1),
+    ((3, 1, 5), 1),
+    ((9, 10, 11), (0, 2)),
+    ((3, 4, 5, 6), (0, 2)),
+    ((3, 4, 5, 6), (1, 3)),
+    ((2, 3, 4, 5, 6), (1, 3)),
+    ((32, 32, 64), (0, 2)),
+    ((4, 2000, 3), 1),
+    ((2, 3, 5000), (0, 2)),
+    ((700, 3, 40), (0, 2)),
+    ((300, 2, 130, 7), (0, 2)),
+    ((20_001, 3), 0),
+    ((2_001, 64), 0),
+    ((129, 257), 0),
+    ((8, 5000), 0),
+    ((3, 100_001), 1),
+    ((3, 2500), 0),
+]
+THREADS = (1, 2, 3, 5)
+
+
+def random(shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
+    rng = np.random.default_rng(math.prod(shape))
+    if np.dtype(dtype).kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    if np.dtype(dtype).kind == "b":
+        return rng.integers(0, 2, shape).astype(dtype)
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+def check(name: str, x: Array, **attributes: Any) -> None:
+    """Against the reference kernel of f64, and on any number of threads the same bits."""
+    if name == "prod":  # neither too large nor too small
+        x = (1 + 0.01 * x).astype(x.dtype)
+    assert planned(name, x, **attributes)
+    results = [native(name, x, threads=threads, **attributes) for threads in THREADS]
+    assert len({result.tobytes() for result in results}) == 1
+    if x.dtype == np.float32:
+        expected = reference(name, x.astype(np.float64), **attributes)
+        tolerance = 1e-4 if name == "prod" else 3e-7
+        scale = np.abs(x).max() if name in ("sum", "mean") else 0
+        count = x.size // max(1, expected.size)
+        slack = scale * 1e-7 * (math.sqrt(count) if name == "sum" else 1)
+        np.testing.assert_allclose(results[0], expected, rtol=tolerance, atol=slack)
+    else:
+        expected = reference(name, x, **attributes)
+        np.testing.assert_allclose(results[0], expected, rtol=1e-11, atol=1e-12 * x.size)
+    assert results[0].shape == expected.shape
+
+
+# --- shapes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", MANY_AXES)
+def test_rows_of_any_length(name: str, dtype: Any) -> None:
+    for n in LENGTHS:
+        check(name, random((n,), dtype))
+        check(name, random((3, n), dtype), axis=1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", MANY_AXES)
+def test_columns_of_any_length(name: str, dtype: Any) -> None:
+    for n in LENGTHS:
+        check(name, random((n, 5), dtype), axis=0)
+
+
+@pytest.mark.parametrize("name", MANY_AXES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_axes(name: str, shape: tuple[int, ...], axis: Any) -> None:
+    for dtype in (np.float32, np.float64):
+        check(name, random(shape, dtype), axis=axis)
+        check(name, random(shape, dtype), axis=axis, keepdims=True)
+
+
+@pytest.mark.parametrize("name", ONE_AXIS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint16, np.int32, np.int64])
+def test_positions(name: str, dtype: Any) -> None:
+    for n in LENGTHS:
+        for shape, axis in [((n,), None), ((3, n), 1), ((n, 5), 0), ((2, n, 3), 1)]:
+            x = random(shape, dtype)
+            check(name, x, axis=axis)
+            check(name, x // 64 if x.dtype.kind in "iu" else np.round(x), axis=axis)  # ties
+
+
+def test_what_is_left_to_numpy() -> None:
+    assert not planned("sum", np.ones((2, 3, 2, 3, 2, 3)), axis=(0, 2, 4))
+    assert not planned("sum", np.ones(3), dtype="f32")
+    assert not planned("sum", np.ones(3, np.int8), dtype="i32")
+    assert not planned("sum", np.zeros((0, 3)))
+    assert planned("sum", np.ones((2, 1, 2, 3, 1, 3)), axis=(0, 1, 3))
+
+
+@given(st.lists(st.integers(1, 4), max_size=5), st.data())
+def test_collapsed_axes_hold_the_same_elements(shape: list[int], data: st.DataObject) -> None:
+    axes = tuple(data.draw(st.sets(st.integers(0, len(shape) - 1)) if shape else st.just(set())))
+    new = collapsed(tuple(shape), axes)
+    x = np.arange(math.prod(shape)).reshape(shape)
+    if new is None:
+        assert len(shape) == 5 or axes
+    else:
+        assert x.reshape(new).sum((1, 3)).ravel().tolist() == x.sum(axes).ravel().tolist()
+
+
+# --- dtypes ---------------------------------------------------------------------------
+
+
+INTEGERS = [dtype for dtype in DType.all.values() if not dtype.is_float]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((1,), 0), ((1025,), 0), ((5, 300), 1), ((300, 5), 0), ((40_000,), 0), ((9000, 3), 0)],
+)
+def test_integers(dtype: DType, shape: tuple[int, ...], axis: int) -> None:
+    x = random(shape, dtype.numpy)
+    names = ["sum", "all", "any"]
+    if dtype.is_integer:
+        names += ["max", "min", "prod", "cumulative_sum", *ONE_AXIS]
+    for name in names:
+        expected = reference(name, x, axis=axis)
+        for threads in THREADS:
+            result = native(name, x, axis=axis, threads=threads)
+            np.testing.assert_array_equal(result, expected)
+
+
+def test_sums_in_another_dtype() -> None:
+    x = random((7, 300), np.int16)
+    for dtype in ("i64", "u64"):
+        for name in ("sum", "cumulative_sum"):
+            assert planned(name, x, axis=1, dtype=dtype)
+            np.testing.assert_array_equal(
+                native(name, x, axis=1, dtype=dtype), reference(name, x, axis=1, dtype=dtype)
+            )
+    y = random((7, 300), np.float32)
+    assert planned("sum", y, axis=0, dtype="f64")
+    np.testing.assert_allclose(
+        native("sum", y, axis=0, dtype="f64"), y.astype(np.float64).sum(0), 1e-14
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((1,), 0), ((1000,), 0), ((3, 7), 1), ((7, 3), 0), ((3, 50, 2001), 1)]
+)
+def test_cumulative_sum(dtype: Any, shape: tuple[int, ...], axis: int) -> None:
+    x = random(shape, dtype)
+    for threads in THREADS:
+        result = native("cumulative_sum", x, axis=axis, threads=threads)
+        np.testing.assert_array_equal(result, reference("cumulative_sum", x, axis=axis))
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 2, 5, 40, 100, 2000, 20_000])
+def test_special_values_anywhere(dtype: Any, n: int) -> None:
+    for value, position in itertools.product([NAN, INF, -INF], [0, n // 2, n - 1]):
+        plain = (1 + 0.01 * random((n,), dtype)).astype(dtype)  # their product is no 0, no inf
+        x = plain.copy()
+        x[position] = value
+        columns = np.stack([x, -x, plain], 1)
+        for name in ("sum", "mean", "max", "min", "prod", "var", "all", "any", *ONE_AXIS):
+            for y, axis in [(x, 0), (columns, 0)]:
+                expected = reference(name, y, axis=axis)
+                np.testing.assert_allclose(
+                    native(name, y, axis=axis), expected, rtol=1e-4, atol=1e-4
+                )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_first_of_equals_and_the_first_nan(dtype: Any) -> None:
+    x = np.zeros((10_000, 4), dtype)
+    for rows in ([5000, 9000], [3, 4100], [9999]):
+        y = x.copy()
+        y[rows, :2] = [3, -3]
+        y[rows, 2:] = NAN
+        for transposed in (False, True):
+            z = y.T.copy() if transposed else y
+            axis = int(transposed)
+            first = rows[0]
+            assert native("argmax", z, axis=axis).tolist() == [first, 0, first, first]
+            assert native("argmin", z, axis=axis).tolist() == [0, first, first, first]
+
+
+def test_all_infinite() -> None:
+    for n in (1, 3, 20, 100, 3000):
+        low = np.full(n, -INF, np.float32)
+        assert native("max", low) == -INF
+        assert native("argmax", low) == 0
+        assert native("min", -low) == INF
+        assert native("argmin", -low) == 0
+
+
+def test_a_sum_of_negative_zeros_is_one() -> None:
+    for n in (1, 5, 50, 5000):
+        for x in (np.full(n, -0.0, np.float32), np.full(n, -0.0)):
+            assert np.signbit(native("sum", x))
+        assert np.signbit(native("sum", np.full((n, 3), -0.0), axis=0)).all()
+
+
+def test_var_with_a_correction() -> None:
+    x = random((40, 1000), np.float32)
+    for axis in (0, 1, None):
+        for correction in (1, 2.5, 1e9):
+            np.testing.assert_allclose(
+                native("var", x, axis=axis, correction=correction),
+                reference("var", x.astype(np.float64), axis=axis, correction=correction),
+                rtol=1e-6,
+            )
+
+
+def test_var_far_from_zero_keeps_its_digits() -> None:
+    x = 1e6 + np.arange(100_000) % 10
+    for y, axis in [(x, None), (x.reshape(-1, 2), 0), (x.reshape(50, -1), 1)]:
+        np.testing.assert_allclose(native("var", y, axis=axis), np.var(y, axis), rtol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(1_000_000,), (1_000_000, 1), (100_000, 10), (1000, 1000)])
+def test_large_sums_are_as_exact_as_pairwise_ones(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(5)
+    errors, numpys = [], []
+    for _ in range(5):
+        x = rng.random(shape, np.float32)
+        exact = x.astype(np.float64).sum(0)
+        errors.append(np.abs(native("sum", x, axis=0) / exact - 1).max())
+        pairwise = np.array([np.ascontiguousarray(c).sum() for c in x.reshape(len(x), -1).T])
+        numpys.append(np.abs(pairwise.reshape(exact.shape) / exact - 1).max())
+    assert max(errors) <= 1.5 * max(numpys) + 6e-8
