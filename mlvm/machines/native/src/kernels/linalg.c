@@ -71,11 +71,10 @@ typedef int64_t Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 /* --- what a plan says --- */
 
 /* plan->n of all products. Strides are in elements; of the two of a matrix, one is 1. A product is
- * the sum over GROUPS of products M x K by K x N, each block of BLOCK_K of each group after the
+ * the sum over GROUPS of products M x K by K x N, each block of BLOCK of each group after the
  * other: this order, and with it all bits, do not depend on the other numbers. */
-enum { BLOCK_K = 256 };
 enum Product {
-    M, N, K, GROUPS,
+    M, N, K, GROUPS, BLOCK,
     X_ROW, X_K, X_GROUP,
     Y_K, Y_COLUMN, Y_GROUP,
     X, Y, OUT,       /* which parameters they are */
@@ -83,9 +82,15 @@ enum Product {
     UNIT,            /* how many of them */
     COPY_X, COPY_Y,  /* whether to copy: else they are read where they are */
     ROWS_AT_ONCE, COLUMNS_AT_ONCE, BLOCKS_AT_ONCE,
-    STRIP_LENGTH,    /* elements of scratch for copied rows */
+    STRIP_LENGTH,    /* elements of scratch for copied rows; before those for panels */
+    CHILD_SCRATCH, PRODUCT_SCRATCH, /* where in scratch they begin, in bytes */
     AXES,            /* of the batch */
     AXIS,            /* for each: its length, and the strides of x and y */
+};
+enum { GATHER = 2 }; /* COPY_X: a row of x is a window over images, which follow the axes: */
+enum Windows {
+    IMAGE_HEIGHT, IMAGE_WIDTH, CHANNELS, WINDOW_WIDTH, STRIDE_DOWN, STRIDE_ACROSS, PAD_TOP,
+    PAD_LEFT, GRID_HEIGHT, GRID_WIDTH,
 };
 
 static inline int64_t least(int64_t i, int64_t j)
@@ -103,6 +108,32 @@ static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_
         *x += i * axis[1];
         *y += i * axis[2];
     }
+}
+
+/* What is done with rows of a product while they are in the cache. */
+enum { MOST_CHAINED = 256 };
+typedef struct {
+    const Plan *child;
+    char **p;          /* its parameters */
+    char **product;    /* the one among them that a strip takes the place of */
+    char *scratch, *strip;
+    int64_t row_bytes;
+    int64_t first_row; /* of the present product, among the rows of all */
+} Next;
+
+/* Where a product begins of which the strip from `row` on is wanted. */
+static inline void *begin_rows(Next *next, void *out, int64_t row)
+{
+    if (!next->strip)
+        return out;
+    *next->product = next->strip - (next->first_row + row) * next->row_bytes;
+    return next->strip - row * next->row_bytes;
+}
+
+static inline int end_rows(const Next *next, int64_t row, int64_t rows)
+{
+    int64_t first = next->first_row + row;
+    return next->child->run(next->child, next->p, first, first + rows, next->scratch);
 }
 
 /* For the dtype T: */
@@ -126,8 +157,8 @@ static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_
 #undef T
 #undef OF
 
-const KernelEntry TARGETED(linalg_kernels)[] = {
-    {"matmul_f32", matmul_f32, NULL},
-    {"matmul_f64", matmul_f64, NULL},
-    {NULL, NULL, NULL},
-};
+#define ENTRIES(dtype)                                                                   \
+    {"matmul_" #dtype, matmul_##dtype, NULL}, {"gemv_" #dtype, gemv_##dtype, NULL},      \
+        {"matmul_chain_" #dtype, matmul_chain_##dtype, NULL}
+
+const KernelEntry TARGETED(linalg_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};
