@@ -114,7 +114,7 @@ def matmul_chain(x: TensorType, y: TensorType, attributes: Attributes, chain: Ch
     product = _matmul(x, y, attributes)
     if product is None or product.y.columns == 1:
         return None
-    return _tiles(product, chain)
+    return tiles(product, chain)
 
 
 # --- what they have in common ------------------------------------------------------------
@@ -128,7 +128,7 @@ def float_dtype(*types: TensorType) -> str | None:
 
 
 def _matrices(x: TensorType, y: TensorType, attributes: Attributes) -> tuple[Matrix, Matrix]:
-    a, b = (Matrix(*z.shape[-2:], z.shape[-1], 1) for z in (x, y))
+    a, b = (Matrix(z.shape[-2], z.shape[-1], z.shape[-1], 1) for z in (x, y))
     return a.T if attributes["transpose_x"] else a, b.T if attributes["transpose_y"] else b
 
 
@@ -160,7 +160,7 @@ def plan(product: Product) -> Plan:
         return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), 2, 1)
     if x.rows == 1 and y.column == 1:
         return _vector(product, 1, 2)
-    made = _tiles(product)
+    made = tiles(product)
     assert made is not None
     return made
 
@@ -192,9 +192,7 @@ def _vector(product: Product, x: int, y: int) -> Plan:
     )
 
 
-def _tiles(
-    product: Product, chain: Chain | None = None, windows: Sequence[int] = ()
-) -> Plan | None:
+def tiles(product: Product, chain: Chain | None = None, windows: Sequence[int] = ()) -> Plan | None:
     """Tiles of the result in registers. `windows`: x are windows over images, gathered there."""
     x, y, groups = product.x, product.y, product.groups[0]
     m, n, k = x.rows, y.columns, x.columns
@@ -205,7 +203,7 @@ def _tiles(
     copy_x = 2 if windows else n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_y = y.column != 1 or m > 48
     rows = 144 if transposed else 96
-    columns, at_once = n, -(-k // block) * groups
+    columns, at_once = n, max(1, -(-k // block) * groups)
     if chain:
         rows = max(12, min(rows, _CACHE // (n * itemsize + 1)))
         if copy_y and at_once * block * n * itemsize > _MOST_PANELS:
@@ -229,8 +227,8 @@ def _tiles(
     places = (1, 2, 0)
     if chain:
         places = chain.x, chain.y, -1 if chain.out is None else chain.out
-    rest = (by_columns, unit, copy_x, copy_y, rows, columns, at_once)
-    rest = (*rest, strip, child_scratch, product_scratch)
+    rest = [by_columns, unit, copy_x, copy_y, rows, columns, at_once]
+    rest += [strip, child_scratch, product_scratch]
     return Plan(
         f"matmul_chain_{product.dtype}" if chain else f"matmul_{product.dtype}",
         chain.nparams if chain else 3,

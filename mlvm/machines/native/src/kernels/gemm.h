@@ -318,7 +318,7 @@ static T OF(add_column)(const T *x, int64_t x_k, const T *y, int64_t y_k, int64_
 
 static void OF(row_product)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
 {
-    enum { AT_ONCE = 512 };
+    enum { AT_ONCE = 2048 };
     _Alignas(64) T sum[AT_ONCE];
     for (int64_t jc = 0; jc < columns; jc += AT_ONCE) {
         int64_t some = least(columns - jc, AT_ONCE), whole = some / LANES * LANES;
@@ -328,7 +328,7 @@ static void OF(row_product)(const int64_t *n, const T *x, const T *y, T *out, in
                 int64_t k = least(n[K] - first, n[BLOCK]);
                 const T *a = x + group * n[X_GROUP] + first * n[X_K];
                 const T *b = y + group * n[Y_GROUP] + first * n[Y_K] + jc;
-                memset(sum, 0, sizeof sum);
+                memset(sum, 0, (size_t)some * sizeof(T));
                 OF(add_rows)(sum, a, n[X_K], b, n[Y_K], whole, k);
                 for (int64_t j = whole; j < some; j++)
                     sum[j] = OF(add_column)(a, n[X_K], b + j, n[Y_K], k);
@@ -338,43 +338,88 @@ static void OF(row_product)(const int64_t *n, const T *x, const T *y, T *out, in
     }
 }
 
-/* M is 1, and columns of y are packed. A sum has lanes, as many whatever the instruction set. */
-static T OF(dot)(const T *x, const T *y, int64_t k)
+/* M is 1, and columns of y are packed: dot products of x with some of them. A sum has as many lanes
+ * in every instruction set, folded in halves. */
+enum { OF(DOT) = 64 / sizeof(T) };
+typedef T OF(Half) __attribute__((vector_size(16)));
+typedef OF(Lane) OF(Mask) __attribute__((vector_size(VECTOR_BYTES), may_alias));
+
+static inline T OF(fold)(const V *sum)
 {
-    enum { WIDTH = 128 / sizeof(T), VECTORS = WIDTH / LANES };
-    V sum[VECTORS];
-    _Alignas(64) T lanes[2][WIDTH] = {{0}};
-    UNROLL for (int v = 0; v < VECTORS; v++)
-        sum[v] = (V){0};
-    for (; k >= WIDTH; k -= WIDTH, x += WIDTH, y += WIDTH)
+    _Alignas(64) V whole[OF(DOT) / LANES];
+    OF(Half) *part = (OF(Half) *)whole;
+    UNROLL for (int v = 0; v < OF(DOT) / LANES; v++)
+        whole[v] = sum[v];
+    UNROLL for (int half = 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++)
+            part[i] += part[i + half];
+    return sizeof(T) == 8 ? part[0][0] + part[0][1]
+                          : (part[0][0] + part[0][16 / sizeof(T) / 2]) +
+                                (part[0][1] + part[0][16 / sizeof(T) - 1]);
+}
+
+/* x, whose end is completed with zeros; likewise of y the lanes that `kept` has. */
+typedef struct {
+    const T *x;
+    int64_t k;
+    _Alignas(64) T end[OF(DOT)];
+    _Alignas(64) OF(Lane) kept[OF(DOT)];
+} OF(Factor);
+
+/* `beyond`: there is memory behind each column. */
+static inline __attribute__((always_inline)) void OF(dot)(T *out, const OF(Factor) *factor,
+                                                          const T *y, int64_t y_column,
+                                                          const int columns, int beyond)
+{
+    enum { VECTORS = OF(DOT) / LANES };
+    V sum[4][VECTORS];
+    int64_t l = 0, left = factor->k % OF(DOT), whole = factor->k - left;
+    UNROLL for (int j = 0; j < columns; j++)
         UNROLL for (int v = 0; v < VECTORS; v++)
-            sum[v] = OF(FMA)(OF(load)(x + v * LANES), OF(load)(y + v * LANES), sum[v]);
-    if (k) {
-        memcpy(lanes[0], x, (size_t)k * sizeof(T));
-        memcpy(lanes[1], y, (size_t)k * sizeof(T));
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            sum[v] = OF(FMA)(OF(load)(lanes[0] + v * LANES), OF(load)(lanes[1] + v * LANES), sum[v]);
-    }
-    UNROLL for (int v = 0; v < VECTORS; v++)
-        OF(store)(lanes[0] + v * LANES, sum[v]);
-    UNROLL for (int half = WIDTH / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            lanes[0][i] += lanes[0][i + half];
-    return lanes[0][0];
+            sum[j][v] = (V){0};
+    for (; l < whole; l += OF(DOT))
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            V row = OF(load)(factor->x + l + v * LANES);
+            UNROLL for (int j = 0; j < columns; j++)
+                sum[j][v] =
+                    OF(FMA)(row, OF(load)(y + j * y_column + l + v * LANES), sum[j][v]);
+        }
+    if (left)
+        UNROLL for (int j = 0; j < columns; j++) {
+            _Alignas(64) T copy[OF(DOT)] = {0};
+            const T *from = y + j * y_column + l;
+            if (!beyond)
+                from = memcpy(copy, from, (size_t)left * sizeof(T));
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                OF(Mask) bits = (OF(Mask))OF(load)(from + v * LANES);
+                bits &= *(const OF(Mask) *)(factor->kept + v * LANES);
+                sum[j][v] = OF(FMA)(OF(load)(factor->end + v * LANES), (V)bits, sum[j][v]);
+            }
+        }
+    UNROLL for (int j = 0; j < columns; j++)
+        out[j] += OF(fold)(sum[j]);
 }
 
 static void OF(dots)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
 {
-    enum { AT_ONCE = 8192 };
-    for (int64_t j = 0; j < columns; j++) {
-        T sum = 0;
-        for (int64_t group = 0; group < n[GROUPS]; group++)
-            for (int64_t first = 0; first < n[K]; first += AT_ONCE)
-                sum += OF(dot)(x + group * n[X_GROUP] + first,
-                               y + group * n[Y_GROUP] + j * n[Y_COLUMN] + first,
-                               least(n[K] - first, AT_ONCE));
-        out[j] = sum;
-    }
+    enum { AT_ONCE = 4096 };
+    int64_t y_column = n[Y_COLUMN];
+    memset(out, 0, (size_t)columns * sizeof(T));
+    for (int64_t group = 0; group < n[GROUPS]; group++)
+        for (int64_t first = 0; first < n[K]; first += AT_ONCE) {
+            const T *b = y + group * n[Y_GROUP] + first;
+            OF(Factor) a = {.x = x + group * n[X_GROUP] + first, .k = least(n[K] - first, AT_ONCE)};
+            int64_t left = a.k % OF(DOT), j = 0;
+            for (int64_t i = 0; i < left; i++) {
+                a.end[i] = a.x[a.k - left + i];
+                a.kept[i] = -1;
+            }
+            for (; j + 4 <= columns; j += 4)
+                OF(dot)(out + j, &a, b + j * y_column, y_column, 4,
+                        j + 4 < columns && y_column >= OF(DOT));
+            for (; j < columns; j++)
+                OF(dot)(out + j, &a, b + j * y_column, y_column, 1, 0);
+        }
 }
 
 static int OF(gemv)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)

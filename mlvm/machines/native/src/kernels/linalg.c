@@ -49,8 +49,10 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
         r[i] = PICK(x, y, Lanes, upper);                                                 \
         r[i + (apart)] = PICK(x, y, Lanes, lower);                                       \
     }
-typedef int32_t Lanes_f32 __attribute__((vector_size(SQUARE_BYTES)));
-typedef int64_t Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
+typedef int32_t Lane_f32;
+typedef int64_t Lane_f64;
+typedef Lane_f32 Lanes_f32 __attribute__((vector_size(SQUARE_BYTES)));
+typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define TRANSPOSE_4(r, Lanes)                                                            \
     EXCHANGE(r, 4, 1, Lanes, LIST(0, 4, 2, 6), LIST(1, 5, 3, 7))                         \
     EXCHANGE(r, 4, 2, Lanes, LIST(0, 1, 4, 5), LIST(2, 3, 6, 7))
