@@ -1,0 +1,441 @@
+/* Matrix products around the tile: what is copied where, and in which order. Included once for each
+ * dtype, after tile.h.
+ *
+ * The loops are Goto's (Goto and van de Geijn, TOMS 2008), with one turned outwards: a strip of rows
+ * goes through several blocks of k while its part of C stays in the second-level cache. Panels of B
+ * are as wide as a tile; the first strip copies them, just before it uses them. */
+
+/* What is done at once: some rows and columns of one product of the batch. */
+typedef struct {
+    const int64_t *n; /* as enum Product says */
+    const T *x, *y;
+    T *out;            /* the product's first element */
+    T *strip, *panels; /* scratch: copied rows of x and panels of y */
+    int64_t row, rows, column, columns;
+    Next *next; /* NULL, or what to do with rows of the product */
+} OF(Part);
+
+/* --- copying rows of x --- */
+
+/* The strip's tiles are as equally high as can be: tile i begins here. */
+static inline int64_t OF(tile_begin)(int64_t i, int64_t tiles, int64_t rows)
+{
+    int64_t height = rows / tiles, higher = rows % tiles;
+    return i * height + (i < higher ? i : higher);
+}
+
+/* Rows stay rows. */
+static void OF(copy_rows)(T *to, const T *x, int64_t x_row, int64_t rows, int64_t k)
+{
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(to + i * k, x + i * x_row, (size_t)k * sizeof(T));
+}
+
+/* What lies side by side for each k is cut into tiles, [k][height] each. */
+static void OF(copy_columns)(T *to, const T *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
+{
+    /* Whole vectors reach into the next row of x and of the tile, which the last ones do not have. */
+    int64_t whole = rows / tiles * 2 >= HEIGHT && x_k >= HEIGHT ? k - 1 : 0;
+    for (int64_t some = 0; some < k; some += 8)
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            int64_t begin = OF(tile_begin)(tile, tiles, rows);
+            int64_t height = OF(tile_begin)(tile + 1, tiles, rows) - begin;
+            int64_t l = some, end = least(some + 8, k);
+            const T *from = x + begin;
+            T *panel = to + begin * k;
+            for (; l < least(end, whole); l++)
+                for (int v = 0; v < HEIGHT; v += LANES)
+                    OF(store)(panel + l * height + v, OF(load)(from + l * x_k + v));
+            for (; l < end; l++)
+                for (int64_t i = 0; i < height; i++)
+                    panel[l * height + i] = from[l * x_k + i];
+        }
+}
+
+/* --- copying panels of y: [k][COLUMNS], with zeros where y has fewer --- */
+
+static void OF(copy_panel)(T *to, const T *y, int64_t y_k, int64_t columns, int64_t k)
+{
+    if (columns == COLUMNS)
+        for (int64_t l = 0; l < k; l++)
+            for (int v = 0; v < COLUMNS; v += LANES)
+                OF(store)(to + l * COLUMNS + v, OF(load)(y + l * y_k + v));
+    else
+        for (int64_t l = 0; l < k; l++)
+            for (int64_t j = 0; j < COLUMNS; j++)
+                to[l * COLUMNS + j] = j < columns ? y[l * y_k + j] : 0;
+}
+
+typedef T OF(Side) __attribute__((vector_size(SQUARE_BYTES)));
+typedef T OF(LooseSide) __attribute__((vector_size(SQUARE_BYTES), aligned(sizeof(T)), may_alias));
+
+/* A square of y, whose columns are far apart, becomes rows of a panel. */
+static inline void OF(transpose)(T *to, const T *y, int64_t y_column)
+{
+    OF(Side) r[SQUARE];
+    UNROLL for (int j = 0; j < SQUARE; j++)
+        r[j] = *(const OF(LooseSide) *)(y + j * y_column);
+    OF(TRANSPOSE)(r);
+    UNROLL for (int j = 0; j < SQUARE; j++)
+        *(OF(LooseSide) *)(to + j * COLUMNS) = r[j];
+}
+
+static void OF(transpose_panel)(T *to, const T *y, int64_t y_column, int64_t columns, int64_t k)
+{
+    for (int64_t j = 0; j < COLUMNS; j += SQUARE) {
+        int64_t l = 0;
+        if (j + SQUARE <= columns)
+            for (; l + SQUARE <= k; l += SQUARE)
+                OF(transpose)(to + l * COLUMNS + j, y + j * y_column + l, y_column);
+        for (; l < k; l++)
+            for (int64_t i = j; i < j + SQUARE; i++)
+                to[l * COLUMNS + i] = i < columns ? y[i * y_column + l] : 0;
+    }
+}
+
+/* --- the loops --- */
+
+/* A tile with fewer columns than its vectors hold goes by way of memory. */
+static void OF(narrow_tile)(OF(TileFn) fn, const OF(Tile) *t, int64_t rows, int64_t columns)
+{
+    _Alignas(64) T whole[ROWS * COLUMNS];
+    OF(Tile) local = *t;
+    local.c = whole;
+    local.c_row = COLUMNS;
+    local.add = 0;
+    fn(&local);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) {
+            T *c = t->c + i * t->c_row + j;
+            *c = t->add ? *c + whole[i * COLUMNS + j] : whole[i * COLUMNS + j];
+        }
+}
+
+/* Rows of windows over images; beyond the images are zeros. */
+static void OF(gather_rows)(T *to, const T *x, const int64_t *w, int64_t row, int64_t rows,
+                            int64_t first, int64_t k)
+{
+    int64_t line = w[WINDOW_WIDTH] * w[CHANNELS], image_line = w[IMAGE_WIDTH] * w[CHANNELS];
+    int64_t across = row % w[GRID_WIDTH], down = row / w[GRID_WIDTH] % w[GRID_HEIGHT];
+    const T *image = x + row / w[GRID_WIDTH] / w[GRID_HEIGHT] * w[IMAGE_HEIGHT] * image_line;
+    for (; rows > 0; rows--, to += k) {
+        int64_t left = (across * w[STRIDE_ACROSS] - w[PAD_LEFT]) * w[CHANNELS];
+        for (int64_t l = first; l < first + k;) { /* from one line of the window to the next */
+            int64_t y = down * w[STRIDE_DOWN] - w[PAD_TOP] + l / line;
+            int64_t from = left + l % line, end = from + least(line - l % line, first + k - l);
+            const T *pixels = image + y * image_line;
+            int outside = y < 0 || y >= w[IMAGE_HEIGHT];
+            T *place = to + (l - first) - from;
+            int64_t begin = least(from < 0 ? 0 : from, end);
+            int64_t stop = outside ? begin : least(end, image_line);
+            l += end - from;
+            for (; from < begin; from++)
+                place[from] = 0;
+            for (; from < stop; from++)
+                place[from] = pixels[from];
+            for (; from < end; from++)
+                place[from] = 0;
+        }
+        if (++across == w[GRID_WIDTH]) {
+            across = 0;
+            if (++down == w[GRID_HEIGHT]) {
+                down = 0;
+                image += w[IMAGE_HEIGHT] * image_line;
+            }
+        }
+    }
+}
+
+/* One block of k of a strip of rows: for each panel of y (jr), for each tile of rows (ir). `panels`
+ * has room for all, panel_length apart; `copy`: they are not there yet. */
+static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t rows, int64_t column,
+                      int64_t columns, T *panels, int64_t panel_length, int copy)
+{
+    const int64_t *n = part->n;
+    int64_t blocks = (n[K] + n[BLOCK] - 1) / n[BLOCK], group = block / blocks;
+    int64_t first = block % blocks * n[BLOCK], k = least(n[K] - first, n[BLOCK]);
+    int64_t tiles = (rows + ROWS - 1) / ROWS;
+    const T *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
+    const T *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
+    OF(Tile) t = {.k = k, .a_row = n[X_ROW], .a_k = n[X_K], .c_row = n[N], .add = block > 0};
+    int64_t row_step = n[X_ROW]; /* from tile to tile */
+    if (n[COPY_X]) {
+        if (n[COPY_X] == GATHER)
+            OF(gather_rows)(part->strip, part->x, n + AXIS + 3 * n[AXES], row, rows, first, k);
+        else if (n[X_K] == 1)
+            OF(copy_rows)(part->strip, x, n[X_ROW], rows, k);
+        else
+            OF(copy_columns)(part->strip, x, n[X_K], rows, k, tiles);
+        x = part->strip;
+        row_step = k;
+        if (n[X_K] == 1)
+            t.a_row = k;
+    }
+    for (int64_t jr = 0; jr < columns; jr += COLUMNS) {
+        int64_t width = least(columns - jr, COLUMNS);
+        int vectors = width > LANES ? 2 : 1, whole = width == vectors * LANES;
+        t.b = y + jr * n[Y_COLUMN];
+        t.b_k = n[Y_K];
+        if (n[COPY_Y] || !whole) {
+            T *panel = panels + jr / COLUMNS * panel_length;
+            if (copy && n[Y_COLUMN] == 1)
+                OF(copy_panel)(panel, t.b, n[Y_K], width, k);
+            else if (copy)
+                OF(transpose_panel)(panel, t.b, n[Y_COLUMN], width, k);
+            t.b = panel;
+            t.b_k = COLUMNS;
+        }
+        for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
+            int64_t end = OF(tile_begin)(tile + 1, tiles, rows), height = end - ir;
+            OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
+            t.a = x + ir * row_step;
+            if (n[COPY_X] && n[X_K] != 1)
+                t.a_k = height;
+            t.c = part->out + (row + ir) * n[N] + column + jr;
+            if (whole)
+                fn(&t);
+            else
+                OF(narrow_tile)(fn, &t, height, width);
+            ir = end;
+        }
+    }
+}
+
+/* All blocks of k, for some rows and columns: columns (jc), blocks (pc), rows (ic). */
+static int OF(product)(OF(Part) *part)
+{
+    const int64_t *n = part->n;
+    int64_t blocks = n[K] ? (n[K] + n[BLOCK] - 1) / n[BLOCK] * n[GROUPS] : 0;
+    int64_t last_row = part->row + part->rows, last_column = part->column + part->columns;
+    int64_t panel_length = COLUMNS * least(n[K], n[BLOCK]);
+    int once = part->rows <= n[ROWS_AT_ONCE]; /* a panel is used by one strip only */
+    for (int64_t jc = part->column; jc < last_column; jc += n[COLUMNS_AT_ONCE]) {
+        int64_t columns = least(last_column - jc, n[COLUMNS_AT_ONCE]);
+        int64_t all = (columns + COLUMNS - 1) / COLUMNS * panel_length;
+        for (int64_t pc = 0; pc == 0 || pc < blocks; pc += n[BLOCKS_AT_ONCE])
+            for (int64_t ic = part->row; ic < last_row; ic += n[ROWS_AT_ONCE]) {
+                int64_t rows = least(last_row - ic, n[ROWS_AT_ONCE]);
+                int64_t end = least(pc + n[BLOCKS_AT_ONCE], blocks);
+                if (part->next)
+                    part->out = begin_rows(part->next, part->out, ic);
+                for (int64_t block = pc; block < end; block++)
+                    OF(strip)(part, block, ic, rows, jc, columns,
+                              part->panels + (once ? 0 : (block - pc) * all),
+                              once ? 0 : panel_length, once || ic == part->row);
+                for (int64_t i = ic; !blocks && i < ic + rows; i++)
+                    memset(part->out + i * n[N] + jc, 0, (size_t)columns * sizeof(T));
+                if (part->next && end_rows(part->next, ic, rows))
+                    return 1;
+            }
+    }
+    return 0;
+}
+
+/* A unit is UNIT rows or columns of one of the products. */
+static int OF(units)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch,
+                     Next *next)
+{
+    const int64_t *n = plan->n;
+    int64_t length = n[BY_COLUMNS] ? n[N] : n[M], units = (length + n[UNIT] - 1) / n[UNIT];
+    OF(Part) part = {.n = n, .rows = n[M], .columns = n[N], .next = next};
+    part.strip = (T *)scratch;
+    part.panels = part.strip + n[STRIP_LENGTH];
+    while (begin < end) {
+        int64_t product = begin / units, from = begin % units, x_offset, y_offset;
+        int64_t upto = least(units, from + end - begin), place = from * n[UNIT];
+        offsets(n, product, &x_offset, &y_offset);
+        part.x = (const T *)p[n[X]] + x_offset;
+        part.y = (const T *)p[n[Y]] + y_offset;
+        part.out = n[OUT] < 0 ? NULL : (T *)p[n[OUT]] + product * n[M] * n[N];
+        if (n[BY_COLUMNS]) {
+            part.column = place;
+            part.columns = least(upto * n[UNIT], length) - place;
+        } else {
+            part.row = place;
+            part.rows = least(upto * n[UNIT], length) - place;
+        }
+        if (next)
+            next->first_row = product * n[M];
+        if (OF(product)(&part))
+            return 1;
+        begin += upto - from;
+    }
+    return 0;
+}
+
+static int OF(matmul)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    return OF(units)(plan, p, begin, end, scratch, NULL);
+}
+
+/* The plan has a child, whose units are rows of all products, and whose parameters are those of the
+ * call and then, if OUT is -1, the product: of it only the rows of one strip are in memory. */
+static int OF(matmul_chain)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+                            char *scratch)
+{
+    const int64_t *n = plan->n;
+    char *q[MOST_CHAINED + 2];
+    Next next = {.child = plan->children[0], .p = q, .row_bytes = n[N] * (int64_t)sizeof(T)};
+    memcpy(q, p, (size_t)(plan->nparams + 1) * sizeof *q);
+    next.product = &q[plan->nparams];
+    next.scratch = scratch + n[CHILD_SCRATCH];
+    next.strip = n[OUT] < 0 ? scratch + n[PRODUCT_SCRATCH] : NULL;
+    return OF(units)(plan, p, begin, end, scratch, &next);
+}
+
+/* --- vectors --- */
+
+/* M is 1, and rows of y are packed: those rows, times the elements of x, are added. A unit is UNIT
+ * columns. The order of the sums is that of tiles. */
+static void OF(add_rows)(T *sum, const T *x, int64_t x_k, const T *y, int64_t y_k, int64_t columns,
+                         int64_t k)
+{
+    int64_t l = 0, j;
+    for (; l + 4 <= k; l += 4, x += 4 * x_k, y += 4 * y_k) {
+        V x0 = OF(SPREAD)(x[0]), x1 = OF(SPREAD)(x[x_k]);
+        V x2 = OF(SPREAD)(x[2 * x_k]), x3 = OF(SPREAD)(x[3 * x_k]);
+        for (j = 0; j < columns; j += LANES) {
+            V s = OF(load)(sum + j);
+            s = OF(FMA)(x0, OF(load)(y + j), s);
+            s = OF(FMA)(x1, OF(load)(y + y_k + j), s);
+            s = OF(FMA)(x2, OF(load)(y + 2 * y_k + j), s);
+            OF(store)(sum + j, OF(FMA)(x3, OF(load)(y + 3 * y_k + j), s));
+        }
+    }
+    for (; l < k; l++, x += x_k, y += y_k)
+        for (j = 0; j < columns; j += LANES)
+            OF(store)(sum + j, OF(FMA)(OF(SPREAD)(x[0]), OF(load)(y + j), OF(load)(sum + j)));
+}
+
+/* The same for one column. */
+static T OF(add_column)(const T *x, int64_t x_k, const T *y, int64_t y_k, int64_t k)
+{
+    V sum = {0};
+    for (int64_t l = 0; l < k; l++)
+        sum = OF(FMA)(OF(SPREAD)(x[l * x_k]), OF(SPREAD)(y[l * y_k]), sum);
+    return sum[0];
+}
+
+static void OF(row_product)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
+{
+    enum { AT_ONCE = 2048 };
+    _Alignas(64) T sum[AT_ONCE];
+    for (int64_t jc = 0; jc < columns; jc += AT_ONCE) {
+        int64_t some = least(columns - jc, AT_ONCE), whole = some / LANES * LANES;
+        memset(out + jc, 0, (size_t)some * sizeof(T));
+        for (int64_t group = 0; group < n[GROUPS]; group++)
+            for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
+                int64_t k = least(n[K] - first, n[BLOCK]);
+                const T *a = x + group * n[X_GROUP] + first * n[X_K];
+                const T *b = y + group * n[Y_GROUP] + first * n[Y_K] + jc;
+                memset(sum, 0, (size_t)some * sizeof(T));
+                OF(add_rows)(sum, a, n[X_K], b, n[Y_K], whole, k);
+                for (int64_t j = whole; j < some; j++)
+                    sum[j] = OF(add_column)(a, n[X_K], b + j, n[Y_K], k);
+                for (int64_t j = 0; j < some; j++)
+                    out[jc + j] += sum[j];
+            }
+    }
+}
+
+/* M is 1, and columns of y are packed: dot products of x with some of them. A sum has as many lanes
+ * in every instruction set, folded in halves. */
+enum { OF(DOT) = 64 / sizeof(T) };
+typedef T OF(Half) __attribute__((vector_size(16)));
+typedef OF(Lane) OF(Mask) __attribute__((vector_size(VECTOR_BYTES), may_alias));
+
+static inline T OF(fold)(const V *sum)
+{
+    _Alignas(64) V whole[OF(DOT) / LANES];
+    OF(Half) *part = (OF(Half) *)whole;
+    UNROLL for (int v = 0; v < OF(DOT) / LANES; v++)
+        whole[v] = sum[v];
+    UNROLL for (int half = 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++)
+            part[i] += part[i + half];
+    return sizeof(T) == 8 ? part[0][0] + part[0][1]
+                          : (part[0][0] + part[0][16 / sizeof(T) / 2]) +
+                                (part[0][1] + part[0][16 / sizeof(T) - 1]);
+}
+
+/* x, whose end is completed with zeros; likewise of y the lanes that `kept` has. */
+typedef struct {
+    const T *x;
+    int64_t k;
+    _Alignas(64) T end[OF(DOT)];
+    _Alignas(64) OF(Lane) kept[OF(DOT)];
+} OF(Factor);
+
+/* `beyond`: there is memory behind each column. */
+static inline __attribute__((always_inline)) void OF(dot)(T *out, const OF(Factor) *factor,
+                                                          const T *y, int64_t y_column,
+                                                          const int columns, int beyond)
+{
+    enum { VECTORS = OF(DOT) / LANES };
+    V sum[4][VECTORS];
+    int64_t l = 0, left = factor->k % OF(DOT), whole = factor->k - left;
+    UNROLL for (int j = 0; j < columns; j++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            sum[j][v] = (V){0};
+    for (; l < whole; l += OF(DOT))
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            V row = OF(load)(factor->x + l + v * LANES);
+            UNROLL for (int j = 0; j < columns; j++)
+                sum[j][v] =
+                    OF(FMA)(row, OF(load)(y + j * y_column + l + v * LANES), sum[j][v]);
+        }
+    if (left)
+        UNROLL for (int j = 0; j < columns; j++) {
+            _Alignas(64) T copy[OF(DOT)] = {0};
+            const T *from = y + j * y_column + l;
+            if (!beyond)
+                from = memcpy(copy, from, (size_t)left * sizeof(T));
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                OF(Mask) bits = (OF(Mask))OF(load)(from + v * LANES);
+                bits &= *(const OF(Mask) *)(factor->kept + v * LANES);
+                sum[j][v] = OF(FMA)(OF(load)(factor->end + v * LANES), (V)bits, sum[j][v]);
+            }
+        }
+    UNROLL for (int j = 0; j < columns; j++)
+        out[j] += OF(fold)(sum[j]);
+}
+
+static void OF(dots)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
+{
+    enum { AT_ONCE = 4096 };
+    int64_t y_column = n[Y_COLUMN];
+    memset(out, 0, (size_t)columns * sizeof(T));
+    for (int64_t group = 0; group < n[GROUPS]; group++)
+        for (int64_t first = 0; first < n[K]; first += AT_ONCE) {
+            const T *b = y + group * n[Y_GROUP] + first;
+            OF(Factor) a = {.x = x + group * n[X_GROUP] + first, .k = least(n[K] - first, AT_ONCE)};
+            int64_t left = a.k % OF(DOT), j = 0;
+            for (int64_t i = 0; i < left; i++) {
+                a.end[i] = a.x[a.k - left + i];
+                a.kept[i] = -1;
+            }
+            for (; j + 4 <= columns; j += 4)
+                OF(dot)(out + j, &a, b + j * y_column, y_column, 4,
+                        j + 4 < columns && y_column >= OF(DOT));
+            for (; j < columns; j++)
+                OF(dot)(out + j, &a, b + j * y_column, y_column, 1, 0);
+        }
+}
+
+static int OF(gemv)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = plan->n;
+    int64_t units = (n[N] + n[UNIT] - 1) / n[UNIT];
+    (void)scratch;
+    while (begin < end) {
+        int64_t product = begin / units, from = begin % units, x_offset, y_offset;
+        int64_t upto = least(units, from + end - begin), place = from * n[UNIT];
+        offsets(n, product, &x_offset, &y_offset);
+        (n[Y_COLUMN] == 1 ? OF(row_product) : OF(dots))(
+            n, (const T *)p[n[X]] + x_offset,
+            (const T *)p[n[Y]] + y_offset + place * n[Y_COLUMN],
+            (T *)p[n[OUT]] + product * n[N] + place, least(upto * n[UNIT], n[N]) - place);
+        begin += upto - from;
+    }
+    return 0;
+}

@@ -1,0 +1,82 @@
+/* The innermost loop of a matrix product: a tile of C in registers. Included once for each dtype,
+ * with T its C type and OF(name) the name with the dtype's suffix.
+ *
+ * BLIS (Van Zee and van de Geijn, TOMS 2015) calls this the micro-kernel. Each element is summed in
+ * the order of k with one accumulator, whatever the tile's size, so tiles may be cut anywhere. */
+
+typedef T OF(Vector) __attribute__((vector_size(VECTOR_BYTES)));
+typedef T OF(Loose) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+
+static inline V OF(load)(const T *from)
+{
+    return *(const OF(Loose) *)from;
+}
+
+static inline void OF(store)(T *to, V value)
+{
+    *(OF(Loose) *)to = value;
+}
+
+/* What a tile needs to know: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and the columns of B
+ * beside each other, B[k, j] at b[k * b_k + j]. */
+typedef struct {
+    int64_t k;
+    const T *a;
+    int64_t a_row, a_k;
+    const T *b;
+    int64_t b_k;
+    T *c;
+    int64_t c_row;
+    int add; /* to what C holds */
+} OF(Tile);
+
+typedef void (*OF(TileFn))(const OF(Tile) *);
+
+static inline __attribute__((always_inline)) void OF(tile)(const OF(Tile) *t, const int rows,
+                                                           const int vectors, const int64_t a_row)
+{
+    V sum[ROWS][2];
+    const T *a = t->a, *b = t->b;
+    const int64_t a_k = t->a_k, b_k = t->b_k;
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            sum[i][j] = (V){0};
+    for (int64_t k = t->k; k > 0; k--) {
+        V row[2];
+        UNROLL for (int j = 0; j < vectors; j++)
+            row[j] = OF(load)(b + j * LANES);
+        UNROLL for (int i = 0; i < rows; i++) {
+            V factor = OF(SPREAD)(a[i * a_row]);
+            UNROLL for (int j = 0; j < vectors; j++)
+                sum[i][j] = OF(FMA)(factor, row[j], sum[i][j]);
+        }
+        a += a_k;
+        b += b_k;
+    }
+    T *c = t->c;
+    const int64_t c_row = t->c_row;
+    if (t->add)
+        UNROLL for (int i = 0; i < rows; i++)
+            UNROLL for (int j = 0; j < vectors; j++)
+                sum[i][j] = OF(load)(c + i * c_row + j * LANES) + sum[i][j];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            OF(store)(c + i * c_row + j * LANES, sum[i][j]);
+}
+
+/* Rows of A that lie side by side, for each k, have an address less to compute. */
+#define TILE(rows, vectors)                                                              \
+    static void OF(tile_##rows##x##vectors)(const OF(Tile) *t)                           \
+    {                                                                                    \
+        if (t->a_row == 1)                                                               \
+            OF(tile)(t, rows, vectors, 1);                                               \
+        else                                                                             \
+            OF(tile)(t, rows, vectors, t->a_row);                                        \
+    }
+#define TILES(rows) TILE(rows, 1) TILE(rows, 2)
+EACH_HEIGHT(TILES)
+#undef TILES
+#undef TILE
+#define TILES(rows) {OF(tile_##rows##x1), OF(tile_##rows##x2)},
+static const OF(TileFn) OF(tiles)[ROWS][2] = {EACH_HEIGHT(TILES)};
+#undef TILES

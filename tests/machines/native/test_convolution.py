@@ -1,0 +1,61 @@
+"""conv2d, whose windows are gathered inside the product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.machines.native.twins import native, planned, reference
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(
+    batch=st.integers(0, 3),
+    size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    channels=st.tuples(st.integers(1, 5), st.integers(1, 20)),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(*[st.tuples(st.integers(0, 4), st.integers(0, 4))] * 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_windows(
+    dtype: str,
+    batch: int,
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+) -> None:
+    fits = (min(w, n + sum(p)) for w, n, p in zip(window, size, padding, strict=True))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, *size, channels[0])).astype(dtype)
+    kernel = rng.standard_normal((*fits, *channels)).astype(dtype)
+    attributes: dict[str, Any] = {"stride": stride, "padding": padding}
+    assert planned("conv2d", x, kernel, **attributes)
+    tolerance = 2e-5 if dtype == "float32" else 1e-12
+    result = native("conv2d", x, kernel, **attributes)
+    np.testing.assert_allclose(result, reference("conv2d", x, kernel, **attributes), 0, tolerance)
+
+
+def test_many_channels_and_patches() -> None:
+    """More in a window than a block of a sum has; windows side by side, as in a stem."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 32, 32, 48)).astype("f4")
+    for shape, stride, padding in [
+        ((3, 3, 48, 40), (1, 1), ((1, 1), (1, 1))),
+        ((8, 8, 48, 24), (8, 8), ((0, 0), (0, 0))),
+        ((1, 1, 48, 24), (1, 1), ((0, 0), (0, 0))),
+    ]:
+        kernel = rng.standard_normal(shape).astype("f4")
+        attributes: dict[str, Any] = {"stride": stride, "padding": padding}
+        result = native("conv2d", x, kernel, **attributes)
+        expected = reference("conv2d", x.astype("f8"), kernel.astype("f8"), **attributes)
+        np.testing.assert_allclose(result, expected, 1e-4, 1e-3)
+        for threads in (2, 3, 5):
+            again = native("conv2d", x, kernel, threads=threads, **attributes)
+            assert again.tobytes() == result.tobytes()

@@ -1,0 +1,251 @@
+"""Matrix products: against products in longer floats, and the same bits however divided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlvm.core.op import OPS
+from mlvm.core.types import Array, TensorType, aligned_array
+from mlvm.machines.native._native import Plan
+from mlvm.machines.native.twins.linalg import Chain, matmul_chain
+from tests.machines.native.twins import POOLS, native, planned
+
+DTYPES = ["float32", "float64"]
+TRANSPOSITIONS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+def _noise(shape: tuple[int, ...], dtype: str = "float32") -> Array:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def _swapped(x: Array, transpose: bool) -> Array:
+    return x.swapaxes(-1, -2) if transpose else x
+
+
+def _operands(
+    m: int, k: int, n: int, tx: bool, ty: bool, dtype: str, batch: tuple[int, ...] = ()
+) -> tuple[Array, Array, dict[str, bool]]:
+    x, y = _noise((*batch, m, k), dtype), _noise((*batch, k, n), dtype) + 1
+    x, y = np.ascontiguousarray(_swapped(x, tx)), np.ascontiguousarray(_swapped(y, ty))
+    return x, y, {"transpose_x": tx, "transpose_y": ty}
+
+
+def _close(result: Array, x: Array, y: Array) -> None:
+    """Within the error of a sum of k products, each rounded: about sqrt(k) roundings."""
+    wide = np.longdouble if result.dtype == np.float64 else np.float64
+    exact = x.astype(wide) @ y.astype(wide)
+    size = np.abs(x.astype(wide)) @ np.abs(y.astype(wide))
+    bound = size * float(np.finfo(result.dtype).eps) * (2 + np.sqrt(x.shape[-1]) / 2)
+    assert result.shape == exact.shape
+    assert (np.abs(result - exact) <= bound).all()
+
+
+def _check(
+    name: str, x: Array, y: Array, attributes: dict[str, bool], threads: Sequence[int] = (1,)
+) -> None:
+    assert planned(name, x, y, **attributes)
+    results = [native(name, x, y, threads=n, **attributes) for n in threads]
+    x = _swapped(x, attributes["transpose_x"])
+    y = _swapped(y, attributes["transpose_y"])
+    if name == "batch_contract":
+        batch = math.prod(x.shape[:-2])
+        x = np.concatenate(x.reshape(batch, *x.shape[-2:]), axis=1)
+        y = np.concatenate(y.reshape(batch, *y.shape[-2:]), axis=0)
+    _close(results[0], x, y)
+    assert len({result.tobytes() for result in results}) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+@given(m=st.integers(1, 40), k=st.integers(0, 40), n=st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_small(dtype: str, tx: bool, ty: bool, m: int, k: int, n: int) -> None:
+    x, y, attributes = _operands(m, k, n, tx, ty, dtype)
+    _check("matmul", x, y, attributes)
+
+
+LARGE = [
+    (1, 700, 130),
+    (130, 700, 1),
+    (5, 353, 700),
+    (300, 1000, 33),
+    (49, 705, 260),
+    (260, 31, 513),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+@pytest.mark.parametrize(("m", "k", "n"), LARGE)
+def test_blocks(dtype: str, tx: bool, ty: bool, m: int, k: int, n: int) -> None:
+    """Sums longer than a block, and more rows and columns than a strip and a panel have."""
+    x, y, attributes = _operands(m, k, n, tx, ty, dtype)
+    _check("matmul", x, y, attributes, (1, 2, 3, 5))
+
+
+def test_more_than_is_copied_at_once() -> None:
+    x, y, attributes = _operands(200, 1200, 3500, False, False, "float32")
+    _check("matmul", x, y, attributes, (1, 2, 3, 5))
+    x, y, attributes = _operands(100, 10000, 3, True, False, "float32")
+    _check("matmul", x, y, attributes, (1, 2, 3, 5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+@given(
+    batch=st.lists(st.integers(1, 4), min_size=1, max_size=2),
+    m=st.integers(1, 20),
+    k=st.integers(0, 20),
+    n=st.integers(1, 20),
+)
+@settings(max_examples=25, deadline=None)
+def test_batch_contract(
+    dtype: str, tx: bool, ty: bool, batch: list[int], m: int, k: int, n: int
+) -> None:
+    x, y, attributes = _operands(m, k, n, tx, ty, dtype, tuple(batch))
+    _check("batch_contract", x, y, attributes)
+
+
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+@pytest.mark.parametrize(
+    ("x_batch", "y_batch"),
+    [
+        ((3,), (3,)),
+        ((), (3,)),
+        ((3,), ()),
+        ((1,), (4,)),
+        ((2, 3), (2, 3)),
+        ((2, 1), (3,)),
+        ((2, 1, 4), (1, 3, 1)),
+        ((2, 3), (1, 3)),
+        ((0,), (0,)),
+        ((5, 1), (0,)),
+    ],
+)
+@pytest.mark.parametrize(("m", "k", "n"), [(5, 7, 19), (1, 9, 4), (6, 3, 1), (30, 0, 2)])
+def test_batches(tx: bool, ty: bool, x_batch: Any, y_batch: Any, m: int, k: int, n: int) -> None:
+    x, _, attributes = _operands(m, k, n, tx, ty, "float32", x_batch)
+    _, y, _ = _operands(m, k, n, tx, ty, "float32", y_batch)
+    _check("matmul", x, y, attributes)
+
+
+@pytest.mark.parametrize("name", ["matmul", "batch_contract"])
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+def test_a_batch_among_threads(name: str, tx: bool, ty: bool) -> None:
+    for m, k, n in [(20, 30, 50), (60, 9, 31), (1, 30, 600), (600, 30, 1)]:
+        x, y, attributes = _operands(m, k, n, tx, ty, "float32", (7,))
+        _check(name, x, y, attributes, (1, 2, 3, 5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ((9,), (9,)),
+        ((9,), (9, 5)),
+        ((5, 9), (9,)),
+        ((2, 5, 9), (9,)),
+        ((9,), (2, 9, 5)),
+        ((0,), (0,)),
+    ],
+)
+def test_vectors(x: tuple[int, ...], y: tuple[int, ...], dtype: str) -> None:
+    a, b = _noise(x, dtype), _noise(y, dtype)
+    assert planned("matmul", a, b)
+    _close(native("matmul", a, b), a, b)
+
+
+@pytest.mark.parametrize("shapes", [((0, 3), (3, 4)), ((3, 0), (0, 4)), ((4, 3), (3, 0))])
+def test_empty(shapes: Any) -> None:
+    result = native("matmul", _noise(shapes[0]), _noise(shapes[1]))
+    assert result.shape == (shapes[0][0], shapes[1][1])
+    assert not result.any()
+
+
+@pytest.mark.parametrize("ty", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "n"), [(40, 23), (720, 300), (64, 1)])
+def test_a_row_alone_has_the_bits_it_has_among_others(k: int, n: int, dtype: str, ty: bool) -> None:
+    x, y, attributes = _operands(150, k, n, False, ty, dtype)
+    whole = native("matmul", x, y, **attributes)
+    for rows in (slice(3, 4), slice(7, 12), slice(20, 80)):
+        assert native("matmul", x[rows], y, **attributes).tobytes() == whole[rows].tobytes()
+
+
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+@pytest.mark.parametrize(("m", "k", "n"), [(7, 5, 9), (1, 9, 21), (21, 37, 1), (50, 17, 130)])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_row_and_column(
+    tx: bool, ty: bool, m: int, k: int, n: int, value: float
+) -> None:
+    x, y, attributes = _operands(m, k, n, tx, ty, "float32")
+    x, y = _swapped(x, tx).copy(), _swapped(y, ty).copy()
+    x[m // 2, k - 1] = value
+    y[k // 2, n - 1] = value
+    with np.errstate(all="ignore"):
+        expected = x @ y
+    x, y = np.ascontiguousarray(_swapped(x, tx)), np.ascontiguousarray(_swapped(y, ty))
+    np.testing.assert_allclose(native("matmul", x, y, **attributes), expected, 1e-4, 1e-4)
+
+
+def test_others_are_left_to_numpy() -> None:
+    x = np.arange(12).reshape(3, 4)
+    assert not planned("matmul", x, x.T.copy())
+    assert not planned("matmul", x.astype("f4"), x.T.astype("f8"))
+
+
+# --- chains ------------------------------------------------------------------------------
+
+
+def _chained(x: Array, y: Array, out: bool, threads: int, **attributes: bool) -> list[Array]:
+    """x @ y, each of whose rows a second product multiplies with the matrix `then`."""
+    types = [TensorType.of(x), TensorType.of(y)]
+    op = OPS["matmul"]
+    product = op.infer(types, op.bind(attributes))
+    assert product is not None
+    n = product.shape[-1]
+    rows = product.size // n
+    # A child whose unit is a row: a product of rows by a matrix, 4 or 5 parameters.
+    then = _noise((n, 3), str(x.dtype))
+    result, made = np.full((rows, 3), np.nan, x.dtype), aligned_array(product)
+    parameters = [result, x, y, then, *([made] if out else [])]
+    where = 4
+    child = _rows_times(rows, n, 3, where, 3, len(parameters) + (not out), str(x.dtype))
+    chain = Chain(child, len(parameters), 1, 2, where if out else None)
+    plan = matmul_chain(types[0], types[1], op.bind(attributes), chain)
+    assert plan is not None
+    assert plan.run(POOLS[threads], *parameters)
+    return [result, made] if out else [result]
+
+
+def _rows_times(m: int, k: int, n: int, x: int, y: int, nparams: int, dtype: str) -> Plan:
+    """matmul's own kernel as a child: a unit is one row."""
+    ints = [m, n, k, 1, max(k, 1), k, 1, 0, n, 1, 0, x, y, 0, 0, 1, 0, 1, 12, 32, 1, 0, 0, 0, 0]
+    suffix = {"float32": "f32", "float64": "f64"}[dtype]
+    scratch = 32 * max(k, 1) * 8
+    return Plan(f"matmul_{suffix}", nparams, ints=ints, units=m, scratch=scratch)
+
+
+@pytest.mark.parametrize("out", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize(("m", "k", "n"), [(5, 4, 3), (150, 20, 40), (70, 720, 300), (4, 0, 5)])
+def test_chain(
+    out: bool, dtype: str, tx: bool, ty: bool, batch: tuple[int, ...], m: int, k: int, n: int
+) -> None:
+    x, y, attributes = _operands(m, k, n, tx, ty, dtype, batch)
+    runs = [_chained(x, y, out, threads, **attributes) for threads in (1, 3)]
+    product = native("matmul", x, y, **attributes)
+    rows = product.reshape(-1, n)
+    then = native("matmul", rows, _noise((n, 3), dtype))
+    for run in runs:
+        assert run[0].tobytes() == then.tobytes()
+        assert not out or run[1].tobytes() == product.tobytes()
