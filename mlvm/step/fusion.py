@@ -29,12 +29,14 @@ WINDOW: Final = 16
 class Taste(NamedTuple):
     """Which chains are worth making for a machine's kernels.
 
-    `heads` may begin one. With `passes`, ops are links whose reference kernels make several passes.
+    `heads` may begin one, `reductions` end in one. With `passes`, ops are links whose reference
+    kernels make several passes.
     `shortest`: links of a chain, but for an update in place, which reads and writes more memory
     than others.
     """
 
     heads: frozenset[str]
+    reductions: bool
     passes: bool
     shortest: int
 
@@ -42,10 +44,11 @@ class Taste(NamedTuple):
         return op.links if self.passes else op.elementwise
 
 
-REFERENCE: Final = Taste(heads=frozenset(), passes=False, shortest=3)
+REFERENCE: Final = Taste(heads=frozenset(), reductions=True, passes=False, shortest=3)
 """With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
 
-NATIVE: Final = Taste(heads=HEADS, passes=True, shortest=2)
+NATIVE: Final = Taste(heads=HEADS, reductions=False, passes=True, shortest=2)
+"""A reduction of its own is as fast as in a chain, for which there is no such row function."""
 
 
 def taste_of(vm: VMProtocol) -> Taste:
@@ -274,7 +277,12 @@ def _domain_of(call: Call, taste: Taste) -> Shape | None:
         return None
     if taste.links(op):
         return call.outs[0].type.shape
-    if op.room == "reduction" and "axis" in op.attributes and call.ins[0].type.size <= BLOCK_SIZE:
+    if (
+        taste.reductions
+        and op.room == "reduction"
+        and "axis" in op.attributes
+        and call.ins[0].type.size <= BLOCK_SIZE
+    ):
         return call.ins[0].type.shape  # in one block, as the op alone would see it
     return None
 

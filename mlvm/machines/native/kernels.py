@@ -9,9 +9,10 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
-from mlvm.core.machine.fused import Chain, Link
-from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel
+from mlvm.core.machine.fused import HEADS, Chain, Link
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native import twins
@@ -19,6 +20,7 @@ from mlvm.machines.native._native import Plan, Pool
 from mlvm.machines.native.twin import TWINS, Twin, Types
 from mlvm.machines.native.twins.chain import chain_plan
 from mlvm.machines.native.twins.elementwise import row_of
+from mlvm.machines.native.twins.linalg import headed_plan
 
 for _room in pkgutil.iter_modules(twins.__path__):
     importlib.import_module(f"{twins.__name__}.{_room.name}")
@@ -32,9 +34,9 @@ class NativeKernel:
     Values that the plan refuses go to the reference kernel, which says what is wrong with them.
     """
 
-    def __init__(self, prepare: Twin, reference: Kernel, pool: Pool) -> None:
+    def __init__(self, op: Op, prepare: Twin, pool: Pool) -> None:
+        self._op = op
         self._prepare = prepare
-        self._reference = reference
         self._pool = pool
         self._plans: dict[Any, Plan | None] = {}
 
@@ -44,13 +46,21 @@ class NativeKernel:
         if key not in self._plans:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._prepare(types, attributes)
+            fits = self._fit(types, attributes)
+            self._plans[key] = self._prepare(types, attributes) if fits else None
         return self._plans[key]
+
+    def _fit(self, types: Types, attributes: Attributes) -> bool:
+        """Whether the types suit the op. On a raw VM nobody has asked."""
+        try:
+            return self._op.infer(types[1:], attributes) is types[0]
+        except OpError:
+            return False
 
     def __call__(self, *arrays: Array, **attributes: Any) -> None:
         plan = self.plan([TensorType.of(x) for x in arrays], attributes)
         if plan is None or not plan.run(self._pool, *arrays):
-            self._reference(*arrays, **attributes)
+            self._op.kernel(*arrays, **attributes)
 
 
 class NativeFused:
@@ -82,7 +92,8 @@ class NativeFused:
         ways = self._ways.setdefault(chain, {})
         if key not in ways:
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
-            ways[key] = (native and chain_plan(chain.links, types)) or _Parts(chain, types)
+            prepare = headed_plan if chain.links[0].op.name in HEADS else chain_plan
+            ways[key] = (native and prepare(chain.links, types)) or _Parts(chain, types)
         return ways[key]
 
 
@@ -136,7 +147,7 @@ def _has_row(chain: Chain, link: Link, known: Mapping[int, TensorType]) -> bool:
     op, target, sources, attributes = link
     operands = [known[source] for source in sources]
     return (
-        op.elementwise
+        op.links
         and isinstance(chain.kernel(op), NativeKernel)
         and row_of(op, known[target], operands, attributes) is not None
     )
@@ -161,5 +172,5 @@ def _plan_of(links: Sequence[Link], types: Types) -> _Part | None:
 def native_kernels(pool: Pool) -> Kernels:
     """A native kernel for each op that has a twin, and for `fused`. They share the pool's
     threads."""
-    ops = {name: NativeKernel(prepare, OPS[name].kernel, pool) for name, prepare in TWINS.items()}
+    ops = {name: NativeKernel(OPS[name], prepare, pool) for name, prepare in TWINS.items()}
     return {**ops, Fused.name: NativeFused(pool)}

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from mlvm.core.machine.fused import Link
 from mlvm.core.op import Attributes
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.twin import Types, twin
+from mlvm.machines.native.twins.chain import chain_plan
 
 Axis: TypeAlias = tuple[int, int, int]
 """How long it is, and the strides of x and y along it."""
@@ -115,6 +117,31 @@ def matmul_chain(x: TensorType, y: TensorType, attributes: Attributes, chain: Ch
     if product is None or product.y.columns == 1:
         return None
     return tiles(product, chain)
+
+
+def headed_plan(links: Sequence[Link], types: Types) -> Plan | None:
+    """The plan of a chain whose first link is a matmul, on parameters of these types: while rows of
+    the product are in the cache, the rest is done with them. None if a link has no row function,
+    or the product is not of that kind."""
+    head, *rest = links
+    x_number, y_number = head.sources
+    x, y = types[x_number], types[y_number]
+    product = head.op.infer((x, y), head.attributes)
+    if product is None or min(x.ndim, y.ndim) < 2 or not rest:
+        return None
+    kept = head.target >= 0  # as a result; else it lives in scratch only, the last parameter
+    child_types = types if kept else [*types, product]
+    renamed = {} if kept else {head.target: len(types)}
+    renumbered = []
+    for op, target, sources, attributes in rest:
+        sources = tuple([renamed.get(source, source) for source in sources])
+        renumbered.append(Link(op, target, sources, attributes))
+        renamed.pop(target, None)
+    child = chain_plan(renumbered, child_types, unit=max(1, product.shape[-1]))
+    if child is None:
+        return None
+    places = Chain(child, len(types), x_number, y_number, head.target if kept else None)
+    return matmul_chain(x, y, head.attributes, places)
 
 
 # --- what they have in common ------------------------------------------------------------
