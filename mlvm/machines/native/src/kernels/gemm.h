@@ -1,9 +1,9 @@
 /* Matrix products around the tile: what is copied where, and in which order. Included once for each
  * dtype, after tile.h.
  *
- * The loops are Goto's (Goto and van de Geijn, TOMS 2008), with one turned outwards: a strip of rows
- * goes through several blocks of k while its part of C stays in the second-level cache. Panels of B
- * are as wide as a tile; the first strip copies them, just before it uses them. */
+ * The loops are Goto's (Goto and van de Geijn, TOMS 2008), with one turned outwards: a strip of
+ * rows goes through several blocks of k while its part of C stays in the second-level cache. Panels
+ * of B are as wide as a tile; the first strip copies them, just before it uses them. */
 
 /* What is done at once: some rows and columns of one product of the batch. */
 typedef struct {
@@ -34,7 +34,7 @@ static void OF(copy_rows)(T *to, const T *x, int64_t x_row, int64_t rows, int64_
 /* What lies side by side for each k is cut into tiles, [k][height] each. */
 static void OF(copy_columns)(T *to, const T *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
 {
-    /* Whole vectors reach into the next row of x and of the tile, which the last ones do not have. */
+    /* Whole vectors reach into the next row of x and of the tile; the last have no next one. */
     int64_t whole = rows / tiles * 2 >= HEIGHT && x_k >= HEIGHT ? k - 1 : 0;
     for (int64_t some = 0; some < k; some += 8)
         for (int64_t tile = 0; tile < tiles; tile++) {
@@ -148,8 +148,8 @@ static void OF(gather_rows)(T *to, const T *x, const int64_t *w, int64_t row, in
 
 /* One block of k of a strip of rows: for each panel of y (jr), for each tile of rows (ir). `panels`
  * has room for all, panel_length apart; `copy`: they are not there yet. */
-static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t rows, int64_t column,
-                      int64_t columns, T *panels, int64_t panel_length, int copy)
+static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t rows,
+                      int64_t column, int64_t columns, T *panels, int64_t panel_length, int copy)
 {
     const int64_t *n = part->n;
     int64_t blocks = (n[K] + n[BLOCK] - 1) / n[BLOCK], group = block / blocks;

@@ -34,7 +34,7 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
 #endif
 #define UNROLL _Pragma("GCC unroll 16")
 
-/* --- transposing a square in registers: what lies 1, 2, 4 lanes beside the diagonal changes sides --- */
+/* --- transposing a square in registers: what is 1, 2, 4 lanes off the diagonal is swapped --- */
 
 #if defined(__clang__)
 #define PICK(x, y, Lanes, ...) __builtin_shufflevector(x, y, __VA_ARGS__)

@@ -17,8 +17,8 @@ static inline void OF(store)(T *to, V value)
     *(OF(Loose) *)to = value;
 }
 
-/* What a tile needs to know: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and the columns of B
- * beside each other, B[k, j] at b[k * b_k + j]. */
+/* What a tile needs to know: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and the columns of
+ * B beside each other, B[k, j] at b[k * b_k + j]. */
 typedef struct {
     int64_t k;
     const T *a;
