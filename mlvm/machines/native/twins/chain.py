@@ -17,7 +17,7 @@ from mlvm.machines.native._native import Plan
 from mlvm.machines.native.twin import Types, twin
 from mlvm.machines.native.twins.elementwise import row_of
 
-PIECE: Final = 1024
+PIECE: Final = 512
 """The most elements that a link works on before the next one does."""
 
 _MOST_AXES: Final = 64
