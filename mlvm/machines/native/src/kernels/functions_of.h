@@ -300,6 +300,7 @@ static inline F FN(gelu_tanh_vjp)(F g, F x)
 {
     F s, t, low, slope, within = FN(at_least)(-GELU_TANH_MOST, FN(at_most)(LINEAR_FROM, x));
     F high = FN(cubic)(within, &low, &slope);
-    F inverse = 1 / FN(logistic)(-high, -low, &s, &t);
-    return g * ((inverse + inverse * (inverse * t * (within * slope))) * s);
+    F sum = FN(logistic)(-high, -low, &s, &t);
+    F bend = t / sum * (within * slope);
+    return g * ((1 + bend) / sum * s);
 }
