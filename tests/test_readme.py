@@ -7,9 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mlvm.machines.native.extension import wanted
+
 README = Path(__file__).parent.parent / "README.md"
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 SEPARATOR = "-- next block --"
+
+
+def plainly(printed: str) -> str:
+    """What was printed; without plans where numpy kernels run, for which other chains are made
+    than the pages show."""
+    plan = r"^[\d,]+ bytes, lower bound .*$"
+    return (printed if wanted(None) else re.sub(plan, "a plan", printed, flags=re.M)).strip()
 
 
 def _examples() -> list[tuple[str, str | None]]:
@@ -39,7 +48,7 @@ def test_the_code_prints_what_the_readme_says() -> None:
     assert len(printed) == len(examples) >= 4
     for (code, text), output in zip(examples, printed, strict=True):
         if text is not None and "print" in code:
-            assert output.strip() == text.strip()
+            assert plainly(output) == plainly(text)
 
 
 def test_the_first_screen_ends_in_a_gradient() -> None:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -65,7 +65,6 @@ class VM(Identity):
         self.name: str = name or f"vm{next(_numbers)}"
         self.checked = checked
         self.functions = FunctionTable(kernels)
-        self.door: Door | None = None
         self._store = self._new_store()
         self._lock = threading.RLock()
         self._run = run
@@ -246,8 +245,6 @@ class VM(Identity):
 
     def _watch(self, instrument: Instrument | None) -> None:
         self.functions.watch(instrument)
-        if self.door is not None:
-            self.door.instrumented = instrument is not None
 
     def close(self) -> None:
         """End the workers, if any, when they have done what they were given. The VM takes no
@@ -370,26 +367,12 @@ class VM(Identity):
 
     def _forget_links(self) -> None:
         """Names may mean other functions now."""
-        if self.door is not None:
-            self.door.forget()
         for linked in list(self._linked.values()):  # programs may die meanwhile
             if self._depth and self.checked:
                 for code in [*linked.codes.values(), *(code for code, _ in linked.bound.values())]:
                     distrust(code)
             linked.codes.clear()
             linked.bound.clear()
-
-
-class Door(Protocol):
-    """A VM's short way for launches of one op, of which it must know what they could pass by:
-    observers and instruments, changes of the function table, and handles that may name other
-    arrays. `mlvm.machines.native` has one."""
-
-    observed: bool
-    instrumented: bool
-
-    def forget(self) -> None: ...
-    def clear(self) -> None: ...
 
 
 @dataclass(slots=True)

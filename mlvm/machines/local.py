@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from mlvm.core.errors import MachineError
 from mlvm.core.machine import run as reference
@@ -15,6 +15,10 @@ from mlvm.core.vm import VM
 from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
 from mlvm.machines.workers import Workers
+
+if TYPE_CHECKING:
+    from mlvm.core.machine.functions import Instrument
+    from mlvm.machines.native._native import Door
 
 _MOST_THREADS: Final = 256
 
@@ -35,6 +39,9 @@ class LocalVM(VM):
     Raises `MissingExtra` for a native machine that was not built, `MachineError` for threads
     without one, `UnknownFunction` for a kernel of no op.
     """
+
+    door: Door | None
+    """The short way of eager calls to a native VM: see `mlvm.machines.native.loop.open_door`."""
 
     trace: ClassVar[Callable[..., AbstractContextManager[None]]]
     """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
@@ -70,10 +77,21 @@ class LocalVM(VM):
                 f"{extension.status()}; BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
+        self.door = None
         if self.native and not workers:
             self.door = open_door(self.functions, self._store, self._lock, pool)
         if workers:
             self._scheduler = Workers(workers, self.name)
+
+    def _forget_links(self) -> None:
+        super()._forget_links()
+        if self.door is not None:
+            self.door.forget()
+
+    def _watch(self, instrument: Instrument | None) -> None:
+        super()._watch(instrument)
+        if self.door is not None:
+            self.door.instrumented = instrument is not None
 
     def register_library(self, path: str | os.PathLike[str]) -> list[str]:
         """Register the C functions that a shared library lists, and return their names.

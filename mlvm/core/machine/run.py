@@ -196,16 +196,13 @@ def explain(error: Exception, state: State, binding: Binding | None = None) -> E
     `MemoryError`. `binding` is the function that was called, if the step does not hold it."""
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]
-    if code == CALL_ON_ARGS:
-        params = list(number)
-    else:
-        params = stack[base if number == ALL else len(stack) - number :]
+    start = base if number == ALL else len(stack) - (0 if code == CALL_ON_ARGS else number)
+    params = list(number) if code == CALL_ON_ARGS else stack[start:]
     if binding is None and isinstance(value, Binding):
         binding = value
-    site = _Site(current, pc, frames)
     if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
         error = OutOfMemory(str(error))
-    return site.blame(error, stack, binding, params)
+    return _Site(current, pc, frames).blame(error, stack, binding, params)
 
 
 def call(

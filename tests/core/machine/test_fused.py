@@ -335,7 +335,13 @@ B = TensorType("bool", (4, 4))
 
 BAD = {
     "no op of that name": ([["nonsense", 0, 1]], 1, [F, F], AttributeRefused),
-    "an op that is not elementwise": ([["matmul", 0, 1, 1]], 1, [F, F], AttributeRefused),
+    "an op that is not elementwise": ([["softmax", 0, 1]], 1, [F, F], AttributeRefused),
+    "a product that is not first": (
+        [["negative", -1, 1], ["matmul", 0, -1, 1]],
+        1,
+        [TensorType("f32", (4, 4))] * 2,
+        AttributeRefused,
+    ),
     "an op of unknown shape": ([["nonzero_indices", 0, 1]], 1, [F, F], AttributeRefused),
     "an op of any number of operands": ([["concat", 0, 1, 1]], 1, [F, F], AttributeRefused),
     "reads no parameter": ([["negative", 0, 7]], 1, [F, F], AttributeRefused),
