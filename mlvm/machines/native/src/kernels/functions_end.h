@@ -1,5 +1,6 @@
 /* Forgets what functions.h says of one type. */
 #undef F
+#undef MAD
 #undef U
 #undef FN
 #undef DIGITS

@@ -43,39 +43,40 @@ static inline F FN(at_least)(F limit, F x)
  * added last, and few roundings follow each other. */
 static inline F FN(poly3)(F x, F c0, F c1, F c2, F c3)
 {
-    return (c0 + c1 * x) + (x * x) * (c2 + c3 * x);
+    return MAD(x * x, MAD(c3, x, c2), MAD(c1, x, c0));
 }
 
 static inline F FN(poly4)(F x, F c0, F c1, F c2, F c3, F c4)
 {
     F square = x * x;
-    return FN(poly3)(x, c0, c1, c2, c3) + square * square * c4;
+    return MAD(square * square, c4, FN(poly3)(x, c0, c1, c2, c3));
 }
 
 static inline F FN(poly5)(F x, F c0, F c1, F c2, F c3, F c4, F c5)
 {
     F square = x * x;
-    return FN(poly3)(x, c0, c1, c2, c3) + square * square * (c4 + c5 * x);
+    return MAD(square * square, MAD(c5, x, c4), FN(poly3)(x, c0, c1, c2, c3));
 }
 
 static inline F FN(poly6)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6)
 {
     F square = x * x;
-    return FN(poly3)(x, c0, c1, c2, c3) + square * square * (c4 + c5 * x + square * c6);
+    F high = MAD(square, c6, MAD(c5, x, c4));
+    return MAD(square * square, high, FN(poly3)(x, c0, c1, c2, c3));
 }
 
 static inline F FN(poly9)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9)
 {
     F square = x * x, fourth = square * square;
     F high = FN(poly5)(x, c4, c5, c6, c7, c8, c9);
-    return FN(poly3)(x, c0, c1, c2, c3) + fourth * high;
+    return MAD(fourth, high, FN(poly3)(x, c0, c1, c2, c3));
 }
 
 static inline F FN(poly10)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9, F c10)
 {
     F square = x * x, fourth = square * square;
     F high = FN(poly6)(x, c4, c5, c6, c7, c8, c9, c10);
-    return FN(poly3)(x, c0, c1, c2, c3) + fourth * high;
+    return MAD(fourth, high, FN(poly3)(x, c0, c1, c2, c3));
 }
 
 static inline F FN(poly11)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, F c8, F c9, F c10,
@@ -83,7 +84,7 @@ static inline F FN(poly11)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, 
 {
     F square = x * x, fourth = square * square;
     F middle = FN(poly3)(x, c4, c5, c6, c7), high = FN(poly3)(x, c8, c9, c10, c11);
-    return FN(poly3)(x, c0, c1, c2, c3) + (fourth * middle + fourth * fourth * high);
+    return FN(poly3)(x, c0, c1, c2, c3) + fourth * MAD(fourth, high, middle);
 }
 
 /* x without the lower half of its digits: products of two such numbers are exact. */
@@ -117,10 +118,10 @@ static inline F FN(scaled)(F x, F shifted)
 /* e^(high + low) = 2^n (1 + p): returns p, and n shifted. |low| is far below |high|. */
 static inline F FN(reduced_expm1)(F high, F low, F *shifted)
 {
-    *shifted = high * LOG2_E + SHIFTER;
+    *shifted = MAD(high, LOG2_E, SHIFTER);
     F n = *shifted - SHIFTER;
-    F r = (high - n * LN2_HIGH) - (n * LN2_LOW - low);
-    return r + r * r * EXPM1(r);
+    F r = MAD(-n, LN2_HIGH, high) - MAD(n, LN2_LOW, -low);
+    return MAD(r * r, EXPM1(r), r);
 }
 
 static inline F FN(exp)(F x)
@@ -242,9 +243,15 @@ static inline F FN(erf)(F x)
 /* x^2 / 2 as a number and a rest. */
 static inline F FN(half_square)(F x, F *rest)
 {
+#if FUSED
+    F half = x * (F)0.5, product = half * x;
+    *rest = MAD(half, x, -product);
+    return product;
+#else
     F upper = FN(upper)(x);
     *rest = (x - upper) * (x + upper) * (F)0.5;
     return upper * upper * (F)0.5;
+#endif
 }
 
 /* x Phi(x). With Q(a) = erfc(a / sqrt(2)) / 2 that is x Q(-x) for x < 0, else x - x Q(x). */
@@ -275,6 +282,17 @@ static inline F FN(gelu_erf_vjp)(F g, F x)
  * products and sums but those of the rest are exact. */
 static inline F FN(cubic)(F x, F *rest, F *slope)
 {
+#if FUSED
+    F c1 = C1_HIGH + C1_LOW, c1_rest = (C1_HIGH - c1) + C1_LOW, c3_rest = (C3_HIGH - C3) + C3_LOW;
+    F square = x * x, square_rest = MAD(x, x, -square), factor = MAD(C3, square, c1);
+    F cubic_part = factor - c1, linear_part = factor - cubic_part;
+    F factor_rest = MAD(C3, square, -cubic_part) + (c1 - linear_part);
+    factor_rest += MAD(c3_rest, square, MAD(C3, square_rest, c1_rest));
+    F product = x * factor;
+    *rest = MAD(x, factor_rest, MAD(x, factor, -product));
+    *slope = MAD(3, factor, -2 * c1);
+    return product;
+#else
     F upper = FN(upper)(x), lower = x - upper, square = x * x;
     F factor = FN(upper)((C1_HIGH + C1_LOW) + C3 * square), short_square = FN(upper)(square);
     F square_rest = (upper * upper - short_square) + lower * (x + upper);
@@ -283,6 +301,7 @@ static inline F FN(cubic)(F x, F *rest, F *slope)
     *rest = lower * factor + x * factor_rest;
     *slope = (3 * factor - 2 * C1_HIGH) + (3 * factor_rest - 2 * C1_LOW); /* c1 + 3 c3 x^2 */
     return upper * factor;
+#endif
 }
 
 /* x / (1 + e^-v), which is x (1 + tanh(v / 2)) / 2. */
