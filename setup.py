@@ -7,6 +7,7 @@ ones. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
 
 import os
 import platform
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from setuptools.command.build_ext import build_ext
 SOURCE = Path("mlvm/machines/native/src")
 # `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
 FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+# What gcc makes of clamps before it vectorizes: selects of everything that follows.
+GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
 X86_TARGETS = {
     "avx2": "-mavx2 -mfma",
@@ -31,12 +34,20 @@ class BuildNative(build_ext):
             Path(self.get_ext_filename(self.get_ext_fullname(ext.name))).unlink(missing_ok=True)
         super().copy_extensions_to_source()
 
+    def _gcc_flags(self):
+        about = [*self.compiler.compiler_so, "--version"]
+        try:
+            version = subprocess.run(about, capture_output=True, text=True, check=False).stdout
+        except OSError:  # there is no compiler, as compiling will say
+            return []
+        return GCC_FLAGS if "Free Software Foundation" in version else []
+
     def build_extension(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
         x86 = platform.machine().lower() in ("x86_64", "amd64")
         targets = {"plain": "", **(X86_TARGETS if unix and x86 else {})}
-        flags = [*FLAGS, "-pthread"] if unix else []
+        flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-g", "-O1", "-fno-omit-frame-pointer"]
