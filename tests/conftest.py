@@ -1,4 +1,5 @@
-"""`--wire`: run the tests on VMs behind the protocol's byte encoding.
+"""`--wire`: run the tests on VMs behind the protocol's byte encoding. `--native`: give the plain
+VMs, which the tests of `mlvm.core` make, the native kernels and loop.
 
     python -m pytest --wire tests/eager tests/arena
 
@@ -38,16 +39,37 @@ def wire(vm: VM) -> None:
     observe(vm, **{name: layer(name) for name in CALLS})
 
 
+def make_native() -> None:
+    """Have every VM that is no other machine's run natively."""
+    from mlvm.machines.native._native import Pool
+    from mlvm.machines.native.kernels import native_kernels
+    from mlvm.machines.native.loop import NativeLoop
+
+    init = VM.__init__
+
+    @wraps(init)
+    def native(vm: VM, *args: Any, **options: Any) -> None:
+        if type(vm) is VM and not {"run", "kernels"} & options.keys():
+            pool = Pool(2)
+            options = {**options, "kernels": native_kernels(pool), "run": NativeLoop(pool)}
+        init(vm, *args, **options)
+
+    VM.__init__ = native  # type: ignore[method-assign,assignment]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--wire", action="store_true", help="run on VMs behind the protocol's byte encoding"
     )
+    parser.addoption("--native", action="store_true", help="run on native kernels and loop")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give examples all the time they take; with `--wire` wire every VM that is made."""
     settings.register_profile("untimed", deadline=None)
     settings.load_profile("untimed")
+    if config.getoption("--native"):
+        make_native()
     if config.getoption("--wire"):
         init = VM.__init__
 

@@ -103,17 +103,17 @@ class Helper:
 
 
 class Prepared:
-    """A linked program as the loop in C runs it; `codes` are its functions, main the first."""
+    """A linked program as the loop in C runs it. `called` are its functions but for main, which
+    keeps this and must be free to die."""
 
-    __slots__ = ("codes", "program")
+    __slots__ = ("called", "program")
 
     def __init__(self, main: Code, operands: Sequence[Array], functions: FunctionTable) -> None:
-        self.codes = [main]
+        self.called: list[Code] = []
         arguments = self._arguments(main, operands)
-        triples = []
-        for code in self.codes:  # which grows meanwhile
-            steps = [self._step(step) for step in code.steps]
-            triples.append((steps, code.starts, code.ends))
+        triples = [([self._step(step) for step in main.steps], main.starts, main.ends)]
+        for code in self.called:  # which grows meanwhile
+            triples.append(([self._step(step) for step in code.steps], code.starts, code.ends))
         self.program = Program(triples, arguments, functions.version)
 
     def _arguments(self, main: Code, operands: Sequence[Array]) -> tuple[Type, ...]:
@@ -142,9 +142,9 @@ class Prepared:
         if code == CALL:
             return code, number, Site(value, rest), host_of(value, rest)
         if code == CALL_FUNCTION:
-            if not any(value is known for known in self.codes):
-                self.codes.append(value)
-            index = next(i for i, known in enumerate(self.codes) if known is value)
+            if not any(value is known for known in self.called):
+                self.called.append(value)
+            index = next(i for i, known in enumerate(self.called, 1) if known is value)
             return code, index, number, None
         if code == PUSH and isinstance(value, np.ndarray):
             return code, 0, value, native_type(TensorType.of(value))
@@ -193,7 +193,7 @@ class NativeLoop:
             return []
         if isinstance(ended, list):
             return ended
-        state, error = _state(ended, prepared.codes)
+        state, error = _state(ended, [main, *prepared.called])
         if error is None:
             return reference.run(main, operands, store, functions, state=state)
         try:
