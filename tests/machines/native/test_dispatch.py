@@ -1,0 +1,257 @@
+"""Eager calls by the short way in C: what `apply_in_python` gives, it gives too."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError, OperandValueError, ShapeError, StaleTensor
+from mlvm.core.observe import observed
+from mlvm.eager.tensor import apply, apply_in_python, one_op
+from mlvm.machines.native.extension import EXTENSION
+
+if EXTENSION is None:
+    pytest.skip("the native machine was not built", allow_module_level=True)
+
+
+@pytest.fixture
+def vm() -> ml.VM:
+    return ml.VM(native=True)
+
+
+@pytest.fixture
+def arena(vm: ml.VM) -> Iterator[ml.Arena]:
+    arena = ml.Arena(vm, "arena")
+    with arena.allocating():
+        yield arena
+
+
+def launches(vm: Any, work: Callable[[], object]) -> int:
+    """How many launches the work makes by the long way."""
+    count = 0
+    launch = vm.launch
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return launch(*args, **options)
+
+    vm.launch = counted  # not `observed`, which closes the short way
+    try:
+        work()
+    finally:
+        del vm.launch
+    return count
+
+
+CALLS: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
+    "unary": lambda x: ml.tanh(x),
+    "binary": lambda x: x + x,
+    "a scalar": lambda x: 2 * x - 1,
+    "broadcast": lambda x: x * x[:1],
+    "comparison": lambda x: x < 0.5,
+    "three operands": lambda x: ml.where(x > 0, x, -x),
+    "reduction": lambda x: ml.sum(x, axis=0),
+    "product": lambda x: x @ x.mT,
+}
+
+
+@pytest.mark.usefixtures("arena")
+@pytest.mark.parametrize("name", CALLS)
+def test_the_short_way_gives_what_the_long_one_gives(vm: ml.VM, name: str) -> None:
+    x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
+    expected = CALLS[name](x).numpy()
+    CALLS[name](x)  # has learnt the types, and finds regions
+    assert launches(vm, lambda: CALLS[name](x)) == 0
+    np.testing.assert_array_equal(CALLS[name](x).numpy(), expected)
+
+
+def test_the_arena_counts_alike(vm: ml.VM) -> None:
+    call = one_op("add")
+    counts: list[list[int]] = []
+    for way in (apply_in_python, apply):
+        arena = ml.Arena(vm, "counted")
+        with arena.allocating():
+            x = ml.ones((5, 7))
+            way(call, x, x)
+            kept = [way(call, x, x) for _ in range(3)]
+            counts.append([arena.used, arena.high_water, len(arena.live())])
+            del kept
+            gc.collect()
+            counts[-1].append(arena.used)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.usefixtures("arena")
+def test_refusals_are_the_same_errors() -> None:
+    x, y = ml.ones((2, 3)), ml.ones((3, 2))
+    labels = ml.asarray(np.array([0, 9]))
+    calls: list[Callable[[], object]] = [
+        lambda: x + y,
+        lambda: ml.softmax_cross_entropy(x, labels),
+        lambda: ml.take(x, labels, axis=1),
+    ]
+    for call in calls:
+        texts = []
+        for _ in range(3):
+            with pytest.raises(MlvmError) as caught:
+                call()
+            texts.append((type(caught.value), str(caught.value).splitlines()[0]))
+        assert len({*texts}) == 1
+
+
+@pytest.mark.usefixtures("arena")
+def test_a_value_refused_after_one_accepted_leaves_nothing(arena: ml.Arena) -> None:
+    x = ml.ones((2, 3))
+    for _ in range(3):
+        ml.take(x, ml.asarray(np.array([0, 2])), axis=1)
+    used = arena.used
+    with pytest.raises(OperandValueError, match="index 3"):
+        ml.take(x, ml.asarray(np.array([0, 3])), axis=1)
+    gc.collect()
+    assert arena.used == used
+
+
+def test_a_stale_operand_is_refused(vm: ml.VM) -> None:
+    batch, kept = ml.Arena(vm, "batch"), ml.Arena(vm, "kept")
+    with batch.allocating():
+        x = ml.ones(4)
+    with kept.allocating():
+        for _ in range(3):
+            x + x
+        batch.reset()
+        with pytest.raises(StaleTensor, match="was reset"):
+            x + x
+
+
+@pytest.mark.usefixtures("arena")
+def test_an_observer_sees_every_launch(vm: ml.VM) -> None:
+    x, seen = ml.ones(4), []
+    for _ in range(3):
+        x + x
+
+    def launch(proceed: Any, *args: Any, **options: Any) -> Any:
+        seen.append(args)
+        return proceed(*args, **options)
+
+    with observed(vm, launch=launch):
+        x + x
+    x + x
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("arena")
+def test_an_instrument_sees_every_call(vm: ml.VM) -> None:
+    x, names = ml.ones(4), []
+
+    class Names:
+        def before(self, name: str, params: Any, attributes: Any) -> None:
+            names.append(name)
+
+        def after(self, name: str, params: Any, attributes: Any, results: Any) -> None: ...
+
+    for _ in range(3):
+        x + x
+    with vm.instrumented(Names()):
+        x + x
+    x + x
+    assert names == ["add.out"]
+
+
+@pytest.mark.usefixtures("arena")
+def test_a_function_registered_under_the_name_is_called(vm: ml.VM) -> None:
+    x = ml.ones(4)
+    for _ in range(3):
+        x + x
+    called = []
+    vm.register("add.out", lambda frame: called.append(frame.nparams))
+    x + x
+    assert called == [3]
+
+
+@pytest.mark.usefixtures("arena")
+def test_memory_that_moves_is_found(vm: ml.VM) -> None:
+    x, y = ml.asarray(np.arange(4.0)), ml.asarray(np.arange(4.0) + 10)
+    for _ in range(3):
+        x + x, y + y
+    vm.swap(x.handle, y.handle)
+    np.testing.assert_array_equal((x + x).numpy(), 2 * (np.arange(4.0) + 10))
+    np.testing.assert_array_equal((y + y).numpy(), 2 * np.arange(4.0))
+
+
+@pytest.mark.usefixtures("arena")
+def test_gradients_are_those_of_the_long_way() -> None:
+    def loss(x: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
+        h = ml.tanh(x @ w)
+        return ml.mean(h * h - 2 * h)
+
+    x = ml.asarray(np.linspace(-1, 1, 12).reshape(3, 4))
+    w = ml.asarray(np.linspace(-2, 1, 20).reshape(4, 5))
+    gradients = [ml.grad(loss, (0, 1))(x, w) for _ in range(3)]
+    for later in gradients[1:]:
+        for g, expected in zip(later, gradients[0], strict=True):
+            np.testing.assert_array_equal(g.numpy(), expected.numpy())
+    hessian = [ml.grad(lambda y: ml.sum(ml.grad(loss)(y, w) ** 2))(x).numpy() for _ in range(3)]
+    np.testing.assert_array_equal(hessian[0], hessian[2])
+
+
+def test_two_vms_share_no_way() -> None:
+    x = {}
+    for name in ("first", "second"):
+        with ml.Arena(ml.VM(name, native=True), name).allocating():
+            x[name] = ml.full(4, 3.0)
+            for _ in range(3):
+                x[name] + x[name]
+    with x["first"].arena.allocating(), pytest.raises(MlvmError, match="lives on second"):
+        x["first"] + x["second"]
+
+
+def test_a_vm_and_its_memory_end_with_their_last_reference() -> None:
+    vm = ml.VM(native=True)
+    arena = ml.Arena(vm, "short-lived")
+    with arena.allocating():
+        x = ml.ones(4)
+        for _ in range(3):
+            x + x
+    gone = [weakref.ref(each) for each in (vm, arena, x)]
+    del vm, arena, x
+    gc.collect()
+    assert [each() for each in gone] == [None] * 3
+
+
+def test_threads_on_one_vm_see_their_own_values() -> None:
+    vm = ml.VM(native=True)
+    wrong: list[float] = []
+
+    def work(number: int) -> None:
+        arena = ml.Arena(vm, f"arena {number}")
+        with arena.allocating():
+            x = ml.full((8, 8), float(number))
+            for _ in range(300):
+                y = (x + x) * x - x
+                value = float(ml.max(y))
+                if value != 2 * number * number - number:
+                    wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.usefixtures("arena")
+def test_another_type_asks_again() -> None:
+    for shape in [(2,), (3,), (2, 2), (), (0,), (1, 3)] * 3:
+        x = ml.full(shape, 2.0)
+        np.testing.assert_array_equal((x * x).numpy(), np.full(shape, 4.0))
+    with pytest.raises(ShapeError):
+        ml.ones(2) + ml.ones(3)
