@@ -32,22 +32,25 @@ class Taste(NamedTuple):
     `heads` may begin one, `reductions` end in one. With `passes`, ops are links whose reference
     kernels make several passes.
     `shortest`: links of a chain, but for an update in place, which reads and writes more memory
-    than others.
+    than others. `longest`: more gain nothing.
     """
 
     heads: frozenset[str]
     reductions: bool
     passes: bool
     shortest: int
+    longest: float
 
     def links(self, op: Op) -> bool:
         return op.links if self.passes else op.elementwise
 
 
-REFERENCE: Final = Taste(heads=frozenset(), reductions=True, passes=False, shortest=3)
+REFERENCE: Final = Taste(
+    heads=frozenset(), reductions=True, passes=False, shortest=3, longest=math.inf
+)
 """With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
 
-NATIVE: Final = Taste(heads=HEADS, reductions=False, passes=True, shortest=2)
+NATIVE: Final = Taste(heads=HEADS, reductions=False, passes=True, shortest=2, longest=24)
 """A reduction of its own is as fast as in a chain, for which there is no such row function."""
 
 
@@ -67,6 +70,8 @@ def fused(calls: Sequence[Call], most: float = math.inf, taste: Taste = REFERENC
     for each in row.in_order():
         unit = each
         for partner in _partners(unit.calls[0], maker, row.place):
+            if len(partner.calls) + len(unit.calls) > taste.longest:
+                continue
             if not all(_takes(partner, call, taste) for call in unit.calls):
                 continue
             between = row.between(partner, unit)
