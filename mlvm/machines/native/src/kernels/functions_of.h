@@ -290,7 +290,7 @@ static inline F FN(cubic)(F x, F *rest, F *slope)
     factor_rest += MAD(c3_rest, square, MAD(C3, square_rest, c1_rest));
     F product = x * factor;
     *rest = MAD(x, factor_rest, MAD(x, factor, -product));
-    *slope = MAD(3, factor, -2 * c1);
+    *slope = MAD(3, factor, -2 * c1) + MAD(3, factor_rest, -2 * c1_rest); /* c1 + 3 c3 x^2 */
     return product;
 #else
     F upper = FN(upper)(x), lower = x - upper, square = x * x;
