@@ -48,10 +48,10 @@ enum { MOST_CASES = 8, MOST_TYPES = 8, MOST_DEPTH = 10000, ALL = -1 };
 
 /* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
  * signals; what a jump and a call of a function in C count for. */
-#define TILL_CLOCK 100000.0
+#define TILL_CLOCK 100000
 #define TILL_SIGNALS 50000000
-#define JUMP_WORK 5.0
-#define HOST_WORK 25000.0
+#define JUMP_WORK 5
+#define HOST_WORK 25000
 
 /* What a call does for parameters of certain types. */
 typedef struct {
@@ -328,7 +328,7 @@ typedef struct {
     Tensor *arguments;
     int function, pc, base, nparams, since;
     int64_t left; /* instructions that the launch may still take; -1: any number */
-    double worked; /* nanoseconds of estimated work since the clock was read */
+    int64_t worked; /* nanoseconds of estimated work since the clock was read */
     int64_t looked; /* at signals: when, by the clock */
 } Machine;
 
@@ -695,7 +695,7 @@ static int call(Machine *m, Step *step, int64_t first)
     }
     for (int i = 0; i < count; i++)
         p[i + (out != NULL)] = params[i].as.tensor->address;
-    m->worked += known->plan->plan.work;
+    m->worked += (int64_t)known->plan->plan.work;
     if (pool_run(m->pool->pool, &known->plan->plan, p)) {
         if (out)
             tensor_free(out);
@@ -751,11 +751,8 @@ static int64_t now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* From time to time, let Python handle signals. Returns -1 with an exception set. */
-static int look_up(Machine *m)
+static int look_at_clock(Machine *m)
 {
-    if (m->worked < TILL_CLOCK)
-        return 0;
     m->worked = 0;
     int64_t time = now();
     if (!m->looked || (time >= m->looked && time < m->looked + TILL_SIGNALS)) {
@@ -767,6 +764,12 @@ static int look_up(Machine *m)
     int failed = PyErr_CheckSignals();
     release(m);
     return failed;
+}
+
+/* From time to time, let Python handle signals. Returns -1 with an exception set. */
+static inline int look_up(Machine *m)
+{
+    return m->worked < TILL_CLOCK ? 0 : look_at_clock(m);
 }
 
 static int load_global(Machine *m, int64_t handle)
@@ -801,7 +804,7 @@ static int run_straight(Machine *m)
 {
     const Step *first = m->program->functions[0].steps, *step = first;
     for (; step->code == RUN; step++) {
-        m->worked += step->plan->work;
+        m->worked += (int64_t)step->plan->work;
         if (look_up(m) || pool_run(m->pool->pool, step->plan, step->p))
             return (int)(step - first);
     }
@@ -835,7 +838,7 @@ static int run(Machine *m)
             STOP(0);
         switch (step->code) {
         case RUN:
-            m->worked += step->plan->work;
+            m->worked += (int64_t)step->plan->work;
             if (look_up(m))
                 STOP(-1);
             if (changed(m) || pool_run(m->pool->pool, step->plan, step->p))
