@@ -92,7 +92,8 @@ def run(name: str, options: list[str]) -> int:
         "PYTHONSAFEPATH": "1",
     }
     pytest = ["-m", "pytest", "-o", "pythonpath=", "-p", "no:cacheprovider"]
-    commands = [[*pytest, *(options or []), *sanitizer.tests]]
+    here = f"from mlvm.machines.native import _native as n; assert {str(folder)!r} in n.__file__"
+    commands = [["-c", here], [*pytest, *options, *sanitizer.tests]]  # no test is to be skipped
     if not options:
         commands += [["-m", *fuzzer] for fuzzer in sanitizer.fuzzers]
     failures = 0
