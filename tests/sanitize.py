@@ -6,9 +6,8 @@
 Builds the package into build/sanitize/, the extension under a sanitizer, and runs tests and fuzzers
 on it; the normal build stays as it is. A report of a sanitizer is a failure.
 
-Python itself is not instrumented. `address` also finds memory that C code has allocated and lost:
-its leak check runs at the end of each process, and `leaks.supp` names what others keep. `thread`
-knows Python's own locks; `threads.supp` names what is let pass.
+Python and numpy are not instrumented. Memory that C has lost is not looked for: Python keeps too
+much until its end. `thread` knows Python's own locks; `threads.supp` names what is let pass.
 """
 
 from __future__ import annotations
