@@ -25,7 +25,7 @@ DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
 # it may fail, and the numpy kernels run.
 BUILD = $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help native extension demo test lint format bench example-c wheel clean
+.PHONY: help native extension demo test sanitize lint format bench example-c wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ demo: extension ## train a small MLP-Mixer on the digits
 
 test: extension ## run the tests, on all cores
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+sanitize: $(TEST_READY) ## run the native machine's tests under the compiler's sanitizers
+	$(BIN)/python -m tests.sanitize
 
 lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check

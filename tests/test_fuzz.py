@@ -18,7 +18,9 @@ from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
+from mlvm.machines.native import extension
 from tests.fuzz import threads
+from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
 
@@ -36,6 +38,32 @@ def test_two_thousand_programs() -> None:
         assert re.search(rf"^{kind}: [1-9]", done.stdout, re.MULTILINE)
     expected = {"ran", "ProgramError", "ShapeError", "DTypeError", "MachineError", "LimitExceeded"}
     assert expected <= {outcome for _, outcome in outcomes}
+
+
+@pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
+def test_two_thousand_programs_on_both_machines() -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "--machines", "--programs", "2000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^ +[1-9]\d*  ran$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("_MOST_STEPS", 3), ("Site.perform", lambda site, params: params)],
+)
+def test_what_the_native_machine_does_otherwise_is_found(
+    name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"mlvm.machines.native.loop.{name}", wrong)
+    _, failure = fuzz(2000, seed=0, runs=Machines())
+    assert failure is not None
+    assert "the native machine" in failure
+    again = re.search(r"tests.fuzz --machines --seed 0 --first (\d+) --programs 1$", failure)
+    assert again is not None
+    monkeypatch.undo()
+    assert fuzz(1, seed=0, first=int(again[1]), runs=Machines())[1] is None
 
 
 def test_the_programs_to_change_run() -> None:

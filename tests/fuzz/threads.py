@@ -182,7 +182,8 @@ class Worker:
 
     def known(self, mine: list[Known]) -> Known:
         """One of this thread's tensors, or of those that all know, or a new one."""
-        choices = [*mine, *self.rng.sample(self.world.pool.copy(), min(4, len(self.world.pool)))]
+        pool = self.world.pool.copy()  # others add to it
+        choices = [*mine, *self.rng.sample(pool, min(4, len(pool)))]
         return self.rng.choice(choices) if choices else self.new()
 
     # --- operations ---

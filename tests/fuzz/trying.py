@@ -152,6 +152,9 @@ def computes(vm: VM) -> bool:
 class Fuzz:
     """Tries cases and counts what comes out, by the case's kind."""
 
+    option = ""
+    """Of the command."""
+
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.vm = new_vm()
@@ -237,15 +240,17 @@ def listing(case: Case) -> str:
         return repr([*program.functions.values()])
 
 
-def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Fuzz, str | None]:
+def fuzz(
+    programs: int, seed: int, first: int = 0, runs: Fuzz | None = None
+) -> tuple[Fuzz, str | None]:
     """Try so many cases; with what came out, how the machine failed, if it did."""
-    runs = Fuzz()
+    runs = Fuzz() if runs is None else runs
     for number in range(first, first + programs):
         try:
             with time_limit(SECONDS):
                 runs.run(make_case(seed, number))
         except Exception as error:
-            place = f"python -m tests.fuzz --seed {seed} --first {number} --programs 1"
+            place = f"python -m tests.fuzz{runs.option} --seed {seed} --first {number} --programs 1"
             text = listing(make_case(seed, number))
             trace = "".join(traceback.format_exception(error))
             return runs, f"{text}\n{trace}\nThe program above did this. Again: {place}"

@@ -111,7 +111,7 @@ class _Context:
     function: Function
     states: dict[int, State]
     result: State | None = None
-    callers: set[tuple[_Context, int]] = field(default_factory=set)
+    callers: dict[tuple[_Context, int], None] = field(default_factory=dict)
     calls: dict[int, _Context] = field(default_factory=dict)
     costs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -319,7 +319,7 @@ class _Verifier:
         function = self.program.functions[name]
         params = tuple(self.take_many(function.nparams))
         context = self.enter(function, params)
-        context.callers.add((self.context, self.pc))
+        context.callers[self.context, self.pc] = None
         self.context.calls[self.pc] = context
         if context.result is None:
             return _ENDS  # followed again when a return is found

@@ -56,19 +56,20 @@ def multiply(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=_float)
 def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
-    """x * y + z, elementwise, with broadcasting; rounded after the product and after the sum."""
+    """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the
+    product and after the sum."""
     operands = (x, y, z)
     if out.size <= BLOCK_SIZE or any(
         each.size != 1 and each.shape != out.shape for each in operands
     ):
-        np.add(np.multiply(x, y), z, out)
+        np.add(np.multiply(x, y, dtype=out.dtype), z, out)
         return
     flat_out, *flat = [each.reshape(-1) for each in (out, *operands)]
     product = np.empty(BLOCK_SIZE, out.dtype)
     for block in blocks(out.size):
         x, y, z = [each if each.size == 1 else each[block] for each in flat]
         part = product[: block.stop - block.start]
-        np.multiply(x, y, part)
+        np.multiply(x, y, part, dtype=out.dtype)
         np.add(part, z, flat_out[block])
 
 

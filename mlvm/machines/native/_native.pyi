@@ -26,7 +26,9 @@ class Plan:
 class Pool:
     threads: int
 
-    def __init__(self, threads: int = ..., pinned: bool = ...) -> None: ...
+    def __init__(
+        self, threads: int = ..., pinned: bool = ..., worth_sharing: float = ...
+    ) -> None: ...
 
 class Type:
     tensor_type: Any

@@ -41,6 +41,9 @@ from mlvm.machines.native.types import Type, native_type
 _RUN: Final = 32
 _BACK: Final = 33
 
+_MOST_STEPS: Final = 1 << 62
+"""More than a launch can take in a lifetime."""
+
 NativeStep = tuple[int, int, Any, Any]
 
 
@@ -178,7 +181,8 @@ class NativeLoop:
         scheduler: Scheduler | None = None,
     ) -> list[Value]:
         """As `mlvm.core.machine.run.run`, which runs all that is watched or scheduled."""
-        if functions.instrument is not None or scheduler is not None:
+        watched = functions.instrument is not None or scheduler is not None
+        if watched or (max_steps is not None and max_steps < 0):
             return reference.run(main, operands, store, functions, max_steps, scheduler)
         prepared = main.prepared
         if prepared is None:
@@ -187,7 +191,7 @@ class NativeLoop:
             return reference.run(main, operands, store, functions, max_steps)
         if self._helper is None:
             self._helper = Helper(store)
-        left = -1 if max_steps is None else max_steps
+        left = -1 if max_steps is None else min(max_steps, _MOST_STEPS)
         ended = prepared.program.run(self._pool, self._helper, operands, left)
         if ended is None:
             return []

@@ -204,3 +204,10 @@ def test_empty_and_scalar_tensors(shape: tuple[int, ...]) -> None:
         op = OPS[name]
         if op.room == "elementwise" and len(op.inputs) == 1 and name in FLOAT_ONLY:
             assert evaluate(name, x).shape == shape
+
+
+def test_multiply_add_rounds_the_product_to_the_dtype_of_the_result() -> None:
+    x, z = np.float32(1 + 2**-20), np.float64(0.0)
+    for n in (1, 3, 100_000):
+        product = evaluate("multiply_add", np.full(n, x), np.full(n, x), np.full(n, z))
+        np.testing.assert_array_equal(product, np.float64(x) ** 2)

@@ -5,6 +5,9 @@ a world of its own that begins in the same state. After each step all must be as
 results, arguments, state and the global random key, to the bit; which of these share memory or are
 one tensor; what can be updated in place; the class of the error, if one is raised. When everything
 is dropped no byte is left. A fused plan is no larger than the unfused one.
+
+On the native machine, the step also runs shared among three threads, eagerly and captured, where it
+must do the same to the bit; and on the reference machine, where floats may differ by rounding.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ import mlvm.eager as ml
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import CaptureError, MlvmError
 from mlvm.core.types import Array
+from tests.fuzz import machines
 
-Kind = Literal["values", "roles", "errors", "ends", "bytes", "plans"]
+Kind = Literal["values", "roles", "errors", "ends", "bytes", "plans", "machines"]
 """What a captured step may have otherwise than the eager one: values or structure; what shares
 memory, or can be updated in place; the error raised; what the arena's reset ends; bytes left when
-all is dropped; a larger plan with fusion than without."""
+all is dropped; a larger plan with fusion than without; another machine that does otherwise."""
 
 KINDS: Final = get_args(Kind)
 
@@ -70,6 +74,10 @@ class World(NamedTuple):
     resets: bool = False
 
 
+_factor = 1.0
+"""Of all random values: near 1, to see how much rounding matters to a program."""
+
+
 def tensor(dtype: str, shape: tuple[int, ...], seed: int) -> ml.Tensor:
     """A tensor of small random values."""
     return ml.asarray(values(dtype, shape, seed))
@@ -80,7 +88,8 @@ def values(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
     if dtype == "bool":
         return rng.random(shape) < 0.5
     if dtype.startswith("f"):
-        return rng.normal(size=shape).astype({"f32": np.float32, "f64": np.float64}[dtype])
+        array = rng.normal(size=shape) * _factor
+        return array.astype({"f32": np.float32, "f64": np.float64}[dtype])
     return rng.integers(0 if dtype[0] == "u" else -4, 5, shape).astype(
         ml.TensorType(dtype).dtype.numpy
     )
@@ -230,7 +239,7 @@ class Run:
             seen.error = error.with_traceback(None)
             error.__context__ = error.__cause__ = None  # which hold what the step has made
             if isinstance(error, CaptureError):
-                require_equal("after a CaptureError", all_there(None), before)
+                require_equal("after a CaptureError", all_there(None), before, same_bits)
             return seen, None
         if isinstance(step, ml.Captured):
             self.plans.append(step.plan.nbytes)
@@ -243,12 +252,16 @@ class Run:
 # --- what must be equal ---------------------------------------------------------------------
 
 
-def require_equal(when: str, given: Leaves, expected: Leaves) -> None:
-    """Raise `Found` unless two sets of leaves are equal to the bit and share what they share."""
+Same: TypeAlias = "Callable[[Any, Any], bool]"
+"""Whether two values are as equal as they must be."""
+
+
+def require_equal(when: str, given: Leaves, expected: Leaves, same: Same) -> None:
+    """Raise `Found` unless two sets of leaves have the same values and share what they share."""
     if given.keys() != expected.keys():
         raise Found("values", f"{when}: there are {[*given]}, not {[*expected]}")
     for path, leaf in given.items():
-        if not _same_value(leaf.value, expected[path].value):
+        if not same(leaf.value, expected[path].value):
             raise Found(
                 "values", f"{when}: {path} is\n{leaf.value!r}\nnot\n{expected[path].value!r}"
             )
@@ -257,13 +270,21 @@ def require_equal(when: str, given: Leaves, expected: Leaves) -> None:
             raise Found("roles", f"{when}: {path} is {leaf}, not {expected[path]}")
 
 
-def _same_value(x: Any, y: Any) -> bool:
+def same_bits(x: Any, y: Any) -> bool:
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         return type(x) is type(y) and bool(x == y)
-    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+    return machines.same_bits(x, y)
 
 
-def require_same_step(when: str, given: Seen, expected: Seen) -> str | None:
+def same_numbers(x: Any, y: Any) -> bool:
+    """Whether two values are equal up to the rounding of floats."""
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        return same_bits(x, y)
+    # An f64 may come from f32, and what should be 0 from values about 1.
+    return machines.is_close(x, y, machines.TOLERANCE[4], least=1.0)
+
+
+def require_same_step(when: str, given: Seen, expected: Seen, same: Same = same_bits) -> str | None:
     """Raise `Found` unless a step was as the eager one. The reason for which it was refused, if
     it may be."""
     if type(given.error) is not type(expected.error):
@@ -276,10 +297,10 @@ def require_same_step(when: str, given: Seen, expected: Seen) -> str | None:
                 "errors", f"{when}: raises {given.error!r}, where eagerly {expected.error!r}"
             )
         return reason
-    require_equal(when, given.leaves, expected.leaves)
+    require_equal(when, given.leaves, expected.leaves, same)
     if given.updates != expected.updates:
         raise Found("roles", f"{when}: in place {given.updates}, not {expected.updates}")
-    require_equal(f"{when}, updated in place", given.updated, expected.updated)
+    require_equal(f"{when}, updated in place", given.updated, expected.updated, same)
     if given.ended != expected.ended:
         raise Found("ends", f"{when}: ended {given.ended}, not {expected.ended}")
     return None
@@ -307,6 +328,8 @@ def require_same(build: Callable[[], World], *, skip: Collection[Kind] = ()) -> 
         raise NoProgram("it does not run eagerly") from error
     size = vm.consumed_size_in_mib()  # with constants, which stay
     outcome = next((type(seen.error).__name__ for seen in eager.seen if seen.error), "same")
+    if vm.native and "machines" not in skip:
+        _require_same_on_other_machines(build, eager)
     plans: dict[str, list[int]] = {}
     runs: dict[str, How] = {"eager again": lambda step: step}
     for name, options in MODES.items():
@@ -330,6 +353,45 @@ def require_same(build: Callable[[], World], *, skip: Collection[Kind] = ()) -> 
     if "plans" not in skip:
         _require_small_plans(plans)
     return outcome
+
+
+def _is_sensitive(build: Callable[[], World], vm: ml.VM) -> bool:
+    """Whether the program makes much of little: other values for a change in the last digits."""
+    global _factor
+    plain = Run(build, vm, lambda step: step)
+    for factor in (1 + 3e-7, 1 - 3e-7, 1 + 2e-6):
+        _factor = factor
+        try:
+            changed = Run(build, vm, lambda step: step)
+        finally:
+            _factor = 1.0
+        for given, expected in zip(changed.seen, plain.seen, strict=False):
+            try:
+                require_same_step("changed a little", given, expected, same_numbers)
+            except Found:
+                return True
+    return False
+
+
+def _require_same_on_other_machines(build: Callable[[], World], eager: Run) -> None:
+    """Raise `Found` unless three threads compute the same bits, eagerly and captured, and the
+    reference machine the same but for rounding, if that does not matter much to the program."""
+    with machines.all_is_shared():
+        threads, reference = ml.VM("threads", threads=3), ml.VM("reference", native=False)
+    others: list[tuple[str, ml.VM, How, Same]] = [
+        ("3 threads", threads, lambda step: step, same_bits),
+        ("3 threads, captured", threads, ml.capture, same_bits),
+        ("reference machine", reference, lambda step: step, same_numbers),
+    ]
+    for name, vm, how, same in others:
+        run = Run(build, vm, how)
+        for i, (given, expected) in enumerate(zip(run.seen, eager.seen, strict=False)):
+            try:
+                require_same_step(f"{name}, step {i}", given, expected, same)
+            except Found as found:
+                if vm is reference and _is_sensitive(build, vm):
+                    return
+                raise Found("machines", str(found)) from None
 
 
 def _require_small_plans(plans: dict[str, list[int]]) -> None:

@@ -17,7 +17,7 @@ if extension.EXTENSION is None:
 from mlvm.machines.native._native import Pool
 from mlvm.machines.native.kernels import native_kernels
 
-POOLS = {threads: Pool(threads) for threads in (1, 2, 3, 5)}
+POOLS = {threads: Pool(threads, worth_sharing=0) for threads in (1, 2, 3, 5)}
 KERNELS = {threads: native_kernels(pool) for threads, pool in POOLS.items()}
 
 

@@ -42,7 +42,7 @@ enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, ENTRIES = 32 };
 
 /* What a call does for operands of certain types on a certain VM. */
 typedef struct {
-    PyObject *door;
+    long long door; /* its number: an entry keeps no VM's threads alive */
     long long generation;
     PyObject *types[MOST_OPERANDS];
     PyObject *out;  /* the result's type */
@@ -68,7 +68,8 @@ typedef struct {
     PyObject *plan; /* plan(name, types, attributes) -> Plan or None */
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
-    long long generation;       /* counts changes of the function table */
+    long long number;            /* no two doors have the same, nor 0 */
+    long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* then the long way is taken */
     Place *places;
     int64_t room, taken;
@@ -221,7 +222,7 @@ SPEC(arena, "ArenaFields", Arena)
 
 static void forget_entry(Entry *entry)
 {
-    Py_CLEAR(entry->door);
+    entry->door = 0;
     for (int i = 0; i < MOST_OPERANDS; i++)
         Py_CLEAR(entry->types[i]);
     Py_CLEAR(entry->out);
@@ -257,7 +258,7 @@ static Entry *entry_of(Call *call, Allocation *const *operands, int count)
 
 static int entry_holds(const Entry *entry, const Door *door, Allocation *const *operands, int count)
 {
-    if (entry->door != (PyObject *)door || entry->generation != door->generation)
+    if (entry->door != door->number || entry->generation != door->generation)
         return 0;
     for (int i = 0; i < count; i++)
         if (entry->types[i] != operands[i]->type)
@@ -275,21 +276,21 @@ static PyObject *types_of(Allocation *const *operands, int count)
     return types;
 }
 
-/* Remember what Python says of operands of these types. Errors are no matter: the long way has just
- * succeeded and will again. */
-static void learn(Call *call, PyObject *door, Allocation *const *operands, int count)
+/* Remember what Python says of operands of these types. Errors are no matter, but for an interrupt,
+ * which stays set: the long way has just succeeded and will again. */
+static void learn(Call *call, Door *door, Allocation *const *operands, int count)
 {
     Entry *entry = entry_of(call, operands, count);
     PyObject *types = entry ? types_of(operands, count) : NULL;
     PyObject *answer =
-        types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, door, NULL) : NULL;
+        types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, (PyObject *)door,
+                                             NULL) : NULL;
     Py_XDECREF(types);
     PyObject *plan = NULL, *out = NULL;
     if (answer && PyArg_ParseTuple(answer, "OO", &plan, &out)) {
         forget_entry(entry);
-        Py_INCREF((PyObject *)door);
-        entry->door = door;
-        entry->generation = ((Door *)door)->generation;
+        entry->door = door->number;
+        entry->generation = door->generation;
         for (int i = 0; i < count; i++) {
             Py_INCREF(operands[i]->type);
             entry->types[i] = operands[i]->type;
@@ -302,7 +303,7 @@ static void learn(Call *call, PyObject *door, Allocation *const *operands, int c
         }
     }
     Py_XDECREF(answer);
-    PyErr_Clear();
+    forgive();
 }
 
 /* --- Door --- */
@@ -326,6 +327,8 @@ static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->pool = (PoolObject *)pool;
     self->acquire = PyObject_GetAttrString(lock, "acquire");
     self->release = PyObject_GetAttrString(lock, "release");
+    static long long number = 0;
+    self->number = ++number;
     self->room = 256;
     self->places = PyMem_Calloc((size_t)self->room, sizeof *self->places);
     if (!self->acquire || !self->release || !self->places) {
@@ -405,8 +408,8 @@ static void enlarge(Door *self)
     }
 }
 
-/* Ask Python where the tensor of a handle lies, and remember it. It may name none; no exception is
- * left. Python may do anything meanwhile. */
+/* Ask Python where the tensor of a handle lies, and remember it. It may name none; only an interrupt
+ * is left as an exception. Python may do anything meanwhile. */
 static void find_address(Door *self, PyObject *handle)
 {
     PyObject *found = PyObject_CallFunctionObjArgs(self->find, handle, self, NULL);
@@ -424,7 +427,7 @@ static void find_address(Door *self, PyObject *handle)
         }
     }
     Py_XDECREF(found);
-    PyErr_Clear();
+    forgive();
 }
 
 static PyMemberDef door_members[] = {{"plan", T_OBJECT_EX, offsetof(Door, plan), READONLY, NULL},
@@ -514,11 +517,14 @@ static int record(PyObject *tape, Call *call, Entry *entry, Allocation *const *o
             PyErr_Clear();
         return done ? 0 : -1;
     }
+    Py_INCREF(template); /* what is freed meanwhile may run Python, which may forget the entry */
     PyObject *tracked = PyTuple_GetItem(template, 0), *pulls = PyTuple_GetItem(template, 1);
     PyObject *saves = PyTuple_GetItem(template, 2);
     Py_ssize_t ntracked = PyTuple_Size(tracked), nsaves = PyTuple_Size(saves);
-    if (!ntracked)
+    if (!ntracked) {
+        Py_DECREF(template);
         return 0;
+    }
     PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
     PyObject *kept = nsaves ? PyObject_GetAttr(tape, kept_name) : NULL;
     PyObject *origins = PyTuple_New(ntracked), *saved = PyTuple_New(nsaves), *node = NULL;
@@ -551,6 +557,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, Allocation *const *o
         }
         Py_XDECREF(number);
     }
+    Py_DECREF(template);
     Py_XDECREF(node);
     Py_XDECREF(origins);
     Py_XDECREF(saved);
@@ -589,9 +596,12 @@ static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *ope
     char *p[MOST_OPERANDS + 2];
     PyObject *handle, *bin;
     Region *region = addresses(entry, arena, door, operands, count, &handle, p, 1);
-    if (!region && entry->plan) /* Python was asked, and may have changed anything */
+    /* If Python was asked, it may have changed anything. */
+    if (!region && PyErr_Occurred())
+        return -1;
+    if (!region && entry_holds(entry, door, operands, count) && entry->plan)
         region = addresses(entry, arena, door, operands, count, &handle, p, 0);
-    if (!region || !entry->plan)
+    if (!region)
         return 0;
     bin = PyDict_GetItemWithError(arena->bins, entry->out);
     Py_INCREF((PyObject *)region);
@@ -670,7 +680,8 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         if (!holder || call_without_result(door->acquire))
             goto end;
         /* The lock may have been waited for: look again. */
-        if (!door->observed && !door->instrumented && entry_holds(entry, door, operands, count))
+        if (!door->observed && !door->instrumented &&
+            entry_holds(entry, door, operands, count) && entry->plan)
             done = launch(entry, arena, door, operands, count, out, holder);
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
@@ -685,7 +696,9 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         out = NULL;
         result = long_way(args, nargs);
         if (result && learns)
-            learn(call, (PyObject *)door, operands, count);
+            learn(call, door, operands, count);
+        if (result && PyErr_Occurred())
+            Py_CLEAR(result);
         goto end;
     }
     for (int i = 0; i < count; i++) /* ended by another thread while the kernel ran? */

@@ -21,6 +21,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* As mlvm/core/machine/link.py numbers them; the two after them are this loop's. */
 enum Code {
@@ -43,12 +44,20 @@ enum Code {
     BACK = 33, /* back to Python, with no parameters and no results */
 };
 
-enum { MOST_CASES = 8, MOST_TYPES = 8, MOST_DEPTH = 10000, TURNS_TILL_SIGNALS = 1 << 16, ALL = -1 };
+enum { MOST_CASES = 8, MOST_TYPES = 8, MOST_DEPTH = 10000, ALL = -1 };
+
+/* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
+ * signals; what a jump and a call of a function in C count for. */
+#define TILL_CLOCK 100000
+#define TILL_SIGNALS 50000000
+#define JUMP_WORK 5
+#define HOST_WORK 25000
 
 /* What a call does for parameters of certain types. */
 typedef struct {
-    TypeObject *types[MOST_TYPES];
-    PlanObject *plan; /* NULL: Python calls the function */
+    TypeObject *types[MOST_TYPES]; /* of `count` parameters */
+    int count;
+    PlanObject *plan; /* the case's own; NULL: Python calls the function */
     TypeObject *out;  /* of the result it makes; NULL if it writes to its first parameters */
     int nwrites;
     int apart; /* whether no result may overwrite an operand */
@@ -59,6 +68,7 @@ typedef struct {
     int number;
     int nparams;
     int ncases;
+    unsigned next_case;
     const Plan *plan; /* RUN */
     char **p;
     PyObject *object; /* what to call, or a constant */
@@ -252,14 +262,32 @@ failed:
     return NULL;
 }
 
+static int program_traverse(ProgramObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->kept);
+    Py_VISIT(self->types.kept);
+    return 0;
+}
+
+/* It may be part of a cycle: a host function refers to its VM, which keeps its programs. */
+static int program_clear(ProgramObject *self)
+{
+    Py_CLEAR(self->kept);
+    return 0;
+}
+
 static void program_dealloc(ProgramObject *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
+    PyObject_GC_UnTrack(self);
     for (int f = 0; f < self->nfunctions; f++) {
         Function *function = &self->functions[f];
         for (int i = 0; i < function->count; i++) {
             Step *step = &function->steps[i];
             PyMem_Free(step->p);
+            for (int j = 0; j < step->ncases; j++)
+                Py_XDECREF((PyObject *)step->cases[j].plan);
             PyMem_Free(step->cases);
             host_free(step->host);
             if (step->code == PUSH && step->value.kind == TENSOR)
@@ -300,7 +328,8 @@ typedef struct {
     Tensor *arguments;
     int function, pc, base, nparams, since;
     int64_t left; /* instructions that the launch may still take; -1: any number */
-    int turns;
+    int64_t worked; /* nanoseconds of estimated work since the clock was read */
+    int64_t looked; /* at signals: when, by the clock */
 } Machine;
 
 static void hold(Machine *m)
@@ -536,6 +565,7 @@ static int call_c(Machine *m, const Step *step, int64_t first)
     if (frame_enter(m->frame, host, m->stack + first, count))
         return call_back(m, step, first);
     release(m);
+    m->worked += HOST_WORK;
     if (frame_run(m->frame)) {
         hold(m);
         frame_raise(m->frame);
@@ -563,7 +593,7 @@ static Case *find_case(const Step *step, const Value *params, int count)
         int j = 0;
         while (j < count && known->types[j] == params[j].as.tensor->type)
             j++;
-        if (j == count)
+        if (j == count && known->count == count)
             return known;
     }
     return NULL;
@@ -586,28 +616,35 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
     if (!answer)
         return NULL;
     PyObject *plan, *out;
-    Case found = {0};
+    Case found = {.count = count};
     int bad = !PyArg_ParseTuple(answer, "OOip", &plan, &out, &found.nwrites, &found.apart);
     if (!bad && plan != Py_None) {
         found.plan = (PlanObject *)plan;
         const Plan *its = &found.plan->plan;
-        bad = !is_plan(plan) || keep(m->program, plan) || its->nparams > MOST_TYPES ||
-              pool_reserve(m->pool->pool, its->scratch, its->shared);
+        bad = !is_plan(plan);
         if (!bad && out != Py_None) {
             bad = !is_type(out) || types_keep(&m->program->types, out);
             found.out = (TypeObject *)out;
         }
+        if (!bad && pool_reserve(m->pool->pool, its->scratch, its->shared))
+            PyErr_NoMemory(), bad = 1;
+        if (!bad)
+            Py_INCREF(plan);
     }
-    Py_DECREF(answer); /* the program keeps what the case needs */
+    Py_DECREF(answer);
     if (bad) {
         if (!PyErr_Occurred())
-            PyErr_NoMemory();
+            PyErr_BadArgument();
         return NULL;
     }
     for (int i = 0; i < count; i++)
         found.types[i] = params[i].as.tensor->type;
-    int place = step->ncases < MOST_CASES ? step->ncases++ : m->turns % MOST_CASES;
+    int place = step->next_case++ % MOST_CASES;
+    if (step->ncases < MOST_CASES)
+        step->ncases++;
+    PyObject *old = (PyObject *)step->cases[place].plan;
     step->cases[place] = found;
+    Py_XDECREF(old);
     return &step->cases[place];
 }
 
@@ -648,7 +685,7 @@ static int call(Machine *m, Step *step, int64_t first)
     }
     if (!known->plan || collides(known, params, count))
         return call_back(m, step, first);
-    char *p[MOST_TYPES + 2];
+    char *p[MOST_TYPES + 2]; /* the result's, the parameters', shared bytes */
     Tensor *out = NULL;
     if (known->out) {
         out = tensor_new(known->out);
@@ -658,6 +695,7 @@ static int call(Machine *m, Step *step, int64_t first)
     }
     for (int i = 0; i < count; i++)
         p[i + (out != NULL)] = params[i].as.tensor->address;
+    m->worked += (int64_t)known->plan->plan.work;
     if (pool_run(m->pool->pool, &known->plan->plan, p)) {
         if (out)
             tensor_free(out);
@@ -706,15 +744,32 @@ static int spend(Machine *m, const Function *function, int pc)
     return 0;
 }
 
-/* From time to time, let Python handle signals. Returns -1 with an exception set. */
-static int look_up(Machine *m)
+static int64_t now(void)
 {
-    if (++m->turns % TURNS_TILL_SIGNALS)
+    struct timespec time;
+    timespec_get(&time, TIME_UTC);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static int look_at_clock(Machine *m)
+{
+    m->worked = 0;
+    int64_t time = now();
+    if (!m->looked || (time >= m->looked && time < m->looked + TILL_SIGNALS)) {
+        m->looked = m->looked ? m->looked : time;
         return 0;
+    }
+    m->looked = time;
     hold(m);
     int failed = PyErr_CheckSignals();
     release(m);
     return failed;
+}
+
+/* From time to time, let Python handle signals. Returns -1 with an exception set. */
+static inline int look_up(Machine *m)
+{
+    return m->worked < TILL_CLOCK ? 0 : look_at_clock(m);
 }
 
 static int load_global(Machine *m, int64_t handle)
@@ -743,13 +798,16 @@ static int store_global(Machine *m, int64_t handle, Tensor *tensor)
 
 /* --- the loop --- */
 
-/* A straight program. Returns the step whose values its plan refuses, or -1. */
+/* A straight program. Returns the step whose values its plan refuses, or with an exception set the
+ * one that was interrupted; -1 if it has ended. */
 static int run_straight(Machine *m)
 {
-    const Step *step = m->program->functions[0].steps;
-    for (; step->code == RUN; step++)
-        if (pool_run(m->pool->pool, step->plan, step->p))
-            return (int)(step - m->program->functions[0].steps);
+    const Step *first = m->program->functions[0].steps, *step = first;
+    for (; step->code == RUN; step++) {
+        m->worked += (int64_t)step->plan->work;
+        if (look_up(m) || pool_run(m->pool->pool, step->plan, step->p))
+            return (int)(step - first);
+    }
     return -1;
 }
 
@@ -769,7 +827,7 @@ static int run(Machine *m)
     } while (0)
 #define CALLED(result)                                                                   \
     do {                                                                                 \
-        outcome = changed(m) ? 1 : (result);                                             \
+        outcome = look_up(m) ? -1 : changed(m) ? 1 : (result);                           \
         if (outcome)                                                                     \
             STOP(outcome < 0 ? -1 : 0);                                                  \
         release(m);                                                                      \
@@ -780,6 +838,9 @@ static int run(Machine *m)
             STOP(0);
         switch (step->code) {
         case RUN:
+            m->worked += (int64_t)step->plan->work;
+            if (look_up(m))
+                STOP(-1);
             if (changed(m) || pool_run(m->pool->pool, step->plan, step->p))
                 STOP(0);
             break;
@@ -827,6 +888,7 @@ static int run(Machine *m)
             if (outcome)
                 break;
             m->since = pc = step->number;
+            m->worked += JUMP_WORK;
             if (look_up(m)) {
                 pc++;
                 STOP(-1);
@@ -836,6 +898,7 @@ static int run(Machine *m)
             if (spend(m, function, pc))
                 STOP(0);
             m->since = pc = step->number;
+            m->worked += JUMP_WORK;
             if (look_up(m)) {
                 pc++;
                 STOP(-1);
@@ -866,6 +929,7 @@ static int run(Machine *m)
             m->nparams = back.nparams;
             function = &functions[m->function];
             m->since = pc = back.pc;
+            m->worked += JUMP_WORK;
             if (look_up(m)) {
                 pc++;
                 STOP(-1);
@@ -875,10 +939,8 @@ static int run(Machine *m)
         case LOAD_GLOBAL: {
             if (TOP(0).kind != INTEGER)
                 STOP(0);
-            if (load_global(m, TOP(0).as.integer)) {
-                PyErr_Clear(); /* the reference loop says what is wrong */
-                STOP(0);
-            }
+            if (load_global(m, TOP(0).as.integer))
+                STOP(-forgive());
             m->top--;
             m->stack[m->top - 1] = m->stack[m->top];
             release(m);
@@ -887,10 +949,8 @@ static int run(Machine *m)
         case STORE_GLOBAL:
             if (TOP(0).kind != INTEGER || TOP(1).kind != TENSOR)
                 STOP(0);
-            if (store_global(m, TOP(0).as.integer, TOP(1).as.tensor)) {
-                PyErr_Clear();
-                STOP(0);
-            }
+            if (store_global(m, TOP(0).as.integer, TOP(1).as.tensor))
+                STOP(-forgive());
             drop_all(m, m->top - 2);
             release(m);
             break;
@@ -956,7 +1016,7 @@ static int lend_arguments(Machine *m, PyObject *operands)
 static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
-        PyTuple_Size(args[2]) < PyTuple_Size(self->arguments))
+        PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->kept)
         return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, operands, left");
     Machine m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1],
                  .left = PyLong_AsLongLong(args[3]), .version = *self->version};
@@ -1014,13 +1074,15 @@ static PyMemberDef program_members[] = {
     {"work", T_DOUBLE, offsetof(ProgramObject, work), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 static PyType_Slot program_slots[] = {{Py_tp_new, program_new},
+                                      {Py_tp_traverse, program_traverse},
+                                      {Py_tp_clear, program_clear},
                                       {Py_tp_dealloc, program_dealloc},
                                       {Py_tp_methods, program_methods},
                                       {Py_tp_members, program_members},
                                       {Py_tp_doc, "A linked program, prepared for the loop."},
                                       {0, NULL}};
 static PyType_Spec program_spec = {"mlvm.machines.native._native.Program", sizeof(ProgramObject), 0,
-                                   Py_TPFLAGS_DEFAULT, program_slots};
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
 
 int loop_init(PyObject *module)
 {

@@ -29,6 +29,14 @@ PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
     return (PyTypeObject *)type; /* the module lives as long as the process */
 }
 
+int forgive(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return 1;
+    PyErr_Clear();
+    return 0;
+}
+
 int address_of(PyObject *array, char **address, int *constant)
 {
     Py_buffer buffer;
@@ -237,12 +245,14 @@ int run_in_pool(PoolObject *self, const Plan *plan, char **p)
 
 static PyObject *pool_new_(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"threads", "pinned", NULL};
+    static char *names[] = {"threads", "pinned", "worth_sharing", NULL};
     int threads = 1, pinned = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ip:Pool", names, &threads, &pinned))
+    double worth_sharing = 4000; /* waking the others costs about 500 */
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ipd:Pool", names, &threads, &pinned,
+                                     &worth_sharing))
         return NULL;
     PoolObject *self = (PoolObject *)object_of(type);
-    if (self && !(self->pool = pool_new(threads, pinned))) {
+    if (self && !(self->pool = pool_new(threads, pinned, worth_sharing))) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -274,7 +284,8 @@ static PyGetSetDef pool_getters[] = {
 static PyType_Slot pool_slots[] = {{Py_tp_new, pool_new_},
                                    {Py_tp_dealloc, pool_dealloc},
                                    {Py_tp_getset, pool_getters},
-                                   {Py_tp_doc, "Pool(threads=1, pinned=False): threads that share the work of a plan."},
+                                   {Py_tp_doc, "Pool(threads=1, pinned=False, worth_sharing=4000): threads that share the work "
+                                              "of a plan, from so many nanoseconds on."},
                                    {0, NULL}};
 static PyType_Spec pool_spec = {"mlvm.machines.native._native.Pool", sizeof(PoolObject), 0,
                                 Py_TPFLAGS_DEFAULT, pool_slots};

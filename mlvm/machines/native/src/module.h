@@ -37,6 +37,9 @@ int is_pool(PyObject *object);
 /* A new object of a type of this module, its fields 0; NULL with an exception set. */
 PyObject *object_of(PyTypeObject *type);
 
+/* Forget an exception that is set, but not an interrupt. Returns whether one is still set. */
+int forgive(void);
+
 /* Make the type and add it to the module; NULL with an exception set. */
 PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec);
 

@@ -20,10 +20,9 @@ enum {
     ALIGNMENT = 64,
     SPINS = 20000, /* about 50 microseconds until an idle thread sleeps */
 };
-static const double WORTH_SHARING = 4000; /* nanoseconds; waking the others costs about 500 */
 
 typedef struct {
-    _Alignas(64) atomic_int done; /* the number of the job it has done last */
+    _Alignas(64) atomic_uint done; /* the number of the job it has done last */
     char *scratch;
     int result;
     pthread_t thread;
@@ -34,6 +33,7 @@ typedef struct {
 struct Pool {
     int threads;
     int pinned;
+    double worth_sharing;
     int started;            /* `processes` when they did; 0 before */
     int64_t scratch, shared; /* bytes reserved */
     char *shared_bytes;
@@ -41,7 +41,7 @@ struct Pool {
     /* The job: written by the caller, then announced by a new number. */
     const Plan *plan;
     char *const *p;
-    _Alignas(64) atomic_int number;
+    _Alignas(64) atomic_uint number;
     atomic_int sleeping, ending;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -71,7 +71,7 @@ static void *aligned(int64_t nbytes)
     return memory;
 }
 
-Pool *pool_new(int threads, int pinned)
+Pool *pool_new(int threads, int pinned, double worth_sharing)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, first_process);
@@ -81,6 +81,7 @@ Pool *pool_new(int threads, int pinned)
     memset(pool, 0, sizeof *pool);
     pool->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     pool->pinned = pinned;
+    pool->worth_sharing = worth_sharing;
     pool->members = aligned((int64_t)sizeof(Member) * pool->threads);
     if (!pool->members) {
         free(pool);
@@ -156,11 +157,12 @@ static void *serve(void *argument)
 {
     Member *member = argument;
     Pool *pool = member->pool;
-    int seen = atomic_load_explicit(&member->done, memory_order_relaxed);
+    unsigned seen = atomic_load_explicit(&member->done, memory_order_relaxed);
     if (pool->pinned)
         stay_on_processor(member->index);
     for (;;) {
-        int number, spins = 0;
+        unsigned number;
+        int spins = 0;
         while ((number = atomic_load_explicit(&pool->number, memory_order_acquire)) == seen) {
             if (atomic_load_explicit(&pool->ending, memory_order_relaxed))
                 return NULL;
@@ -185,7 +187,7 @@ static void *serve(void *argument)
 /* Start the threads, again in a process that was forked: threads do not survive a fork. */
 static int start(Pool *pool)
 {
-    int number = atomic_load(&pool->number);
+    unsigned number = atomic_load(&pool->number);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     atomic_store(&pool->sleeping, 0);
@@ -220,13 +222,13 @@ int pool_run(Pool *pool, const Plan *plan, char **p)
     Member *caller = &pool->members[0];
     int result;
     p[plan->nparams] = pool->shared_bytes;
-    if (pool->threads == 1 || plan->units == 1 || plan->work < WORTH_SHARING ||
+    if (pool->threads == 1 || plan->units == 1 || plan->work < pool->worth_sharing ||
         (pool->started != processes && !start(pool))) {
         result = plan->run(plan, p, 0, plan->units, caller->scratch);
     } else {
         pool->plan = plan;
         pool->p = p;
-        int number = atomic_load_explicit(&pool->number, memory_order_relaxed) + 1;
+        unsigned number = atomic_load_explicit(&pool->number, memory_order_relaxed) + 1;
         atomic_store(&pool->number, number);
         if (atomic_load(&pool->sleeping)) {
             pthread_mutex_lock(&pool->mutex);
@@ -267,7 +269,9 @@ void pool_free(Pool *pool)
         free(pool->members[i].scratch);
     free(pool->shared_bytes);
     free(pool->members);
-    pthread_mutex_destroy(&pool->mutex);
-    pthread_cond_destroy(&pool->wake);
+    if (!pool->started || pool->started == processes) { /* else the parent's threads wait there */
+        pthread_mutex_destroy(&pool->mutex);
+        pthread_cond_destroy(&pool->wake);
+    }
     free(pool);
 }

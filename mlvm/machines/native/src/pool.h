@@ -7,9 +7,9 @@
 typedef struct Pool Pool;
 
 /* A pool of that many threads, the caller's included; NULL if there is no memory. The others start
- * with the first work that is worth sharing. `pinned`: thread i stays on the i-th processor that
- * the process may use. */
-Pool *pool_new(int threads, int pinned);
+ * with the first work that is worth sharing, which is so many nanoseconds of it. `pinned`: thread i
+ * stays on the i-th processor that the process may use. */
+Pool *pool_new(int threads, int pinned, double worth_sharing);
 
 /* End the threads. No plan may be running. */
 void pool_free(Pool *pool);

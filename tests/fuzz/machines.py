@@ -1,0 +1,176 @@
+"""The native machine beside the reference one: each program runs on both, and all must be the same.
+
+That is: outputs, arguments and globals afterwards, the bytes held, and the error with its class,
+text, place and notes. Floats may differ by rounding. The native machine runs each program on one
+thread and shared among three, to the bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core import store
+from mlvm.core.errors import MlvmError, notes_of
+from mlvm.core.program.program import Opcode, Program
+from mlvm.core.types import Array
+from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.native import extension
+from tests.core.programs import f32s, put
+from tests.fuzz.making import Case
+from tests.fuzz.trying import MAX_STEPS, Found, Fuzz, Table, new_vm, with_handles
+
+SPECIAL: Final = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 1e-40, 5e-324, 1.0, -1.0, 0.5, 88.8)
+TOLERANCE: Final = {4: 1e-4, 8: 1e-10}
+"""By a float's bytes; of the largest one of its tensor."""
+
+_FIRST_HANDLE: Final = 10**9
+"""So that a handle in a text is known for one."""
+
+
+class Outcome(NamedTuple):
+    """What a launch has left: outputs, arguments and globals; and the error that it raised."""
+
+    outputs: list[Array]
+    after: list[Array]
+    error: tuple[Any, ...] | None
+
+
+@contextmanager
+def all_is_shared() -> Iterator[None]:
+    """VMs made inside share the work of every kernel among their threads, however short it is."""
+    before = extension.pool
+
+    def pool(threads: int, pinned: bool) -> Any:
+        assert extension.EXTENSION is not None
+        return extension.EXTENSION.Pool(threads, pinned, worth_sharing=0)
+
+    extension.pool = pool
+    try:
+        yield
+    finally:
+        extension.pool = before
+
+
+def new_machines() -> dict[str, VM]:
+    with all_is_shared():
+        return {
+            "reference machine": new_vm(native=False),
+            "native machine": new_vm(native=True),
+            "native machine with 3 threads": new_vm(native=True, threads=3),
+        }
+
+
+def outcome(vm: VM, program: Program, arrays: tuple[Array, ...], max_steps: int | None) -> Outcome:
+    """What the VM makes of the program. Raises `Found` for bytes lost."""
+    args = [put(vm, array) for array in arrays]
+    others = [put(vm, array) for array in (f32s(7, 8), np.array(2))]
+    before, outputs, failed = vm.consumed_size_in_mib(), [], None
+    program = with_handles(program, others)
+    try:
+        outputs = vm.launch(program, args, max_steps=max_steps)
+    except MlvmError as error:
+        place = [getattr(error, name, None) for name in ("function", "pc", "step")]
+        texts = [_without_handles(text, others) for text in (str(error), *notes_of(error))]
+        failed = (type(error), *place, *texts)
+    held = vm.consumed_size_in_mib()
+    after = [vm.read(handle) for handle in [*args, *others]]
+    for handle in [*args, *others]:
+        vm.dealloc_tensor(handle)
+    stores = any(
+        i.opcode is Opcode.store_global for f in program.functions.values() for i in f.code
+    )
+    if (held != before and not stores) or vm.consumed_size_in_mib():
+        raise Found(f"{before} MiB before, {held} after, {vm.consumed_size_in_mib()} at the end")
+    return Outcome(outputs, after, failed)
+
+
+def _without_handles(text: str, handles: list[int]) -> str:
+    for i, handle in enumerate(handles):
+        text = text.replace(str(handle), f"<global {i}>")
+    return re.sub(r"\b10000\d{5,}\b", "<handle>", text)
+
+
+def require_same(name: str, given: Outcome, expected: Outcome, *, bits: bool) -> None:
+    """Raise `Found` unless two outcomes are equal; floats to the bit, if so wanted."""
+    if given.error != expected.error:
+        raise Found(f"the {name} raises\n{given.error}\nnot\n{expected.error}")
+    for what in ("outputs", "after"):
+        ours, theirs = getattr(given, what), getattr(expected, what)
+        if len(ours) != len(theirs):
+            raise Found(f"the {name} leaves {len(ours)} {what}, not {len(theirs)}")
+        for i, (x, y) in enumerate(zip(ours, theirs, strict=True)):
+            if not (same_bits(x, y) if bits else is_close(x, y)):
+                raise Found(f"the {name}, {what} {i}:\n{x!r}\nnot\n{y!r}")
+
+
+def same_bits(x: Array, y: Array) -> bool:
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def is_close(x: Array, y: Array, tolerance: float | None = None, least: float = 0.0) -> bool:
+    """Whether two arrays are of one type and equal; floats up to rounding, or to a tolerance of
+    the largest, or of `least`."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if x.dtype.kind != "f":
+        return x.tobytes() == y.tobytes()
+    tolerance = TOLERANCE[x.dtype.itemsize] if tolerance is None else tolerance
+    finite = np.abs(y[np.isfinite(y)])
+    largest = float(finite.max(initial=least))
+    with np.errstate(all="ignore"):
+        return bool(
+            np.allclose(x, y, rtol=tolerance, atol=tolerance * min(largest, 1e30), equal_nan=True)
+        )
+
+
+def with_special_values(rng: random.Random, array: Array) -> Array:
+    """The array with some of its floats replaced by those that are odd."""
+    if array.dtype.kind != "f" or not array.size or rng.random() < 0.5:
+        return array
+    changed = array.copy().reshape(-1)
+    for _ in range(rng.randint(1, 3)):
+        changed[rng.randrange(changed.size)] = rng.choice(SPECIAL)
+    return changed.reshape(array.shape)
+
+
+class Machines(Fuzz):
+    """Tries cases on all machines, and counts what comes out, by the case's kind."""
+
+    option = " --machines"
+
+    def __init__(self) -> None:
+        self.counts = Counter()
+        if next(store._handles) < _FIRST_HANDLE:
+            store._handles = itertools.count(_FIRST_HANDLE)
+        self.vms = new_machines()
+
+    def run(self, case: Case) -> None:
+        try:
+            program = case.make()
+        except MlvmError as error:
+            self.counts[case.kind, f"not made: {type(error).__name__}"] += 1
+            return
+        rng = random.Random(repr(case.kind) + str(len(program.functions)) + str(len(case.args)))
+        max_steps = rng.choice([MAX_STEPS, MAX_STEPS, rng.randint(1, 12)])
+        rng = random.Random(max_steps)
+        args = tuple([with_special_values(rng, array) for array in case.args])
+        outcomes = [outcome(vm, program, args, max_steps) for vm in self.vms.values()]
+        changed = [vm.attached(Table).changed for vm in self.vms.values()]
+        if any(changed):
+            self.vms = new_machines()
+        if len({*changed}) > 1:
+            raise Found(f"the function table was changed: {changed}")
+        reference, one, three = outcomes
+        failed = reference.error
+        self.counts[case.kind, failed[0].__name__ if failed else "ran"] += 1
+        _, name, other = self.vms
+        require_same(name, one, reference, bits=False)
+        require_same(other, three, one, bits=True)

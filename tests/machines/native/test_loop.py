@@ -1,0 +1,353 @@
+"""The loop in C, where programs, host functions and signals are hostile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import LimitExceeded
+from mlvm.core.machine.frame import Frame
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array
+from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.native import extension
+from tests.core.programs import f32s, put
+from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
+
+pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
+
+MATMUL = 'load_arg 0\nload_arg 1\nload_arg 1\npush_str "matmul.out"\ncfunc 3 0\n'
+
+
+def both(
+    body: str,
+    *operands: Array,
+    max_steps: int | None = None,
+    prepare: Callable[[VM], Any] = lambda vm: None,
+) -> Outcome:
+    """What all machines make of a program, given by the body of main, which must be the same."""
+    program = assemble(body if ".func" in body else f".func main 0 *\n{body}\nhalt\n")
+    outcomes = []
+    for vm in new_machines().values():
+        prepare(vm)
+        outcomes.append(outcome(vm, program, operands, max_steps))
+    reference, *others = outcomes
+    for other in others:
+        require_same("native machine", other, reference, bits=False)
+    return reference
+
+
+# --- calls ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 300])
+def test_calls_with_many_parameters(n: int) -> None:
+    loads = "\n".join(f"load_arg {i}" for i in range(n))
+    left = both(
+        f'{loads}\npush_str "concat"\ncfunc {n} 1 {{"axis": 0}}', *[f32s(i) for i in range(n)]
+    )
+    assert left.outputs[0].tolist() == list(range(n))
+
+
+@pytest.mark.parametrize("counts", [(3, 2, 3), (2, 3, 2), (8, 1, 9, 8)])
+def test_a_call_of_any_number_of_parameters_tells_them_by_their_number(
+    counts: tuple[int, ...],
+) -> None:
+    def prepare(vm: VM) -> None:
+        left = [*counts]
+
+        def some(frame: Frame) -> None:
+            for i in range(left.pop(0)):
+                frame.push(f32s(i, i + 1))
+
+        vm.register("some", some)
+
+    calls = "call f\n" * len(counts)
+    both(
+        f"""
+        .func f 0 *
+            push_str "some"
+            cfunc 0 *
+            push_str "concat"
+            cfunc * 1 {{"axis": 0}}
+            return 1
+        .func main 0 *
+            {calls}
+            halt
+        """,
+        prepare=prepare,
+    )
+
+
+def test_a_call_that_meets_ever_new_types_keeps_few_plans() -> None:
+    program = assemble(
+        """
+        .func main 0 *
+            push_str "some"
+            cfunc 0 1
+            push_str "negative"
+            cfunc 1 1
+            halt
+        """
+    )
+    vm, sizes = VM(native=True), [0]
+
+    def some(frame: Frame) -> None:
+        sizes[0] = sizes[0] % 20 + 1
+        frame.push(np.ones(sizes[0], np.float32))
+
+    vm.register("some", some)
+    for _ in range(100):
+        [left] = vm.launch(program)
+        assert left.tolist() == [-1.0] * sizes[0]
+    code, _ = vm._bind(program, ())
+    [kept] = [x for x in gc.get_referents(code.prepared.program) if isinstance(x, list)]
+    assert len(kept) < 10
+
+
+def test_without_memory_the_reference_says_so() -> None:
+    text = 'load_arg 0\npush_str "broadcast_to"\ncfunc 1 1 {"shape": [1000000, 10000000]}'
+    left = both(text, f32s(1))
+    assert left.error is not None
+    assert "Unable to allocate" in left.error[4]
+
+
+# --- limits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_steps", [-5, -1, 0, 1, 5, 6, 2**31, 2**63, 2**70])
+def test_limits_on_steps(max_steps: int) -> None:
+    straight = 'load_arg 0\nload_arg 0\npush_str "negative.out"\ncfunc 2 0\n'
+    both(straight, f32s(1, 2), max_steps=max_steps)
+    both(straight + "push_int 1\njump_if_false end\nend:\n", f32s(1, 2), max_steps=max_steps)
+
+
+@pytest.mark.parametrize("max_steps", [-1, 0, 1000])
+def test_an_endless_loop_is_limited(max_steps: int) -> None:
+    left = both("again:\npush_int 0\njump_if_false again", max_steps=max_steps)
+    assert left.error is not None
+    assert left.error[0] is LimitExceeded
+
+
+# --- interrupts ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["empty", "products", "globals", "straight", "hosts", "calls"])
+def test_an_interrupt_ends_a_launch_soon(kind: str) -> None:
+    vm = VM(native=True)
+    x = np.ones((400, 400), np.float32)
+    handles = [put(vm, x), put(vm, x)]
+    vm.register("nothing", lambda frame: None, nparams=0, nresults=0)
+    body = {
+        "empty": "",
+        "products": MATMUL,
+        "globals": f"push_int {put(vm, f32s(1))}\nload_global\npop 1\n",
+        "straight": "",
+        "hosts": 'push_str "nothing"\ncfunc 0 0\n',
+        "calls": "call f\n",
+    }[kind]
+    loop = f"again:\n{body}push_int 0\njump_if_false again\nhalt\n"
+    if kind == "straight":
+        loop = MATMUL * 3000 + "halt\n"
+    program = assemble(f".func f 0 0\nreturn 0\n.func main 0 *\n{loop}")
+    vm.launch(Program.of_op("matmul.out", 3, {}, 0), [handles[0], handles[1], handles[1]])
+    late = []
+
+    def interrupt() -> None:
+        late.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.2, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        vm.launch(program, handles)
+    timer.join()
+    assert time.monotonic() - late[0] < 1
+    assert vm.launch(Program.of_op("negative", 1, {}, 1), [put(vm, f32s(1))])[0] == [-1]
+
+
+# --- what hosts do meanwhile ---------------------------------------------------------
+
+
+HOSTILE = """
+.func main 0 *
+    load_arg 0
+    push_str "negative"
+    cfunc 1 1
+    push_str "hostile"
+    cfunc 0 0
+    push_str "negative"
+    cfunc 1 1
+    load_arg 0
+    load_arg 0
+    push_str "negative.out"
+    cfunc 2 0
+    load_arg 0
+    halt
+"""
+
+
+def frees_the_argument(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.dealloc_tensor(handles.pop())
+
+
+def launches_the_program(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.launch(program, [put(vm, f32s(5, 6, 7))])
+
+
+def launches_another(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.launch(Program.of_op("negative", 1, {}, 1), handles)
+
+
+def registers(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.register("negative", lambda frame: frame.push(f32s(9, 9)), nresults=1)
+
+
+def removes_itself(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.remove("hostile")
+
+
+def removes_what_follows(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.remove("negative.out")
+
+
+def removes_and_launches(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.register("hostile", lambda frame: None, nresults=0)
+    vm.launch(program, handles)
+    vm.launch(program, [put(vm, f32s(5, 6, 7))])
+
+
+def forgets_the_program(vm: VM, program: Program, handles: list[int]) -> None:
+    vm._forget_links()
+    vm._linked.clear()
+    gc.collect()
+
+
+def collects(vm: VM, program: Program, handles: list[int]) -> None:
+    gc.collect()
+
+
+def raises(vm: VM, program: Program, handles: list[int]) -> None:
+    raise ValueError("no")
+
+
+def calls_for_ever(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.register("hostile", lambda frame: calls_for_ever(vm, program, handles), nresults=0)
+    vm.launch(program, handles)
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        frees_the_argument,
+        launches_the_program,
+        launches_another,
+        registers,
+        removes_itself,
+        removes_what_follows,
+        removes_and_launches,
+        forgets_the_program,
+        collects,
+        raises,
+        calls_for_ever,
+    ],
+)
+def test_a_host_function_that_changes_what_runs(
+    does: Callable[[VM, Program, list[int]], None],
+) -> None:
+    seen = []
+    for native in (False, True):
+        vm = VM(native=native)
+        program = assemble(HOSTILE)
+        handles = [put(vm, f32s(1, 2))]
+        depth = [0]
+
+        def hostile(
+            frame: Frame,
+            vm: VM = vm,
+            program: Program = program,
+            handles: list[int] = handles,
+            depth: list[int] = depth,
+        ) -> None:
+            depth[0] += 1
+            if depth[0] < 3:
+                does(vm, program, handles)
+
+        vm.register("hostile", hostile, nresults=0)
+        found: list[Any] = []
+        for _ in range(3):
+            depth[0] = 0
+            try:
+                found += [x.tolist() for x in vm.launch(program, [*handles])]
+            except Exception as error:
+                places = [getattr(error, name, None) for name in ("function", "pc", "step")]
+                found.append((type(error), str(error), *places))
+        seen.append(found)
+    assert seen[0] == seen[1]
+
+
+def test_a_vm_that_its_host_functions_refer_to_is_collected() -> None:
+    for native in (False, True):
+        vm = VM(native=native)
+
+        def host(frame: Frame, vm: VM = vm) -> None:
+            frame.push(1)
+
+        vm.register("host", host)
+        program = assemble('.func main 0 *\npush_str "host"\ncfunc 0 *\nhalt\n')
+        vm.launch(program)
+        alive = weakref.ref(vm)
+        host.__defaults__ = None
+        host.vm = vm  # type: ignore[attr-defined]
+        del vm, host
+        gc.collect()
+        assert alive() is None
+
+
+# --- memory --------------------------------------------------------------------------
+
+
+def resident() -> int:
+    """The bytes of this process that are in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="says nothing of memory")
+@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="what is freed stays for a while")
+def test_launches_leave_no_memory() -> None:
+    vm = VM(native=True)
+    vm.register("same", lambda frame: frame.push(frame.param(0)))
+    program = assemble(
+        """
+        .func main 0 *
+            load_arg 0
+            push_str "negative"
+            cfunc 1 1
+            push_str "same"
+            cfunc 1 1
+            push_str "exp"
+            cfunc 1 1
+            halt
+        """
+    )
+    handle = put(vm, np.ones(1000, np.float32))
+
+    def launches(n: int) -> None:
+        for _ in range(n):
+            vm.launch(program, [handle])
+
+    launches(500)
+    before = resident()
+    launches(5000)
+    assert resident() - before < 4 << 20  # each launch makes 12 kB

@@ -1,0 +1,139 @@
+"""Pools and the processes and VMs that have them: forks, ends, and threads that sleep."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.program.program import Program
+from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.native import extension
+from tests.core.programs import put
+
+pytestmark = [
+    pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
+    pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="says nothing of threads"),
+]
+
+MATMUL = Program.of_op("matmul.out", 3, {}, 0)
+ASLEEP = 0.05
+"""Seconds after which idle threads sleep, at the latest."""
+
+
+def threads_of_process() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def vm_at_work(threads: int = 3) -> tuple[VM, list[int]]:
+    """A VM whose threads have had something to do."""
+    vm = VM(native=True, threads=threads)
+    handles = [put(vm, np.ones((200, 200), np.float32)) for _ in range(3)]
+    vm.launch(MATMUL, handles)
+    return vm, handles
+
+
+def in_child(work: Callable[[], bool]) -> int:
+    """The exit status of a forked process that does the work: 0 if that returned True."""
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(0 if work() else 1)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_the_threads_end_with_their_vm(asleep: bool) -> None:
+    before = threads_of_process()
+    vm, _ = vm_at_work()
+    assert threads_of_process() == before + 2
+    time.sleep(ASLEEP if asleep else 0)
+    del vm
+    gc.collect()
+    assert threads_of_process() == before
+
+
+def test_eager_calls_keep_no_threads() -> None:
+    before = threads_of_process()
+    for _ in range(3):
+        vm = ml.VM(native=True, threads=3)
+        arena = ml.Arena(vm, "arena")
+        with arena.allocating():
+            x = ml.ones((200, 200))
+            for _ in range(3):
+                x = (x + x) @ x
+        arena.close()
+        del x, arena, vm
+    gc.collect()
+    assert threads_of_process() == before
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
+    vm, handles = vm_at_work()
+    time.sleep(ASLEEP if asleep else 0)
+    kept = [vm]
+
+    def works() -> bool:
+        for _ in range(2):
+            vm.write(handles[0], np.zeros((200, 200), np.float32))
+            vm.launch(MATMUL, handles)
+        return threads_of_process() == 3 and bool((vm.read(handles[0]) == 200).all())
+
+    def works_in_its_child() -> bool:
+        return works() and in_child(works) == 0 and works()
+
+    def drops() -> bool:
+        nonlocal vm
+        kept.clear()
+        del vm
+        gc.collect()
+        return True
+
+    assert in_child(works_in_its_child) == 0
+    assert in_child(drops) == 0
+    vm.launch(MATMUL, handles)
+
+
+def test_a_process_ends_whatever_its_pools_do() -> None:
+    text = """
+import threading
+from tests.machines.native.test_pool import *
+kept = [vm_at_work() for _ in range(3)]
+def forever(vm, handles):
+    while True:
+        vm.launch(MATMUL, handles)
+for vm, handles in kept[:2]:
+    threading.Thread(target=forever, args=(vm, handles), daemon=True).start()
+time.sleep(0.1)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_threads_that_share_a_vm() -> None:
+    vm = VM(native=True, threads=2)
+    wrong: list[float] = []
+
+    def work(number: float) -> None:
+        handles = [put(vm, np.full((100, 100), number, np.float32)) for _ in range(3)]
+        for _ in range(50):
+            vm.launch(MATMUL, handles)
+            wrong.extend({*np.unique(vm.read(handles[0]))} - {100 * number**2})
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1.0, 2.0, 3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

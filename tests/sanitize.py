@@ -1,0 +1,135 @@
+"""The tests of the native machine under the compiler's sanitizers.
+
+    python -m tests.sanitize                  # address and undefined behaviour, then threads
+    python -m tests.sanitize address -k loop  # one of them; the rest goes to pytest
+
+Builds the package into build/sanitize/, the extension under a sanitizer, and runs tests and fuzzers
+on it; the normal build stays as it is. A report of a sanitizer is a failure.
+
+Python and numpy are not instrumented. Memory that C has lost is not looked for: Python keeps too
+much until its end. `thread` knows Python's own locks; `threads.supp` names what is let pass.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BUILD: Final = ROOT / "build" / "sanitize"
+
+MEMORY: Final = "allocator_may_return_null=1:max_allocation_size_mb=4096"
+"""A sanitizer needs more addresses than there is memory: it refuses large blocks itself."""
+
+
+class Sanitizer(NamedTuple):
+    """What gcc calls it, the libraries to load before all others, and what runs under it."""
+
+    flags: str
+    libraries: tuple[str, ...]
+    environment: dict[str, str]
+    tests: tuple[str, ...]
+    fuzzers: tuple[tuple[str, ...], ...]
+
+
+SANITIZERS: Final = {
+    "address": Sanitizer(
+        "address,undefined",
+        ("libasan.so", "libubsan.so"),
+        {
+            "ASAN_OPTIONS": f"detect_leaks=0:{MEMORY}",
+            "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+            "PYTHONMALLOC": "malloc",  # each object is a block of its own
+        },
+        ("tests/machines/native", "tests/core/machine", "tests/eager/test_threads.py"),
+        (
+            ("tests.fuzz", "--machines", "--programs", "1000", "--memory", "0"),
+            ("tests.fuzz", "--language", "--programs", "20", "--memory", "0"),
+            ("tests.fuzz.threads", "--seconds", "10"),
+        ),
+    ),
+    "thread": Sanitizer(
+        "thread",
+        ("libtsan.so",),
+        {"TSAN_OPTIONS": f"suppressions={ROOT / 'tests' / 'threads.supp'}:{MEMORY}"},
+        ("tests/machines/native", "tests/parallel", "tests/eager/test_threads.py"),
+        (
+            ("tests.fuzz", "--machines", "--programs", "300", "--memory", "0"),
+            ("tests.fuzz.threads", "--seconds", "10"),
+        ),
+    ),
+}
+
+
+def main(argv: list[str]) -> int:
+    names = [argv[0]] if argv and argv[0] in SANITIZERS else [*SANITIZERS]
+    rest = argv[1:] if argv and argv[0] in SANITIZERS else argv
+    return max([run(name, rest) for name in names])
+
+
+def run(name: str, options: list[str]) -> int:
+    """Build and test under one sanitizer; 0 if nothing was found."""
+    sanitizer = SANITIZERS[name]
+    libraries = [found_library(library) for library in sanitizer.libraries]
+    folder = BUILD / name
+    build = [sys.executable, "setup.py", "-q", "build", "--build-lib", str(folder)]
+    needed = {"MLVM_NATIVE": "1", "MLVM_SANITIZE": sanitizer.flags}
+    if subprocess.run(build, cwd=ROOT, env={**os.environ, **needed}).returncode:
+        return 1
+    # Of the checkout come the tests, of the build the package; no process looks where it is.
+    environment = {
+        **os.environ,
+        **sanitizer.environment,
+        "LD_PRELOAD": " ".join(libraries),
+        "MLVM_NATIVE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "PYTHONSAFEPATH": "1",
+    }
+    pytest = ["-m", "pytest", "-o", "pythonpath=", "-p", "no:cacheprovider"]
+    here = f"from mlvm.machines.native import _native as n; assert {str(folder)!r} in n.__file__"
+    commands = [["-c", here], [*pytest, *options, *sanitizer.tests]]  # no test is to be skipped
+    if not options:
+        commands += [["-m", *fuzzer] for fuzzer in sanitizer.fuzzers]
+    failures = 0
+    for command in commands:
+        print(f"{name}: python {' '.join(command)}", flush=True)
+        failures += bool(
+            subprocess.run(
+                [*without_random_addresses(), sys.executable, *command], cwd=ROOT, env=environment
+            ).returncode
+        )
+    print(f"{name}: {failures} of {len(commands)} commands have failed", flush=True)
+    return int(failures > 0)
+
+
+def found_library(name: str) -> str:
+    """The path of a runtime library of gcc's."""
+    compiler = (os.environ.get("CC") or "gcc").split()[-1]
+    path = subprocess.run(
+        [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(path).is_file():
+        sys.exit(
+            f"{compiler} has no {name}, the sanitizer's runtime library: it comes with gcc itself "
+            f"(Debian, Ubuntu: lib{name[3:-3]}*, which gcc depends on; Fedora: lib{name[3:-3]})"
+        )
+    return path
+
+
+def without_random_addresses() -> list[str]:
+    """What to run a command by, so that memory lies where the thread sanitizer expects it."""
+    setarch = ["setarch", platform.machine(), "-R"]
+    try:
+        works = subprocess.run([*setarch, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        works = False
+    return setarch if works else []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
