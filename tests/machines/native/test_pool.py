@@ -23,6 +23,7 @@ from tests.core.programs import put
 pytestmark = [
     pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
     pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="says nothing of threads"),
+    pytest.mark.skipif("TSAN_OPTIONS" in os.environ, reason="it has threads, and forbids forks"),
 ]
 
 MATMUL = Program.of_op("matmul.out", 3, {}, 0)
