@@ -15,10 +15,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCE = Path("mlvm/machines/native/src")
-# `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
-FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 # What gcc makes of clamps before it vectorizes: selects of everything that follows.
 GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
+# `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
+FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
 X86_TARGETS = {
     "avx2": "-mavx2 -mfma",
@@ -28,6 +28,18 @@ X86_TARGETS = {
 
 class BuildNative(build_ext):
     """Compiles `src/*.c` once and `src/kernels/*.c` for each target, on all cores."""
+
+    def run(self):
+        if self.inplace and not self.force and all(map(self._is_new, self.extensions)):
+            return  # an editable install has just built it
+        super().run()
+
+    def _is_new(self, ext):
+        made = Path(self.get_ext_filename(self.get_ext_fullname(ext.name)))
+        sources = [*ext.sources, *ext.depends, __file__]
+        changed = max(Path(source).stat().st_mtime for source in sources)
+        sanitized = "MLVM_SANITIZE" in os.environ
+        return not sanitized and made.exists() and made.stat().st_mtime > changed
 
     def copy_extensions_to_source(self):
         for ext in self.extensions:  # what could not be built anew is not to stay as it was

@@ -61,6 +61,11 @@ class LocalVM(VM):
             raise MachineError(f"a VM has workers >= 0, not {workers!r}")
         if not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
             raise MachineError(f"a VM has 1 to {_MOST_THREADS} threads, not {threads!r}")
+        if native not in (None, True, False) or isinstance(threads, bool):
+            raise MachineError(
+                f"a VM has native True, False or None and a number of threads, "
+                f"not {native!r} and {threads!r}"
+            )
         self.native = extension.wanted(native)
         self.threads = threads
         run: Run = reference.run
@@ -73,8 +78,8 @@ class LocalVM(VM):
             run = NativeLoop(pool)
         elif threads > 1:
             raise MachineError(
-                f"{threads} threads share the work of native kernels, and this VM has none: "
-                f"{extension.status()}; BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
+                f"{threads} threads share the work of native kernels, and this VM has none "
+                f"({extension.why_not()}); BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
         self.door = None

@@ -243,7 +243,7 @@ def tanh(out: Array, x: Array) -> None:
 
 @op(infer=_float)
 def sigmoid(out: Array, x: Array) -> None:
-    """1 / (1 + e^-x), accurate at both ends: where e^-x overflows the result is 0."""
+    """1 / (1 + e^-x), accurate at both ends. Where e^-x overflows the result is 0, or subnormal."""
     np.negative(x, out)
     np.exp(out, out)
     np.add(out, 1, out)

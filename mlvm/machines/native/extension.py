@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mlvm.machines.native._native import Pool
 
 _REMEDY: Final = (
-    "it is compiled when mlvm is installed, if there is a C compiler: "
-    "pip install --force-reinstall --no-binary mlvm mlvm"
+    "it is compiled when mlvm is installed, if there is a C compiler: in a checkout, `make native` "
+    "or `pip install --force-reinstall .`"
 )
 
 
@@ -72,6 +72,15 @@ def pool(threads: int, pinned: bool) -> Pool:
     assert EXTENSION is not None
     made: Pool = EXTENSION.Pool(threads, pinned)
     return made
+
+
+def why_not() -> str:
+    """Why a VM has no native kernels, for people."""
+    if EXTENSION is None:
+        return f"the native machine is not here: {REASON}"
+    return (
+        "native=False" if os.environ.get("MLVM_NATIVE") != "0" else "native=False or MLVM_NATIVE=0"
+    )
 
 
 def status() -> str:

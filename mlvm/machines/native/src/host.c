@@ -1,3 +1,4 @@
+/* Host functions in C: the frame that they see, and how they are called. */
 #include "host.h"
 
 #include <pthread.h>

@@ -720,9 +720,9 @@ static int truth(Value value)
     if (x->type->size != 1)
         return -1;
     switch (x->type->dtype) {
-    case 9:
+    case MLVM_F32:
         return *(const float *)x->address != 0;
-    case 10:
+    case MLVM_F64:
         return *(const double *)x->address != 0;
     default:
         for (long long i = 0; i < x->type->nbytes; i++)

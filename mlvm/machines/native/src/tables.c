@@ -1,3 +1,4 @@
+/* The kernels by name, one table a file in kernels/ and instruction set. */
 #include "tables.h"
 
 #include <string.h>

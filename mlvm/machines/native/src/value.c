@@ -1,3 +1,4 @@
+/* What lies on the native machine's stack, and the arrays that Python sees of it. */
 #include "value.h"
 
 #include <stdlib.h>
