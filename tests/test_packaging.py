@@ -160,6 +160,7 @@ def test_without_a_compiler_numpy_kernels_run(without_compiler: Path, tmp_path: 
 def test_an_extension_that_could_not_be_built_anew_is_gone(checkout: Path) -> None:
     library = checkout / EXTENSION
     library.write_bytes(b"of sources as they were")
+    os.utime(library, (0, 0))
     build = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
     run(*build, cwd=checkout, CC="/bin/false")
     assert not library.exists()
