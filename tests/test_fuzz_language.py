@@ -145,6 +145,9 @@ def test_a_wrong_replay_is_found_cut_down_and_printed(
 
 def test_a_plan_that_fusion_made_larger_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Larger(ml.Captured[..., Any]):
+        def __init__(self, fn: Any, *, fuse: bool = True, recompute: bool = True) -> None:
+            super().__init__(fn, fuse=fuse, recompute=recompute)
+
         @property
         def plan(self) -> Any:
             return super().plan._replace(nbytes=100 + 100 * self.fuse)

@@ -486,7 +486,8 @@ def multiply_add(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x * y + z, elementwise, with broadcasting; rounded after the product and after the sum."""
+    """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the product
+    and after the sum."""
 
 def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-x."""
@@ -603,7 +604,7 @@ def scatter_add_along_axis(
     """Zeros, then out[i, indices[i, j, k], k] += updates[i, j, k], for `axis` 1 of 3."""
 
 def sigmoid(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """1 / (1 + e^-x), accurate at both ends: where e^-x overflows the result is 0."""
+    """1 / (1 + e^-x), accurate at both ends."""
 
 def sign(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1 as x is negative, zero or positive; nan for nan."""

@@ -233,7 +233,6 @@ def test_dispatch(tmp_path: Path) -> None:
         ("add", "mlvm", "us_per_op"),
         ("add", "mlvm", "kernel_us"),
         ("add", "mlvm", "launch_us"),
-        ("add", "mlvm", "eager_us"),
         ("add_taped", "mlvm", "us_per_op"),
         ("add_backward", "mlvm", "us_per_op"),
     }
