@@ -1,7 +1,7 @@
 """What one eager op costs: `a + b` on f32[4,4], with and without its gradient.
 
-`add` is one eager `a + b`; for mlvm also the kernel alone as Python calls it (`kernel_us`), and a launch
-of the program of one addition (`launch_us`), which eager calls of a native VM do without.
+`add` is one eager `a + b`; for mlvm also the kernel alone as Python calls it (`kernel_us`), and a
+launch of the program of one addition (`launch_us`), which eager calls of a native VM do without.
 `add_taped` is an add while a tape records it. `add_backward` is a chain of adds to a tensor that
 needs a gradient, then a sum and the gradient, divided by the length of the chain. `add_captured`
 is one add of a chain of 1000 adds, which mlvm has captured and launches as one program. The others
