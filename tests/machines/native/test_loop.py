@@ -167,7 +167,7 @@ def test_an_interrupt_ends_a_launch_soon(kind: str) -> None:
         late.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    # A straight program is long, and linked in Python; the collector's callbacks swallow interrupts.
+    # A straight program is long, and linked in Python. The collector swallows interrupts.
     timer = threading.Timer(1.5 if kind == "straight" else 0.2, interrupt)
     gc.disable()
     timer.start()
