@@ -19,13 +19,12 @@ import numpy as np
 
 from mlvm.core import store
 from mlvm.core.errors import MlvmError, notes_of
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
-from tests.core.programs import f32s, put
 from tests.fuzz.making import Case
-from tests.fuzz.trying import MAX_STEPS, Found, Fuzz, Table, new_vm, with_handles
+from tests.fuzz.trying import MAX_STEPS, Found, Fuzz, Table, launch, new_vm
 
 SPECIAL: Final = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 1e-40, 5e-324, 1.0, -1.0, 0.5, 88.8)
 TOLERANCE: Final = {4: 1e-4, 8: 1e-10}
@@ -70,26 +69,12 @@ def new_machines() -> dict[str, VM]:
 
 def outcome(vm: VM, program: Program, arrays: tuple[Array, ...], max_steps: int | None) -> Outcome:
     """What the VM makes of the program. Raises `Found` for bytes lost."""
-    args = [put(vm, array) for array in arrays]
-    others = [put(vm, array) for array in (f32s(7, 8), np.array(2))]
-    before, outputs, failed = vm.consumed_size_in_mib(), [], None
-    program = with_handles(program, others)
-    try:
-        outputs = vm.launch(program, args, max_steps=max_steps)
-    except MlvmError as error:
-        place = [getattr(error, name, None) for name in ("function", "pc", "step")]
-        texts = [_without_handles(text, others) for text in (str(error), *notes_of(error))]
-        failed = (type(error), *place, *texts)
-    held = vm.consumed_size_in_mib()
-    after = [vm.read(handle) for handle in [*args, *others]]
-    for handle in [*args, *others]:
-        vm.dealloc_tensor(handle)
-    stores = any(
-        i.opcode is Opcode.store_global for f in program.functions.values() for i in f.code
-    )
-    if (held != before and not stores) or vm.consumed_size_in_mib():
-        raise Found(f"{before} MiB before, {held} after, {vm.consumed_size_in_mib()} at the end")
-    return Outcome(outputs, after, failed)
+    outputs, after, error, handles = launch(vm, program, arrays, max_steps)
+    if error is None:
+        return Outcome(outputs, after, None)
+    place = [getattr(error, name, None) for name in ("function", "pc", "step")]
+    texts = [_without_handles(text, handles) for text in (str(error), *notes_of(error))]
+    return Outcome(outputs, after, (type(error), *place, *texts))
 
 
 def _without_handles(text: str, handles: list[int]) -> str:

@@ -7,7 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -109,13 +109,20 @@ def with_handles(program: Program, handles: list[TensorHandle]) -> Program:
     )
 
 
-def launch(
-    vm: VM, program: Program, arrays: tuple[Array, ...]
-) -> tuple[list[Array], MlvmError | None]:
-    """Outputs, arguments and globals afterwards; and the error, if it raised one.
+class Launched(NamedTuple):
+    """What a launch has left: outputs, arguments and globals, and the error, if it raised one.
+    `handles` were those of the globals."""
 
-    Raises `Found` for bytes lost, or a tensor that cannot be read.
-    """
+    outputs: list[Array]
+    after: list[Array]
+    error: MlvmError | None
+    handles: list[TensorHandle]
+
+
+def launch(
+    vm: VM, program: Program, arrays: tuple[Array, ...], max_steps: int | None = MAX_STEPS
+) -> Launched:
+    """Launch the program once. Raises `Found` for bytes lost, or a tensor that cannot be read."""
     if vm.consumed_size_in_mib():
         raise Found("there are bytes before the launch")
     args = [put(vm, array) for array in arrays]
@@ -123,7 +130,7 @@ def launch(
     before, outputs, failed = vm.consumed_size_in_mib(), [], None
     program = with_handles(program, others)
     try:
-        outputs = vm.launch(program, args, max_steps=MAX_STEPS)
+        outputs = vm.launch(program, args, max_steps=max_steps)
     except MlvmError as error:
         failed = error
         str(error)
@@ -137,7 +144,7 @@ def launch(
         vm.dealloc_tensor(handle)
     if vm.consumed_size_in_mib():
         raise Found(f"{vm.consumed_size_in_mib()} MiB are held by nobody")
-    return outputs + after, failed
+    return Launched(outputs, after, failed, others)
 
 
 def computes(vm: VM) -> bool:
@@ -170,7 +177,8 @@ class Fuzz:
         except MlvmError as error:
             self.counts[case.kind, f"not made: {type(error).__name__}"] += 1
             return
-        left, failed = launch(self.vm, program, case.args)
+        outputs, after, failed, _ = launch(self.vm, program, case.args)
+        left = outputs + after
         if not computes(self.vm):
             raise Found("the VM computes wrong results")
         outcome = "ran" if failed is None else type(failed).__name__
@@ -185,7 +193,8 @@ class Fuzz:
         self, name: str, program: Program, args: tuple[Array, ...], left: list[Array]
     ) -> None:
         """Raise `Found` unless another VM leaves the same bits."""
-        again, failed = launch(self.others[name], program, args)
+        outputs, after, failed, _ = launch(self.others[name], program, args)
+        again = outputs + after
         if isinstance(failed, ProgramError | UnknownFunction | AttributeRefused):
             return  # in a part that is never reached, which the raw machine does not know
         if failed is not None:

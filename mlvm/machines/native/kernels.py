@@ -114,21 +114,20 @@ class _Parts:
         self._temporaries = [known[number] for number in order if number < 0]
         place = {number: i for i, number in enumerate(order)}
         self._parts: list[_Part] = []
+        all_types = [known[number] for number in order]
         for native, run in groupby(chain.links, lambda link: _has_row(chain, link, known)):
             links = [
                 Link(op, place[target], tuple([place[source] for source in sources]), attributes)
                 for op, target, sources, attributes in run
             ]
-            all_types = [known[number] for number in order]
-            part = native and len(links) > 1 and _plan_of(links, all_types)
-            self._parts += (
-                [part]
-                if part
-                else [
-                    _Part(chain.kernel(op), (target, *sources), attributes)
-                    for op, target, sources, attributes in links
-                ]
-            )
+            part = _plan_of(links, all_types) if native and len(links) > 1 else None
+            if part is not None:
+                self._parts.append(part)
+                continue
+            self._parts += [
+                _Part(chain.kernel(op), (target, *sources), attributes)
+                for op, target, sources, attributes in links
+            ]
 
     def run(self, pool: Pool, params: Sequence[Array]) -> None:
         arrays = [

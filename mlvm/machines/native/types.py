@@ -7,10 +7,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from mlvm.core.types import Array, DType, TensorType, aligned_array
+from mlvm.core.types import Array, TensorType, aligned_array
+from mlvm.machines.c_functions import DTYPES
 from mlvm.machines.native import _native
 
-_DTYPES: Final = {dtype: code for code, dtype in enumerate(DType.all.values())}
+_CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 class Type(_native.Type):
@@ -30,5 +31,5 @@ _types: WeakValueDictionary[TensorType, Type] = WeakValueDictionary()
 def native_type(type: TensorType) -> Type:
     known = _types.get(type)
     if known is None:
-        known = _types[type] = Type(type, type.nbytes, type.size, _DTYPES[type.dtype], type.shape)
+        known = _types[type] = Type(type, type.nbytes, type.size, _CODES[type.dtype], type.shape)
     return known

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.op import OPS
+from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 from mlvm.machines.native import extension
 
@@ -21,6 +21,18 @@ POOLS = {threads: Pool(threads, worth_sharing=0) for threads in (1, 2, 3, 5)}
 KERNELS = {threads: native_kernels(pool) for threads, pool in POOLS.items()}
 
 
+def prepared(name: str, *inputs: Any, **attributes: Any) -> tuple[list[Array], Attributes]:
+    """A result full of 0xFF bytes and the operands, as a VM has them; and the op's attributes."""
+    op = OPS[name]
+    bound = op.bind(attributes)
+    operands = [aligned_copy(np.asarray(x)) for x in inputs]
+    type = op.infer([TensorType.of(x) for x in operands], bound)
+    assert type is not None
+    out = aligned_array(type)
+    out.reshape(-1).view(np.uint8)[...] = 0xFF
+    return [out, *operands], bound
+
+
 def planned(name: str, *inputs: Any, **attributes: Any) -> bool:
     """Whether the op has a native kernel for operands of these types."""
     op = OPS[name]
@@ -32,26 +44,15 @@ def planned(name: str, *inputs: Any, **attributes: Any) -> bool:
 
 
 def native(name: str, *inputs: Any, threads: int = 1, **attributes: Any) -> Array:
-    """The op's result by its native kernel; `out` is full of 0xFF bytes before."""
-    op = OPS[name]
-    bound = op.bind(attributes)
-    operands = [aligned_copy(np.asarray(x)) for x in inputs]
-    type = op.infer([TensorType.of(x) for x in operands], bound)
-    assert type is not None
-    out = aligned_array(type)
-    out.reshape(-1).view(np.uint8)[...] = 0xFF
-    KERNELS[threads][name](out, *operands, **bound)
-    return out
+    """The op's result by its native kernel."""
+    arrays, bound = prepared(name, *inputs, **attributes)
+    KERNELS[threads][name](*arrays, **bound)
+    return arrays[0]
 
 
 def reference(name: str, *inputs: Any, **attributes: Any) -> Array:
     """The op's result by its reference kernel."""
-    op = OPS[name]
-    bound = op.bind(attributes)
-    operands = [aligned_copy(np.asarray(x)) for x in inputs]
-    type = op.infer([TensorType.of(x) for x in operands], bound)
-    assert type is not None
-    out = aligned_array(type)
+    arrays, bound = prepared(name, *inputs, **attributes)
     with np.errstate(all="ignore"):
-        op.kernel(out, *operands, **bound)
-    return out
+        OPS[name].kernel(*arrays, **bound)
+    return arrays[0]

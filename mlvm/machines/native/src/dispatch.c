@@ -105,13 +105,6 @@ static void clear_fields(PyObject **fields, int count)
         Py_CLEAR(fields[i]);
 }
 
-static void free_object(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
 #define COUNT(first, last, Struct) \
     ((int)((offsetof(Struct, last) - offsetof(Struct, first)) / sizeof(PyObject *)) + 1)
 
@@ -266,14 +259,22 @@ static int entry_holds(const Entry *entry, const Door *door, Allocation *const *
     return count == MOST_OPERANDS || !entry->types[count];
 }
 
+static PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++) {
+        Py_INCREF(objects[i]);
+        PyTuple_SetItem(tuple, i, objects[i]);
+    }
+    return tuple;
+}
+
 static PyObject *types_of(Allocation *const *operands, int count)
 {
-    PyObject *types = PyTuple_New(count);
-    for (int i = 0; types && i < count; i++) {
-        Py_INCREF(operands[i]->type);
-        PyTuple_SetItem(types, i, operands[i]->type);
-    }
-    return types;
+    PyObject *types[MOST_OPERANDS];
+    for (int i = 0; i < count; i++)
+        types[i] = operands[i]->type;
+    return tuple_of(types, count);
 }
 
 /* Remember what Python says of operands of these types. Errors are no matter, but for an interrupt,
@@ -461,7 +462,7 @@ static int call_without_result(PyObject *function)
 static void set(PyObject **field, PyObject *value)
 {
     PyObject *old = *field;
-    Py_INCREF((PyObject *)value);
+    Py_INCREF(value);
     *field = value;
     Py_XDECREF(old);
 }
@@ -484,15 +485,10 @@ static int record(PyObject *tape, Call *call, Entry *entry, Allocation *const *o
     int mask = 0;
     for (int i = 0; i < count; i++)
         mask |= (operands[i]->tape == tape) << i;
-    PyObject *template = (PyObject *)Py_TYPE(tape) == (PyObject *)tape_class && entry
-                             ? entry->templates[mask]
-                             : NULL;
+    PyObject *template = Py_TYPE(tape) == tape_class && entry ? entry->templates[mask] : NULL;
     if (!template) {
-        PyObject *types = types_of(operands, count), *tuple = PyTuple_New(count);
-        for (int i = 0; tuple && i < count; i++) {
-            Py_INCREF((PyObject *)operands[i]);
-            PyTuple_SetItem(tuple, i, (PyObject *)operands[i]);
-        }
+        PyObject *types = types_of(operands, count);
+        PyObject *tuple = tuple_of((PyObject *const *)operands, count);
         PyObject *done = types && tuple ? PyObject_CallMethodObjArgs(tape, record_name, call, tuple,
                                                                      types, out, NULL)
                                         : NULL;
@@ -627,15 +623,9 @@ static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *ope
 
 static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
 {
-    PyObject *tuple = PyTuple_New(nargs);
-    if (!tuple)
-        return NULL;
-    for (Py_ssize_t i = 0; i < nargs; i++) {
-        Py_INCREF(args[i]);
-        PyTuple_SetItem(tuple, i, args[i]);
-    }
-    PyObject *result = PyObject_Call(slow, tuple, NULL);
-    Py_DECREF(tuple);
+    PyObject *tuple = tuple_of(args, nargs);
+    PyObject *result = tuple ? PyObject_Call(slow, tuple, NULL) : NULL;
+    Py_XDECREF(tuple);
     return result;
 }
 
@@ -644,7 +634,9 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
 {
     (void)module;
     int count = (int)nargs - 1;
-    if (!slow || count < 1 || count > MOST_OPERANDS || !PyObject_TypeCheck(args[0], call_type))
+    if (!slow)
+        return PyErr_Format(PyExc_RuntimeError, "apply needs what `install` hands in");
+    if (count < 1 || count > MOST_OPERANDS || !PyObject_TypeCheck(args[0], call_type))
         return long_way(args, nargs);
     Allocation *const *operands = (Allocation *const *)(args + 1);
     for (int i = 0; i < count; i++)
@@ -661,8 +653,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     PyObject *result = NULL;
     Arena *arena = (Arena *)scope;
     if (!PyObject_TypeCheck(scope, arena_type) || !arena->door ||
-        Py_TYPE(arena->door) != door_type ||
-        arena->refer != weak_reference) {
+        Py_TYPE(arena->door) != door_type || arena->refer != weak_reference) {
         result = long_way(args, nargs);
         Py_DECREF(scope);
         return result;
@@ -748,7 +739,7 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 
 static PyMethodDef dispatch_functions[] = {
     {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL,
-     "apply(call, *operands): run one op on tensors; see mlvm.eager.tensor.apply."},
+     "apply(call, *operands): run one op on tensors, as `apply_in_python` does."},
     {"install", (PyCFunction)(void (*)(void))install, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `apply` needs of the language."},
     {NULL, NULL, 0, NULL}};

@@ -8,8 +8,6 @@
 
 #include "value.h"
 
-#include "../../mlvm.h"
-
 /* A call in a program, as `host.Host` has it. It borrows its objects from a tuple that its owner
  * keeps. */
 typedef struct {

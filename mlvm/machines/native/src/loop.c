@@ -279,7 +279,6 @@ static int program_clear(ProgramObject *self)
 
 static void program_dealloc(ProgramObject *self)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
     for (int f = 0; f < self->nfunctions; f++) {
         Function *function = &self->functions[f];
@@ -301,8 +300,7 @@ static void program_dealloc(ProgramObject *self)
     Py_XDECREF(self->kept);
     types_clear(&self->types);
     Py_XDECREF(self->arguments);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    free_object((PyObject *)self);
 }
 
 /* --- a launch --- */
@@ -352,25 +350,20 @@ static void release(Machine *m)
 
 static void drop(Machine *m, Value value)
 {
-    if (value.kind == TENSOR) {
-        if (--value.as.tensor->references)
-            return;
-        if (!value.as.tensor->array) {
-            tensor_free(value.as.tensor);
-            return;
-        }
-        int held = !m->saved;
-        hold(m);
+    if (value.kind == INTEGER || (value.kind == TENSOR && --value.as.tensor->references))
+        return;
+    if (value.kind == TENSOR && !value.as.tensor->array) {
         tensor_free(value.as.tensor);
-        if (!held)
-            release(m);
-    } else if (value.kind == OBJECT) {
-        int held = !m->saved;
-        hold(m);
-        Py_DECREF(value.as.object);
-        if (!held)
-            release(m);
+        return;
     }
+    int held = !m->saved;
+    hold(m);
+    if (value.kind == TENSOR)
+        tensor_free(value.as.tensor);
+    else
+        Py_DECREF(value.as.object);
+    if (!held)
+        release(m);
 }
 
 static Value another(Machine *m, Value value)
@@ -666,7 +659,7 @@ static int collides(const Case *known, const Value *params, int count)
 }
 
 /* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 1
- * for values that the plan refuses: nothing has happened then. */
+ * for values that the plan refuses, or without memory: nothing has happened then. */
 static int call(Machine *m, Step *step, int64_t first)
 {
     if (step->host)
@@ -690,7 +683,7 @@ static int call(Machine *m, Step *step, int64_t first)
     if (known->out) {
         out = tensor_new(known->out);
         if (!out)
-            return 2; /* the reference loop says how much was wanted */
+            return 1; /* the reference loop says how much was wanted */
         p[0] = out->address;
     }
     for (int i = 0; i < count; i++)
@@ -832,6 +825,15 @@ static int run(Machine *m)
             STOP(outcome < 0 ? -1 : 0);                                                  \
         release(m);                                                                      \
     } while (0)
+#define GO_TO(target)                                                                    \
+    do {                                                                                 \
+        m->since = pc = (target);                                                        \
+        m->worked += JUMP_WORK;                                                          \
+        if (look_up(m)) {                                                                \
+            pc++;                                                                        \
+            STOP(-1);                                                                    \
+        }                                                                                \
+    } while (0)
     for (;;) {
         step = &function->steps[pc++];
         if (m->top == m->room && make_room(m, 1))
@@ -885,24 +887,13 @@ static int run(Machine *m)
                 STOP(0);
             drop(m, TOP(0));
             m->top--;
-            if (outcome)
-                break;
-            m->since = pc = step->number;
-            m->worked += JUMP_WORK;
-            if (look_up(m)) {
-                pc++;
-                STOP(-1);
-            }
+            if (!outcome)
+                GO_TO(step->number);
             break;
         case JUMP:
             if (spend(m, function, pc))
                 STOP(0);
-            m->since = pc = step->number;
-            m->worked += JUMP_WORK;
-            if (look_up(m)) {
-                pc++;
-                STOP(-1);
-            }
+            GO_TO(step->number);
             break;
         case CALL_FUNCTION:
             if (m->depth >= MOST_DEPTH || (m->depth == m->frames_room && grow(m)) ||
@@ -918,22 +909,13 @@ static int run(Machine *m)
         case RETURN: {
             if (spend(m, function, pc))
                 STOP(0);
-            int64_t to = m->base - m->nparams, from = m->top - step->number;
             Return back = m->frames[--m->depth];
-            for (int64_t i = to; i < from; i++)
-                drop(m, m->stack[i]);
-            memmove(m->stack + to, m->stack + from, sizeof *m->stack * (size_t)step->number);
-            m->top = to + step->number;
+            replace(m, m->base - m->nparams, step->number);
             m->function = back.function;
             m->base = back.base;
             m->nparams = back.nparams;
             function = &functions[m->function];
-            m->since = pc = back.pc;
-            m->worked += JUMP_WORK;
-            if (look_up(m)) {
-                pc++;
-                STOP(-1);
-            }
+            GO_TO(back.pc);
             break;
         }
         case LOAD_GLOBAL: {

@@ -21,6 +21,13 @@ PyObject *object_of(PyTypeObject *type)
     return object;
 }
 
+void free_object(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
 PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -56,34 +63,24 @@ int address_of(PyObject *array, char **address, int *constant)
 
 /* --- Plan --- */
 
-static int64_t *integers(PyObject *given, Py_ssize_t *count)
-{
-    PyObject *list = PySequence_List(given);
-    if (!list)
-        return NULL;
-    *count = PyList_Size(list);
-    int64_t *values = PyMem_Malloc(sizeof *values * (size_t)(*count + 1));
-    for (Py_ssize_t i = 0; values && i < *count; i++)
-        values[i] = PyLong_AsLongLong(PyList_GetItem(list, i));
-    Py_DECREF(list);
-    if (!values)
-        PyErr_NoMemory();
-    else if (PyErr_Occurred()) {
-        PyMem_Free(values);
-        values = NULL;
-    }
-    return values;
-}
-
-static double *floats(PyObject *given)
+/* Memory with the numbers of a sequence, as int64_t or as double; NULL with an exception set. */
+static void *numbers_of(PyObject *given, int reals)
 {
     PyObject *list = PySequence_List(given);
     if (!list)
         return NULL;
     Py_ssize_t count = PyList_Size(list);
-    double *values = PyMem_Malloc(sizeof *values * (size_t)(count + 1));
-    for (Py_ssize_t i = 0; values && i < count; i++)
-        values[i] = PyFloat_AsDouble(PyList_GetItem(list, i));
+    union {
+        int64_t integer;
+        double real;
+    } *values = PyMem_Malloc(sizeof *values * (size_t)(count + 1));
+    for (Py_ssize_t i = 0; values && i < count; i++) {
+        PyObject *number = PyList_GetItem(list, i);
+        if (reals)
+            values[i].real = PyFloat_AsDouble(number);
+        else
+            values[i].integer = PyLong_AsLongLong(number);
+    }
     Py_DECREF(list);
     if (!values)
         PyErr_NoMemory();
@@ -112,7 +109,6 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PlanObject *self = (PlanObject *)object_of(type);
     if (!self)
         return NULL;
-    Py_ssize_t count = 0;
     self->plan.run = entry->run;
     self->plan.finish = entry->finish;
     self->plan.nparams = nparams;
@@ -121,9 +117,9 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->plan.scratch = scratch;
     self->plan.shared = shared;
     self->name = entry->name;
-    if (ints && !(self->plan.n = self->ints = integers(ints, &count)))
+    if (ints && !(self->plan.n = self->ints = numbers_of(ints, 0)))
         goto failed;
-    if (reals && !(self->plan.a = self->floats = floats(reals)))
+    if (reals && !(self->plan.a = self->floats = numbers_of(reals, 1)))
         goto failed;
     if (parts) {
         self->parts = PySequence_Tuple(parts);
@@ -154,14 +150,11 @@ failed:
 
 static void plan_dealloc(PlanObject *self)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyMem_Free(self->ints);
     PyMem_Free(self->floats);
     PyMem_Free(self->children);
     Py_XDECREF(self->parts);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    free_object((PyObject *)self);
 }
 
 static PyObject *plan_repr(PlanObject *self)
@@ -261,15 +254,12 @@ static PyObject *pool_new_(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void pool_dealloc(PoolObject *self)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     if (self->pool) {
         Py_BEGIN_ALLOW_THREADS
         pool_free(self->pool);
         Py_END_ALLOW_THREADS
     }
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    free_object((PyObject *)self);
 }
 
 static PyObject *pool_count(PoolObject *self, void *unused)

@@ -37,6 +37,9 @@ int is_pool(PyObject *object);
 /* A new object of a type of this module, its fields 0; NULL with an exception set. */
 PyObject *object_of(PyTypeObject *type);
 
+/* The end of a type's dealloc, once the fields are given up. */
+void free_object(PyObject *object);
+
 /* Forget an exception that is set, but not an interrupt. Returns whether one is still set. */
 int forgive(void);
 

@@ -38,11 +38,9 @@ static PyObject *type_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void type_dealloc(TypeObject *self)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(self->tensor_type);
     PyMem_Free(self->shape);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    free_object((PyObject *)self);
 }
 
 static PyMemberDef type_members[] = {
@@ -105,14 +103,15 @@ static int dtype_of(const char *format, Py_ssize_t itemsize)
     if (!kind)
         return -1;
     int log = itemsize == 1 ? 0 : itemsize == 2 ? 1 : itemsize == 4 ? 2 : 3;
-    static const int of_signed[] = {2, 3, 4, 5}, of_unsigned[] = {1, 6, 7, 8};
+    static const int of_signed[] = {MLVM_I8, MLVM_I16, MLVM_I32, MLVM_I64};
+    static const int of_unsigned[] = {MLVM_U8, MLVM_U16, MLVM_U32, MLVM_U64};
     switch (*kind) {
     case '?':
-        return 0;
+        return MLVM_BOOL;
     case 'f':
-        return 9;
+        return MLVM_F32;
     case 'd':
-        return 10;
+        return MLVM_F64;
     default:
         return (kind - kinds) % 2 ? of_unsigned[log] : of_signed[log];
     }
@@ -161,11 +160,9 @@ static int memory_getbuffer(PyObject *self, Py_buffer *view, int flags)
 
 static void memory_dealloc(MemoryObject *self)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     if (self->block)
         let_go(self->block);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    free_object((PyObject *)self);
 }
 
 static PyType_Slot memory_slots[] = {{Py_tp_dealloc, memory_dealloc},

@@ -4,6 +4,8 @@
 
 #include "module.h"
 
+#include "../../mlvm.h"
+
 #include <stdatomic.h>
 
 /* A TensorType, as the loop sees it: types are equal if their addresses are. */

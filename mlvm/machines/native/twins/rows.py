@@ -9,6 +9,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import TensorType
 from mlvm.machines.native._native import Plan
+from mlvm.machines.native.elements import integer_kind
 from mlvm.machines.native.twin import Twin, Types, twin
 from mlvm.machines.native.twins.reduction import collapsed
 
@@ -59,7 +60,7 @@ def _cross_entropy(op: str) -> Twin:
         return Plan(
             f"{op}_{logits.dtype}",
             len(types),
-            [logits.shape[-1], labels.dtype.itemsize, labels.dtype.kind == "signed"],
+            [logits.shape[-1], integer_kind(labels.dtype)],
             units=labels.size,
             work=0.25 * logits.nbytes,
             scratch=3 * _SOME * logits.dtype.itemsize,

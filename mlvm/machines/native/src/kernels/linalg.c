@@ -1,6 +1,8 @@
 /* Matrix products. */
 #include "../plan.h"
 
+#include "elements.h"
+
 #include <string.h>
 
 #if defined(__AVX512F__) || defined(__FMA__)
@@ -94,11 +96,6 @@ enum Windows {
     IMAGE_HEIGHT, IMAGE_WIDTH, CHANNELS, WINDOW_WIDTH, STRIDE_DOWN, STRIDE_ACROSS, PAD_TOP,
     PAD_LEFT, GRID_HEIGHT, GRID_WIDTH,
 };
-
-static inline int64_t least(int64_t i, int64_t j)
-{
-    return i < j ? i : j;
-}
 
 /* Where the operands of one product of the batch begin. */
 static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_t *y)

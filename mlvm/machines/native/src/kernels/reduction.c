@@ -6,6 +6,8 @@
  */
 #include "../plan.h"
 
+#include "elements.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -32,11 +34,6 @@ typedef struct {
     int64_t rows, length, width, first; /* `first` of LENGTH */
 } Part;
 
-static inline int64_t at_most(int64_t x, int64_t y)
-{
-    return x < y ? x : y;
-}
-
 static inline Part part_of(const int64_t *n, int64_t unit)
 {
     if (n[CONTIGUOUS])
@@ -50,9 +47,9 @@ static inline Part part_of(const int64_t *n, int64_t unit)
         .from = (outer * n[ROWS_OUTER] + row) * n[STRIDE] +
                 (middle * n[LENGTH] + first) * n[INNER] + column,
         .to = index * n[INNER] + column,
-        .rows = at_most(n[PART_ROWS], n[ROWS_OUTER] - row),
-        .length = at_most(n[PART_LENGTH], n[LENGTH] - first),
-        .width = at_most(n[WIDTH], n[INNER] - column),
+        .rows = least(n[PART_ROWS], n[ROWS_OUTER] - row),
+        .length = least(n[PART_LENGTH], n[LENGTH] - first),
+        .width = least(n[WIDTH], n[INNER] - column),
         .first = first,
     };
 }

@@ -51,12 +51,4 @@ static int REDUCE(finish)(const Plan *plan, char *const *p, int64_t begin, int64
     return 0;
 }
 
-#undef REDUCE
-#undef A
-#undef LIFT
-#undef COMBINE
-#undef IDENTITY
-#undef DECIDED
-#undef ANY_ORDER
-#undef ROUNDED
-#undef FINISH
+#include "reduce_end.h"

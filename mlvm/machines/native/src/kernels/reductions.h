@@ -126,13 +126,7 @@ static int NAMED(run, cumulative_sum)(const Plan *plan, char *const *p, int64_t 
 #define IDENTITY -0.0
 #define ROUNDED
 #include "reduce.h"
-#undef REDUCE
-#undef A
-#undef LIFT
-#undef COMBINE
-#undef IDENTITY
-#undef DECIDED
-#undef ROUNDED
+#include "reduce_end.h"
 #include "variance.h"
 #endif
 #endif

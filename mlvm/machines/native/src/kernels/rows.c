@@ -1,33 +1,13 @@
 /* Softmax, cross-entropy and layer normalisation: what works on one row after the other. */
 #include "../plan.h"
 
+#include "elements.h"
 #include "functions.h"
 
 #include <math.h>
 #include <stdint.h>
 
 enum { SOME = 1024 }; /* elements that are worked on together: they stay in the first-level cache */
-
-static inline int64_t at_most(int64_t x, int64_t y)
-{
-    return x < y ? x : y;
-}
-
-/* A label; one that int64_t does not hold is negative. */
-static inline int64_t label_at(const Plan *plan, const char *labels, int64_t i)
-{
-    const int has_sign = (int)plan->n[2];
-    switch (plan->n[1]) {
-    case 1:
-        return has_sign ? ((const int8_t *)labels)[i] : ((const uint8_t *)labels)[i];
-    case 2:
-        return has_sign ? ((const int16_t *)labels)[i] : ((const uint16_t *)labels)[i];
-    case 4:
-        return has_sign ? ((const int32_t *)labels)[i] : (int64_t)((const uint32_t *)labels)[i];
-    default:
-        return ((const int64_t *)labels)[i];
-    }
-}
 
 /* Of columns: where its elements begin, and its results if each column has one. */
 typedef struct {
@@ -38,7 +18,7 @@ static inline Block block_of(const Plan *plan, int64_t unit)
 {
     const int64_t *n = plan->n, outer = unit / n[2], column = unit % n[2] * n[3];
     return (Block){outer * n[0] * n[1] + column, outer * n[1] + column,
-                   at_most(n[3], n[1] - column)};
+                   least(n[3], n[1] - column)};
 }
 
 static inline float root_f32(float x)

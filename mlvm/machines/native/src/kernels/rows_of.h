@@ -64,7 +64,7 @@ static F FN(sum_of_exp)(const F *x, int64_t n, F peak, F *y)
     F s[64];
     int64_t m = 0;
     for (int64_t i = 0; i < n; i += SOME) {
-        const int64_t length = at_most(SOME, n - i);
+        const int64_t length = least(SOME, n - i);
         FN(exponentials)(y, x + i, 1, length, &peak);
         s[m++] = FN(row_sum)(y, length, 0);
         if (m == 64 || i + SOME >= n) {
@@ -78,7 +78,7 @@ static F FN(sum_of_exp)(const F *x, int64_t n, F peak, F *y)
 /* How many rows of n elements are done together, and the largest element of each. */
 static int64_t FN(next_rows)(const F *x, int64_t rows, int64_t n, F *peak)
 {
-    rows = at_most(rows, n < SOME ? SOME / n : 1);
+    rows = least(rows, n < SOME ? SOME / n : 1);
     for (int64_t r = 0; r < rows; r++)
         peak[r] = FN(row_max)(x + r * n, n, 0);
     return rows;
@@ -153,7 +153,8 @@ static int FN(logsumexp)(const Plan *plan, char *const *p, int64_t begin, int64_
     return 0;
 }
 
-/* n: length of a row, bytes of a label, whether labels have a sign. A unit is a row. */
+/* n: length of a row, the kind of labels. A unit is a row. A label that int64_t does not hold is
+ * negative. */
 static int FN(softmax_cross_entropy)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
                                      char *scratch)
 {
@@ -165,7 +166,7 @@ static int FN(softmax_cross_entropy)(const Plan *plan, char *const *p, int64_t b
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(log_sums)(logs, x, rows, n, peak, work);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t label = label_at(plan, p[2], u + r);
+            const int64_t label = integer_at(p[2], plan->n[1], u + r);
             if (label < 0 || label >= n)
                 return 1;
             out[r] = logs[r] - (x[r * n + label] - peak[r]);
@@ -186,7 +187,7 @@ static int FN(softmax_cross_entropy_vjp)(const Plan *plan, char *const *p, int64
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(exponentials)(y, x, rows, n, peak);
         for (int64_t r = 0; r < rows; r++, y += n) {
-            const int64_t label = label_at(plan, p[3], u + r);
+            const int64_t label = integer_at(p[3], plan->n[1], u + r);
             if (label < 0 || label >= n)
                 return 1;
             const F inverse = 1 / FN(row_sum)(y, n, 0), factor = g[u + r];
@@ -280,7 +281,7 @@ static int FN(logsumexp_of_columns)(const Plan *plan, char *const *p, int64_t be
             sum[j] = 0;
         }
         for (int64_t i = 0; i < n; i += ROWS_OF_WORK)
-            FN(column_exponentials)(work, x + i * inner, at_most(ROWS_OF_WORK, n - i), block.width,
+            FN(column_exponentials)(work, x + i * inner, least(ROWS_OF_WORK, n - i), block.width,
                                     inner, block.width, peak);
         for (int64_t j = 0; j < block.width; j++)
             out[j] = FN(log)(sum[j]) + peak[j];
@@ -370,12 +371,12 @@ static int FN(layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t be
         F *restrict sum = (F *)(plan->units > 1 ? p[3] : p[0]) + u * n;
         for (int64_t j = 0; j < n; j++)
             sum[j] = 0;
-        const int64_t last = at_most(rows, (u + 1) * part);
+        const int64_t last = least(rows, (u + 1) * part);
         for (int64_t r = u * part; r < last; r += TOGETHER) {
             const F *g[TOGETHER], *x[TOGETHER];
             FN(Statistics) s[TOGETHER];
             for (int i = 0; i < TOGETHER; i++) {
-                const int64_t row = at_most(r + i, last - 1) * n;
+                const int64_t row = least(r + i, last - 1) * n;
                 g[i] = (const F *)p[1] + row, x[i] = (const F *)p[2] + row;
                 s[i] = FN(statistics)(x[i], n, (F)plan->a[0]);
             }

@@ -1,0 +1,10 @@
+/* Forgets what a reduction was defined by, for the next. */
+#undef REDUCE
+#undef A
+#undef LIFT
+#undef COMBINE
+#undef IDENTITY
+#undef DECIDED
+#undef ANY_ORDER
+#undef ROUNDED
+#undef FINISH
