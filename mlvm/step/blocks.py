@@ -25,7 +25,11 @@ def free(blocks: Iterable[Block]) -> list[Use]:
         read = [use for call in block.calls for use in call.ins]
         if block.result is not None:
             read.append(block.result)
-        found.update((use, None) for use in read if use.value not in made)
+        found.update(
+            (use, None)
+            for use in read
+            if use.value not in made and use.value.home not in block.homes
+        )
     return list(found)
 
 
@@ -78,7 +82,7 @@ def _kept(block: Block, homes: set[Home | None]) -> Block:
     wanted = {value for home, value in last.items() if home is not None and home in homes}
     if block.result is not None:
         wanted.add(block.result.value)
-    return Block(_alive(block.calls, wanted), block.result)
+    return replace(block, calls=_alive(block.calls, wanted))
 
 
 # --- what only moves a value ---------------------------------------------------------
@@ -98,7 +102,7 @@ def _settled(calls: Sequence[Call], results: set[Value], renamed: dict[Value, Va
 
     def settled(block: Block) -> Block:
         results = set() if block.result is None else {block.result.value}
-        return Block(_settled(block.calls, results, renamed), block.result)
+        return replace(block, calls=_settled(block.calls, results, renamed))
 
     calls = [
         replace(call, blocks=tuple(map(settled, call.blocks))) if call.blocks else call
@@ -165,7 +169,7 @@ def renewed(calls: Sequence[Call], names: Mapping[Value, Value]) -> list[Call]:
 
 def _renewed(block: Block, names: Mapping[Value, Value]) -> Block:
     result = None if block.result is None else _named(block.result, names)
-    return Block(renewed(block.calls, names), result)
+    return Block(renewed(block.calls, names), block.homes, result)
 
 
 def _named(use: Use, names: Mapping[Value, Value]) -> Use:

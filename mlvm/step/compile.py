@@ -265,22 +265,23 @@ class _Written:
         for index, value in inside.outer.items():
             role, place, _ = self._location(Use(value, call.ins[0].type), level, base)
             self._outer[index] = role, place
+        within = base
         if inside.workspace is not None:
-            base += level.places[inside.workspace]
+            within += level.places[inside.workspace]
         first, second = inside.levels
         start = len(self.code)
         if call.name == "while":
-            self.level(first, base)
+            self.level(first, within)
         else:
             self._load(self._location(call.ins[0], level, base))
         leave = self._jump(Opcode.jump_if_false)
-        self.level(second if call.name == "while" else first, base)
+        self.level(second if call.name == "while" else first, within)
         back = self._jump(Opcode.jump)
         self._land(leave)
         if call.name == "while":
             self.code[back] = Instruction(Opcode.jump, (start,))
         else:
-            self.level(second, base)
+            self.level(second, within)
             self._land(back)
 
     def _jump(self, opcode: Opcode) -> int:

@@ -92,9 +92,10 @@ class Call:
 @dataclass(eq=False)
 class Block:
     """Calls inside a call. They read values from outside too, and what they leave lies in homes
-    from outside. `result` is what a test has found."""
+    from outside; `homes` are those of the block itself. `result` is what a test has found."""
 
-    calls: list[Call]
+    calls: list[Call] = field(default_factory=list)
+    homes: set[Home] = field(default_factory=set)
     result: Use | None = None
 
 
