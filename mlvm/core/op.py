@@ -94,9 +94,9 @@ class Op:
         }
 
     @property
-    def in_place(self) -> bool:
-        """Whether `out` may be an operand, which elementwise kernels allow."""
-        return self.room == "elementwise"
+    def in_place(self) -> int:
+        """How many of its first operands `out` may be: any if elementwise, x of `x, updates`."""
+        return len(self.inputs) if self.room == "elementwise" else "updates" in self.inputs[1:2]
 
     @property
     def signature(self) -> str:

@@ -27,17 +27,21 @@ from mlvm.eager.tensor import (
     OneOp,
     Tensor,
     alias,
+    apply,
     apply_in_python,
     live_tapes,
     one_op,
+    overwrite,
     plan_for,
     raise_stale,
 )
 from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
-from mlvm.eager.vjps import VJPS, Rule
+from mlvm.eager.vjps import VJPS, Rule, Sparse
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
+_WORTH_UPDATING: Final = 32768
+"""Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
 _COPY: Final = one_op("copy")
 
 
@@ -161,6 +165,8 @@ class Tape:
                 f"what led to this {out.type} was dropped when the gradient around it was taken"
             )
         pending: dict[int, Tensor] = {out.node: seed}
+        owned: set[int] = set()  # the pending ones that were made here: nobody else has them
+        recorded = recording.get() is not None
         wanted = self._dependents(watched, start) if keep else None
         for index in range(len(self.nodes) - 1, start - 1, -1):
             node = self.nodes[index] if keep else self.nodes.pop()
@@ -171,10 +177,23 @@ class Tape:
                 if wanted is not None and origin not in wanted:
                     continue
                 part = rule(g, *map(saved.__getitem__, needs))
-                if part.type is not type:
-                    part = sum_to(part, type)
                 held = pending.get(origin)
-                pending[origin] = part if held is None else held + part
+                if isinstance(part, Sparse):
+                    if held is None:
+                        pending[origin] = apply(part.alone, *part.operands)
+                    elif recorded or origin not in owned or held.nbytes < _WORTH_UPDATING:
+                        pending[origin] = apply(part.added, held, *part.operands)
+                    else:  # which an outer tape, that has no node for it, would refuse
+                        overwrite(held, part.added, held, *part.operands)
+                    owned.add(origin)
+                else:
+                    if part.type is not type:
+                        part = sum_to(part, type)
+                    if held is None:
+                        pending[origin] = part
+                    else:
+                        pending[origin] = held + part
+                        owned.add(origin)
                 del part, held
         return [pending.get(origin) for origin in watched]
 
