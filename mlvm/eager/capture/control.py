@@ -17,11 +17,21 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.errors import GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
+from mlvm.eager import random
 from mlvm.eager.autodiff import Pending, Pull, Tape, taping
-from mlvm.eager.capture.recorder import Recorder, recorder
-from mlvm.eager.context import recording
+from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
+from mlvm.eager.context import current_arena, recording
 from mlvm.eager.functions import full
-from mlvm.eager.tensor import Tensor, alias, constant, one_op, overwrite, stop_gradient
+from mlvm.eager.tensor import (
+    Tensor,
+    alias,
+    constant,
+    one_op,
+    overwrite,
+    prepare_constants,
+    stop_gradient,
+)
+from mlvm.eager.tree import Tree
 from mlvm.step.flow import Block
 
 Tensors: TypeAlias = list[Tensor]
@@ -38,6 +48,16 @@ _ROW: Final = one_op("take", axis=0)
 def is_recorded() -> bool:
     """Whether this is called in a captured function, while it is recorded."""
     return recorder.get() is not None
+
+
+def unrun(fn: Callable[[], Tree]) -> Tree:
+    """What a function of tensors makes, which is recorded and not run: tensors that have ended,
+    whose types tell what they would be."""
+    vm = current_arena().vm
+    prepare_constants(vm)
+    random.prepare(vm)
+    with recording_of(vm), _untaped():
+        return fn()
 
 
 # --- loops ---------------------------------------------------------------------------
@@ -513,7 +533,10 @@ def _stacked(record: Recorder, row: Tensor, i: Tensor, total: int) -> Tensor:
     """A variable, of which a turn writes that row."""
     with _untaped():
         stack = record.variable(_with_axis(row.type, total), outside=True)
-        overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+        if total:
+            overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+        else:
+            overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
     return stack
 
 
