@@ -21,6 +21,7 @@ from mlvm.eager import random
 from mlvm.eager.autodiff import Pending, Pull, Tape, taping
 from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
 from mlvm.eager.context import current_arena, recording
+from mlvm.eager.creation import zeros
 from mlvm.eager.functions import full
 from mlvm.eager.tensor import (
     Tensor,
@@ -153,7 +154,7 @@ def _loop(
             _assign(record, state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
     for stack in results if isinstance(turns, Tensor) else []:
-        overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
+        overwrite(stack, _COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     finals, results = _released(record, state), _released(record, results)
     stacks = _released(record, stacks)
@@ -536,7 +537,7 @@ def _stacked(record: Recorder, row: Tensor, i: Tensor, total: int) -> Tensor:
         if total:
             overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
         else:
-            overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
+            overwrite(stack, _COPY, zeros(stack.shape, dtype=stack.dtype))
     return stack
 
 
