@@ -55,6 +55,7 @@ WITH_ANOTHER: Final = {
     "take",
     "take_along_axis",
     "where",
+    "zeros",
 }
 """Ops whose public function, in `creation` or `functions`, has a signature of its own."""
 
