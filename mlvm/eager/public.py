@@ -25,6 +25,7 @@ from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
+from mlvm.eager.contraction import einsum
 from mlvm.eager.creation import (
     arange,
     asarray,
@@ -53,6 +54,7 @@ from mlvm.eager.functions import (
     clip,
     concat,
     conv2d,
+    cumulative_prod,
     dropout,
     expand_dims,
     matrix_transpose,
@@ -75,6 +77,7 @@ from mlvm.eager.functions import (
     take,
     take_along_axis,
     tile,
+    topk,
     unstack,
     where,
 )
@@ -121,11 +124,13 @@ __all__ = [
     "clip",
     "concat",
     "conv2d",
+    "cumulative_prod",
     "default_arena",
     "default_vm",
     "disassemble",
     "dropout",
     "e",
+    "einsum",
     "empty",
     "empty_like",
     "errors",
@@ -180,6 +185,7 @@ __all__ = [
     "take_along_axis",
     "testing",
     "tile",
+    "topk",
     "uint8",
     "uint16",
     "uint32",
