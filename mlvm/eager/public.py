@@ -83,6 +83,14 @@ from mlvm.eager.functions import (
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.losses import (
+    binary_cross_entropy_with_logits,
+    huber,
+    kl_divergence,
+    l1,
+    mean_squared_error,
+    softmax_cross_entropy,
+)
 from mlvm.eager.tensor import Tensor, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
@@ -115,6 +123,7 @@ __all__ = [
     "asarray",
     "astype",
     "avg_pool2d",
+    "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
     "broadcast_to",
@@ -142,6 +151,7 @@ __all__ = [
     "full",
     "full_like",
     "grad",
+    "huber",
     "iinfo",
     "inf",
     "int8",
@@ -149,9 +159,12 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "kl_divergence",
+    "l1",
     "linspace",
     "matrix_transpose",
     "max_pool2d",
+    "mean_squared_error",
     "measure",
     "meshgrid",
     "moveaxis",
@@ -176,6 +189,7 @@ __all__ = [
     "result_type",
     "roll",
     "silu",
+    "softmax_cross_entropy",
     "split",
     "squeeze",
     "stack",
