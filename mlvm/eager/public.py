@@ -21,6 +21,7 @@ from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager import trees as tree
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
@@ -200,6 +201,7 @@ __all__ = [
     "testing",
     "tile",
     "topk",
+    "tree",
     "uint8",
     "uint16",
     "uint32",
@@ -224,5 +226,5 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing"):
+    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
         globals()[_name] = _shown(globals()[_name])
