@@ -21,10 +21,12 @@ from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager import trees as tree
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
+from mlvm.eager.contraction import einsum
 from mlvm.eager.control import cond, fori_loop, function, map, scan, switch, while_loop
 from mlvm.eager.creation import (
     arange,
@@ -54,6 +56,7 @@ from mlvm.eager.functions import (
     clip,
     concat,
     conv2d,
+    cumulative_prod,
     dropout,
     dynamic_update,
     expand_dims,
@@ -77,11 +80,20 @@ from mlvm.eager.functions import (
     take,
     take_along_axis,
     tile,
+    topk,
     unstack,
     where,
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.losses import (
+    binary_cross_entropy_with_logits,
+    huber,
+    kl_divergence,
+    l1,
+    mean_squared_error,
+    softmax_cross_entropy,
+)
 from mlvm.eager.tensor import Tensor, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
@@ -114,6 +126,7 @@ __all__ = [
     "asarray",
     "astype",
     "avg_pool2d",
+    "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
     "broadcast_to",
@@ -124,12 +137,14 @@ __all__ = [
     "concat",
     "cond",
     "conv2d",
+    "cumulative_prod",
     "default_arena",
     "default_vm",
     "disassemble",
     "dropout",
     "dynamic_update",
     "e",
+    "einsum",
     "empty",
     "empty_like",
     "errors",
@@ -143,6 +158,7 @@ __all__ = [
     "full_like",
     "function",
     "grad",
+    "huber",
     "iinfo",
     "inf",
     "int8",
@@ -150,10 +166,13 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "kl_divergence",
+    "l1",
     "linspace",
     "map",
     "matrix_transpose",
     "max_pool2d",
+    "mean_squared_error",
     "measure",
     "meshgrid",
     "moveaxis",
@@ -179,6 +198,7 @@ __all__ = [
     "roll",
     "scan",
     "silu",
+    "softmax_cross_entropy",
     "split",
     "squeeze",
     "stack",
@@ -189,6 +209,8 @@ __all__ = [
     "take_along_axis",
     "testing",
     "tile",
+    "topk",
+    "tree",
     "uint8",
     "uint16",
     "uint32",
@@ -214,5 +236,5 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing"):
+    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
         globals()[_name] = _shown(globals()[_name])
