@@ -194,7 +194,7 @@ __all__ = [
 
 
 def _shown(module: ModuleType) -> ModuleType:
-    """A module with the public names of the given one: `ml.nn` has no `math`, though nn.py imports
+    """A module with the public names of the given one: `ml.optim` has no `math`, though optim.py imports
     it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
