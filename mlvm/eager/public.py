@@ -194,8 +194,8 @@ __all__ = [
 
 
 def _shown(module: ModuleType) -> ModuleType:
-    """A module with the public names of the given one: `ml.optim` has no `math`, though optim.py imports
-    it."""
+    """A module with the public names of the given one: `ml.optim` has no `math`, though its file
+    imports it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):

@@ -9,8 +9,8 @@ from mlvm.eager.tensor import Tensor
 
 
 class Dropout(Module):
-    """With `train`, each element of x times 1 / (1 - rate) with probability 1 - rate, else 0;
-    without, x itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the
+    """While `training`, each element of x times 1 / (1 - rate) with probability 1 - rate, else 0;
+    otherwise x itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the
     next global key."""
 
     def __init__(self, rate: float) -> None:
@@ -18,5 +18,5 @@ class Dropout(Module):
             raise AttributeRefused(f"Dropout: rate must be in [0, 1), given {rate}")
         self.rate = float(rate)
 
-    def __call__(self, x: Tensor, *, train: bool, key: Tensor | None = None) -> Tensor:
-        return fn.dropout(x, self.rate, key=key) if train else x
+    def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:
+        return fn.dropout(x, self.rate, key=key) if self.training else x

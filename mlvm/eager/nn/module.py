@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, Self, TypeVar, cast
+from typing import Any, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
 from mlvm.eager import primitives as op
@@ -24,6 +24,8 @@ from mlvm.eager.tree import named_tensors as _named_tensors
 
 T = TypeVar("T")
 
+_TRAINING: Final = "training"
+
 
 class Module(Node):
     """Base of all layers and models: a tree of parameters, and of buffers that `buffer` makes,
@@ -39,10 +41,34 @@ class Module(Node):
 
         def __call__(self, x: Tensor) -> Tensor:
             return self.head(gelu(self.hidden(x)))
+
+    `training` is whether the Module is being trained, which Dropout and BatchNorm ask; it begins
+    True, as in PyTorch. `train` and `eval` set it for all parts of a model, and a captured function
+    has a program for each. A gradient and a copy see it as it is.
     """
+
+    training: bool
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        module = super().__new__(cls)
+        vars(module)[_TRAINING] = True
+        return module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} defines no __call__")
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `training` to `mode`, here and in every Module that this one is made of; return self.
+
+        A frozen Module, one in a buffer, is no part of the training: it keeps the mode it has.
+        """
+        for part in _parts(self, buffers=not mode):
+            part.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Set `training` to False in all parts, those in buffers too; return self."""
+        return self.train(False)
 
     def parameters(self) -> dict[str, Tree]:
         """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
@@ -108,8 +134,8 @@ def buffer(x: T) -> T:
             self.scale = ones(features)
             self.mean = buffer(zeros(features))
 
-        def __call__(self, x: Tensor, *, train: bool) -> Tensor:
-            if train:
+        def __call__(self, x: Tensor) -> Tensor:
+            if self.training:
                 self.mean += 0.1 * (stop_gradient(mean(x, axis=0)) - self.mean)
             return (x - self.mean) * self.scale
 
@@ -125,6 +151,21 @@ def buffer(x: T) -> T:
     return cast(T, Buffer(x))  # to a type checker it is what the field will have
 
 
+def _parts(tree: Tree, *, buffers: bool) -> list[Module]:
+    """The Modules in a tree, each once; with `buffers` those in buffers too."""
+    found: dict[int, Module] = {}
+    left = [tree]
+    while left:
+        part = left.pop()
+        if isinstance(part, Module):
+            if id(part) in found:
+                continue
+            found[id(part)] = part
+        if part is not None and not isinstance(part, Tensor):
+            left.extend(children(part, buffers=buffers).values())
+    return list(found.values())
+
+
 def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
     """A line for a part of a Module, and an indented one for each part of it."""
     if isinstance(part, Tensor):
@@ -138,7 +179,7 @@ def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
     plain = [
         f"{name}={getattr(value, '__name__', None) or repr(value)}"
         for name, value in named.items()
-        if not holds_tensors(value)
+        if not holds_tensors(value) and name != _TRAINING
     ]
     yield type(part).__name__ + (f"({', '.join(plain)})" if plain else "")
     for name, value in named.items():

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlvm.core.errors import AttributeRefused
-from mlvm.eager import random
-from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor import Tensor
 
 
 class Sequential(Module):
-    """The layers one after the other; each is a Module or a function of one tensor.
-
-    `train` is passed on to each Dropout and Sequential, with a key made of `key` and the layer's
-    place. Without a `key` they take the next global ones.
-    """
+    """The layers one after the other; each is a Module or a function of one tensor."""
 
     layers: tuple[Callable[..., Tensor], ...]
 
@@ -28,12 +22,7 @@ class Sequential(Module):
                 )
         self.layers = layers
 
-    def __call__(self, x: Tensor, *, train: bool = False, key: Tensor | None = None) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            if train and isinstance(layer, (Dropout, Sequential)):
-                x = layer(x, train=True, key=None if key is None else random.fold_in(key, i))
-            elif isinstance(layer, Dropout):
-                x = layer(x, train=False)
-            else:
-                x = layer(x)
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
         return x
