@@ -9,20 +9,49 @@ Parameters are allocated in the current arena. They are drawn with `key`, a u64[
 `AttributeRefused`, and a `dtype` that is no float `DTypeError`.
 """
 
-from mlvm.eager.nn.convolution import Conv2d
+from mlvm.eager.nn.activation import (
+    ELU,
+    GELU,
+    LeakyReLU,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
+from mlvm.eager.nn.convolution import Conv1d, Conv2d, ConvTranspose2d
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Embedding, Linear
 from mlvm.eager.nn.module import Module, buffer
-from mlvm.eager.nn.norm import LayerNorm
+from mlvm.eager.nn.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from mlvm.eager.nn.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from mlvm.eager.nn.sequential import Sequential
 
 __all__ = [
+    "ELU",
+    "GELU",
+    "AvgPool2d",
+    "BatchNorm",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose2d",
     "Dropout",
     "Embedding",
+    "GlobalAvgPool",
+    "GroupNorm",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "MaxPool2d",
     "Module",
+    "RMSNorm",
+    "ReLU",
     "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Tanh",
     "buffer",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused
-from mlvm.eager import functions as fn
+from mlvm.eager import neural
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor import Tensor
 
@@ -19,4 +19,4 @@ class Dropout(Module):
         self.rate = float(rate)
 
     def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:
-        return fn.dropout(x, self.rate, key=key) if self.training else x
+        return neural.dropout(x, self.rate, key=key) if self.training else x

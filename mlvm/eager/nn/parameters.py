@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType
 from mlvm.eager import random
 from mlvm.eager.tensor import Tensor
+
+P = TypeVar("P")
 
 
 def lecun_normal(
@@ -42,3 +44,14 @@ def _size(value: Any) -> int:
         return 0 if isinstance(value, bool) else max(operator.index(value), 0)
     except TypeError:
         return 0
+
+
+def checked_padding(
+    layer: str, padding: str | P, explicit: str = "((top, bottom), (left, right))"
+) -> str | P:
+    """The padding. Raises `AttributeRefused` for an unknown word."""
+    if isinstance(padding, str) and padding not in ("SAME", "VALID"):
+        raise AttributeRefused(
+            f'{layer}: padding must be "SAME", "VALID" or {explicit}, given {padding!r}'
+        )
+    return padding
