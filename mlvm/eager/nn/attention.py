@@ -121,7 +121,7 @@ class MultiHeadAttention(Module):
         rate, scale = self.dropout.rate if self.training else 0.0, 1 / math.sqrt(self.head_dim)
         y = attention.attended(query, key, value, mask, before, scale, rate)
         together = fn.permute_dims(y, (0, 2, 1, 3))
-        y = self.out(fn.reshape(together, (*x.shape[:2], -1)))
+        y = self.out(fn.reshape(together, x.shape))
         return y if cache is None else (y, cache)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
