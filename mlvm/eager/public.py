@@ -22,6 +22,11 @@ from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
 from mlvm.eager import trees as tree
+from mlvm.eager.attention import (
+    rotary_encoding,
+    scaled_dot_product_attention,
+    sinusoidal_encoding,
+)
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
@@ -50,18 +55,14 @@ from mlvm.eager.creation import (
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
 from mlvm.eager.functions import (
     astype,
-    avg_pool2d,
     broadcast_arrays,
     broadcast_to,
     clip,
     concat,
-    conv2d,
     cumulative_prod,
-    dropout,
     dynamic_update,
     expand_dims,
     matrix_transpose,
-    max_pool2d,
     meshgrid,
     moveaxis,
     nonzero,
@@ -72,7 +73,6 @@ from mlvm.eager.functions import (
     repeat,
     reshape,
     roll,
-    silu,
     split,
     squeeze,
     stack,
@@ -93,6 +93,18 @@ from mlvm.eager.losses import (
     l1,
     mean_squared_error,
     softmax_cross_entropy,
+)
+from mlvm.eager.neural import (
+    avg_pool2d,
+    conv1d,
+    conv2d,
+    conv_transpose2d,
+    dropout,
+    elu,
+    leaky_relu,
+    max_pool2d,
+    silu,
+    softplus,
 )
 from mlvm.eager.tensor import Tensor, stop_gradient
 from mlvm.input.batches import Dataset, Transform
@@ -136,7 +148,9 @@ __all__ = [
     "clip",
     "concat",
     "cond",
+    "conv1d",
     "conv2d",
+    "conv_transpose2d",
     "cumulative_prod",
     "default_arena",
     "default_vm",
@@ -145,6 +159,7 @@ __all__ = [
     "dynamic_update",
     "e",
     "einsum",
+    "elu",
     "empty",
     "empty_like",
     "errors",
@@ -168,6 +183,7 @@ __all__ = [
     "isdtype",
     "kl_divergence",
     "l1",
+    "leaky_relu",
     "linspace",
     "map",
     "matrix_transpose",
@@ -196,9 +212,13 @@ __all__ = [
     "reshape",
     "result_type",
     "roll",
+    "rotary_encoding",
+    "scaled_dot_product_attention",
     "scan",
     "silu",
+    "sinusoidal_encoding",
     "softmax_cross_entropy",
+    "softplus",
     "split",
     "squeeze",
     "stack",
@@ -226,8 +246,8 @@ __all__ = [
 
 
 def _shown(module: ModuleType) -> ModuleType:
-    """A module with the public names of the given one: `ml.nn` has no `math`, though nn.py imports
-    it."""
+    """A module with the public names of the given one: `ml.optim` has no `math`, though its file
+    imports it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
