@@ -19,9 +19,9 @@ import threading
 import types
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -392,9 +392,21 @@ _CHANGEABLE: Final = np.ndarray, set, bytearray
 """What a caller may change in a result: each call returns its own."""
 
 
-def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) -> Captured[P, R]:
+@overload
+def capture(
+    fn: Callable[P, R], /, *, fuse: bool = True, recompute: bool = True
+) -> Captured[P, R]: ...
+@overload
+def capture(
+    *, fuse: bool = True, recompute: bool = True
+) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
+def capture(
+    fn: Callable[..., Any] | None = None, /, *, fuse: bool = True, recompute: bool = True
+) -> Any:
     """A function that records what `fn` does at its first call, and from then on launches that as
     one program. The program may be a whole step, with gradients and an optimizer's update.
+
+    It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
 
     Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. A
     call with tensors of other types, other values, or another Module records anew. So does a call
@@ -416,6 +428,8 @@ def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) ->
     place but its result or such a field. Raises `GradientError` inside a differentiated function,
     and whatever the function raises.
     """
+    if fn is None:
+        return partial(capture, fuse=fuse, recompute=recompute)
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
     return Captured(fn, fuse=fuse, recompute=recompute)

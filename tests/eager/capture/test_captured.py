@@ -17,7 +17,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_type
 
 import numpy as np
 import pytest
@@ -848,10 +848,35 @@ def test_an_update_that_a_tape_has_to_see_is_refused_by_replays_too(place: Place
 
 def test_only_functions_are_captured() -> None:
     with pytest.raises(CaptureError, match="takes a function"):
-        ml.capture(3)  # type: ignore[arg-type]
+        ml.capture(3)  # type: ignore[call-overload]
     for name in ("plan", "program", "planned"):
         with pytest.raises(CaptureError, match="not been called"):
             getattr(ml.capture(lambda: None), name)
+
+
+def test_options_are_given_to_the_decorator() -> None:
+    @ml.capture(fuse=False)
+    def plain(x: ml.Tensor, scale: float = 2.0) -> ml.Tensor:
+        """Says what it does."""
+        return ml.exp(x) * scale + 1
+
+    @ml.capture()
+    def default(x: ml.Tensor) -> ml.Tensor:
+        return ml.exp(x) * 2.0 + 1
+
+    @ml.capture(recompute=False)
+    def kept(x: ml.Tensor) -> ml.Tensor:
+        return x
+
+    assert_type(plain(ml.ones(3)), ml.Tensor)
+    if TYPE_CHECKING:
+        plain("x")  # type: ignore[arg-type]
+        plain.fn(ml.ones(3), scale="y")  # type: ignore[arg-type]
+    assert (plain.fuse, plain.recompute, plain.__doc__) == (False, True, "Says what it does.")
+    assert (default.fuse, default.recompute, kept.recompute) == (True, True, False)
+    assert plain(ml.ones(3)).tolist() == default(ml.ones(3)).tolist()
+    with pytest.raises(CaptureError, match="takes a function"):
+        ml.capture(fuse=False)(3)  # type: ignore[arg-type]
 
 
 # --- errors in the middle --------------------------------------------------------------------
