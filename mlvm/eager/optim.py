@@ -26,6 +26,7 @@ from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena, recording
+from mlvm.eager.number import compute
 from mlvm.eager.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor import constant as scalar
 from mlvm.eager.tree import (
@@ -599,7 +600,7 @@ def _multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
 def _sum_of_weights(beta: float, t: Tensor) -> Tensor:
     """1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta). It is accurate for beta near 1,
     too, where the digits of 1 - beta^t would cancel."""
-    log = math.log(beta) if beta else -math.inf
+    log = compute(math.log, beta) if beta else -math.inf
     return op.expm1(log * t) / (beta - 1)
 
 

@@ -103,7 +103,7 @@ def _layout(kind: type) -> Layout:
         (i, name)
         for i, each in enumerate(kind.__mro__)
         for name, field in vars(each).items()
-        if isinstance(field, types.MemberDescriptorType)
+        if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     by_user = not is_library(kind.__module__)
     has_dict = kind.__dictoffset__ != 0

@@ -19,7 +19,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -54,9 +54,32 @@ from mlvm.eager.tree import holds_tensors
 CALLED: Final = frozenset({"keys", "send", "throw", "close", "__getattr__"})
 """What Python calls without naming it, besides special methods of classes."""
 
+ASKS_CLASS: Final = "__class__"
+"""The name that code reads which may ask for an object's class, as `type` does."""
+
 NO_FIELDS: Final[Mapping[int, set[str]]] = {}
 
 _OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
+
+
+_NUMBERS: Final = frozenset({int, float})
+_FEW: Final = 8
+
+
+class Place(NamedTuple):
+    """Where a number was found: in a Module's or optimizer's field, or there in a tuple."""
+
+    owner: Any
+    name: str
+    item: int | None
+
+    def set(self, number: Any) -> None:
+        fields = dict_of(self.owner)
+        if self.item is not None:
+            items = list(fields[self.name])
+            items[self.item] = number
+            number = tuple(items)
+        fields[self.name] = number
 
 
 class Signature:
@@ -76,6 +99,10 @@ class Signature:
     memory; its order numbers the inputs. An argument that the function also reaches by itself is no
     input: it is known by identity. `held` keeps alive what is known by identity.
 
+    `numbers` are Python's numbers among the arguments and in fields of Modules and optimizers; only
+    that they are there is part of the structure, and their class. `places` has where each was
+    found, and None for an argument.
+
     Raises `CaptureError` for what cannot be compared; it says what that is, and where.
     """
 
@@ -89,6 +116,8 @@ class Signature:
         self.inputs: list[Tensor] = []
         self.fields: list[tuple[Field, Tensor]] = []
         self.held: list[Any] = []
+        self.numbers: list[float] = []
+        self.places: list[Place | None] = []
         self._rebound = rebound
         self._numbers: dict[int, int] = {}
         self._reached: set[int] = set()
@@ -126,21 +155,22 @@ class Signature:
         """Whether the function reaches this very tensor by itself, and not only as an argument."""
         return id(x) in self._reached
 
-    def _add_argument(self, value: Any) -> None:
+    def _add_argument(self, value: Any, *, key: bool = False) -> None:
+        """What an argument holds besides tensors and numbers. A number that is a `key` counts."""
         if type(value) not in (list, tuple, dict) and isinstance(value, (list, tuple, dict)):
             self._fields(list(dict_of(value).items()), open=True)
             self._add(getattr(value, "default_factory", None))
         if isinstance(value, (list, tuple)):
             for each in value:
-                self._add_argument(each)
+                self._add_argument(each, key=key)
         elif isinstance(value, dict):
-            for key, each in value.items():
-                self._add_argument(key)
-                self._add_argument(each)
-        elif not isinstance(value, Tensor):
+            for name, each in value.items():
+                self._add_argument(name, key=True)
+                self._add_argument(each, key=key)
+        elif not isinstance(value, Tensor) and (key or type(value) not in _NUMBERS):
             self._add(value)
 
-    def _of_argument(self, value: Any) -> Any:
+    def _of_argument(self, value: Any, *, key: bool = False) -> Any:
         if isinstance(value, Tensor):
             if self.is_reached(value):
                 return Tensor, id(value)
@@ -158,12 +188,19 @@ class Signature:
             return Tensor, value.type, number, place, value.base is None
         kind = type(value)
         if isinstance(value, (list, tuple)):
-            return kind, tuple([self._of_argument(each) for each in value])
+            return kind, tuple([self._of_argument(each, key=key) for each in value])
         if isinstance(value, dict):
             return kind, tuple(
-                [(self._of_argument(key), self._of_argument(each)) for key, each in value.items()]
+                [
+                    (self._of_argument(name, key=True), self._of_argument(each, key=key))
+                    for name, each in value.items()
+                ]
             )
-        return None
+        if kind not in _NUMBERS or key:
+            return None
+        self.numbers.append(value)
+        self.places.append(None)
+        return kind
 
     # --- the walk ------------------------------------------------------------------------
 
@@ -189,6 +226,24 @@ class Signature:
         self.held.append(value)
         parts.append(kind if kind in BY_VALUE else key)
         self._queue.append(value)
+
+    def _add_field(self, owner: Any, name: str, value: Any) -> None:
+        """A field of a Module or an optimizer, of which a number is no part of the structure."""
+        kind = type(value)
+        if kind in _NUMBERS:
+            found: list[tuple[int | None, float]] = [(None, value)]
+        elif kind is tuple and len(value) <= _FEW and _NUMBERS.issuperset(map(type, value)):
+            found = [*enumerate(value)]
+        else:
+            self._add(value)
+            return
+        if dict_of(owner).get(name) is not value:  # it is in a slot
+            self._add(value)
+            return
+        self._parts.append((kind, *[type(each) for _, each in found]))
+        for item, each in found:
+            self.numbers.append(each)
+            self.places.append(Place(owner, name, item))
 
     def _walk(self) -> None:
         while self._queue:
@@ -409,6 +464,11 @@ class Signature:
             self._identical(value)
         elif how == "node":
             self._node(value, self._fields_of(value, layout))
+        elif how == "optimizer":
+            for name, field in self._fields_of(value, layout):
+                self._parts.append(name)
+                self._add_field(value, name, field)
+            self._parts.append(None)
         elif layout.has_dict or layout.slots:
             self._fields(self._fields_of(value, layout), open=how != "named")
         if layout.by_user:
@@ -458,7 +518,7 @@ class Signature:
                     parts.append(id(field))
             elif every or name in names or holds_tensors(field):
                 parts.append(name)
-                self._add(field)
+                self._add_field(node, name, field)
         parts.append(None)
 
     def _fields(self, fields: Iterable[tuple[str, Any]], *, open: bool = False) -> None:
