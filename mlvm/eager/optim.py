@@ -106,7 +106,11 @@ class Optimizer:
 
     def __init__(self, params: Tree, groups: Groups, **options: Any) -> None:
         """`options` are the hyperparameters of all that is in no group with others."""
-        vars(self).update(self._checked_options(options))
+        try:
+            vars(self).update(self._checked_options(options))
+        except AttributeRefused as error:
+            error.__traceback__ = None  # it ends at the caller's line, nearly
+            raise
         self._options = tuple(options)
         self._tree = params
         self._leaves = dict(leaves(params))

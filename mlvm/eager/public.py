@@ -23,6 +23,7 @@ from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
+from mlvm.eager.capture.changing import RecompilationWarning
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
 from mlvm.eager.creation import (
@@ -102,6 +103,7 @@ __all__ = [
     "PipelineState",
     "PipelineStats",
     "QueueTensor",
+    "RecompilationWarning",
     "Recording",
     "SampleRandom",
     "ScratchPad",

@@ -33,6 +33,7 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager import random
+from mlvm.eager.capture.changing import Changing
 from mlvm.eager.capture.recorder import Recorder, recorder, recording_of, refuse_captured
 from mlvm.eager.capture.signature import ASKS_CLASS, CALLED, Signature
 from mlvm.eager.capture.surroundings import Field, Surroundings, dict_of
@@ -260,6 +261,7 @@ class Captured(Generic[P, R]):
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
         self._last: _Entry | None = None
         self._names = CALLED
+        self._changing = Changing(fn)
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -344,6 +346,7 @@ class Captured(Generic[P, R]):
         with self._lock:
             scratches = list(self._scratch.values())
             self._forget()
+            self._changing = Changing(self.fn)
             self._last = None
         for scratch in scratches:
             with scratch.lock:
@@ -390,6 +393,7 @@ class Captured(Generic[P, R]):
     ) -> _Entry:
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
+        self._changing.note(signature, args, kwargs)
         changes, free = self._free(key, signature)
         try:
             recorded = _recorded(self.fn, args, kwargs, arena, signature, free)
@@ -413,6 +417,7 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature)[0] is None:  # or another thread was faster
                     self._entries.setdefault(key, []).append(entry)
+        self._changing.warn(repr(getattr(self.fn, "__qualname__", self.fn)))
         return entry
 
     def _free(self, key: Any, signature: Signature) -> tuple[_Changes, list[int]]:
@@ -517,6 +522,7 @@ def capture(
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
+    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed.
     Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
     raises it, with the line, if the function reads a tensor's value, copies a Python value into a
     tensor, calls an op whose result's shape depends on values, or keeps a tensor of its own in any

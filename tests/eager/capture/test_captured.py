@@ -250,6 +250,7 @@ def test_an_argument_that_becomes_state_and_the_other_way_round(place: Place) ->
     assert w.tolist() == [4, 4]
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
 def test_other_arguments_are_known_by_value(place: Place) -> None:
     @ml.capture
     def step(x: ml.Tensor, how: Any = None, **more: Any) -> ml.Tensor:
@@ -470,6 +471,7 @@ def test_objects_that_contain_themselves_are_no_trap(place: Place) -> None:
     assert step.signatures == 1
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
 def test_nothing_is_taken_for_something_that_has_died(place: Place) -> None:
     """Ids are used again; what a program was recorded with lives as long as it."""
 

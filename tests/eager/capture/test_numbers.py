@@ -24,6 +24,8 @@ from mlvm.eager import nn, optim
 from mlvm.eager.number import Number, Numbers, is_same, plain
 from tests.threads import in_threads
 
+pytestmark = pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
+
 Fn = Callable[..., Any]
 
 FLOATS = [0.5, 0.0, -0.0, math.inf, -math.inf, math.nan, 1e300, 5e-324, 1 / 3, -7.25]
