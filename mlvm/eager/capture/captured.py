@@ -35,7 +35,7 @@ from mlvm.core.types import Array, TensorType
 from mlvm.eager import random
 from mlvm.eager.capture.changing import Changing
 from mlvm.eager.capture.recorder import Recorder, recorder, recording_of, refuse_captured
-from mlvm.eager.capture.signature import ASKS_CLASS, CALLED, Signature
+from mlvm.eager.capture.signature import ASKS_CLASS, CALLED, Signature, objects_in
 from mlvm.eager.capture.surroundings import Field, Surroundings, dict_of
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import asarray
@@ -52,6 +52,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
+_MOST_KNOWN: Final = 8
 
 
 # --- what was recorded ---------------------------------------------------------------
@@ -261,6 +262,7 @@ class Captured(Generic[P, R]):
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
         self._last: _Entry | None = None
         self._names = CALLED
+        self._known: dict[tuple[int, ...], Signature] = {}  # by the ids of objects in arguments
         self._changing = Changing(fn)
         update_wrapper(self, fn, updated=())
 
@@ -353,7 +355,7 @@ class Captured(Generic[P, R]):
                 scratch.release()
 
     def _forget(self) -> None:
-        for known in (self._entries, self._changes, self._rebound):
+        for known in (self._entries, self._changes, self._rebound, self._known):
             known.clear()
 
     def __del__(self) -> None:
@@ -372,13 +374,21 @@ class Captured(Generic[P, R]):
 
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
-        names = self._names  # another thread may add some meanwhile
-        while True:
-            signature = Signature(self.fn, names, self._rebound)
-            key = id(vm), signature.of_arguments(args, kwargs), signature.function
-            if signature.names == names:
-                return signature, key
-            names = self._names = signature.names
+        objects = objects_in((args, kwargs))
+        ids = tuple(map(id, objects))
+        known = self._known.get(ids)
+        signature = known.of_call() if known is not None else None
+        while signature is None:
+            names = self._names  # another thread may add some meanwhile
+            known = Signature(self.fn, names, self._rebound, objects)
+            if known.names == names:
+                signature = known.of_call(checked=False)
+                with self._lock:
+                    if len(self._known) >= _MOST_KNOWN:
+                        self._known.clear()
+                    self._known[ids] = known
+            self._names = known.names
+        return signature, (id(vm), signature.of_arguments(args, kwargs))
 
     def _find(self, key: Any, signature: Signature) -> tuple[_Entry | None, _Feed | None]:
         for entry in self._entries.get(key, ()):
@@ -410,6 +420,7 @@ class Captured(Generic[P, R]):
         with self._lock:
             for field, _ in entry.rebound:  # from now on this is as an argument
                 self._rebound.setdefault(id(field.node), set()).add(field.name)
+                self._known.clear()
         now, key_now = self._signature(arena.vm, args, kwargs)
         if key_now == key and all(map(is_same, now.numbers, signature.numbers)):
             with self._lock:
