@@ -286,7 +286,9 @@ class Captured(Generic[P, R]):
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
         arena = current_arena()
-        given, named = _with_tensors(args), _with_tensors(kwargs)
+        given, named = args, kwargs
+        if not ({Tensor}.issuperset(map(type, args)) and not kwargs):
+            given, named = _with_tensors(args), _with_tensors(kwargs)
         signature, key = self._signature(arena.vm, given, named)
         entry, feed = self._find(key, signature)
         if entry is None or feed is None:
@@ -374,7 +376,7 @@ class Captured(Generic[P, R]):
 
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
-        objects = objects_in((args, kwargs))
+        objects = objects_in((*args, *kwargs.values()))
         ids = tuple(map(id, objects))
         known = self._known.get(ids)
         signature = known.of_call() if known is not None else None
@@ -388,7 +390,12 @@ class Captured(Generic[P, R]):
                         self._known.clear()
                     self._known[ids] = known
             self._names = known.names
-        return signature, (id(vm), signature.of_arguments(args, kwargs))
+        return signature, (
+            id(vm),
+            len(args),
+            *kwargs,
+            *signature.of_arguments(*args, *kwargs.values()),
+        )
 
     def _find(self, key: Any, signature: Signature) -> tuple[_Entry | None, _Feed | None]:
         for entry in self._entries.get(key, ()):

@@ -174,18 +174,20 @@ class Signature:
     def of_arguments(self, *arguments: Any) -> tuple[Any, ...]:
         """The structure and tensors of the arguments, and their values. Raises `CaptureError` for a
         tensor of a scratch pad."""
-        fields = tuple([self._of_argument(x) for _, x in self.fields])
-        return self.key, fields, tuple(map(self._of_argument, arguments))
+        fields = [self._of_argument(x) for _, x in self.fields]
+        return self.key, *fields, *map(self._of_argument, arguments)
 
     def is_reached(self, x: Tensor) -> bool:
         """Whether the function reaches this very tensor by itself, and not only as an argument."""
         return id(x) in self._reached
 
     def _of_argument(self, value: Any, *, key: bool = False) -> Any:
-        if isinstance(value, Tensor):
-            if self.is_reached(value):
+        kind = type(value)
+        if kind is Tensor or isinstance(value, Tensor):
+            if id(value) in self._reached:
                 return Tensor, id(value)
-            if isinstance(value.arena, ScratchPad):
+            root = value.root
+            if isinstance(root.arena, ScratchPad):
                 raise CaptureError(
                     f"a captured function was given a {value.type} of scratch pad "
                     f"{value.arena.name!r}, which may lie over other tensors; give it a copy"
@@ -193,11 +195,16 @@ class Signature:
             number = self._numbers.setdefault(id(value), len(self.tensors))
             if number == len(self.tensors):
                 self.tensors.append(value)
-            place = self._roots.setdefault(id(value.root), len(self.inputs))
+            place = self._roots.setdefault(id(root), len(self.inputs))
             if place == len(self.inputs):
                 self.inputs.append(value)
-            return Tensor, value.type, number, place, value.base is None
-        kind = type(value)
+            return value.type, number, place, root is value
+        if kind in _NUMBERS and not key:
+            self.numbers.append(value)
+            self.places.append(None)
+            return kind
+        if kind in PLAIN:
+            return kind, repr(value) if kind is float or kind is complex else value
         if isinstance(value, (list, tuple)):
             more = self._besides(value)
             return kind, more, tuple([self._of_argument(each, key=key) for each in value])
@@ -207,12 +214,6 @@ class Signature:
                 for name, each in value.items()
             ]
             return kind, self._besides(value), tuple(items)
-        if kind in _NUMBERS and not key:
-            self.numbers.append(value)
-            self.places.append(None)
-            return kind
-        if kind in PLAIN:
-            return kind, repr(value) if kind is float or kind is complex else value
         return self._seen[id(value)]
 
     def _besides(self, container: Any) -> tuple[int, ...]:
@@ -459,6 +460,7 @@ class Signature:
             return
         names, parts, layout = self.names, self._parts, self._layout(kind)
         of_class = vars(kind)
+        self.watch.object(kind, None)
         self.watch.names(of_class)
         self.watch.attribute(kind, "__bases__", kind.__bases__)
         every = self._every or layout.how == "open"
@@ -650,11 +652,11 @@ def _besides(container: Any) -> list[Any]:
     return [each for each in more if each]
 
 
-def objects_in(arguments: Any) -> list[Any]:
-    """The objects in nested lists, tuples and dicts that are neither tensors nor plain values, each
-    once."""
+def objects_in(arguments: Iterable[Any]) -> list[Any]:
+    """The objects among arguments, and in lists, tuples and dicts there, that are neither tensors
+    nor plain values, each once."""
     found: dict[int, Any] = {}
-    waiting = [arguments]
+    waiting = [each for each in arguments if type(each) is not Tensor]
     while waiting:
         value = waiting.pop()
         kind = type(value)

@@ -97,17 +97,24 @@ class Watch:
 
     def close(self) -> None:
         """Nothing more is noted: put what there is in the order in which it is compared."""
-        self._item_columns = _columns(self._items, 3)
-        self._class_columns = _columns(self._of_classes, 3)
-        self._attribute_columns = _columns(self._attributes, 3)
-        self._object_columns = _columns(self._objects, 2)
-        self._dict_columns = _columns(self._dicts, 2)
-        self._plain_columns = _columns(self._unread_plain, 3)
-        self._number_columns = _columns(self.numbers, 3)
         both = self._names + self._contents
         self._containers = [owner for owner, _ in both]
         self._lengths = [len(held) for _, held in both]
         self._held = list(chain.from_iterable(held for _, held in both))
+        self._plain = _columns(self._unread_plain, 3)
+        self._numbers = _columns(self.numbers, 3)
+        ways: list[tuple[Callable[..., Any], list[Any], tuple[Any, ...]]] = [
+            (dict.get, self._items, (_MISSING,)),
+            (types.MappingProxyType.get, self._of_classes, (_MISSING,)),
+            (getattr, self._attributes, ()),
+            (type, self._objects, ()),
+            (_of_object, self._dicts, ("__dict__",)),
+        ]
+        self._checks = []
+        for follow, rows, more in ways:
+            if rows:
+                *operands, values = _columns(rows, len(rows[0]))
+                self._checks.append((follow, (*operands, *map(repeat, more)), values))
 
     def holds(self) -> bool:
         """Whether another look would find the same."""
@@ -119,46 +126,40 @@ class Watch:
             return False
 
     def _holds(self) -> bool:
-        same = operator.is_
-        owners, names, values = self._item_columns
-        if not all(map(same, map(dict.get, owners, names, repeat(_MISSING)), values)):
-            return False
-        owners, names, values = self._class_columns
-        of_class = types.MappingProxyType.get
-        if not all(map(same, map(of_class, owners, names, repeat(_MISSING)), values)):
-            return False
-        owners, names, values = self._attribute_columns
-        if not all(map(same, map(getattr, owners, names), values)):
-            return False
+        for follow, operands, values in self._checks:
+            if not all(map(operator.is_, map(follow, *operands), values)):
+                return False
         if list(map(len, self._containers)) != self._lengths:
             return False
-        if not all(map(same, chain.from_iterable(self._containers), self._held)):
+        if not all(map(operator.is_, chain.from_iterable(self._containers), self._held)):
             return False
-        objects, classes = self._object_columns
-        if not all(map(same, map(type, objects), classes)):
-            return False
-        objects, fields = self._dict_columns
-        if not all(map(same, map(_of_object, objects, repeat("__dict__")), fields)):
-            return False
-        owners, names, values = self._plain_columns
-        if not all(map(same, map(dict.get, owners, names, repeat(_MISSING)), values)):
-            unread = zip(owners, names, strict=True)
-            if any(_counts(owner.get(name, _MISSING)) for owner, name in unread):
-                return False
-        return (
-            not any(_counts(owner.get(name, _MISSING)) for owner, name in self._unread)
-            and all(_of_slot(slot, value) is content for slot, value, content in self._slots)
-            and all(content_of(value) == was for content_of, value, was in self._arrays)
+        return not (
+            (self._unread_plain and self._reads_more_plain())
+            or (
+                self._unread and any(_counts(fields.get(x, _MISSING)) for fields, x in self._unread)
+            )
+            or (self._slots and any(_of_slot(slot, x) is not was for slot, x, was in self._slots))
+            or (self._arrays and any(content(x) != was for content, x, was in self._arrays))
         )
+
+    def _reads_more_plain(self) -> bool:
+        """Whether a field that held a plain value now counts."""
+        owners, names, values = self._plain
+        now = list(map(dict.get, owners, names, repeat(_MISSING)))
+        return not all(map(operator.is_, now, values)) and any(map(_counts, now))
 
     def numbers_now(self) -> list[float] | None:
         """The numbers, or None if some are of another class than they were."""
-        owners, names, kinds = self._number_columns
+        owners, names, kinds = self._numbers
+        if not owners:
+            return []
         now: list[Any] = list(map(dict.get, owners, names))
         return now if all(map(operator.is_, map(type, now), kinds)) else None
 
     def tensors_now(self) -> list[Tensor] | None:
         """The tensors in fields, or None if there is something else."""
+        if not self.tensors:
+            return []
         now: list[Any] = [owner.get(name) for owner, name in self.tensors]
         return now if all(type(each) is Tensor for each in now) else None
 
