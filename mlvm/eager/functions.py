@@ -13,14 +13,13 @@ from functools import lru_cache
 from typing import Any, Final, Literal, cast
 
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
-from mlvm.core.ops.neural import Padding, Pair, resolve_padding
+from mlvm.core.ops.neural import Pair
 from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
 from mlvm.core.types import DType, Shape, TensorType, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integers, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
-from mlvm.eager.random import next_key
 from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
 
 _WHERE: Final = one_op("where")
@@ -294,7 +293,7 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
     """
     if type_of(update).ndim == type_of(x).ndim - 1:
         update = expand_dims(update, axis=axis)
-    at = start if isinstance(start, Tensor) else asarray(start, dtype=i64)
+    at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
     return op.dynamic_update(x, update, at, axis=axis)
 
 
@@ -360,6 +359,63 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     return expand_dims(x, axis=1) * y
 
 
+def cumulative_prod(
+    x: Tensor,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: object = None,
+    include_initial: bool = False,
+) -> Tensor:
+    """The running products along `axis` (None: the only one), in the dtype that `prod` uses. With
+    `include_initial` a 1 comes before them, and the axis is longer by one.
+
+    log2(n) products of all elements, of which none is a division: gradients are right where x is 0
+    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
+    """
+    wanted = None if dtype is None else DType.of(dtype).name
+    try:
+        result = astype(x, _inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype)
+    except OpError as error:
+        error.op = "cumulative_prod"
+        raise
+    along, step = (axis or 0) % x.ndim, 1
+    while step < x.shape[along]:
+        result, step = result * with_ones_before(result, along, step), 2 * step
+    if not include_initial:
+        return result
+    widths = [(int(i == along), 0) for i in range(x.ndim)]
+    return op.pad(result, widths=tuple(widths), value=1.0)
+
+
+def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
+    """x moved `by` places on along an axis, with ones before it; what is beyond the end is gone."""
+    by = min(by, x.shape[axis])
+    kept = _part(x, axis, range(x.shape[axis] - by))
+    return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
+
+
+def topk(x: Tensor, k: int, /, *, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """The k largest elements along `axis`, the largest first, and their positions (i64).
+
+    Of equal elements the first one comes first, and nan counts as the largest, as in
+    `jax.lax.top_k`. Raises `AttributeRefused` unless 0 <= k <= the axis's length.
+    """
+    [along] = _axes("topk", axis, x)
+    [count] = _counts("topk", (k,), "k", x)
+    if count > x.shape[along]:
+        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}").at(
+            "topk", (x.type,)
+        )
+    try:
+        order = op.argsort(x, axis=along, descending=True)
+    except OpError as error:
+        error.op = "topk"
+        raise
+    indices = _part(order, along, range(count))
+    return op.take_along_axis(x, indices, axis=along), indices
+
+
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
     """x summed over the axes that broadcasting added or stretched from `type`, and cast to it."""
     if x.dtype is not type.dtype:
@@ -379,77 +435,6 @@ def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
     )
 
 
-# --- neural networks -----------------------------------------------------------------
-
-
-def silu(x: Tensor, /) -> Tensor:
-    """x sigmoid(x), also called swish."""
-    return x * op.sigmoid(x)
-
-
-def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
-    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
-
-    Without a `key` the next global one decides. A rate of 0 returns x.
-    """
-    if rate == 0:
-        return x
-    return op.dropout(x, next_key() if key is None else key, rate=rate)
-
-
-def conv2d(
-    x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
-) -> Tensor:
-    """Cross-correlation of NHWC images with an HWIO kernel, as deep learning's convolution is.
-
-    `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros.
-    """
-    _require_images("conv2d", x)
-    window = pair(type_of(kernel).shape[:2], "kernel", "conv2d")
-    steps = pair(stride, "stride", "conv2d")
-    sides = _padding("conv2d", x, window, steps, padding)
-    return op.conv2d(x, kernel, stride=steps, padding=sides)
-
-
-def max_pool2d(
-    x: Tensor,
-    window: int | Pair,
-    *,
-    stride: int | Pair | None = None,
-    padding: str | Padding = "VALID",
-) -> Tensor:
-    """The largest element of each window of NHWC images. The stride is the window unless given;
-    padding, as in `conv2d`, counts as -inf."""
-    _require_images("max_pool2d", x)
-    shape = pair(window, "window", "max_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "max_pool2d")
-    sides = _padding("max_pool2d", x, shape, steps, padding)
-    return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
-
-
-def avg_pool2d(
-    x: Tensor,
-    window: int | Pair,
-    *,
-    stride: int | Pair | None = None,
-    padding: str | Padding = "VALID",
-) -> Tensor:
-    """The mean of each window of NHWC images. The stride is the window unless given; padding,
-    as in `conv2d`, counts as zeros."""
-    _require_images("avg_pool2d", x)
-    shape = pair(window, "window", "avg_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "avg_pool2d")
-    sides = _padding("avg_pool2d", x, shape, steps, padding)
-    return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
-
-
-def _require_images(name: str, x: Tensor) -> None:
-    if type_of(x).ndim != 4:
-        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}").at(
-            name, (x.type,)
-        )
-
-
 def pair(value: int | Sequence[int], name: str, function: str, *, least: int = 1) -> Pair:
     """A pair of ints >= `least`, such as (vertical, horizontal); one int stands for both.
 
@@ -461,11 +446,3 @@ def pair(value: int | Sequence[int], name: str, function: str, *, least: int = 1
             function, ()
         )
     return ints[0], ints[-1]
-
-
-def _padding(name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
-    """The padding in zeros per side. Raises `AttributeRefused`."""
-    try:
-        return resolve_padding(padding, window, stride, (x.shape[1], x.shape[2]))
-    except OpError as error:
-        raise error.at(name, (x.type,)) from None

@@ -21,10 +21,18 @@ from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager import trees as tree
+from mlvm.eager.attention import (
+    rotary_encoding,
+    scaled_dot_product_attention,
+    sinusoidal_encoding,
+)
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
+from mlvm.eager.capture.changing import RecompilationWarning
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
+from mlvm.eager.contraction import einsum
 from mlvm.eager.control import cond, fori_loop, function, map, scan, switch, while_loop
 from mlvm.eager.creation import (
     arange,
@@ -48,17 +56,14 @@ from mlvm.eager.creation import (
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
 from mlvm.eager.functions import (
     astype,
-    avg_pool2d,
     broadcast_arrays,
     broadcast_to,
     clip,
     concat,
-    conv2d,
-    dropout,
+    cumulative_prod,
     dynamic_update,
     expand_dims,
     matrix_transpose,
-    max_pool2d,
     meshgrid,
     moveaxis,
     nonzero,
@@ -69,7 +74,6 @@ from mlvm.eager.functions import (
     repeat,
     reshape,
     roll,
-    silu,
     split,
     squeeze,
     stack,
@@ -77,11 +81,32 @@ from mlvm.eager.functions import (
     take,
     take_along_axis,
     tile,
+    topk,
     unstack,
     where,
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.losses import (
+    binary_cross_entropy_with_logits,
+    huber,
+    kl_divergence,
+    l1,
+    mean_squared_error,
+    softmax_cross_entropy,
+)
+from mlvm.eager.neural import (
+    avg_pool2d,
+    conv1d,
+    conv2d,
+    conv_transpose2d,
+    dropout,
+    elu,
+    leaky_relu,
+    max_pool2d,
+    silu,
+    softplus,
+)
 from mlvm.eager.tensor import Tensor, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
@@ -104,6 +129,7 @@ __all__ = [
     "PipelineState",
     "PipelineStats",
     "QueueTensor",
+    "RecompilationWarning",
     "Recording",
     "SampleRandom",
     "ScratchPad",
@@ -114,6 +140,7 @@ __all__ = [
     "asarray",
     "astype",
     "avg_pool2d",
+    "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
     "broadcast_to",
@@ -123,13 +150,18 @@ __all__ = [
     "clip",
     "concat",
     "cond",
+    "conv1d",
     "conv2d",
+    "conv_transpose2d",
+    "cumulative_prod",
     "default_arena",
     "default_vm",
     "disassemble",
     "dropout",
     "dynamic_update",
     "e",
+    "einsum",
+    "elu",
     "empty",
     "empty_like",
     "errors",
@@ -143,6 +175,7 @@ __all__ = [
     "full_like",
     "function",
     "grad",
+    "huber",
     "iinfo",
     "inf",
     "int8",
@@ -150,10 +183,14 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "kl_divergence",
+    "l1",
+    "leaky_relu",
     "linspace",
     "map",
     "matrix_transpose",
     "max_pool2d",
+    "mean_squared_error",
     "measure",
     "meshgrid",
     "moveaxis",
@@ -177,8 +214,13 @@ __all__ = [
     "reshape",
     "result_type",
     "roll",
+    "rotary_encoding",
+    "scaled_dot_product_attention",
     "scan",
     "silu",
+    "sinusoidal_encoding",
+    "softmax_cross_entropy",
+    "softplus",
     "split",
     "squeeze",
     "stack",
@@ -189,6 +231,8 @@ __all__ = [
     "take_along_axis",
     "testing",
     "tile",
+    "topk",
+    "tree",
     "uint8",
     "uint16",
     "uint32",
@@ -204,8 +248,8 @@ __all__ = [
 
 
 def _shown(module: ModuleType) -> ModuleType:
-    """A module with the public names of the given one: `ml.nn` has no `math`, though nn.py imports
-    it."""
+    """A module with the public names of the given one: `ml.optim` has no `math`, though its file
+    imports it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
@@ -214,5 +258,5 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing"):
+    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
         globals()[_name] = _shown(globals()[_name])

@@ -1073,8 +1073,8 @@ def a_hook_that_an_optimizer_calls() -> Any:
     class Boosted(optim.SGD):
         boost = 1.0
 
-        def _step(self, param: Any, g: Any, state: Any, scalars: Any) -> None:
-            super()._step(param, g * self.boost, state, scalars)
+        def _step(self, hyper: Any, param: Any, g: Any, state: Any, scalars: Any) -> None:
+            super()._step(hyper, param, g * self.boost, state, scalars)
 
     def stepped(x: ml.Tensor) -> ml.Tensor:
         w = ml.zeros((2,))
@@ -1288,7 +1288,7 @@ class Loop:
         self.progress = types.SimpleNamespace(done=0, clip=1.0)
 
     def loss(self, model: nn.Module, x: ml.Tensor) -> ml.Tensor:
-        return ml.mean(model(x, train=True) ** 2 + 0.0 * ml.random.normal((1,)))
+        return ml.mean(model(x) ** 2 + 0.0 * ml.random.normal((1,)))
 
     def step(self, x: ml.Tensor) -> ml.Tensor:
         with self.lock:

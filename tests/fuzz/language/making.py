@@ -19,9 +19,14 @@ LAYERS: Final = [
     "ml.nn.Linear({n}, {m})",
     "ml.nn.Linear({n}, {n}, bias=False)",
     "ml.nn.LayerNorm({n})",
+    "ml.nn.RMSNorm({n})",
+    "ml.nn.Sequential(ml.nn.Linear({n}, {n}), ml.nn.BatchNorm({n}), ml.nn.ELU())",
+    "ml.nn.BatchNorm({n}).eval()",
     "ml.nn.Dropout(0.5)",
+    "ml.nn.Dropout(0.5).eval()",
     "ml.nn.Sequential(ml.nn.Linear({n}, {n}), ml.tanh)",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.gelu, ml.nn.Dropout(0.25), ml.nn.LayerNorm({m}))",
+    "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
 ]
 NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
 CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map)\(")
