@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,10 +24,12 @@ from mlvm.eager.creation import asarray, full, zeros
 from mlvm.eager.functions import concat, expand_dims, reshape
 from mlvm.eager.indexing import getitem
 from mlvm.eager.state import as_like, as_tree, tensors
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Tensor, alias, one_op
 from mlvm.eager.tree import Tree, leaves, replace, with_leaves
 
 __all__ = ["cond", "fori_loop", "function", "map", "scan", "switch", "while_loop"]
+
+_COPY: Final = one_op("copy")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -229,7 +231,8 @@ class Function(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given = as_tree((args, kwargs))
         if not recorded.is_recorded():
-            return self.fn(*given[0], **given[1])
+            args, kwargs = replace(lambda x: alias(_COPY, x, x.type), given)
+            return _own(as_tree(self.fn(*args, **kwargs)))  # type: ignore[no-any-return]
         return self._recorded(given)  # type: ignore[no-any-return]
 
     def _recorded(self, given: Any) -> Any:

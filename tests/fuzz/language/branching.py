@@ -53,6 +53,7 @@ class Branching(Writer):
         kinds = super().kinds()
         if self.depth < 3:
             ways = [self.cond, self.switch, self.while_loop, self.fori_loop, self.scan, self.map]
+            ways.append(self.recursion)
             kinds += [((2, 1, 1)[self.depth] * (2 if way == self.scan else 1), way) for way in ways]
         return kinds
 
@@ -120,6 +121,26 @@ class Branching(Writer):
         y = inner.some()
         body = self._defined("body", name, inner, self.rng.choice([f"{y}", f"[{y}, {name}]"]))
         return self._makes_by(body, f"ml.map({{}}, {xs})")
+
+    def recursion(self) -> bool:
+        """A function that calls itself, once or twice, so deep as it is told."""
+        form, given = self._state()
+        init = form.text.format(*given)
+        n = self.name("n")
+        inner, parameter, after = self._body(init, form.paths, {n: "2"})
+        name = self.name("again")
+        deeper = f"{name}({n} - 1, {self._written(form, after)})"
+        if form.text == "{0}" and inner.types[parameter].dtype.is_float:
+            forms = ["{0}", "ml.sin({0}) + {1}", "{0} * 0.5 + {2}({3} - 2, {1})"]
+            deeper = self.rng.choice(forms).format(deeper, parameter, name, n)
+        result = f"ml.cond({n} < 1, lambda: {parameter}, lambda: {deeper})"
+        lines = (*inner.lines, f"return {result}")
+        if not self.says(Block(f"def {name}({n}, {parameter}):", lines)):
+            return False
+        depth = self.filled(self.rng.choice(["0", "1", "2", "3", "ml.clip({k}, 0, 3)"]))
+        if depth is None or not self.says(f"{name} = ml.function({name})"):
+            return False
+        return self.makes(f"{name}({depth}, {init})") is not None
 
     # --- pieces ---
 
@@ -204,7 +225,7 @@ class Branching(Writer):
             results: list[str] = []
             if types:
                 for type in types:
-                    found = inner.some(lambda each, type=type: each is type)
+                    found = inner.some(type.__eq__)
                     new = f"ml.full({type.shape}, 1, dtype='{type.dtype}')"
                     results.append(found if found and self.rng.random() < 0.9 else new)
             else:

@@ -29,7 +29,7 @@ LAYERS: Final = [
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
 ]
 NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
-CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map)\(")
+CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map|function)\(")
 OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1)",
     "ml.optim.SGD({p}, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",

@@ -36,7 +36,8 @@ all is dropped; a larger plan with fusion than without; another machine that doe
 KINDS: Final = get_args(Kind)
 
 EXPECTED: Final = {
-    "a second gradient of a loop": r"through the gradient of a loop whose length is known at run",
+    "a second gradient": r"a gradient through the gradient of a (loop whose|function that)",
+    "a function updates": r"a tensor from outside of an ml.function .* is updated in place",
     "a value is read": r"a value is read inside a captured function",
     "a value is copied in": r"a value from Python is copied into a tensor",
     "a shape depends on values": r"leaves values of which only running tells the type",
