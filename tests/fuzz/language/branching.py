@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import is_
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -225,7 +227,7 @@ class Branching(Writer):
             results: list[str] = []
             if types:
                 for type in types:
-                    found = inner.some(type.__eq__)
+                    found = inner.some(partial(is_, type))
                     new = f"ml.full({type.shape}, 1, dtype='{type.dtype}')"
                     results.append(found if found and self.rng.random() < 0.9 else new)
             else:
