@@ -51,7 +51,7 @@ class Replica:
         schedule = ml.optim.cosine(learning_rate, steps, warmup_steps=round(WARMUP * steps))
         with self.weights.allocating():
             key = ml.random.key(seed)
-            self.model = MODELS[model](dataset.image_shape, dataset.num_classes, key=key)
+            self.model = MODELS[model](dataset.shape, dataset.num_classes, key=key)
             self.optimizer = ml.optim.AdamW(self.model, schedule, weight_decay=WEIGHT_DECAY)
         self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
         self.guess: ml.Captured[..., Tensor] = ml.capture(self._guess)

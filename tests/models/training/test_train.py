@@ -183,7 +183,7 @@ def test_buffers_are_part_of_a_trainings_state(monkeypatch: pytest.MonkeyPatch) 
     digits = data.load("digits")
     options: dict[str, Any] = {"steps": 3, "learning_rate": 0.1, "seed": 0}
     trainer, other = (Replica(ml.VM(), "mlp", digits, **options) for _ in range(2))
-    images, labels = np.zeros((4, *digits.image_shape), np.float32), np.zeros(4, np.int64)
+    images, labels = np.zeros((4, *digits.shape), np.float32), np.zeros(4, np.int64)
     for _ in range(2):
         trainer.step(images, labels)
     other.load_state(trainer.state())
