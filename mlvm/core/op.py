@@ -61,7 +61,8 @@ class Op:
     result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
     `elementwise`: an element of the result depends on one element of each operand alone, and the
     kernel makes one pass over them. A chain of such ops can run block by block. `links`: an op may
-    be a link of a chain; so may some whose reference kernels make several passes.
+    be a link of a chain; so may some whose reference kernels make several passes. `in_place`: `out`
+    may be an operand, as elementwise kernels allow.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Op:
         flops: Flops | None = None,
         elementwise: bool = False,
         links: bool = False,
+        in_place: bool = False,
     ) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
@@ -78,6 +80,7 @@ class Op:
         self.room: str = kernel.__module__.rpartition(".")[2]
         self.elementwise: bool = elementwise or self.room == "elementwise"
         self.links: bool = links or self.elementwise
+        self.in_place: bool = in_place or self.room == "elementwise"
         self._infer = infer
         self._flops = flops
         hints = typing.get_type_hints(kernel)
@@ -92,11 +95,6 @@ class Op:
             for p in parameters
             if p.kind is p.KEYWORD_ONLY
         }
-
-    @property
-    def in_place(self) -> bool:
-        """Whether `out` may be an operand, which elementwise kernels allow."""
-        return self.room == "elementwise"
 
     @property
     def signature(self) -> str:
@@ -163,16 +161,22 @@ OPS: dict[str, Op] = {}
 
 
 def op(
-    *, infer: Rule, flops: Flops | None = None, elementwise: bool = False, links: bool = False
+    *,
+    infer: Rule,
+    flops: Flops | None = None,
+    elementwise: bool = False,
+    links: bool = False,
+    in_place: bool = False,
 ) -> Callable[[Kernel], Op]:
     """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
 
     `flops` takes what `infer` takes, and counts operations as `Op.flops` says. Every op in the
-    room elementwise is `elementwise`; an op elsewhere says so, or that it `links`.
+    room elementwise is `elementwise` and works `in_place`; an op elsewhere says so, or that it
+    `links`.
     """
 
     def declare(kernel: Kernel) -> Op:
-        declared = Op(kernel, infer, flops, elementwise, links)
+        declared = Op(kernel, infer, flops, elementwise, links, in_place)
         if OPS.setdefault(declared.name, declared) is not declared:
             raise ValueError(f"an op named {declared.name!r} exists already")
         return declared

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, cast
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
-from mlvm.core.types import DType, Shape, TensorType, f32
+from mlvm.core.types import DType, Shape, TensorType, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integers, type_of
 from mlvm.eager.creation import full as full
@@ -282,6 +282,20 @@ def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
     """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example."""
     return op.take_along_axis(x, indices, axis=axis)
+
+
+def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: int = 0) -> Tensor:
+    """x, with its rows from `start` on along `axis` replaced by those of `update`, or with one row
+    replaced by `update`, which then lacks that axis. A negative `start` counts from the end.
+
+    In a captured loop the rows are written where they stand, and x is not copied, if nothing else
+    needs it. Raises `ShapeError` for an update that is no part of x, `OperandValueError` for rows
+    that lie outside of x.
+    """
+    if type_of(update).ndim == type_of(x).ndim - 1:
+        update = expand_dims(update, axis=axis)
+    at = start if isinstance(start, Tensor) else asarray(start, dtype=i64)
+    return op.dynamic_update(x, update, at, axis=axis)
 
 
 def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:

@@ -40,6 +40,7 @@ WITH_ANOTHER: Final = {
     "concat",
     "conv2d",
     "dropout",
+    "dynamic_update",
     "eye",
     "full",
     "linspace",

@@ -246,6 +246,11 @@ def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None
     """Keep each element of x with probability 1 - rate and multiply it by 1 / (1 - rate); the
     others become 0 (Srivastava et al., JMLR 15, 2014)."""
 
+def dynamic_update(
+    x: Tensor, update: Tensor, start: Tensor, /, *, axis: int, out: Tensor | None = None
+) -> Tensor:
+    """x, with its rows from `start` on along `axis` replaced by those of `update`."""
+
 def embed(
     x: Tensor,
     /,

@@ -243,6 +243,21 @@ def _substituted(
     return twin
 
 
+def with_leaves(tree: Tree, tensors: Iterator[Tensor]) -> Tree:
+    """The tree with the next of the tensors in the place of each of its own, in the order of
+    `leaves`; Modules become shallow copies."""
+    return replace(partial(_filled, tensors), tree, (Tensor, Node))
+
+
+def _filled(tensors: Iterator[Tensor], part: Tensor | Node) -> Tree:
+    if isinstance(part, Tensor):
+        return next(tensors)
+    twin = copy.copy(part)
+    for name, field in vars(part).items():
+        vars(twin)[name] = replace(partial(_filled, tensors), field, (Tensor, Node))
+    return twin
+
+
 def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
     """The nested dicts, lists and tuples with `fn(part)` for each part of these kinds; any other
     part stays."""

@@ -221,6 +221,14 @@ def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
     return op.scatter_add_along_axis(g, order, axis=axis, length=x.shape[axis])
 
 
+# --- indexing --------------------------------------------------------------------------
+
+
+def _rows(start: Tensor, count: int) -> Tensor:
+    """The numbers of so many rows from `start` on."""
+    return op.astype(start, dtype="i64") + op.arange(start=0, stop=count, step=1, dtype="i64")
+
+
 # --- neural ----------------------------------------------------------------------------
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -444,6 +452,14 @@ VJPS: Final[dict[str, Rules]] = {
     "take_along_axis": {
         "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
             g, indices, axis=axis, length=x_type.shape[axis]
+        ),
+    },
+    "dynamic_update": {
+        "x": lambda g, start, update_type, axis: op.dynamic_update(
+            g, full(update_type.shape, 0.0, dtype=update_type.dtype), start, axis=axis
+        ),
+        "update": lambda g, start, update_type, axis: op.take(
+            g, _rows(start, update_type.shape[axis]), axis=axis
         ),
     },
     "scatter_add_along_axis": {

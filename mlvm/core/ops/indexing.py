@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, OperandValueError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, DType, Shape, TensorType
@@ -80,6 +80,19 @@ def _one_hot(indices: TensorType, num_classes: int, dtype: str) -> TensorType:
     if num_classes < 0:
         raise AttributeRefused(f"num_classes must be >= 0, not {num_classes}")
     return TensorType(DType.named(dtype), (*indices.shape, num_classes))
+
+
+def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: int) -> TensorType:
+    require("integer", start)
+    axis = normalize_axis(axis, x.ndim)
+    fits = update.ndim == x.ndim and update.shape[axis] <= x.shape[axis]
+    if not fits or _without(update.shape, axis) != _without(x.shape, axis):
+        raise ShapeError(f"an update is shaped as x, with no more rows along axis {axis}")
+    if update.dtype is not x.dtype:
+        raise DTypeError(f"an update is {x.dtype}, as x is")
+    if start.shape != ():
+        raise ShapeError(f"start is one number, not {start}")
+    return x
 
 
 def _nonzero_indices(x: TensorType) -> None:
@@ -162,6 +175,28 @@ def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32")
     places = _positions(indices, num_classes, negative=False).reshape(-1)
     out.fill(0)
     out.reshape(places.size, num_classes)[np.arange(places.size), places] = 1
+
+
+@op(infer=_dynamic_update, in_place=True)
+def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: int) -> None:
+    """x, with its rows from `start` on along `axis` replaced by those of `update`.
+
+    A negative `start` counts from the end. Rows that would lie outside of x raise
+    `OperandValueError`. Where x is not needed any more, only the new rows are written.
+    """
+    length, rows = x.shape[axis], update.shape[axis]
+    given = int(start)
+    first = given + length if given < 0 else given
+    if not 0 <= first <= length - rows:
+        raise OperandValueError(
+            f"{rows} row{'s' * (rows != 1)} from {given} on are out of range for length {length}"
+        )
+    if rows == length:
+        np.copyto(out, update)
+        return
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    out[(np.s_[:],) * normalize_axis(axis, x.ndim) + (np.s_[first : first + rows],)] = update
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:

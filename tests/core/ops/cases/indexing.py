@@ -58,6 +58,13 @@ def _one_hot(indices: Array, num_classes: int, dtype: str = "f32") -> Array:
     return np.asarray(chosen, DType.named(dtype).numpy)
 
 
+def _dynamic_update(x: Array, update: Array, start: Array, axis: int) -> Array:
+    result, first = np.moveaxis(x.copy(), axis, 0), int(start) % x.shape[axis]
+    for i, row in enumerate(np.moveaxis(update, axis, 0)):
+        result[first + i] = row
+    return np.moveaxis(result, 0, axis)
+
+
 def _nonzero_indices(x: Array) -> Array:
     found = [position for position in np.ndindex(x.shape) if x[position]]
     return np.array(found, np.int64).reshape(len(found), x.ndim)
@@ -98,6 +105,11 @@ CASES: dict[str, list[Case]] = {
     "scatter_add_along_axis": [
         Case((_X, _rng.integers(-5, 5, _X.shape)), _scatter_add_along_axis, _along)
         for _along in ({"axis": 0, "length": 5}, {"axis": -1, "length": 6})
+    ],
+    "dynamic_update": [
+        Case((_X, -_X[:, 1:2], np.array(0)), _dynamic_update, {"axis": 1}),
+        Case((_X, -_X[..., :2], np.array(-3, "b")), _dynamic_update, {"axis": -1}),
+        Case((_MATRIX, -_MATRIX, np.array(0, "B")), _dynamic_update, {"axis": 0}),
     ],
     "one_hot": [
         Case((np.array([1, 0, 3]),), _one_hot, {"num_classes": 4}),
