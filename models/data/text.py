@@ -16,7 +16,7 @@ import mlvm.eager as ml
 from models.data.dataset import NO_LABEL, Array, Bytes, DataError, DataSet, Indices, Labels
 from models.data.files import opened
 
-LENGTH: Final = 64  # bytes in a window
+LENGTH: Final = 128  # bytes in a window
 MOST: Final = 1 << 20  # bytes of the standard library's text
 NUM_BYTES: Final = 256
 MASK: Final = NUM_BYTES  # the symbol that hides a byte
