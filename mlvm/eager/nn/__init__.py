@@ -26,11 +26,15 @@ from mlvm.eager.nn.linear import Embedding, Linear
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from mlvm.eager.nn.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from mlvm.eager.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from mlvm.eager.nn.sequential import Sequential
 
 __all__ = [
     "ELU",
     "GELU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "AvgPool2d",
     "BatchNorm",
     "Conv1d",
@@ -38,14 +42,17 @@ __all__ = [
     "ConvTranspose2d",
     "Dropout",
     "Embedding",
+    "GRUCell",
     "GlobalAvgPool",
     "GroupNorm",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
     "MaxPool2d",
     "Module",
     "RMSNorm",
+    "RNNCell",
     "ReLU",
     "Sequential",
     "SiLU",
