@@ -13,14 +13,13 @@ from functools import lru_cache
 from typing import Any, Final, Literal, cast
 
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
-from mlvm.core.ops.neural import Padding, Pair, resolve_padding
+from mlvm.core.ops.neural import Pair
 from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
 from mlvm.core.types import DType, Shape, TensorType, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integers, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
-from mlvm.eager.random import next_key
 from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
 
 _WHERE: Final = one_op("where")
@@ -379,77 +378,6 @@ def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
     )
 
 
-# --- neural networks -----------------------------------------------------------------
-
-
-def silu(x: Tensor, /) -> Tensor:
-    """x sigmoid(x), also called swish."""
-    return x * op.sigmoid(x)
-
-
-def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
-    """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
-
-    Without a `key` the next global one decides. A rate of 0 returns x.
-    """
-    if rate == 0:
-        return x
-    return op.dropout(x, next_key() if key is None else key, rate=rate)
-
-
-def conv2d(
-    x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
-) -> Tensor:
-    """Cross-correlation of NHWC images with an HWIO kernel, as deep learning's convolution is.
-
-    `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros.
-    """
-    _require_images("conv2d", x)
-    window = pair(type_of(kernel).shape[:2], "kernel", "conv2d")
-    steps = pair(stride, "stride", "conv2d")
-    sides = _padding("conv2d", x, window, steps, padding)
-    return op.conv2d(x, kernel, stride=steps, padding=sides)
-
-
-def max_pool2d(
-    x: Tensor,
-    window: int | Pair,
-    *,
-    stride: int | Pair | None = None,
-    padding: str | Padding = "VALID",
-) -> Tensor:
-    """The largest element of each window of NHWC images. The stride is the window unless given;
-    padding, as in `conv2d`, counts as -inf."""
-    _require_images("max_pool2d", x)
-    shape = pair(window, "window", "max_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "max_pool2d")
-    sides = _padding("max_pool2d", x, shape, steps, padding)
-    return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
-
-
-def avg_pool2d(
-    x: Tensor,
-    window: int | Pair,
-    *,
-    stride: int | Pair | None = None,
-    padding: str | Padding = "VALID",
-) -> Tensor:
-    """The mean of each window of NHWC images. The stride is the window unless given; padding,
-    as in `conv2d`, counts as zeros."""
-    _require_images("avg_pool2d", x)
-    shape = pair(window, "window", "avg_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "avg_pool2d")
-    sides = _padding("avg_pool2d", x, shape, steps, padding)
-    return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
-
-
-def _require_images(name: str, x: Tensor) -> None:
-    if type_of(x).ndim != 4:
-        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}").at(
-            name, (x.type,)
-        )
-
-
 def pair(value: int | Sequence[int], name: str, function: str, *, least: int = 1) -> Pair:
     """A pair of ints >= `least`, such as (vertical, horizontal); one int stands for both.
 
@@ -461,11 +389,3 @@ def pair(value: int | Sequence[int], name: str, function: str, *, least: int = 1
             function, ()
         )
     return ints[0], ints[-1]
-
-
-def _padding(name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
-    """The padding in zeros per side. Raises `AttributeRefused`."""
-    try:
-        return resolve_padding(padding, window, stride, (x.shape[1], x.shape[2]))
-    except OpError as error:
-        raise error.at(name, (x.type,)) from None

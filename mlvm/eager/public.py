@@ -48,17 +48,13 @@ from mlvm.eager.creation import (
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
 from mlvm.eager.functions import (
     astype,
-    avg_pool2d,
     broadcast_arrays,
     broadcast_to,
     clip,
     concat,
-    conv2d,
-    dropout,
     dynamic_update,
     expand_dims,
     matrix_transpose,
-    max_pool2d,
     meshgrid,
     moveaxis,
     nonzero,
@@ -69,7 +65,6 @@ from mlvm.eager.functions import (
     repeat,
     reshape,
     roll,
-    silu,
     split,
     squeeze,
     stack,
@@ -82,6 +77,18 @@ from mlvm.eager.functions import (
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.neural import (
+    avg_pool2d,
+    conv1d,
+    conv2d,
+    conv_transpose2d,
+    dropout,
+    elu,
+    leaky_relu,
+    max_pool2d,
+    silu,
+    softplus,
+)
 from mlvm.eager.tensor import Tensor, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
@@ -123,13 +130,16 @@ __all__ = [
     "clip",
     "concat",
     "cond",
+    "conv1d",
     "conv2d",
+    "conv_transpose2d",
     "default_arena",
     "default_vm",
     "disassemble",
     "dropout",
     "dynamic_update",
     "e",
+    "elu",
     "empty",
     "empty_like",
     "errors",
@@ -150,6 +160,7 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "leaky_relu",
     "linspace",
     "map",
     "matrix_transpose",
@@ -179,6 +190,7 @@ __all__ = [
     "roll",
     "scan",
     "silu",
+    "softplus",
     "split",
     "squeeze",
     "stack",
@@ -204,8 +216,8 @@ __all__ = [
 
 
 def _shown(module: ModuleType) -> ModuleType:
-    """A module with the public names of the given one: `ml.nn` has no `math`, though nn.py imports
-    it."""
+    """A module with the public names of the given one: `ml.optim` has no `math`, though its file
+    imports it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):

@@ -83,6 +83,15 @@ def test_a_chain_ends_where_the_next_operand_would_be_one_too_many() -> None:
         assert [len(unit.calls) for unit in units if "matmul" not in names(unit)] == lengths
 
 
+@pytest.mark.parametrize(("rows", "lengths"), [(1, [1, 2]), (2, [3])])
+def test_a_product_of_one_row_begins_no_chain(rows: int, lengths: list[int]) -> None:
+    step = step_of(rows, 16)
+    apply(step, "matmul", 0, 0, transpose_x=False, transpose_y=True)
+    apply(step, "tanh", 1)
+    apply(step, "exp", 2)
+    assert [len(unit.calls) for unit in fused(step.calls, taste=NATIVE)] == lengths
+
+
 def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
     step = step_of(4, 6)
     apply(step, "tanh", 0)

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from mlvm.eager.nn import Module
+from mlvm.eager.nn.module import Module
 from mlvm.eager.optim import Optimizer
 from mlvm.eager.tree import Node
 

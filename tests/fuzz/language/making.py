@@ -19,8 +19,10 @@ LAYERS: Final = [
     "ml.nn.Linear({n}, {n}, bias=False)",
     "ml.nn.LayerNorm({n})",
     "ml.nn.Dropout(0.5)",
+    "ml.nn.Dropout(0.5).eval()",
     "ml.nn.Sequential(ml.nn.Linear({n}, {n}), ml.tanh)",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.gelu, ml.nn.Dropout(0.25), ml.nn.LayerNorm({m}))",
+    "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
 ]
 OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1)",

@@ -132,7 +132,7 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
             ml.random.bernoulli({f}.shape, ml.sigmoid({f}))
         """),
     ),
-    (5, ["{module}({f}{train})"]),
+    (5, ["{module}({f})"]),
 ]
 """What a name is given, by how often."""
 
@@ -315,10 +315,6 @@ class Writer:
             case "module":
                 self.layer = rng.choice([*self.modules, ""])
                 return self.layer or None
-            case "train":
-                layer = self.modules[self.layer]
-                takes = isinstance(layer, (ml.nn.Dropout, ml.nn.Sequential))
-                return f", train={rng.random() < 0.7}" if takes else ""
             case "dtype":
                 return repr(rng.choice([*DTYPES]))
             case "one":

@@ -7,12 +7,12 @@ import math
 import pickle
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import (
     AttributeRefused,
@@ -154,13 +154,13 @@ def test_conv2d(window: Any, stride: Any, padding: Any, pads: Any, bias: bool) -
 
 def test_dropout() -> None:
     layer, x = nn.Dropout(0.25), from_array(np.ones(4000, np.float32))
-    assert layer(x, train=False) is x
     key = random.key(3)
-    y = layer(x, train=True, key=key).numpy()
+    y = layer(x, key=key).numpy()
     np.testing.assert_allclose(np.unique(y), [0, 1 / 0.75], rtol=1e-6)
     assert abs(np.mean(y == 0) - 0.25) < 0.03
-    np.testing.assert_array_equal(layer(x, train=True, key=key).numpy(), y)
-    assert (layer(x, train=True).numpy() != layer(x, train=True).numpy()).any()
+    np.testing.assert_array_equal(layer(x, key=key).numpy(), y)
+    assert (layer(x).numpy() != layer(x).numpy()).any()
+    assert layer.eval()(x, key=key) is x
 
 
 def test_embedding() -> None:
@@ -173,23 +173,11 @@ def test_embedding() -> None:
 
 
 def test_sequential_takes_layers_and_functions() -> None:
-    layer = nn.Sequential(nn.Linear(3, 4), op.relu, partial(nn.Dropout(0.5), train=False))
+    layer = nn.Sequential(nn.Linear(3, 4), op.relu, nn.Dropout(0.5)).eval()
     x = from_array(normal(2, 3).astype(np.float32))
     expected = op.relu(layer.layers[0](x)).numpy()
     np.testing.assert_array_equal(layer(x).numpy(), expected)
     assert list(layer.named_parameters()) == ["layers_0/kernel", "layers_0/bias"]
-
-
-def test_sequential_hands_train_and_keys_to_its_dropouts() -> None:
-    inner = nn.Sequential(nn.Dropout(0.5))
-    layer = nn.Sequential(op.relu, nn.Dropout(0.5), inner)
-    x, key = from_array(np.ones(64, np.float32)), random.key(3)
-    np.testing.assert_array_equal(layer(x).numpy(), x.numpy())
-    first = layer.layers[1](x, train=True, key=random.fold_in(key, 1))
-    expected = inner(first, train=True, key=random.fold_in(key, 2)).numpy()
-    assert len(np.unique(expected)) == 2
-    np.testing.assert_array_equal(layer(x, train=True, key=key).numpy(), expected)
-    assert (layer(x, train=True).numpy() != layer(x, train=True).numpy()).any()
 
 
 def test_an_index_of_an_embedding_counts_from_the_end_below_zero() -> None:
@@ -457,6 +445,55 @@ def test_parameters_are_floats(make: Callable[[], nn.Module]) -> None:
 def test_an_operand_of_another_width(layer: nn.Module) -> None:
     with pytest.raises(ShapeError, match=r"f32\[2,5\]"):
         layer(from_array(np.ones((2, 5), np.float32)))
+
+
+# --- training and evaluation -----------------------------------------------------------
+
+
+class Nested(nn.Module):
+    """Modules in a dict and a list, one of them twice, and a frozen one in a buffer."""
+
+    def __init__(self) -> None:
+        self.linear = nn.Linear(2, 2)
+        self.parts = {"a": [nn.Dropout(0.5), self.linear], "b": nn.Sequential(nn.Dropout(0.5))}
+        self.teacher = nn.buffer(nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2)))
+
+    def modules(self) -> list[Any]:
+        parts: dict[str, Any] = self.parts
+        return [self, self.linear, *parts["a"], parts["b"], *parts["b"].layers]
+
+
+def test_train_and_eval_reach_all_parts() -> None:
+    model = Nested()
+    teacher: list[Any] = [model.teacher, *model.teacher.layers]
+    assert all(part.training for part in [*model.modules(), *teacher])
+    assert model.eval() is model
+    assert not any(part.training for part in [*model.modules(), *teacher])
+    assert model.train() is model
+    assert all(part.training for part in model.modules())
+    assert not any(part.training for part in teacher)  # it is frozen
+    assert "training" not in repr(model)
+    assert not copy.deepcopy(model.teacher).training
+
+
+def test_a_gradient_and_a_captured_function_see_the_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
+    x = from_array(np.ones((2, 4), np.float32))
+
+    def loss(model: nn.Sequential) -> Tensor:
+        return op.mean(op.square(model(x)))
+
+    step = ml.capture(lambda: (model(x), grad(loss)(model)["layers_0"]["bias"]))
+    for _ in range(2):
+        y, g = [each.numpy() for each in step()]
+        assert 20 < np.count_nonzero(y == 0) < 108
+        assert 0 < np.count_nonzero(g == 0) < 64
+        model.eval()
+        y, g = [each.numpy() for each in step()]
+        np.testing.assert_array_equal(y, model.layers[0](x).numpy())
+        assert np.count_nonzero(g == 0) == 0
+        model.train()
+    assert "2 programs" in repr(step)
 
 
 # --- buffers -------------------------------------------------------------------------

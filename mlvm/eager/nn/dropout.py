@@ -1,0 +1,22 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from mlvm.core.errors import AttributeRefused
+from mlvm.eager import neural
+from mlvm.eager.nn.module import Module
+from mlvm.eager.tensor import Tensor
+
+
+class Dropout(Module):
+    """While `training`, each element of x times 1 / (1 - rate) with probability 1 - rate, else 0;
+    otherwise x itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the
+    next global key."""
+
+    def __init__(self, rate: float) -> None:
+        if not 0 <= rate < 1:
+            raise AttributeRefused(f"Dropout: rate must be in [0, 1), given {rate}")
+        self.rate = float(rate)
+
+    def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:
+        return neural.dropout(x, self.rate, key=key) if self.training else x

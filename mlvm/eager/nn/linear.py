@@ -1,0 +1,75 @@
+"""Layers of one product or one lookup: Linear, Embedding."""
+
+from __future__ import annotations
+
+from mlvm.core.errors import AttributeRefused
+from mlvm.core.types import f32
+from mlvm.eager import creation
+from mlvm.eager import functions as fn
+from mlvm.eager import primitives as op
+from mlvm.eager.nn.module import Module
+from mlvm.eager.nn.parameters import lecun_normal, require_float, sizes
+from mlvm.eager.tensor import Tensor
+
+
+class Linear(Module):
+    """y = x kernel + bias along the last axis: [..., in_features] -> [..., out_features].
+
+    With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
+    [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
+    The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
+    """
+
+    kernel: Tensor  # [in_features, out_features]
+    bias: Tensor | None  # [out_features]
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        axis: int = -1,
+        zeros: bool = False,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        shape = sizes("Linear", in_features=in_features, out_features=out_features)
+        if axis not in (-1, -2):
+            raise AttributeRefused(f"Linear: axis must be -1 or -2, given {axis!r}")
+        self.axis = axis
+        self.kernel = (
+            creation.zeros(shape, dtype=require_float("Linear", dtype))
+            if zeros
+            else lecun_normal("Linear", shape, shape[0], key, dtype)
+        )
+        self.bias = creation.zeros(shape[1:], dtype=dtype) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.axis == -1:
+            y = op.matmul(x, self.kernel)
+            return y if self.bias is None else y + self.bias
+        y = op.matmul(self.kernel, x, transpose_x=True)
+        return y if self.bias is None else y + fn.expand_dims(self.bias, axis=-1)
+
+
+class Embedding(Module):
+    """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
+    variance 1 / features. As in an index, -1 is the last row. Raises `OperandValueError` for an
+    integer out of range."""
+
+    embedding: Tensor  # [num_embeddings, features]
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
+        self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        return op.take(self.embedding, indices, axis=0)

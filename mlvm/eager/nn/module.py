@@ -1,0 +1,189 @@
+"""Modules: trees of parameters and buffers with a `__call__`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NoReturn, Self, TypeVar, cast
+
+from mlvm.core.errors import DTypeError, brief
+from mlvm.eager import primitives as op
+from mlvm.eager.tensor import Tensor
+from mlvm.eager.tree import (
+    Buffer,
+    Node,
+    Tree,
+    children,
+    fields,
+    holds_tensors,
+    leaves,
+    load,
+    map_tree,
+)
+from mlvm.eager.tree import named_tensors as _named_tensors
+
+T = TypeVar("T")
+
+_TRAINING: Final = "training"
+
+
+class Module(Node):
+    """Base of all layers and models: a tree of parameters, and of buffers that `buffer` makes,
+    with a `__call__`.
+
+    class Mlp(Module):
+        hidden: Linear
+        head: Linear
+
+        def __init__(self, features: int, classes: int) -> None:
+            self.hidden = Linear(features, 64)
+            self.head = Linear(64, classes)
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.head(gelu(self.hidden(x)))
+
+    `training` is whether the Module is being trained, which Dropout and BatchNorm ask; it begins
+    True, as in PyTorch. `train` and `eval` set it for all parts of a model, and a captured function
+    has a program for each. A gradient and a copy see it as it is.
+    """
+
+    training: bool
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        module = super().__new__(cls)
+        vars(module)[_TRAINING] = True
+        return module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} defines no __call__")
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `training` to `mode`, here and in every Module that this one is made of; return self.
+
+        A frozen Module, one in a buffer, is no part of the training: it keeps the mode it has.
+        """
+        for part in _parts(self, buffers=not mode):
+            part.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Set `training` to False in all parts, those in buffers too; return self."""
+        return self.train(False)
+
+    def parameters(self) -> dict[str, Tree]:
+        """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
+        found: dict[str, Tree] = map_tree(lambda x: x, self)
+        return found
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """The parameters by path, `block_0/token_mixing/kernel`; a shared one occurs once."""
+        return _named_tensors(self)
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """The tensors of the buffers by path; a shared one occurs once."""
+        parameters = dict(leaves(self))
+        return {path: x for path, x in self.state().items() if path not in parameters}
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors by path, parameters and buffers: what a model is saved as."""
+        return _named_tensors(self, buffers=True)
+
+    def num_parameters(self) -> int:
+        """The number of elements of all parameters."""
+        return sum(x.size for x in self.named_parameters().values())
+
+    def load_parameters(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over the parameters, in place, by the paths of `named_parameters`.
+
+        Nothing is written unless all fit: raises `PathError` for paths that are missing or
+        unknown, `DTypeError` for a wrong dtype and for what is no mapping to arrays, `ShapeError`
+        for a wrong shape.
+        """
+        load(self.named_parameters(), arrays, "parameter")
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over parameters and buffers, in place, by the paths of `state`; otherwise as
+        `load_parameters`."""
+        load(self.state(), arrays, "tensor")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Another Module, with copies of parameters and buffers in the current arena."""
+        for x in self.state().values():
+            if id(x) not in memo:
+                memo[id(x)] = op.copy(x)
+        twin = memo[id(self)] = copy.copy(self)
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a Module cannot be pickled; keep its state() as numpy arrays, "
+            "and load_state(arrays) into a new one"
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join(_describe(self, ()))
+
+
+def buffer(x: T) -> T:
+    """What to assign to a field of a Module for state that is kept with the model and not trained:
+    a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are.
+
+    class Centered(Module):
+        def __init__(self, features: int) -> None:
+            self.scale = ones(features)
+            self.mean = buffer(zeros(features))
+
+        def __call__(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.mean += 0.1 * (stop_gradient(mean(x, axis=0)) - self.mean)
+            return (x - self.mean) * self.scale
+
+    The field has x itself. Whatever is assigned to it later is a buffer too, until the field is
+    deleted. A gradient takes a buffer for a constant, and an optimizer does not see it; `state` has
+    it. A function being differentiated may assign to it, and the Module keeps the new value. Inside
+    an arena that is reset after the step, update it in place as above.
+
+    Raises `DTypeError` for what holds no tensor.
+    """
+    if not holds_tensors(x):
+        raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
+    return cast(T, Buffer(x))  # to a type checker it is what the field will have
+
+
+def _parts(tree: Tree, *, buffers: bool) -> list[Module]:
+    """The Modules in a tree, each once; with `buffers` those in buffers too."""
+    found: dict[int, Module] = {}
+    left = [tree]
+    while left:
+        part = left.pop()
+        if isinstance(part, Module):
+            if id(part) in found:
+                continue
+            found[id(part)] = part
+        if part is not None and not isinstance(part, Tensor):
+            left.extend(children(part, buffers=buffers).values())
+    return list(found.values())
+
+
+def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
+    """A line for a part of a Module, and an indented one for each part of it."""
+    if isinstance(part, Tensor):
+        yield repr(part.type)
+        return
+    if any(part is each for each in above):
+        yield f"{type(part).__name__}(...)"
+        return
+    named = dict(fields(part, buffers=True)) if isinstance(part, Node) else children(part)
+    buffers = named.keys() - dict(fields(part)).keys() if isinstance(part, Node) else ()
+    plain = [
+        f"{name}={getattr(value, '__name__', None) or repr(value)}"
+        for name, value in named.items()
+        if not holds_tensors(value) and name != _TRAINING
+    ]
+    yield type(part).__name__ + (f"({', '.join(plain)})" if plain else "")
+    for name, value in named.items():
+        if holds_tensors(value):
+            head, *rest = _describe(value, (*above, part))
+            yield f"  {name}: {'buffer ' if name in buffers else ''}{head}"
+            yield from (f"  {line}" for line in rest)

@@ -1,0 +1,142 @@
+"""Layers that normalise."""
+
+from __future__ import annotations
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.types import DType, f32
+from mlvm.eager import creation
+from mlvm.eager import functions as fn
+from mlvm.eager import primitives as op
+from mlvm.eager.nn.module import Module, buffer
+from mlvm.eager.nn.parameters import require_float, sizes
+from mlvm.eager.tensor import Tensor, stop_gradient
+
+
+class LayerNorm(Module):
+    """y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis, of length `features`
+    (Ba et al., arXiv 1607.06450). The scale begins at one, the bias at zero."""
+
+    scale: Tensor  # [features]
+    bias: Tensor  # [features]
+
+    def __init__(self, features: int, *, eps: float = 1e-6, dtype: object = f32) -> None:
+        shape, self.eps, kind = _checked("LayerNorm", features, eps, dtype)
+        self.scale = creation.ones(shape, dtype=kind)
+        self.bias = creation.zeros(shape, dtype=kind)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return op.layer_norm(x, self.scale, self.bias, eps=self.eps)
+
+
+class RMSNorm(Module):
+    """y = x / sqrt(mean(x^2) + eps) * scale over the last axis, of length `features` (Zhang and
+    Sennrich, arXiv 1910.07467). The scale begins at one."""
+
+    scale: Tensor  # [features]
+
+    def __init__(self, features: int, *, eps: float = 1e-6, dtype: object = f32) -> None:
+        shape, self.eps, kind = _checked("RMSNorm", features, eps, dtype)
+        self.scale = creation.ones(shape, dtype=kind)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        _require_features("RMSNorm", x, self.scale)
+        return x * op.rsqrt(op.mean(op.square(x), axis=-1, keepdims=True) + self.eps) * self.scale
+
+
+class GroupNorm(Module):
+    """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance over a group of
+    channels and all places of a sample: [N, ..., channels] -> the same (Wu and He, arXiv
+    1803.08494). `groups` divides `channels`; with one group for each channel it is instance
+    normalisation. The scale begins at one, the bias at zero."""
+
+    scale: Tensor  # [channels]
+    bias: Tensor  # [channels]
+
+    def __init__(
+        self, groups: int, channels: int, *, eps: float = 1e-5, dtype: object = f32
+    ) -> None:
+        shape, self.eps, kind = _checked("GroupNorm", channels, eps, dtype, "channels")
+        [self.groups] = sizes("GroupNorm", groups=groups)
+        if shape[0] % self.groups:
+            raise AttributeRefused(
+                f"GroupNorm: groups must divide channels, given {self.groups} of {shape[0]}"
+            )
+        self.scale = creation.ones(shape, dtype=kind)
+        self.bias = creation.zeros(shape, dtype=kind)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        _require_features("GroupNorm", x, self.scale, least=2)
+        apart = fn.reshape(x, (x.shape[0], -1, self.groups, x.shape[-1] // self.groups))
+        centered = apart - op.mean(apart, axis=(1, 3), keepdims=True)
+        variance = op.mean(op.square(centered), axis=(1, 3), keepdims=True)
+        y = fn.reshape(centered * op.rsqrt(variance + self.eps), x.shape)
+        return y * self.scale + self.bias
+
+
+class BatchNorm(Module):
+    """y = (x - mean) / sqrt(var + eps) * scale + bias for each channel: [..., channels] -> the same
+    (Ioffe and Szegedy, arXiv 1502.03167). It is PyTorch's BatchNorm1d and BatchNorm2d for channels
+    last. The scale begins at one, the bias at zero.
+
+    While `training`, mean and variance are those of x over all axes but the last, and the running
+    ones move towards them: running += momentum (new - running), as in PyTorch, where the new
+    variance is the unbiased one. Otherwise the running ones are used. They are buffers, updated in
+    place.
+
+    Raises `ShapeError` for other channels, and for one value a channel while `training`.
+    """
+
+    scale: Tensor  # [channels]
+    bias: Tensor  # [channels]
+    mean: Tensor  # [channels], a buffer
+    var: Tensor  # [channels], a buffer
+
+    def __init__(
+        self, channels: int, *, momentum: float = 0.1, eps: float = 1e-5, dtype: object = f32
+    ) -> None:
+        shape, self.eps, kind = _checked("BatchNorm", channels, eps, dtype, "channels")
+        if not 0 <= momentum <= 1:
+            raise AttributeRefused(f"BatchNorm: momentum must be in [0, 1], given {momentum}")
+        self.momentum = float(momentum)
+        self.scale = creation.ones(shape, dtype=kind)
+        self.bias = creation.zeros(shape, dtype=kind)
+        self.mean = buffer(creation.zeros(shape, dtype=kind))
+        self.var = buffer(creation.ones(shape, dtype=kind))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        _require_features("BatchNorm", x, self.scale)
+        if not self.training:
+            factor = self.scale * op.rsqrt(self.var + self.eps)
+            return x * factor + (self.bias - self.mean * factor)
+        count = x.size // x.shape[-1]
+        if count < 2:
+            raise ShapeError(
+                f"BatchNorm: {x.type} has {count} values a channel, which have no variance; "
+                f"use eval() for single samples"
+            )
+        axes = tuple(range(x.ndim - 1))
+        mean = op.mean(x, axis=axes)
+        centered = x - mean
+        variance = op.mean(op.square(centered), axis=axes)
+        self._move(stop_gradient(mean), stop_gradient(variance) * (count / (count - 1)))
+        return centered * (self.scale * op.rsqrt(variance + self.eps)) + self.bias
+
+    def _move(self, mean: Tensor, variance: Tensor) -> None:
+        self.mean += self.momentum * (mean - self.mean)
+        self.var += self.momentum * (variance - self.var)
+
+
+def _checked(
+    layer: str, features: int, eps: float, dtype: object, name: str = "features"
+) -> tuple[tuple[int, ...], float, DType]:
+    """The shape of a scale, eps and dtype. Raises `AttributeRefused` or `DTypeError`."""
+    shape = sizes(layer, **{name: features})
+    if not eps > 0:
+        raise AttributeRefused(f"{layer}: eps must be positive, given {eps}")
+    return shape, eps, require_float(layer, dtype)
+
+
+def _require_features(layer: str, x: Tensor, scale: Tensor, least: int = 1) -> None:
+    if x.ndim < least or x.shape[-1] != scale.size:
+        before = "N, ..., " if least > 1 else "..., "
+        raise ShapeError(f"{layer}: x must be [{before}{scale.size}], given {x.type}")

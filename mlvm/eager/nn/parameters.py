@@ -1,0 +1,57 @@
+"""What layers make their parameters with: first values, and checks of sizes and dtypes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, TypeVar
+
+from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.types import DType
+from mlvm.eager import random
+from mlvm.eager.tensor import Tensor
+
+P = TypeVar("P")
+
+
+def lecun_normal(
+    layer: str, shape: tuple[int, ...], fan_in: int, key: Tensor | None, dtype: object
+) -> Tensor:
+    """Normal values of variance 1 / fan_in (LeCun et al., Efficient BackProp, 1998)."""
+    kernel = random.normal(shape, key=key, dtype=require_float(layer, dtype))
+    kernel *= 1 / math.sqrt(fan_in)
+    return kernel
+
+
+def require_float(layer: str, dtype: object) -> DType:
+    dtype = DType.of(dtype)
+    if not dtype.is_float:
+        raise DTypeError(f"{layer}: dtype must be a float, given {dtype}")
+    return dtype
+
+
+def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
+    """The sizes as ints. Raises `AttributeRefused` for the first that is no integer >= 1."""
+    for name, size in sizes.items():
+        if not _size(size):
+            raise AttributeRefused(f"{layer}: {name} must be an integer >= 1, given {size!r}")
+    return tuple(map(_size, sizes.values()))
+
+
+def _size(value: Any) -> int:
+    """The value, of Python or numpy, as an int; 0 if it is no integer >= 1."""
+    try:
+        return 0 if isinstance(value, bool) else max(operator.index(value), 0)
+    except TypeError:
+        return 0
+
+
+def checked_padding(
+    layer: str, padding: str | P, explicit: str = "((top, bottom), (left, right))"
+) -> str | P:
+    """The padding. Raises `AttributeRefused` for an unknown word."""
+    if isinstance(padding, str) and padding not in ("SAME", "VALID"):
+        raise AttributeRefused(
+            f'{layer}: padding must be "SAME", "VALID" or {explicit}, given {padding!r}'
+        )
+    return padding

@@ -1,0 +1,50 @@
+"""Layers that reduce windows of images, or whole images, to one value a channel."""
+
+from __future__ import annotations
+
+from mlvm.core.errors import ShapeError
+from mlvm.core.ops.neural import Padding
+from mlvm.eager import functions as fn
+from mlvm.eager import neural
+from mlvm.eager import primitives as op
+from mlvm.eager.nn.module import Module
+from mlvm.eager.nn.parameters import checked_padding
+from mlvm.eager.tensor import Tensor
+
+Pair = int | tuple[int, int]
+
+
+class _Pool(Module):
+    """What pooling layers remember."""
+
+    def __init__(
+        self, window: Pair, *, stride: Pair | None = None, padding: str | Padding = "VALID"
+    ) -> None:
+        name = type(self).__name__
+        self.window = fn.pair(window, "window", name)
+        self.stride = self.window if stride is None else fn.pair(stride, "stride", name)
+        self.padding = checked_padding(name, padding)
+
+
+class MaxPool2d(_Pool):
+    """The largest element of each window of f[N, H, W, C]; see `max_pool2d`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return neural.max_pool2d(x, self.window, stride=self.stride, padding=self.padding)
+
+
+class AvgPool2d(_Pool):
+    """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return neural.avg_pool2d(x, self.window, stride=self.stride, padding=self.padding)
+
+
+class GlobalAvgPool(Module):
+    """The mean of each channel over all places: f[N, ..., C] -> f[N, C] (Lin et al., arXiv
+    1312.4400); PyTorch's AdaptiveAvgPool2d(1). Raises `ShapeError` for fewer axes than two."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.ndim < 2:
+            raise ShapeError(f"GlobalAvgPool: x must be [N, ..., C], given {x.type}")
+        return op.mean(x, axis=tuple(range(1, x.ndim - 1)))

@@ -1,0 +1,349 @@
+"""Recurrent layers: cells of one step, and layers of cells that go through sequences.
+
+Formulas and the order of gates are those of PyTorch's documentation of `torch.nn.LSTM`, `GRU` and
+`RNN`; kernels are transposed, [in, gates * hidden], and a bias that PyTorch has twice is one.
+
+Sequences are time-major, f[time, batch, features]: a step's rows lie together, so none is copied
+or gathered. One product projects the inputs of all steps, before the loop; a step then makes one
+product, of the state with the kernel of all gates. With a batch of 1, reading that kernel is what
+a step costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mlvm.core.errors import DTypeError, ShapeError, brief
+from mlvm.core.types import TensorType, f32
+from mlvm.eager import creation, random
+from mlvm.eager import functions as fn
+from mlvm.eager import primitives as op
+from mlvm.eager.control import scan
+from mlvm.eager.nn.dropout import Dropout
+from mlvm.eager.nn.module import Module
+from mlvm.eager.nn.parameters import require_float, sizes
+from mlvm.eager.tensor import Tensor
+from mlvm.eager.tree import map_tree
+
+
+class _Cell(Module):
+    """What cells have in common: the kernels of all gates, and one bias.
+
+    Both kernels are evenly distributed over +-1 / sqrt(hidden_size), as in PyTorch; the bias is
+    zero.
+    """
+
+    GATES: int
+    STATES = 1  # tensors in the state
+
+    input_kernel: Tensor  # [input_size, gates * hidden_size]
+    hidden_kernel: Tensor  # [hidden_size, gates * hidden_size]
+    bias: Tensor  # [gates * hidden_size]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        name = type(self).__name__
+        inputs, hidden = sizes(name, input_size=input_size, hidden_size=hidden_size)
+        kind = require_float(name, dtype)
+        self.input_size, self.hidden_size = inputs, hidden
+        bound = 1 / math.sqrt(hidden)
+        keys = fn.unstack(random.split(random.next_key() if key is None else key))
+        self.input_kernel, self.hidden_kernel = (
+            random.uniform(
+                (rows, self.GATES * hidden), low=-bound, high=bound, key=each, dtype=kind
+            )
+            for rows, each in zip((inputs, hidden), keys, strict=True)
+        )
+        self.bias = creation.zeros(self.GATES * hidden, dtype=kind)
+
+    def __call__(self, x: Tensor, state: Any = None) -> Any:
+        """The next state, from f[batch, input_size] and the state before; None is zeros.
+
+        Raises `ShapeError` or `DTypeError` for an x or a state of another type.
+        """
+        name = type(self).__name__
+        _require_sizes(name, x, ("batch",), self.input_size)
+        if state is None:
+            state = self.initial_state(x.shape[0])
+        self.require_state(name, state, x.shape[0])
+        return self.step(self.project(x), state)
+
+    def initial_state(self, *batch: int) -> Any:
+        """The state before the first step: zeros, f[*batch, hidden_size]."""
+        zeros = [
+            creation.zeros((*batch, self.hidden_size), dtype=self.bias.dtype)
+            for _ in range(self.STATES)
+        ]
+        return zeros[0] if self.STATES == 1 else tuple(zeros)
+
+    def require_state(self, layer: str, state: Any, *batch: int) -> None:
+        """Raise unless the state has the types of `initial_state(*batch)`."""
+        type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
+        parts = [state] if self.STATES == 1 else state
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(x, Tensor) for x in parts):
+            parts = ()
+        if [x.type for x in parts] != [type] * self.STATES:
+            wrong = parts and all(x.shape == type.shape for x in parts)
+            wanted = ", ".join([str(type)] * self.STATES)
+            given = ", ".join(str(x.type) for x in parts) or brief(state)
+            error = DTypeError if wrong or not parts else ShapeError
+            raise error(f"{layer}: the state must be {wanted}, given {given}")
+
+    def project(self, x: Tensor) -> Tensor:
+        """What the inputs are for all gates: f[..., input_size] -> f[..., gates * hidden_size]."""
+        return op.matmul(x, self.input_kernel) + self.bias
+
+    def step(self, projected: Tensor, state: Any) -> Any:
+        """The next state, from a projected input f[batch, gates * hidden_size]."""
+        raise NotImplementedError
+
+    @staticmethod
+    def output(state: Any) -> Tensor:
+        """The part of the state that the layer above sees: h, f[batch, hidden_size]."""
+        h: Tensor = state
+        return h
+
+
+class RNNCell(_Cell):
+    """h' = activation(x input_kernel + h hidden_kernel + bias), the state being h (Elman, Finding
+    Structure in Time, Cognitive Science 14, 1990)."""
+
+    GATES = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = op.tanh,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        super().__init__(input_size, hidden_size, key=key, dtype=dtype)
+        self.activation = activation
+
+    def step(self, projected: Tensor, state: Tensor) -> Tensor:
+        return self.activation(projected + op.matmul(state, self.hidden_kernel))
+
+
+class LSTMCell(_Cell):
+    """The state is (h, c) (Hochreiter and Schmidhuber, Neural Computation 9, 1997; with the forget
+    gate of Gers et al., 2000). With the gates i, f, g, o as the parts of
+    x input_kernel + h hidden_kernel + bias:
+
+        c' = sigmoid(f) c + sigmoid(i) tanh(g)
+        h' = sigmoid(o) tanh(c')
+    """
+
+    GATES = 4
+    STATES = 2
+
+    def step(self, projected: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h, c = state
+        i, f, g, o = fn.split(projected + op.matmul(h, self.hidden_kernel), 4, axis=-1)
+        c = op.sigmoid(f) * c + op.sigmoid(i) * op.tanh(g)
+        return op.sigmoid(o) * op.tanh(c), c
+
+    @staticmethod
+    def output(state: tuple[Tensor, Tensor]) -> Tensor:
+        return state[0]
+
+
+class GRUCell(_Cell):
+    """The state is h (Cho et al., arXiv 1406.1078). With the gates r, z, n as the parts of
+    p = x input_kernel + bias and of q = h hidden_kernel:
+
+        r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
+        n = tanh(p_n + r (q_n + hidden_bias))
+        h' = (1 - z) n + z h
+    """
+
+    GATES = 3
+
+    hidden_bias: Tensor  # [hidden_size]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        super().__init__(input_size, hidden_size, key=key, dtype=dtype)
+        self.hidden_bias = creation.zeros(self.hidden_size, dtype=self.bias.dtype)
+
+    def step(self, projected: Tensor, state: Tensor) -> Tensor:
+        recurrent = op.matmul(state, self.hidden_kernel)
+        cuts = [self.hidden_size, 2 * self.hidden_size]
+        r, z, n = fn.split(projected, cuts, axis=-1)
+        r_h, z_h, n_h = fn.split(recurrent, cuts, axis=-1)
+        n = op.tanh(n + op.sigmoid(r + r_h) * (n_h + self.hidden_bias))
+        return n + op.sigmoid(z + z_h) * (state - n)
+
+
+class _Recurrent(Module):
+    """What layers of cells have in common.
+
+    Each of the `num_layers` goes through the outputs of the one below; with `bidirectional`, one
+    cell from the front and one from the back, whose outputs stand one behind the other. `dropout`
+    is the rate at which, while `training`, what a layer gives to the next is dropped.
+    """
+
+    CELL: Callable[..., Any]
+
+    forward: list[Any]  # a cell for each layer
+    backward: list[Any]  # likewise; empty unless bidirectional
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        inputs, hidden, layers = sizes(
+            type(self).__name__,
+            input_size=input_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+        )
+        directions = 2 if bidirectional else 1
+        self.input_size = inputs
+        self.dropout = Dropout(dropout)
+        widths = [inputs, *[directions * hidden] * (layers - 1)]
+        key = random.next_key() if key is None else key
+        keys = iter(fn.unstack(random.split(key, layers * directions)))
+        self.forward, self.backward = (
+            [self.CELL(width, hidden, key=next(keys), dtype=dtype) for width in each]
+            for each in (widths, widths if bidirectional else [])
+        )
+
+    def __call__(
+        self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """The outputs of the last layer, f[time, batch, directions * hidden_size], for
+        f[time, batch, input_size]; and the last state.
+
+        A tensor of the state is f[num_layers * directions, batch, hidden_size], a layer's
+        directions together, as in PyTorch; without one, it begins as zeros. `lengths`, i[batch],
+        says how many steps of each sequence count, of those that there are: behind them the outputs
+        are zero, and the state stays. From the back, a sequence begins at the last that counts.
+
+        Raises `ShapeError` or `DTypeError` for an x, a state or lengths of another type.
+        """
+        name = type(self).__name__
+        _require_sizes(name, x, ("time", "batch"), self.input_size)
+        time, batch = x.shape[:2]
+        valid = None if lengths is None else _valid(name, lengths, time, batch)
+        layers = list(zip(self.forward, self.backward or [None] * len(self.forward), strict=True))
+        cells = [cell for layer in layers for cell in layer if cell is not None]
+        if state is None:
+            state = cells[0].initial_state(len(cells), batch)
+        cells[0].require_state(name, state, len(cells), batch)
+        begin = _unstacked(state)
+        end: list[Any] = []
+        for layer in layers:
+            if end:
+                x = self.dropout(x)
+            outputs = []
+            for cell, reverse in zip(layer, (False, True), strict=True):
+                if cell is not None:
+                    y, last = _passed(cell, x, begin[len(end)], valid, reverse=reverse)
+                    outputs.append(y)
+                    end.append(last)
+            x = fn.concat(outputs, axis=-1)
+        return x, map_tree(lambda *each: fn.stack(each), *end)
+
+
+class RNN(_Recurrent):
+    """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h."""
+
+    CELL = RNNCell
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = op.tanh,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers=num_layers,
+            bidirectional=bidirectional,
+            dropout=dropout,
+            key=key,
+            dtype=dtype,
+        )
+        for cell in (*self.forward, *self.backward):
+            cell.activation = activation
+
+
+class LSTM(_Recurrent):
+    """`LSTMCell`s that go through sequences. The state is (h, c)."""
+
+    CELL = LSTMCell
+
+
+class GRU(_Recurrent):
+    """`GRUCell`s that go through sequences. The state is h."""
+
+    CELL = GRUCell
+
+
+def _passed(
+    cell: Any, x: Tensor, state: Any, valid: Tensor | None, *, reverse: bool
+) -> tuple[Tensor, Any]:
+    """The outputs of one cell for a sequence, and its last state."""
+
+    def turn(state: Any, row: tuple[Tensor, Tensor | None]) -> tuple[Any, Tensor]:
+        projected, counts = row
+        after = cell.step(projected, state)
+        if counts is not None:
+            after = map_tree(lambda new, old: op.where(counts, new, old), after, state)
+        return after, cell.output(after)
+
+    last, y = scan(turn, state, (cell.project(x), valid), reverse=reverse)
+    return (y if valid is None else fn.where(valid, y, 0.0)), last
+
+
+def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
+    """Which steps of which sequence count: bool[time, batch, 1]."""
+    if not isinstance(lengths, Tensor) or not lengths.dtype.is_integer:
+        given = lengths.type if isinstance(lengths, Tensor) else brief(lengths)
+        raise DTypeError(f"{name}: lengths must be integers, i64[{batch}], given {given}")
+    if lengths.shape != (batch,):
+        raise ShapeError(f"{name}: lengths must be [{batch}], one a sequence, given {lengths.type}")
+    steps = creation.arange(time, dtype=lengths.dtype)
+    return fn.reshape(steps, (time, 1, 1)) < fn.reshape(lengths, (batch, 1))
+
+
+def _unstacked(state: Any) -> list[Any]:
+    """The state of each cell."""
+    if isinstance(state, Tensor):
+        return list(fn.unstack(state))
+    return list(zip(*map(fn.unstack, state), strict=True))
+
+
+def _require_sizes(name: str, x: Tensor, axes: tuple[str, ...], features: int) -> None:
+    if x.ndim != len(axes) + 1 or x.shape[-1] != features:
+        raise ShapeError(f"{name}: x must be [{', '.join(axes)}, {features}], given {x.type}")

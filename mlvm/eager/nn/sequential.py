@@ -1,0 +1,28 @@
+"""Layers one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlvm.core.errors import AttributeRefused
+from mlvm.eager.nn.module import Module
+from mlvm.eager.tensor import Tensor
+
+
+class Sequential(Module):
+    """The layers one after the other; each is a Module or a function of one tensor."""
+
+    layers: tuple[Callable[..., Tensor], ...]
+
+    def __init__(self, *layers: Callable[..., Tensor]) -> None:
+        for i, layer in enumerate(layers):
+            if not callable(layer):
+                raise AttributeRefused(
+                    f"Sequential: layer {i} must be callable, given a {type(layer).__name__}"
+                )
+        self.layers = layers
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x

@@ -1,0 +1,92 @@
+"""Activation and pooling layers, beside numpy and PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, MlvmError, ShapeError
+from mlvm.core.types import Array
+from mlvm.eager import nn
+from tests.eager.nn.checks import check, f64, normal, require_torch
+
+ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Array], Array]]] = {
+    "ReLU": (nn.ReLU, lambda x: np.where(x > 0, x, 0)),
+    "LeakyReLU": (lambda: nn.LeakyReLU(0.2), lambda x: np.where(x > 0, x, 0.2 * x)),
+    "ELU": (lambda: nn.ELU(0.5), lambda x: np.where(x > 0, x, 0.5 * np.exp(x) - 0.5)),
+    "GELU": (nn.GELU, lambda x: x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)))),
+    "SiLU": (nn.SiLU, lambda x: x / (1 + np.exp(-x))),
+    "Sigmoid": (nn.Sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "Tanh": (nn.Tanh, np.tanh),
+    "Softplus": (nn.Softplus, lambda x: np.log(1 + np.exp(x))),
+    "Softmax": (nn.Softmax, lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    make, expected = ACTIVATIONS[name]
+    x = normal(3, 5) * 2
+    np.testing.assert_allclose(make()(ml.asarray(x)).numpy(), expected(x), rtol=1e-11, atol=1e-14)
+    check(lambda layer, x: layer(x), make(), f64(2, 3))
+
+
+@pytest.mark.parametrize("name", ["LeakyReLU", "ELU", "GELU", "SiLU", "Softplus"])
+def test_activations_and_their_gradients_beside_torch(name: str) -> None:
+    """At the ends, too, and at 0."""
+    torch = require_torch()
+    x = np.array([-1e3, -20.0, -1.0, -1e-9, 0.0, 1e-9, 1.0, 30.0, 1e3])
+    theirs = torch.tensor(x, requires_grad=True)
+    y = {"GELU": lambda: torch.nn.GELU(approximate="tanh")}.get(name, getattr(torch.nn, name))()(
+        theirs
+    )
+    y.sum().backward()
+    value, slope = ml.value_and_grad(lambda x: ml.sum(getattr(nn, name)()(x)))(ml.asarray(x))
+    np.testing.assert_allclose(float(value), float(y.detach().sum()), rtol=1e-12)
+    np.testing.assert_allclose(slope.numpy(), theirs.grad, rtol=1e-7, atol=1e-12)
+
+
+def test_softplus_does_not_overflow() -> None:
+    x = ml.asarray(np.array([-1e4, 0.0, 1e4], np.float32))
+    np.testing.assert_allclose(ml.softplus(x).numpy(), [0, np.log(2), 1e4], rtol=1e-6)
+    slope = ml.grad(lambda x: ml.sum(ml.softplus(x)))(x)
+    np.testing.assert_allclose(slope.numpy(), [0, 0.5, 1], rtol=1e-6)
+
+
+def test_pooling() -> None:
+    x = normal(2, 4, 6, 3)
+    windows = x.reshape(2, 2, 2, 3, 2, 3)
+    pooled = nn.MaxPool2d(2)(ml.asarray(x)).numpy()
+    np.testing.assert_array_equal(pooled, windows.max((2, 4)))
+    pooled = nn.AvgPool2d(2)(ml.asarray(x)).numpy()
+    np.testing.assert_allclose(pooled, windows.mean((2, 4)), rtol=1e-12)
+    mean = nn.GlobalAvgPool()(ml.asarray(x)).numpy()
+    np.testing.assert_allclose(mean, x.mean((1, 2)), rtol=1e-12)
+    np.testing.assert_array_equal(nn.GlobalAvgPool()(ml.asarray(x[:, 0, 0])).numpy(), x[:, 0, 0])
+    assert nn.MaxPool2d(3, stride=(2, 1), padding="SAME")(ml.asarray(x)).shape == (2, 2, 6, 3)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.MaxPool2d(2, stride=1), lambda: nn.AvgPool2d((1, 2)), nn.GlobalAvgPool]
+)
+def test_pooling_has_gradients(make: Callable[[], nn.Module]) -> None:
+    check(lambda layer, x: layer(x), make(), f64(1, 3, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.MaxPool2d(0), AttributeRefused, "MaxPool2d(): window must be one or two"),
+        (lambda: nn.AvgPool2d(2, stride=0), AttributeRefused, "AvgPool2d(): stride must be one"),
+        (lambda: nn.AvgPool2d(2, padding="FULL"), AttributeRefused, "AvgPool2d: padding must be"),
+        (lambda: nn.GlobalAvgPool()(ml.ones(3)), ShapeError, "must be [N, ..., C], given f32[3]"),
+    ],
+)
+def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        call()

@@ -1,0 +1,202 @@
+"""Convolutions: groups, sequences and transposes, beside numpy and PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, MlvmError, ShapeError
+from mlvm.core.types import Array
+from mlvm.eager import nn
+from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
+
+
+def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any, groups: int) -> Array:
+    """Cross-correlation by loops over groups and results."""
+    x = np.pad(x, ((0, 0), *pads, (0, 0)))
+    height, width, inputs, outputs = kernel.shape
+    rows = range(0, x.shape[1] - height + 1, stride[0])
+    columns = range(0, x.shape[2] - width + 1, stride[1])
+    y = np.zeros((x.shape[0], len(rows), len(columns), outputs))
+    for o in range(outputs):
+        first = o // (outputs // groups) * inputs
+        for a, i in enumerate(rows):
+            for b, j in enumerate(columns):
+                window = x[:, i : i + height, j : j + width, first : first + inputs]
+                y[:, a, b, o] = np.sum(window * kernel[..., o], axis=(1, 2, 3))
+    return y
+
+
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs"), [(2, 4, 6), (3, 3, 3), (2, 2, 6), (4, 4, 4)]
+)
+@pytest.mark.parametrize(
+    ("window", "stride", "padding", "pads"),
+    [
+        ((3, 2), (1, 1), "SAME", ((1, 1), (0, 1))),
+        ((2, 2), (2, 1), ((1, 0), (0, 2)), ((1, 0), (0, 2))),
+    ],
+)
+def test_groups(
+    groups: int, inputs: int, outputs: int, window: Any, stride: Any, padding: Any, pads: Any
+) -> None:
+    layer = nn.Conv2d(
+        inputs, outputs, window, stride=stride, padding=padding, groups=groups, dtype="f64"
+    )
+    w, x = randomized(layer), normal(2, 4, 5, inputs)
+    assert layer.kernel.shape == (*window, inputs // groups, outputs)
+    expected = convolve(x, w["kernel"], stride, pads, groups) + w["bias"]
+    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("groups", "inputs", "outputs"), [(2, 4, 2), (2, 2, 4)])
+def test_groups_have_gradients(groups: int, inputs: int, outputs: int) -> None:
+    layer = nn.Conv2d(inputs, outputs, 2, stride=(1, 2), groups=groups, dtype="f64")
+    check(lambda layer, x: layer(x), layer, f64(1, 3, 3, inputs))
+
+
+@pytest.mark.parametrize(("padding", "pads"), [("SAME", (1, 1)), ("VALID", (0, 0)), ((2, 0),) * 2])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv1d(padding: Any, pads: Any, groups: int) -> None:
+    layer = nn.Conv1d(4, 6, 3, padding=padding, groups=groups, dtype="f64")
+    w, x = randomized(layer), normal(2, 5, 4)
+    kernel = w["kernel"][None]
+    expected = convolve(x[:, None], kernel, (1, 1), ((0, 0), pads), groups)[:, 0] + w["bias"]
+    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12, atol=1e-13)
+    assert nn.Conv1d(4, 6, 3, stride=2, padding=padding, dtype="f64")(ml.asarray(x)).shape == (
+        2,
+        (5 + sum(pads) - 3) // 2 + 1,
+        6,
+    )
+
+
+def test_conv1d_has_gradients() -> None:
+    layer = nn.Conv1d(2, 3, 3, stride=2, dtype="f64")
+    check(lambda layer, x: layer(x), layer, f64(2, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"),
+    [
+        (3, 1, "VALID"),
+        (3, 2, "SAME"),
+        ((2, 3), (1, 2), "SAME"),
+        (2, 3, "SAME"),
+        (4, 2, ((1, 1), (0, 2))),
+    ],
+)
+def test_the_transpose_of_a_convolution(window: Any, stride: Any, padding: Any) -> None:
+    """<conv2d(u), x> = <u, conv_transpose2d(x)> for all images u."""
+    layer = nn.ConvTranspose2d(3, 2, window, stride=stride, padding=padding, dtype="f64")
+    x = f64(2, 3, 4, 3)
+    y = layer(x)
+    if padding == "SAME":
+        down, right = layer.stride
+        assert y.shape == (2, 3 * down, 4 * right, 2)
+    u = f64(*y.shape)
+    back = ml.conv2d(u, layer.kernel, stride=stride, padding=padding)
+    assert back.shape == x.shape
+    np.testing.assert_allclose(float(ml.sum(back * x)), float(ml.sum(u * y)), rtol=1e-11)
+
+
+def test_a_transposed_convolution_has_gradients() -> None:
+    layer = nn.ConvTranspose2d(2, 3, (2, 3), stride=2, dtype="f64")
+    check(lambda layer, x: layer(x), layer, f64(1, 2, 3, 2))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_conv2d_and_conv1d_beside_torch(groups: int) -> None:
+    torch = require_torch()
+    x, kernel = normal(2, 6, 5, 4), normal(3, 2, 4 // groups, 8)
+    theirs = torch.nn.functional.conv2d(
+        torch.tensor(x).permute(0, 3, 1, 2),
+        torch.tensor(kernel).permute(3, 2, 0, 1),
+        stride=(2, 1),
+        padding=(1, 0),
+        groups=groups,
+    )
+    ours = ml.conv2d(
+        ml.asarray(x),
+        ml.asarray(kernel),
+        stride=(2, 1),
+        padding=((1, 1), (0, 0)),
+        groups=groups,
+    )
+    np.testing.assert_allclose(ours.numpy(), theirs.permute(0, 2, 3, 1), rtol=1e-10, atol=1e-12)
+    theirs = torch.nn.functional.conv1d(
+        torch.tensor(x[:, :, 0]).permute(0, 2, 1),
+        torch.tensor(kernel[:, 0]).permute(2, 1, 0),
+        stride=2,
+        padding=1,
+        groups=groups,
+    )
+    ours = ml.conv1d(
+        ml.asarray(x[:, :, 0]), ml.asarray(kernel[:, 0]), stride=2, padding=(1, 1), groups=groups
+    )
+    np.testing.assert_allclose(ours.numpy(), theirs.permute(0, 2, 1), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("stride", "padding", "more"), [(1, 0, 0), (2, 1, 1), (3, 2, 0)])
+def test_conv_transpose2d_beside_torch(stride: int, padding: int, more: int) -> None:
+    torch = require_torch()
+    x, kernel = normal(2, 3, 4, 5), normal(3, 3, 2, 5)
+    theirs = torch.nn.functional.conv_transpose2d(
+        torch.tensor(x).permute(0, 3, 1, 2),
+        torch.tensor(kernel).permute(3, 2, 0, 1),
+        stride=stride,
+        padding=padding,
+        output_padding=more,
+    )
+    sides = (padding, padding - more)
+    ours = ml.conv_transpose2d(
+        ml.asarray(x), ml.asarray(kernel), stride=stride, padding=(sides, sides)
+    )
+    np.testing.assert_allclose(ours.numpy(), theirs.permute(0, 2, 3, 1), rtol=1e-10, atol=1e-12)
+
+
+x4, x3 = ml.ones((1, 3, 3, 4)), ml.ones((1, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.Conv2d(4, 6, 3, groups=3), AttributeRefused, "groups must divide"),
+        (lambda: nn.Conv2d(4, 4, 3, groups=0), AttributeRefused, "groups must be an integer >= 1"),
+        (
+            lambda: nn.Conv1d(4, 4, 3, padding="FULL"),
+            AttributeRefused,
+            '"VALID" or (before, after)',
+        ),
+        (lambda: nn.Conv1d(4, 4, 0), AttributeRefused, "window must be an integer >= 1, given 0"),
+        (
+            lambda: ml.conv2d(x4, ml.ones((2, 2, 2, 3)), groups=2),
+            ShapeError,
+            "a kernel for 2 groups of 4 channels is [height, width, 4 / 2, a multiple of 2], "
+            "not [2, 2, 2, 3]",
+        ),
+        (lambda: ml.conv2d(x4, ml.ones((4, 4, 2, 2)), groups=2), ShapeError, "window is 4 x 4"),
+        (lambda: ml.conv2d(x4, ml.ones((4, 4, 1, 4)), groups=4), ShapeError, "window is 4 x 4"),
+        (lambda: ml.conv2d(x4, ml.ones((1, 1, 1, 4)), groups=-4), AttributeRefused, "groups must"),
+        (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "sequences have 3 axes"),
+        (lambda: ml.conv1d(x3, ml.ones((4, 4, 4))), ShapeError, "the window is 1 x 4"),
+        (
+            lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 4, 3))),
+            ShapeError,
+            "a kernel for 4 channels is [height, width, channels out, 4], not [2, 2, 4, 3]",
+        ),
+        (
+            lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 3, 4)), padding=((2, 2), (0, 0))),
+            ShapeError,
+            "leaves nothing",
+        ),
+        (lambda: ml.conv_transpose2d(x3, ml.ones((2, 2, 3, 4))), ShapeError, "4 axes"),
+    ],
+)
+def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        call()

@@ -1,0 +1,142 @@
+"""Normalising layers, beside numpy and PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, MlvmError, ShapeError
+from mlvm.eager import nn
+from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
+
+
+def test_rms_norm() -> None:
+    layer = nn.RMSNorm(5, eps=1e-3, dtype="f64")
+    w, x = randomized(layer), normal(2, 3, 5)
+    expected = x / np.sqrt((x**2).sum(-1, keepdims=True) / 5 + 1e-3) * w["scale"]
+    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12)
+    check(lambda layer, x: layer(x), layer, f64(2, 5))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_group_norm(groups: int) -> None:
+    layer = nn.GroupNorm(groups, 6, eps=1e-3, dtype="f64")
+    w, x = randomized(layer), normal(2, 3, 2, 6)
+    expected = np.empty_like(x)
+    for n in range(2):
+        for g in range(groups):
+            channels = slice(g * 6 // groups, (g + 1) * 6 // groups)
+            part = x[n, ..., channels]
+            expected[n, ..., channels] = (part - part.mean()) / np.sqrt(part.var() + 1e-3)
+    expected = expected * w["scale"] + w["bias"]
+    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-11)
+    assert layer(ml.asarray(normal(4, 6))).shape == (4, 6)
+
+
+def test_group_norm_has_gradients() -> None:
+    layer = nn.GroupNorm(2, 4, dtype="f64")
+    randomized(layer)
+    check(lambda layer, x: layer(x), layer, f64(2, 3, 4))
+
+
+def test_batch_norm() -> None:
+    layer = nn.BatchNorm(3, momentum=0.25, eps=1e-3, dtype="f64")
+    w, x = randomized(layer), normal(4, 2, 3) * 3 + 1
+    mean, var = x.mean((0, 1)), x.var((0, 1))
+    expected = (x - mean) / np.sqrt(var + 1e-3) * w["scale"] + w["bias"]
+    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12)
+    running_mean, running_var = 0.25 * mean, 0.75 + 0.25 * x.var((0, 1), ddof=1)
+    np.testing.assert_allclose(layer.mean.numpy(), running_mean, rtol=1e-12)
+    np.testing.assert_allclose(layer.var.numpy(), running_var, rtol=1e-12)
+    assert list(layer.named_parameters()) == ["scale", "bias"]
+    assert list(layer.named_buffers()) == ["mean", "var"]
+    layer.eval()
+    expected = (x - running_mean) / np.sqrt(running_var + 1e-3) * w["scale"] + w["bias"]
+    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-11)
+    np.testing.assert_allclose(layer.mean.numpy(), running_mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_has_gradients(training: bool) -> None:
+    layer = nn.BatchNorm(3, dtype="f64").train(training)
+    randomized(layer)
+    check(lambda layer, x: layer(x), layer, f64(4, 3))
+
+
+def test_a_captured_training_step_moves_the_running_statistics() -> None:
+    """In an arena that ends after each step, and with a gradient: as eager steps do."""
+    x = [normal(8, 2) * (i + 1) + i for i in range(4)]
+    states = []
+    for wrap in (lambda step: step, ml.capture):
+        with ml.Arena(ml.VM(), "weights").allocating():
+            model = nn.Sequential(nn.Linear(2, 3, key=ml.random.key(1), dtype="f64"))
+            model.layers = (*model.layers, nn.BatchNorm(3, dtype="f64"))
+            optimizer = ml.optim.SGD(model, 0.1)
+
+            def loss(model: Any, x: ml.Tensor) -> ml.Tensor:
+                return ml.mean(ml.square(model(x) - 1.0))
+
+            def step(x: ml.Tensor, model: Any = model, optimizer: Any = optimizer) -> Any:
+                value, gradients = ml.value_and_grad(loss)(model, x)
+                optimizer.update(gradients)
+                return value
+
+        run: Any = wrap(step)
+        batch = ml.Arena(model.layers[0].kernel.arena.vm, "batch")  # type: ignore[attr-defined]
+        for each in x:
+            with batch:
+                run(ml.asarray(each))
+        states.append({path: each.numpy() for path, each in model.state().items()})
+    eager, captured = states
+    assert abs(eager["layers_1/mean"]).min() > 0
+    for path, value in eager.items():
+        np.testing.assert_allclose(captured[path], value, rtol=1e-9, err_msg=path)
+
+
+def test_norms_beside_torch() -> None:
+    torch = require_torch()
+    x = normal(3, 4, 5, 6)
+    first = torch.tensor(x).permute(0, 3, 1, 2)
+    batch, theirs = nn.BatchNorm(6, dtype="f64"), torch.nn.BatchNorm2d(6, dtype=torch.float64)
+    for _ in range(2):
+        expected = theirs(first).permute(0, 2, 3, 1).detach()
+        np.testing.assert_allclose(batch(ml.asarray(x)).numpy(), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(batch.mean.numpy(), theirs.running_mean, rtol=1e-12)
+    np.testing.assert_allclose(batch.var.numpy(), theirs.running_var, rtol=1e-12)
+    batch.eval(), theirs.eval()
+    expected = theirs(first).permute(0, 2, 3, 1).detach()
+    np.testing.assert_allclose(batch(ml.asarray(x)).numpy(), expected, rtol=1e-9, atol=1e-12)
+    expected = torch.nn.GroupNorm(3, 6, dtype=torch.float64)(first).permute(0, 2, 3, 1).detach()
+    ours = nn.GroupNorm(3, 6, dtype="f64")(ml.asarray(x)).numpy()
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
+    expected = torch.nn.RMSNorm(6, eps=1e-6, dtype=torch.float64)(torch.tensor(x)).detach()
+    ours = nn.RMSNorm(6, dtype="f64")(ml.asarray(x)).numpy()
+    np.testing.assert_allclose(ours, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.GroupNorm(4, 6), AttributeRefused, "groups must divide channels, given 4 of 6"),
+        (lambda: nn.GroupNorm(0, 6), AttributeRefused, "groups must be an integer >= 1"),
+        (lambda: nn.RMSNorm(3, eps=0.0), AttributeRefused, "RMSNorm: eps must be positive"),
+        (lambda: nn.BatchNorm(3, momentum=2.0), AttributeRefused, "momentum must be in [0, 1]"),
+        (lambda: nn.BatchNorm(3, dtype="i32"), MlvmError, "dtype must be a float"),
+        (lambda: nn.BatchNorm(3)(ml.ones((2, 4))), ShapeError, "must be [..., 3], given f32[2,4]"),
+        (lambda: nn.RMSNorm(3)(ml.ones((2, 1))), ShapeError, "must be [..., 3], given f32[2,1]"),
+        (lambda: nn.GroupNorm(1, 3)(ml.ones(3)), ShapeError, "must be [N, ..., 3], given f32[3]"),
+        (
+            lambda: nn.BatchNorm(3)(ml.ones((1, 3))),
+            ShapeError,
+            "BatchNorm: f32[1,3] has 1 values a channel, which have no variance; use eval()",
+        ),
+    ],
+)
+def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        call()
