@@ -34,8 +34,8 @@ Run = Callable[[], Outputs]
 Params = dict[str, Any]
 
 
-def running(size: Size) -> Run:
-    """What a round of that size runs."""
+def running(size: Size, *, greedy: bool = False) -> Run:
+    """What a round of that size runs. `greedy` generation takes the likeliest symbols."""
     match size:
         case LstmSize():
             return _each(size, partial(_last_state, size), inputs_of(size))
@@ -48,7 +48,7 @@ def running(size: Size) -> Run:
         case TransformerSize():
             return _training(size, partial(_logits, size))
         case GenerationSize():
-            return generating(size)
+            return _generating(size, greedy=greedy)
 
 
 def _each(size: Size, forward: Callable[..., Any], inputs: list[Any]) -> Run:
@@ -204,7 +204,7 @@ def _step(size: GenerationSize, params: Params, token: Any, cache: Any, position
     return _dense(params, "head", _norm(params, "norm", x))[0], after
 
 
-def generating(size: GenerationSize, *, greedy: bool = False) -> Run:
+def _generating(size: GenerationSize, *, greedy: bool) -> Run:
     """Symbols after the prompt, all in one program; the likeliest ones with `greedy`, else drawn
     among the `TOP_K` likeliest."""
     params = jax.tree.map(jnp.asarray, weights_of(size))

@@ -29,9 +29,6 @@ from bench.dynamic_sizes import (
 )
 from bench.sizes import LEARNING_RATE, MOMENTUM
 from mlvm.eager import Tensor, nn
-from models.bert import EncoderBlock
-from models.lstm import LstmClassifier
-from models.transformer import Transformer, generate
 from models.tree_lstm import TreeLstm
 
 Array = NDArray[Any]
@@ -45,13 +42,13 @@ BUCKETS = (8, 16, 32, 48, 64, 96, 128)  # lengths that BERT has a branch for
 class Family:
     """Inputs that one function takes, on a VM of its own."""
 
-    def __init__(self, size: Size, *, captured: bool, fuse: bool = True) -> None:
+    def __init__(self, size: Size, *, captured: bool, greedy: bool, fuse: bool) -> None:
         self.size = size
         self.vm = ml.VM("bench")
         self.weights = ml.Arena(self.vm, "weights")
         self.batch = ml.Arena(self.vm, "batch")
         with self.weights.allocating():
-            self.function, self.inputs, self.real = _prepared(size)
+            self.function, self.inputs, self.real = _prepared(size, greedy)
         self.captured = ml.capture(self.function, fuse=fuse) if captured else None
 
     def run(self) -> Outputs:
@@ -67,16 +64,16 @@ class Family:
         return outputs
 
 
-def running(size: Size, *, captured: bool) -> Run:
-    """What a round of that size runs."""
-    return Family(size, captured=captured).run
+def running(size: Size, *, captured: bool, greedy: bool = False, fuse: bool = True) -> Run:
+    """What a round of that size runs. `greedy` generation takes the likeliest symbols."""
+    return Family(size, captured=captured, greedy=greedy, fuse=fuse).run
 
 
 Prepared = tuple[Callable[..., Tensor], list[tuple[Any, ...]], list[Callable[[Array], Array]]]
 """A function, its arguments for each input, and what of its result is no padding."""
 
 
-def _prepared(size: Size) -> Prepared:
+def _prepared(size: Size, greedy: bool) -> Prepared:
     inputs = inputs_of(size)
     match size:
         case LstmSize():
@@ -108,7 +105,7 @@ def _prepared(size: Size) -> Prepared:
             [batch] = inputs
             return Training(model), [tuple(map(ml.asarray, batch))], [_whole]
         case GenerationSize():
-            return generating(size, greedy=False)
+            return _generating(size, greedy=greedy)
 
 
 def _padded(rows: Array, length: int) -> Array:

@@ -35,8 +35,10 @@ Run = Callable[[], Outputs]
 """Computes what comes out of each input, one after the other."""
 
 
-def running(size: Size, *, compiled: bool = False, cells: bool = False) -> Run:
-    """What a round of that size runs. `cells` has an LSTM be a loop over `nn.LSTMCell`."""
+def running(
+    size: Size, *, greedy: bool = False, compiled: bool = False, cells: bool = False
+) -> Run:
+    """What a round of that size runs. `greedy` generation takes the likeliest symbols; `cells` has an LSTM be a loop over `nn.LSTMCell`."""
     torch.manual_seed(0)
     match size:
         case LstmSize():
@@ -50,7 +52,7 @@ def running(size: Size, *, compiled: bool = False, cells: bool = False) -> Run:
         case TransformerSize():
             return _training(size, Transformer(size), compiled=compiled)
         case GenerationSize():
-            return generating(size, compiled=compiled)
+            return _generating(size, compiled=compiled, greedy=greedy)
 
 
 def _each(forward: Callable[[Any], Tensor], inputs: Iterable[Any]) -> Run:
@@ -305,7 +307,7 @@ class Transformer(nn.Module):
         return self.head(self.norm(x[:, -1]))[0]
 
 
-def generating(size: GenerationSize, *, compiled: bool = False, greedy: bool = False) -> Run:
+def _generating(size: GenerationSize, *, compiled: bool, greedy: bool) -> Run:
     """Symbols after the prompt, one at a time, with keys and values kept; the likeliest ones with
     `greedy`, else drawn among the `TOP_K` likeliest."""
     model = Transformer(size).eval()

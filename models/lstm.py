@@ -26,5 +26,5 @@ class LstmClassifier(nn.Module):
 
     def __call__(self, sequences: Tensor) -> Tensor:
         lengths = ml.sum(ml.astype(sequences != 0, ml.int64), axis=1)
-        _, (h, _) = self.lstm(self.embedding(sequences), lengths=lengths)
+        _, (h, _) = self.lstm(self.embedding(ml.matrix_transpose(sequences)), lengths=lengths)
         return self.head(h[-1])
