@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError, brief
-from mlvm.core.types import TensorType
-from mlvm.eager.creation import asarray, zeros
-from mlvm.eager.functions import stack
+from mlvm.core.types import i64
+from mlvm.eager import primitives as op
+from mlvm.eager.capture import control as recorded
+from mlvm.eager.creation import asarray, full, zeros
+from mlvm.eager.functions import concat, expand_dims, reshape
 from mlvm.eager.indexing import getitem
+from mlvm.eager.state import as_tree, require_same, tensors
 from mlvm.eager.tensor import Tensor
-from mlvm.eager.tree import Tree, leaves, map_tree, replace
+from mlvm.eager.tree import Tree, leaves, map_tree, with_leaves
 
 __all__ = ["cond", "fori_loop", "function", "map", "scan", "switch", "while_loop"]
 
@@ -29,35 +32,74 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Body: TypeAlias = Callable[..., Any]
-
-_NUMBERS: Final = (bool, int, float, np.ndarray, np.generic)
+Tensors: TypeAlias = list[Tensor]
 
 
 def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) -> Any:
     """`true_fun(*operands)` if `pred` is true, `false_fun(*operands)` if not.
 
+    In a captured function both are recorded, and have results of the same structure and types.
     Raises `ShapeError` for a `pred` of more elements than one.
     """
+    if isinstance(pred, Tensor) and recorded.is_recorded():
+        return _branch(pred, [true_fun, false_fun], operands)
     return true_fun(*operands) if bool(pred) else false_fun(*operands)
 
 
 def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> Any:
     """`branches[index](*operands)`; of an index out of range, the nearest branch.
 
-    Raises `AttributeRefused` without branches, `DTypeError` for an index that is no integer.
+    In a captured function all are recorded, as by `cond`. Raises `AttributeRefused` without
+    branches, `DTypeError` for an index that is no integer.
     """
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
+    if isinstance(index, Tensor) and recorded.is_recorded():
+        _require_integer("index", index)
+        return _switch(index, 0, branches, operands)
     return branches[min(max(_integer("index", index), 0), len(branches) - 1)](*operands)
+
+
+def _switch(index: Tensor, first: int, branches: Sequence[Body], operands: Sequence[Tree]) -> Any:
+    """The branches numbered from `first` on, by halves."""
+    if len(branches) == 1:
+        return branches[0](*operands)
+    half = len(branches) // 2
+    halves = [(first, branches[:half]), (first + half, branches[half:])]
+    ways = [partial(_switch, index, number, each, operands) for number, each in halves]
+    return _branch(index < first + half, ways, ())
+
+
+def _branch(pred: Tensor, ways: Sequence[Body], operands: Sequence[Tree]) -> Any:
+    """A branch of a captured function."""
+    if pred.size != 1:
+        raise ShapeError("a condition is one element").at("cond", (pred.type,))
+    results: list[Tree] = []
+
+    def run(way: Body) -> Tensors:
+        results.append(as_tree(way(*operands)))
+        require_same(results[0], results[-1], "a branch makes another result than the first")
+        return tensors(results[-1])
+
+    made = recorded.cond(pred, [partial(run, way) for way in ways])
+    return with_leaves(results[0], iter(made))
 
 
 def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree) -> Tree:
     """The state when `cond_fun(state)` is false for the first time: `init_val` at first, then
     `body_fun(state)` again and again.
 
-    Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure.
+    Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure, and for a
+    condition of more elements than one.
     """
     state = as_tree(init_val)
+    if recorded.is_recorded():
+        final = recorded.while_loop(
+            lambda xs: _condition(cond_fun(with_leaves(state, iter(xs)))),
+            lambda xs: tensors(next_state(state, body_fun(with_leaves(state, iter(xs))))),
+            tensors(state),
+        )
+        return with_leaves(state, iter(final))
     while bool(cond_fun(state)):
         state = next_state(state, body_fun(state))
     return state
@@ -70,6 +112,21 @@ def fori_loop(lower: Tensor | int, upper: Tensor | int, body_fun: Body, init_val
     Raises `DTypeError` for bounds that are no integers, and what `while_loop` raises.
     """
     state = as_tree(init_val)
+    _require_integer("lower", lower)
+    _require_integer("upper", upper)
+    if recorded.is_recorded():
+        known = not isinstance(lower, Tensor) and not isinstance(upper, Tensor)
+        first = _as_index(lower)
+        turns = max(int(upper) - int(lower), 0) if known else _as_index(upper) - first
+
+        def turn(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
+            after = body_fun(first + i, with_leaves(state, iter(xs)))
+            return tensors(next_state(state, after)), []
+
+        final, _ = recorded.scan(
+            turn, tensors(state), [], turns, turns if isinstance(turns, int) else None
+        )
+        return with_leaves(state, iter(final))
     for i in range(_integer("lower", lower), _integer("upper", upper)):
         state = next_state(state, body_fun(asarray(i), state))
     return state
@@ -97,23 +154,49 @@ def scan(
     """
     state, rows = as_tree(init), as_tree(xs)
     total = _rows(rows, length)
-    turns = _integer("length", length) if isinstance(length, Tensor) else total
-    if turns < 0 or (xs is not None and turns > total):
-        raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
+    if recorded.is_recorded():
+        return _recorded_scan(f, state, rows, length, total, reverse)
+    turns = total if total is not None else 0
+    if isinstance(length, Tensor):
+        turns = _integer("length", length)
+        if turns < 0 or (total is not None and turns > total):
+            raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
     made: dict[int, Tree] = {}
     for i in reversed(range(turns)) if reverse else range(turns):
         state, made[i] = _turn(f, state, map_tree(lambda x, i=i: getitem(x, i), rows))
     if not made:  # one turn, which counts for nothing, tells what the rows are
-        _, y = _turn(f, state, map_tree(lambda x: zeros(x.shape[1:], dtype=x.dtype), rows))
-        return state, map_tree(lambda x: zeros((total, *x.shape), dtype=x.dtype), y)
-    [first, *others] = [made[i] for i in sorted(made)]
-    if isinstance(length, Tensor) and xs is None and any(leaves(first)):
-        raise ShapeError("a scan without xs, of a length known at run time, cannot stack results")
+        none = map_tree(lambda x: zeros(x.shape[1:], dtype=x.dtype), rows)
+        made[0] = map_tree(lambda x: zeros(x.shape, dtype=x.dtype), _turn(f, state, none)[1])
+        turns = 1 if total else 0
+    if total is None:
+        _require_no_rows(made[min(made)])
+    first, *others = [made[i] for i in sorted(made)]
 
     def stacked(*each: Tensor) -> Tensor:
-        return stack([*each, *[zeros(each[0].shape, dtype=each[0].dtype)] * (total - turns)])
+        missing = zeros(((total or 0) - turns, *each[0].shape), dtype=each[0].dtype)
+        return concat([*[expand_dims(x, axis=0) for x in each[:turns]], missing])
 
     return state, map_tree(stacked, first, *others)
+
+
+def _recorded_scan(
+    f: Body, state: Tree, xs: Tree, length: Tensor | int | None, total: int | None, reverse: bool
+) -> tuple[Tree, Tree]:
+    """A scan of a captured function."""
+    made: list[Tree] = []
+
+    def turn(
+        _: Tensor, flat: list[Tensor], rows: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        after, y = _turn(f, with_leaves(state, iter(flat)), with_leaves(xs, iter(rows)))
+        if total is None:
+            _require_no_rows(y)
+        made.append(y)
+        return tensors(after), tensors(y)
+
+    turns = _as_index(length) if isinstance(length, Tensor) else total or 0
+    final, rows = recorded.scan(turn, tensors(state), tensors(xs), turns, total, reverse=reverse)
+    return with_leaves(state, iter(final)), with_leaves(made[0], iter(rows))
 
 
 def map(f: Body, xs: Tree) -> Tree:
@@ -142,28 +225,14 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
     return Function(fn)
 
 
-# --- trees of tensors ----------------------------------------------------------------
-
-
-def as_tree(tree: Any) -> Tree:
-    """The tree with tensors for numbers and arrays."""
-    return replace(asarray, tree, _NUMBERS)
+# --- pieces --------------------------------------------------------------------------
 
 
 def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
     after = as_tree(after)
-    was, now = (
-        {path: x.type for path, x in leaves(tree, buffers=True)} for tree in (before, after)
-    )
-    if was.keys() != now.keys():
-        raise DTypeError(f"a body makes a state of {_listed(now)} out of one of {_listed(was)}")
-    for path, type in was.items():
-        if now[path] is not type:
-            refused = DTypeError if now[path].dtype is not type.dtype else ShapeError
-            where = f" at {path}" if path else ""
-            raise refused(f"a body makes {now[path]} out of the state{where}, which is {type}")
+    require_same(before, after, "a body makes another state than it is given")
     return after
 
 
@@ -174,33 +243,54 @@ def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
     return next_state(state, result[0]), as_tree(result[1])
 
 
-def _rows(xs: Tree, length: Tensor | int | None) -> int:
-    """How many rows there are to stack."""
-    lengths = {path: x.shape[:1] for path, x in leaves(xs)}
+def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
+    """How many rows there are to stack; None if only running tells."""
+    lengths = {path: x.shape[:1] for path, x in leaves(xs, buffers=True)}
     if not lengths and length is None:
         raise ShapeError("a scan without xs takes a length")
     if len(set(lengths.values())) > 1 or () in lengths.values():
         named = ", ".join(f"{path or 'xs'} {list(rows)}" for path, rows in lengths.items())
         raise ShapeError(f"the tensors of xs have equally many rows, not {named}")
     [total] = next(iter(lengths.values()), (None,))
-    if isinstance(length, Tensor):
-        return total or 0
-    given = total if length is None else _integer("length", length)
-    if given is None or given < 0 or (total is not None and total != given):
+    if length is not None:
+        _require_integer("length", length)
+    if isinstance(length, Tensor) or length is None:
+        return total
+    given = _integer("length", length)
+    if given < 0 or (total is not None and total != given):
         raise ShapeError(f"xs has {total} rows, and length is {given}")
     return given
 
 
+def _require_no_rows(y: Tree) -> None:
+    if any(leaves(y)):
+        raise ShapeError("a scan without xs, of a length known at run time, cannot stack results")
+
+
+def _condition(value: Any) -> Tensor:
+    condition = as_tree(value)
+    if not isinstance(condition, Tensor) or condition.size != 1:
+        given = condition.type if isinstance(condition, Tensor) else brief(value)
+        raise ShapeError(f"a condition is one element, not {given}")
+    return condition
+
+
+def _require_integer(name: str, value: Any) -> None:
+    """Raise `DTypeError` unless it is an int, or a tensor of one."""
+    if isinstance(value, Tensor):
+        if not value.dtype.is_integer or value.size != 1:
+            raise DTypeError(f"{name} is one integer, not {value.type}")
+    elif not isinstance(value, (int, np.integer)):
+        raise DTypeError(f"{name} is an integer, not {brief(value)}")
+
+
 def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        given = value.type if isinstance(value, Tensor) else brief(value)
-        raise DTypeError(f"{name} is an integer, not {given}") from None
+    _require_integer(name, value)
+    return operator.index(value)
 
 
-def _listed(types: dict[str, TensorType]) -> str:
-    return (
-        ", ".join(f"{path} {type}" if path else str(type) for path, type in types.items())
-        or "no tensors"
-    )
+def _as_index(value: Tensor | int) -> Tensor:
+    """The integer as an i64[]."""
+    if isinstance(value, Tensor):
+        return reshape(op.astype(value, dtype=i64), ())
+    return full((), value, dtype=i64)

@@ -8,8 +8,8 @@ arguments, and says of each of them what it has to be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
@@ -17,12 +17,13 @@ from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import Instruction, Opcode, Program
-from mlvm.core.types import TensorType
-from mlvm.step.flow import Call, Flow, Location, Role, Unit, Use, Value, without_dead_calls
+from mlvm.core.types import TensorType, u8
+from mlvm.step.blocks import taken, without_dead_calls, without_moves
+from mlvm.step.flow import Call, Flow, Location, Role, Unit, Use, Value
 from mlvm.step.fusion import REFERENCE, Taste, chain_of, fused
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
-from mlvm.step.schedule import Placed, Schedule, placed
+from mlvm.step.schedule import Placed, Run, Schedule, placed
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""
@@ -63,7 +64,7 @@ class Planned:
             )
         code = self.program.main.code
         _, nresults, _ = code[2].immediates
-        ahead, body = code[:2], code[3:-1]
+        ahead, body = code[:2], _moved(code[3:-1], 1)
         start = [*ahead, Instruction(Opcode.cfunc, (1, nresults + 1))]
         end = len(start) + 1 + len(body) + 1
         return Program.straight(
@@ -76,6 +77,16 @@ class Planned:
                 Instruction(Opcode.halt),
             ]
         )
+
+
+def _moved(code: Sequence[Instruction], by: int) -> list[Instruction]:
+    """The instructions so many places further on: jumps go there too."""
+    return [
+        each._replace(immediates=(each.immediates[0] + by,))
+        if "label" in each.opcode.immediates
+        else each
+        for each in code
+    ]
 
 
 def _reshaped(type: TensorType) -> list[Instruction]:
@@ -93,59 +104,200 @@ def compile_flow(
     may run again. Of all that is allowed, what has the smallest plan is done; so neither makes a
     plan larger.
     """
-    schedule, found = _smallest(_schedules(flow, fuse=fuse, recompute=recompute, taste=taste))
+    options = _Options(fuse, recompute, taste)
+    flow = without_moves(Flow(without_dead_calls(flow), flow.results))
+    level = _planned(flow, options)
+    written = _Written()
+    written.level(level, 0)
+    return written.planned(level.plan)
+
+
+class _Options(NamedTuple):
+    """How a step may be changed: see `compile_flow`."""
+
+    fuse: bool
+    recompute: bool
+    taste: Taste
+
+
+class _Level(NamedTuple):
+    """Calls in the order in which they run, and where what they make lies. `inside` has what runs
+    in a call with blocks."""
+
+    schedule: Schedule
+    plan: Plan
+    places: Mapping[Placed, int]
+    result: Use | None
+    inside: Mapping[Call, _Inside]
+
+
+class _Inside(NamedTuple):
+    """The blocks of a call. Their memory is the value `workspace`, if they need any."""
+
+    levels: tuple[_Level, ...]
+    outer: Mapping[int, Value]
+    workspace: Value | None
+
+
+def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level:
+    """A plan for the calls, and for all that runs inside them."""
+    inside: dict[Call, _Inside] = {}
+    calls: list[Call] = []
+    for call in flow.calls:
+        if call.blocks:
+            blocks, outer = taken(call)
+            levels = tuple(
+                [
+                    _planned(
+                        Flow(block.calls, [] if block.result is None else [block.result.value]),
+                        options,
+                        block.result,
+                    )
+                    for block in blocks
+                ]
+            )
+            nbytes = max(level.plan.nbytes for level in levels)
+            workspace = Value(nbytes) if nbytes else None
+            if workspace is not None:
+                call = replace(call, outs=[*call.outs, Use(workspace, TensorType(u8, (nbytes,)))])
+            inside[call] = _Inside(levels, outer, workspace)
+        calls.append(call)
+    schedule, found = _smallest(_schedules(Flow(calls, flow.results), options))
     offsets = dict(zip(schedule.roots, found.offsets, strict=True))
     places = {each: offsets[root] for each, root in schedule.root.items()}
+    return _Level(schedule, found, places, result, inside)
 
-    def location(use: Use) -> Location:
+
+class _Written:
+    """A program as it is written, level by level: code, and what its numbers stand for."""
+
+    def __init__(self) -> None:
+        self.code: list[Instruction] = []
+        self.lines: dict[int, str] = {}
+        self.takes: list[int] = []
+        self.lifetimes: list[Lifetime] = []
+        self.numbers: dict[Location, int] = {}  # of arguments, in the order they are met
+        self._elements: dict[int, TensorType] = {}  # what queues have left on the stack, by slot
+        self._outer: dict[int, tuple[Role, int]] = {}  # where it is, by index
+        self._moment = 0
+
+    def level(self, level: _Level, base: int) -> None:
+        """Write the calls of a level, whose memory begins at byte `base`."""
+        before = len(self._elements)
+        begins: list[int] = []
+        for run in level.schedule.runs:
+            begins.append(self._moment)
+            inside = level.inside.get(run.unit.calls[0])
+            if inside is None:
+                self._call(run, level, base)
+                self._moment += 1
+            else:
+                self._control(run, inside, level, base)
+                self._moment = max(self._moment, begins[-1] + 1)
+        begins.append(self._moment)
+        took = len(self._elements) - before
+        if took:
+            self.code.append(Instruction(Opcode.pop, (took,)))
+            for _ in range(took):
+                self._elements.popitem()
+        if level.result is not None:
+            self._load(self._location(level.result, level, base))
+        self.lifetimes += _lifetimes(level, base, begins)
+
+    def planned(self, plan: Plan) -> Planned:
+        """The program with its plan, whose arguments are in the order of their roles."""
+        arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
+        number = {self.numbers[each]: i for i, each in enumerate(arguments)}
+        code = [
+            each._replace(immediates=(number[each.immediates[0]],))
+            if each.opcode is Opcode.load_arg
+            else each
+            for each in self.code
+        ]
+        program = Program.straight([*code, Instruction(Opcode.halt)])
+        lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
+        return Planned(program, tuple(arguments), plan, self.lines, lifetimes, tuple(self.takes))
+
+    def _location(self, use: Use, level: _Level, base: int) -> Location:
         each, home = placed(use.value), use.value.home
         if each is not None:
-            return Location("scratch", places[each], use.type)
+            return Location("scratch", base + level.places[each], use.type)
         assert home is not None  # or it would be placed
+        if home.role == "outer":
+            return Location(*self._outer[home.index], use.type)
         return home.seen_as(use.type)
 
-    operands = [[location(use) for use in (*run.outs, *run.ins)] for run in schedule.runs]
-    given = dict.fromkeys(each for row in operands for each in row if each.role != "element")
-    arguments = sorted(given, key=lambda each: (ROLES.index(each.role), each.place))
-    numbers = {each: number for number, each in enumerate(arguments)}
-    code: list[Instruction] = []
-    lines: dict[int, str] = {}
-    takes: list[int] = []
-    elements: dict[int, TensorType] = {}  # what queues have left on the stack, by slot
-    for run, row in zip(schedule.runs, operands, strict=True):
+    def _load(self, each: Location) -> None:
+        if each.role != "element":
+            number = self.numbers.setdefault(each, len(self.numbers))
+            self.code.append(Instruction(Opcode.load_arg, (number,)))
+            return
+        self.code.append(Instruction(Opcode.get, (each.place,)))
+        if each.type is not self._elements[each.place]:
+            self.code += _reshaped(each.type)
+
+    def _call(self, run: Run, level: _Level, base: int) -> None:
+        """Write the call of a host function."""
+        row = [self._location(use, level, base) for use in (*run.outs, *run.ins)]
         [first, *others] = run.unit.calls
         name, attributes = first.name, first.attributes
         if others:
             name, attributes = "fused", chain_of(run).attributes()
         nparams, nresults = len(row), 0
         if first.queue is not None:
-            elements.update((each.place, each.type) for each in row)
+            self._elements.update((each.place, each.type) for each in row)
             nparams, nresults, row = 1, len(row), []
-            code.append(Instruction(Opcode.push_int, (first.queue,)))
+            self.code.append(Instruction(Opcode.push_int, (first.queue,)))
         for each in row:
-            if each.role != "element":
-                code.append(Instruction(Opcode.load_arg, (numbers[each],)))
-                continue
-            code.append(Instruction(Opcode.get, (each.place,)))
-            if each.type is not elements[each.place]:
-                code += _reshaped(each.type)
-        code.append(Instruction(Opcode.push_str, (name,)))
+            self._load(each)
+        self.code.append(Instruction(Opcode.push_str, (name,)))
         line = next((call.line for call in run.unit.calls if call.line), None)
         if line is not None:
-            lines[len(code)] = line
+            self.lines[len(self.code)] = line
         if first.queue is not None:
-            takes.append(len(code))
+            self.takes.append(len(self.code))
         rest = (attributes,) if attributes else ()
-        code.append(Instruction(Opcode.cfunc, (nparams, nresults, *rest)))
-    if elements:
-        code.append(Instruction(Opcode.pop, (len(elements),)))
-    program = Program.straight([*code, Instruction(Opcode.halt)])
-    lifetimes = _lifetimes(schedule, places)
-    return Planned(program, tuple(arguments), found, lines, lifetimes, tuple(takes))
+        self.code.append(Instruction(Opcode.cfunc, (nparams, nresults, *rest)))
+
+    def _control(self, run: Run, inside: _Inside, level: _Level, base: int) -> None:
+        """Write a branch or a loop."""
+        [call] = run.unit.calls
+        for index, value in inside.outer.items():
+            role, place, _ = self._location(Use(value, call.ins[0].type), level, base)
+            self._outer[index] = role, place
+        within = base
+        if inside.workspace is not None:
+            within += level.places[inside.workspace]
+        first, second = inside.levels
+        start = len(self.code)
+        if call.name == "while":
+            self.level(first, within)
+        else:
+            self._load(self._location(call.ins[0], level, base))
+        leave = self._jump(Opcode.jump_if_false)
+        self.level(second if call.name == "while" else first, within)
+        back = self._jump(Opcode.jump)
+        self._land(leave)
+        if call.name == "while":
+            self.code[back] = Instruction(Opcode.jump, (start,))
+        else:
+            self.level(second, within)
+            self._land(back)
+
+    def _jump(self, opcode: Opcode) -> int:
+        """Write a jump to a place that is not known yet. Returns where it is."""
+        self.code.append(Instruction(opcode, (0,)))
+        return len(self.code) - 1
+
+    def _land(self, jump: int) -> None:
+        """Make that jump come here."""
+        self.code[jump] = self.code[jump]._replace(immediates=(len(self.code),))
 
 
-def _lifetimes(schedule: Schedule, places: Mapping[Placed, int]) -> tuple[Lifetime, ...]:
-    """How long each value and scratch home is in its place, and which call made it."""
+def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:
+    """How long each value and scratch home of a level is in its place, and which call made it. The
+    level's runs begin at the moments `begins`, and it ends at the last of these."""
+    schedule = level.schedule
     maker: dict[Value, Call] = {}
     first: dict[Placed, Use] = {}
     for run in schedule.runs:
@@ -154,24 +306,28 @@ def _lifetimes(schedule: Schedule, places: Mapping[Placed, int]) -> tuple[Lifeti
             each = placed(use.value)
             if each is not None:
                 first.setdefault(each, use)
-    return tuple(
+    for inside in level.inside.values():  # it shows what is in there itself
+        if inside.workspace is not None:
+            del first[inside.workspace]
+    return [
         Lifetime(
             use.type,
-            places[each],
+            base + level.places[each],
             rounded(schedule.size[each]),
-            schedule.start[each],
-            schedule.end[each],
+            begins[schedule.start[each]],
+            begins[schedule.end[each]],
             maker[use.value].name.removesuffix(OUT),
             maker[use.value].line,
         )
         for each, use in first.items()
-    )
+    ]
 
 
-def _schedules(flow: Flow, *, fuse: bool, recompute: bool, taste: Taste) -> list[Schedule]:
+def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     """The ways to run the step, the fastest first. The last is the step as it was recorded: its
     calls one by one, each once."""
-    wanted = flow.wanted()
+    fuse, recompute, taste = options
+    calls, wanted = flow.calls, flow.wanted()
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([Unit([call]) for call in calls], wanted)
@@ -184,11 +340,10 @@ def _schedules(flow: Flow, *, fuse: bool, recompute: bool, taste: Taste) -> list
             found.append(Schedule(fused(calls, most, taste), wanted))
         return found
 
-    calls = without_dead_calls(flow)
     plain = one_by_one(calls)
     chained = in_chains(plain, calls) if fuse else []
     if recompute:
-        calls = without_dead_calls(Flow(recomputed(calls), flow.results))
+        calls = without_dead_calls(Flow(recomputed(calls), flow.results), inside=False)
         if any(call.again for call in calls):
             again = one_by_one(calls)
             if again.most_alive < plain.most_alive:

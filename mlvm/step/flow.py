@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from mlvm.core.op import Attributes, Op
 from mlvm.core.types import TensorType
 
-Role = Literal["input", "output", "state", "scratch", "element"]
+Role = Literal["input", "output", "state", "scratch", "element", "outer"]
 
 
 class Location(NamedTuple):
@@ -31,7 +31,8 @@ class Location(NamedTuple):
 class Home:
     """Memory that several values lie in: an `input` or `output` of the step, its `state`, `scratch`
     that a function changes in place, or an `element` of a queue. Which tensor of its role it is,
-    the caller knows by `index`. It is of `type`, but may be seen as others."""
+    the caller knows by `index`. It is of `type`, but may be seen as others. Inside a block, what
+    lies outside of it is `outer` (see `mlvm.step.blocks`)."""
 
     role: Role
     index: int
@@ -65,7 +66,9 @@ class Call:
     the calls, `outs` has a new value for each operand, in their order, and `ins` those before.
     `line` is the line of Python that made the call. An `again` is one that computes anew what was
     there before, and is to run no earlier than where it stands. A call with a `queue`, whose
-    handle that is, takes the next element from it: its `outs`.
+    handle that is, takes the next element from it: its `outs`. One with `blocks` is control flow:
+    `cond` runs one of two, by what it reads first; `while` runs the second for as long as the first
+    has a true result. It reads what its blocks read from outside, and makes what they leave there.
     """
 
     name: str
@@ -76,6 +79,24 @@ class Call:
     line: str | None = None
     again: bool = False
     queue: int | None = None
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it has to keep its place among others of its kind."""
+        if self.blocks:
+            return any(call.fixed for block in self.blocks for call in block.calls)
+        return self.op is None
+
+
+@dataclass(eq=False)
+class Block:
+    """Calls inside a call. They read values from outside too, and what they leave lies in homes
+    from outside; `homes` are those of the block itself. `result` is what a test has found."""
+
+    calls: list[Call] = field(default_factory=list)
+    homes: set[Home] = field(default_factory=set)
+    result: Use | None = None
 
 
 @dataclass(eq=False)
@@ -107,7 +128,7 @@ class Unit:
     @property
     def fixed(self) -> bool:
         """Whether it has to keep its place among others of its kind."""
-        return any(call.op is None for call in self.calls)
+        return any(call.fixed for call in self.calls)
 
     @property
     def movable(self) -> bool:
@@ -128,7 +149,9 @@ class Unit:
         chain makes, it writes the values in `kept`, and of those in one home the last."""
         if len(self.calls) == 1:
             [call] = self.calls
-            return ([], call.outs) if call.op is None else (call.outs, call.ins)
+            if call.op is None and not call.blocks:
+                return [], call.outs
+            return call.outs, call.ins
         made = [use for call in self.calls for use in call.outs]
         last = {use.value.home: use.value for use in made if use.value.home is not None}
         outs = [
@@ -156,14 +179,3 @@ class Flow:
             if use.value.home is not None and use.value.home.role not in ("scratch", "element")
         }
         return {*self.results, *last.values()}
-
-
-def without_dead_calls(flow: Flow) -> list[Call]:
-    """The calls whose results somebody reads, or that have to be there at the end."""
-    alive = flow.wanted()
-    kept: list[Call] = []
-    for call in reversed(flow.calls):
-        if call.op is None or any(use.value in alive for use in call.outs):
-            kept.append(call)
-            alive.update(use.value for use in call.ins)
-    return kept[::-1]

@@ -19,6 +19,7 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
     """The calls, with cheap ones repeated before a far later use of their result, if what they
     read is there at that time anyway: a backward pass then needs the operand of a GELU, but
     not its result (Chen et al., arXiv 1604.06174). The result has the same bits each time."""
+    inside = {use.value for call in calls if call.blocks for use in call.ins}
     uses: dict[Value, list[int]] = {}
     overwritten: dict[Home, list[int]] = {}
     for i, call in enumerate(calls):
@@ -39,6 +40,8 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
         if call.op is None or call.op.name not in CHEAP or call.outs[0].value.home is not None:
             continue
         made = call.outs[0].value
+        if made in inside:  # of control flow, which reads it at any time
+            continue
         times = uses.get(made, [])
         for before, at in zip([i, *times], times, strict=False):
             if at - before < FAR or not all(there(use.value, i, at) for use in call.ins):

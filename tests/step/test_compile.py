@@ -16,8 +16,8 @@ from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import ALIGNMENT, TensorType
 from mlvm.step import fusion, recompute
+from mlvm.step.blocks import without_dead_calls
 from mlvm.step.compile import Planned, compile_flow
-from mlvm.step.flow import without_dead_calls
 from tests.step.flows import Step, assert_same_bits, floats, mlp, run, steps
 
 BLOCK_SIZE = 8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from mlvm.step.flow import Call, Flow, Home, Use, without_dead_calls
+from mlvm.step.blocks import without_dead_calls
+from mlvm.step.flow import Call, Flow, Home, Use
 from tests.step.flows import TYPE, Step, call, steps, value
 
 

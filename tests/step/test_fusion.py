@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mlvm.core.machine.fused import parse
 from mlvm.step import fusion
-from mlvm.step.flow import Unit, without_dead_calls
+from mlvm.step.blocks import without_dead_calls
+from mlvm.step.flow import Unit
 from mlvm.step.fusion import NATIVE, REFERENCE, Taste, chain_of, fused
 from mlvm.step.schedule import Run, Schedule
 from tests.step.flows import Step, floats, in_turn, steps

@@ -7,7 +7,8 @@ from unittest import mock
 from hypothesis import given
 
 from mlvm.step import recompute
-from mlvm.step.flow import Home, Value, without_dead_calls
+from mlvm.step.blocks import without_dead_calls
+from mlvm.step.flow import Home, Value
 from mlvm.step.recompute import recomputed
 from tests.step.flows import Step, mlp, steps
 

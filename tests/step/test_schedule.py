@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 
 from mlvm.arena.placement import rounded
+from mlvm.step.blocks import without_dead_calls
 from mlvm.step.compile import compile_flow
-from mlvm.step.flow import Unit, without_dead_calls
+from mlvm.step.flow import Unit
 from mlvm.step.schedule import Run, Schedule, in_place, placed
 from tests.step.flows import Step, floats, in_turn, steps
 

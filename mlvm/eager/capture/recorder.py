@@ -28,12 +28,16 @@ from mlvm.eager.tensor import Tensor, prepare_constants
 from mlvm.eager.tree import require_writable
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
-from mlvm.step.flow import Call, Home, Role, Use, Value
+from mlvm.step.blocks import free
+from mlvm.step.flow import Block, Call, Home, Role, Use, Value
 
 recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 """The recorder that is on, for each thread or task."""
 
 Reference: TypeAlias = weakref.ref[Allocation]
+
+_ENDED: Final = Value(0)
+"""What a tensor holds that a block made, once the block has ended."""
 
 _handles = itertools.count(1 << 62)  # no VM issues as many
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
@@ -45,7 +49,8 @@ class Recorder:
     `inputs` are the tensors that the function is given, one for each memory; it gets a `stand_in`
     for each. `calls` is what was recorded so far. `states` are tensors from outside that the
     function used and was not given. `same` has the numbers of inputs that it also reached by
-    itself. `held` has to live as long as what was recorded.
+    itself. `held` has to live as long as what was recorded. While `again` is true, calls compute
+    what was there before.
     """
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
@@ -54,6 +59,7 @@ class Recorder:
         self.states: list[Allocation] = []
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
+        self.again = False
         self.same: set[int] = set()
         self.held: list[object] = []
         self._arguments = 0
@@ -61,6 +67,9 @@ class Recorder:
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
         self._both: dict[int, tuple[Tensor, Tensor]] = {}  # see `_require_writable`
         self._scratch = 0
+        self._before: list[dict[int, Value]] = []  # the values around each block that is open
+        self._open: list[Block] = []
+        self._left: dict[int, list[int]] = {}  # what each block, by id, has written outside of it
         self._reached: dict[StorageHandle, int] = {}  # the end of the bytes used in a storage
         self._given: set[StorageHandle] = set()  # storages of arguments
         self._allocating: set[StorageHandle] = set()
@@ -202,6 +211,80 @@ class Recorder:
         self.held.append(queue)
         return tuple(twins)
 
+    # --- control flow -----------------------------------------------------------------
+
+    @contextmanager
+    def block(self) -> Iterator[Block]:
+        """Inside, calls are recorded into a block, which `control` then runs. What it makes cannot
+        be used outside of it; what it writes in place was made outside."""
+        calls, elements, before = self.calls, self._elements, dict(self._values)
+        block = Block()
+        self.calls = block.calls
+        self._before.append(before)
+        self._open.append(block)
+        try:
+            yield block
+        finally:
+            self._before.pop()
+            self._open.pop()
+            self.calls, self._elements = calls, elements
+            for key, value in self._values.items():
+                if key not in before:
+                    self._values[key] = _ENDED
+                elif value is not before[key]:
+                    self._left.setdefault(id(block), []).append(key)
+                    self._values[key] = before[key]
+
+    def control(self, name: str, blocks: Sequence[Block], condition: Tensor | None = None) -> None:
+        """Run blocks: see `Call`."""
+        ins = [] if condition is None else [self.use(condition)]
+        ins += free(blocks)
+        outs: list[Use] = []
+        for key in dict.fromkeys(key for block in blocks for key in self._left.pop(id(block), [])):
+            home = self._homes[key]
+            ins.append(Use(self._values[key], home.type))
+            self._values[key] = Value(home.type.nbytes, home)
+            outs.append(Use(self._values[key], home.type))
+        ins = list(dict.fromkeys(ins))
+        line = user_line()
+        self.calls.append(
+            Call(name, None, NO_ATTRIBUTES, outs, ins, line, self.again, blocks=tuple(blocks))
+        )
+
+    def variable(self, type: TensorType, *, outside: bool = False) -> Tensor:
+        """A tensor for blocks to write, which holds nothing at first; with `outside` it is made
+        outside of the block that is open."""
+        x = self.arena.alloc(type, Tensor)
+        x.prepare()
+        reference = _reference_to(x)
+        self._references[id(reference)] = reference
+        self._stay(reference, type)
+        value = self._new_value(reference, type)
+        if outside:
+            self._before[-1][id(reference)] = value
+        if len(self._open) > outside:
+            self._open[-1 - outside].homes.add(self._homes[id(reference)])
+        return x
+
+    def use(self, x: Tensor) -> Use:
+        """What the tensor holds now, as its type."""
+        return Use(self.value_of(x), x.type)
+
+    def released(self, x: Tensor) -> Tensor:
+        """Another tensor for what the variable holds, which cannot be used any more."""
+        twin = self.arena.alloc(x.type, Tensor)
+        twin.prepare()
+        old, new = _reference_to(x), _reference_to(twin)
+        self._references[id(new)] = new
+        self._homes[id(new)] = self._homes[id(old)]
+        self._values[id(new)] = self._values[id(old)]
+        self._values[id(old)] = _ENDED
+        return twin
+
+    def is_inside(self, x: Tensor) -> bool:
+        """Whether the tensor was made in the block that is open."""
+        return id(self._reference(x.root.handle)) not in self._before[-1]
+
     def value_of(self, x: Tensor) -> Value:
         """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
         return self._value(self._reference(x.handle))
@@ -245,6 +328,8 @@ class Recorder:
             self._require_writable(op, references, types)
             out, *operands = zip(references, types, strict=True)
             ins = [Use(self._value(reference), type) for reference, type in operands]
+            if self._before and id(out[0]) in self._before[-1]:
+                self._stay(*out)
             outs = [Use(self._new_value(*out), out[1])]
         else:
             for reference, type in zip(references, types, strict=True):
@@ -255,7 +340,7 @@ class Recorder:
             ins = [Use(value, type) for value, type in before if value is not None]
             made = {id(r): self._new_value(r, t) for r, t in zip(references, types, strict=True)}
             outs = [Use(made[id(r)], t) for r, t in zip(references, types, strict=True)]
-        self.calls.append(Call(name, op, attributes, outs, ins, line))
+        self.calls.append(Call(name, op, attributes, outs, ins, line, again=self.again))
 
     def _require_writable(
         self, op: Op, references: Sequence[Reference], types: Sequence[TensorType]
@@ -311,11 +396,17 @@ class Recorder:
         """Give the tensor its home outside: a role, and an index."""
         reference = _reference_to(x)
         home = self._homes[id(reference)] = Home(role, index, x.type)
-        self._values[id(reference)] = Value(x.type.nbytes, home)
+        value = self._values[id(reference)] = Value(x.type.nbytes, home)
         self._references[id(reference)] = reference
+        if role != "element":
+            for before in self._before:
+                before[id(reference)] = value
 
     def _stay(self, reference: Reference, type: TensorType) -> None:
-        """Give a tensor that a host function changes in place a home that it keeps."""
+        """Give a tensor that is changed in place, by a host function or in a block, a home that it
+        keeps."""
+        if self._values.get(id(reference)) is _ENDED:
+            self._value(reference)
         if id(reference) not in self._homes:
             home = self._homes[id(reference)] = Home("scratch", self._scratch, type)
             self._scratch += 1
@@ -330,6 +421,8 @@ class Recorder:
         value = self._values.get(id(reference))
         if value is None:
             raise _refused("a tensor is read that nothing has been written to")
+        if value is _ENDED:
+            raise _refused("a tensor that a loop's body or a branch has made is used outside of it")
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:

@@ -1,0 +1,507 @@
+"""Control flow of captured functions: branches and loops as blocks of the program.
+
+A function is called once for each block, with stand-ins for what goes round; what it does is
+recorded into the block. Under a gradient the tape's nodes of a block are taken off the tape: they
+are the block's way back, a block of its own, which runs in control flow of the same kind. What the
+way back needs of each turn is kept in a stack, a row for each turn; that is a result like any
+other, so there are gradients of gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from mlvm.core.errors import GradientError, ShapeError
+from mlvm.core.types import TensorType, i64
+from mlvm.eager import primitives as op
+from mlvm.eager.autodiff import Pull, Tape, taping
+from mlvm.eager.capture.recorder import Recorder, recorder
+from mlvm.eager.context import recording
+from mlvm.eager.functions import full, sum_to
+from mlvm.eager.tensor import OneOp, Tensor, alias, constant, one_op, stop_gradient
+from mlvm.step.flow import Block
+
+Tensors: TypeAlias = list[Tensor]
+Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
+"""A body: from the number of a turn, the state and a row of each of xs to the state, and a row of
+each result."""
+
+_ADD: Final = one_op("add")
+_COPY: Final = one_op("copy")
+_REPLACE_ROW: Final = one_op("dynamic_update", axis=0)
+_ROW: Final = one_op("take", axis=0)
+
+
+def is_recorded() -> bool:
+    """Whether this is called in a captured function, while it is recorded."""
+    return recorder.get() is not None
+
+
+# --- loops ---------------------------------------------------------------------------
+
+
+def scan(
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    turns: Tensor | int,
+    total: int | None,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensors, Tensors]:
+    """So many turns with a state, through the rows of `xs`, in a recorded loop. There are no more
+    turns than `total`, if that is known; so many rows the results have."""
+    record, tape = _recorder(), taping()
+    count = op.astype(turns, dtype=i64) if isinstance(turns, Tensor) else constant(turns, i64)
+    with _untaped():
+        state = [_initialized(record, x) for x in init]
+        i = _initialized(record, count - 1 if reverse else constant(0, i64))
+    with record.block() as test, _untaped():
+        test.result = record.use(i >= 0 if reverse else i < count)
+    start = 0 if tape is None else len(tape.nodes)
+    kept: list[tuple[Tensor, Tensor]] = []  # what the way back needs, and the stack it is kept in
+    with record.block() as block:
+        with _untaped():
+            now = stop_gradient(i)
+            params, rows = [stop_gradient(x) for x in state], [_row(x, i) for x in xs]
+        if tape is not None:
+            params, rows = _watched(tape, params), _watched(tape, rows)
+            if total is not None:
+                kept += [(x, _stacked(record, x, i, total)) for x in params if x.dtype.is_float]
+        after, made = body(now, params, rows)
+        segment = None
+        if tape is not None:
+            segment = _Segment(record, tape, start, [*after, *made], [i, *state, *rows])
+            if total is not None and not segment.is_constant([*init, *xs]):
+                kept += [(x, _stacked(record, x, i, total)) for x in segment.inside]
+        stacks = [_stacked(record, y, i, _known(total)) for y in made]
+        with _untaped():
+            _assign(record, state, after)
+            _into(record, i, _ADD, i, constant(-1 if reverse else 1, i64))
+    for stack in stacks if isinstance(turns, Tensor) else []:
+        _into(record, stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
+    record.control("while", [test, block])
+    finals, results = _released(record, state), _released(record, stacks)
+    if tape is not None and segment is not None and not segment.is_constant([*init, *xs]):
+        if total is None:
+            raise GradientError("a loop of a length known at run time only has no gradient yet")
+        residuals = _released(record, [stack for _, stack in kept])
+        back = _Back(
+            segment, params, rows, i, after, made, [x for x, _ in kept], turns, total, reverse
+        )
+        saved = [*xs, *residuals, *segment.outside]
+        outs = [*finals, *results, *residuals]
+        _leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull_scan, back))
+    return finals, results
+
+
+class _Back(NamedTuple):
+    """What the way back through a loop needs to know of the way there. `kept` are those tensors of
+    its body that were kept in a stack."""
+
+    segment: _Segment
+    params: Tensors
+    rows: Tensors
+    i: Tensor
+    after: Tensors
+    made: Tensors
+    kept: Tensors
+    turns: Tensor | int
+    total: int
+    reverse: bool
+
+
+def _pull_scan(
+    back: _Back, cotangents: Sequence[Tensor | None], saved: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """The cotangents of a loop's initial state, its xs, and what its body reaches besides."""
+    segment = back.segment
+    nstate, nrows, nkept = len(back.params), len(back.rows), len(back.kept)
+    xs, residuals, outside = _split(saved, nrows, nkept)
+    of_state, of_made, of_kept = _split(cotangents, nstate, len(back.made))
+    active = [k for k, x in enumerate(back.params) if x.dtype.is_float]
+    tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_float]
+    given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=True)]
+    given = [(y, g) for y, g in given if g is not None]
+    init = [_or_zeros(of_state[k], back.params[k].type) for k in active]
+    init += [full(type.shape, 0, dtype=type.dtype) for type in segment.closures.values()]
+
+    def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+        xrows, kept, seeds = _split(rows, nrows, nkept)
+        inside = {id(x.root): row for x, row in zip(back.kept, kept, strict=True)}
+        inside |= {id(x.root): row for x, row in zip(back.rows, xrows, strict=True)}
+        inside[id(back.i)] = i
+        pending = _Pending()
+        for number, total in zip(segment.closures, state[len(active) :], strict=True):
+            pending.put(number, total)
+        for k, g in zip(active, state, strict=False):
+            pending.add(back.after[k], segment.tape, g)
+        for (y, _), g in zip(given, seeds, strict=True):
+            pending.add(y, segment.tape, g)
+        segment.walk(pending, inside, outside)
+        after = [_or_zeros(pending.get(back.params[k].node), back.params[k].type) for k in active]
+        after += [pending.get(number) for number in segment.closures]
+        of_rows = [pending.get(back.rows[k].node) for k in tracked]
+        return after, [
+            _or_zeros(g, back.rows[k].type) for g, k in zip(of_rows, tracked, strict=True)
+        ]
+
+    finals, of_xs = scan(
+        turn,
+        init,
+        [*xs, *residuals, *[g for _, g in given]],
+        back.turns,
+        back.total,
+        reverse=not back.reverse,
+    )
+    parts: list[Tensor | None] = [None] * (nstate + nrows)
+    for k, g in zip(active, finals, strict=False):
+        parts[k] = g
+    for k, g in zip(tracked, of_xs, strict=True):
+        parts[nstate + k] = g
+    return [*parts, *finals[len(active) :]]
+
+
+def while_loop(
+    test: Callable[[Tensors], Tensor], body: Callable[[Tensors], Tensors], init: Tensors
+) -> Tensors:
+    """The state when the test is false, in a recorded loop."""
+    record, tape = _recorder(), taping()
+    with _untaped():
+        state = [_initialized(record, x) for x in init]
+    with record.block() as first, _untaped():
+        first.result = record.use(test([stop_gradient(x) for x in state]))
+    start = 0 if tape is None else len(tape.nodes)
+    with record.block() as block:
+        with _untaped():
+            params = [stop_gradient(x) for x in state]
+        if tape is not None:
+            params = _watched(tape, params)
+        after = body(params)
+        if tape is not None:
+            segment = _Segment(record, tape, start, after, state)
+            if not segment.is_constant(init):
+                raise GradientError("a loop of a length known at run time only has no gradient yet")
+        with _untaped():
+            _assign(record, state, after)
+    record.control("while", [first, block])
+    return _released(record, state)
+
+
+# --- branches ------------------------------------------------------------------------
+
+
+def cond(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
+    """What the first or the second of two branches makes, in recorded control flow."""
+    record, tape = _recorder(), taping()
+    start = 0 if tape is None else len(tape.nodes)
+    blocks: list[Block] = []
+    results: Tensors = []
+    sides: list[_Side] = []
+    for branch in branches:
+        with record.block() as block:
+            made = branch()
+            results = results or [record.variable(y.type, outside=True) for y in made]
+            kept: Tensors = []
+            if tape is not None:
+                segment = _Segment(record, tape, start, made, [])
+                with _untaped():
+                    kept = [record.variable(x.type, outside=True) for x in segment.inside]
+                    for place, x in zip(kept, segment.inside, strict=True):
+                        _into(record, place, _COPY, x)
+                sides.append(_Side(segment, made, kept))
+            with _untaped():
+                for place, y in zip(results, made, strict=True):
+                    _into(record, place, _COPY, y)
+        blocks.append(block)
+    record.control("cond", blocks, pred)
+    finals = _released(record, results)
+    closures = {number: type for side in sides for number, type in side.segment.closures.items()}
+    if tape is not None and closures:
+        sides = [side._replace(kept=_released(record, side.kept)) for side in sides]
+        saved = [pred, *[x for side in sides for x in (*side.kept, *side.segment.outside)]]
+        outs = [*finals, *[x for side in sides for x in side.kept]]
+        pull = partial(_pull_cond, sides, closures)
+        _leave(tape, outs, [], closures, saved, pull)
+    return finals
+
+
+class _Side(NamedTuple):
+    """What the way back through a branch needs to know of the way there."""
+
+    segment: _Segment
+    made: Tensors
+    kept: Tensors
+
+
+def _pull_cond(
+    sides: Sequence[_Side],
+    closures: dict[int, TensorType],
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+) -> Tensors:
+    """The cotangents of what the branches reach."""
+    [pred], rest = _split(saved, 1)
+    of_made, of_kept = _split(cotangents, len(sides[0].made))
+
+    def back(
+        side: _Side, kept: Tensors, outside: Tensors, of_kept: Sequence[Tensor | None]
+    ) -> Tensors:
+        segment = side.segment
+        inside = {id(x.root): y for x, y in zip(segment.inside, kept, strict=True)}
+        pending = _Pending()
+        for y, g in zip([*side.made, *segment.inside], [*of_made, *of_kept], strict=True):
+            if g is not None:
+                pending.add(y, segment.tape, g)
+        segment.walk(pending, inside, outside)
+        return [_or_zeros(pending.get(number), type) for number, type in closures.items()]
+
+    ways: list[Callable[[], Tensors]] = []
+    for side in sides:
+        kept, outside, rest = _split(rest, len(side.kept), len(side.segment.outside))
+        own, of_kept = _split(of_kept, len(side.kept))
+        ways.append(partial(back, side, kept, outside, own))
+    return cond(pred, ways)
+
+
+# --- the way back --------------------------------------------------------------------
+
+
+class _Segment:
+    """The nodes that a block has left, taken off the tape.
+
+    `closures` are the nodes before it that cotangents go to, and their types. Of what the nodes
+    need, `inside` has what lies in the block, but for what is `known` in another way, and `outside`
+    the others.
+    """
+
+    def __init__(
+        self, record: Recorder, tape: Tape, start: int, results: Tensors, known: Tensors
+    ) -> None:
+        self.tape, self.start = tape, start
+        self.nodes = tape.nodes[start:]
+        del tape.nodes[start:]
+        self.closures: dict[int, TensorType] = {}
+        for node in self.nodes:
+            if node is not None:
+                for pull, origin in zip(node[0], node[1], strict=True):
+                    if origin < start:
+                        self.closures[origin] = pull.type
+        for y in results:
+            if y.tape is tape and y.node < start:
+                self.closures[y.node] = y.type
+        inside: dict[int, Tensor] = {}
+        outside: dict[int, Tensor] = {}
+        ids = {id(x.root) for x in known}
+        for node in self.nodes:
+            for x in node[2] if node is not None else ():
+                root = x.root
+                if id(root) in ids:
+                    continue
+                if isinstance(root, Tensor) and record.is_inside(root):
+                    inside[id(root)] = root
+                else:
+                    outside[id(x)] = x
+        self.inside, self.outside = list(inside.values()), list(outside.values())
+
+    def is_constant(self, operands: Sequence[Tensor]) -> bool:
+        """Whether no gradient goes through it, nor to these operands of its control flow."""
+        return not self.closures and not any(x.tape is self.tape for x in operands)
+
+    def walk(self, pending: _Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
+        """Go back through the nodes. `inside` has what stands for tensors of the block now, by
+        their ids, and `outside` what stands for the segment's own."""
+        given = {id(x): y for x, y in zip(self.outside, outside, strict=True)}
+
+        def now(x: Tensor) -> Tensor:
+            if id(x) in given:
+                return given[id(x)]
+            root = inside[id(x.root)]
+            return root if root.type is x.type else _seen_as(root, x.type)
+
+        for number in reversed(range(self.start, self.start + len(self.nodes))):
+            node = self.nodes[number - self.start]
+            if node is None or (g := pending.pop(number)) is None:
+                continue
+            pulls, origins, saved = node
+            for (type, rule, needs), origin in zip(pulls, origins, strict=True):
+                part = rule(g, *[now(saved[i]) for i in needs])
+                pending.put(origin, part if part.type is type else sum_to(part, type))
+
+
+class _Pending:
+    """Cotangents on their way, by the number of the node they go to."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Any] = {}
+
+    def add(self, y: Tensor, tape: Tape, g: Tensor) -> None:
+        """A cotangent of y, if that is tracked."""
+        if y.tape is tape:
+            self.put(y.node, g)
+
+    def put(self, number: int, part: Any) -> None:
+        held = self._parts.get(number)
+        self._parts[number] = part if held is None else held + part
+
+    def get(self, number: int) -> Any:
+        return self._parts.get(number)
+
+    def pop(self, number: int) -> Any:
+        return self._parts.pop(number, None)
+
+
+_PARTS: Final = TensorType(i64, (0,))
+"""Stands for the type of `_Parts`."""
+
+
+class _Parts:
+    """Cotangents of several results, by their numbers."""
+
+    type = _PARTS
+
+    def __init__(self, parts: dict[int, Tensor]) -> None:
+        self.parts = parts
+
+    def __add__(self, other: _Parts) -> _Parts:
+        sums = dict(self.parts)
+        for number, part in other.parts.items():
+            sums[number] = sums[number] + part if number in sums else part
+        return _Parts(sums)
+
+
+class _Joint:
+    """The way back of control flow with several results: it runs once for all operands."""
+
+    def __init__(self, nresults: int, pull: Callable[..., Sequence[Tensor | None]]) -> None:
+        self._nresults = nresults
+        self._pull = pull
+        self._last: tuple[object, Sequence[Tensor | None]] = None, ()
+
+    def part(self, number: int, type: TensorType, g: _Parts, *saved: Tensor) -> Tensor:
+        """The cotangent of one operand."""
+        if self._last[0] is not g:
+            cotangents = [g.parts.get(i) for i in range(self._nresults)]
+            self._last = g, self._pull(cotangents, saved)
+        return _or_zeros(self._last[1][number], type)
+
+
+def _leave(
+    tape: Tape,
+    results: Tensors,
+    operands: Tensors,
+    closures: dict[int, TensorType],
+    saved: Tensors,
+    pull: Callable[..., Sequence[Tensor | None]],
+) -> None:
+    """Leave a node for control flow, and one for each of its results that is a float. `pull` makes
+    a cotangent for each operand, and for each of the closures."""
+    joint = _Joint(len(results), pull)
+    numbers = tuple(range(len(saved)))
+    pulls: list[Pull] = []
+    origins: list[int] = []
+    into = [(x.node, x.type) if x.tape is tape else (None, x.type) for x in operands]
+    for number, (origin, type) in enumerate([*into, *closures.items()]):
+        if origin is not None:
+            pulls.append(Pull(type, partial(joint.part, number, type), numbers))
+            origins.append(origin)
+    node = len(tape.nodes)
+    tape.nodes.append((tuple(pulls), tuple(origins), tuple(saved)))
+    tape.kept.update(id(x.root) for x in saved)
+    for number, y in enumerate(results):
+        if y.dtype.is_float:
+            tape.leave(y, (Pull(_PARTS, partial(_one_part, number), ()),), (node,), ())
+
+
+def _one_part(number: int, g: Tensor) -> Any:
+    return _Parts({number: g})
+
+
+# --- pieces --------------------------------------------------------------------------
+
+
+def _recorder() -> Recorder:
+    record = recorder.get()
+    assert record is not None  # see `is_recorded`
+    return record
+
+
+@contextmanager
+def _untaped() -> Iterator[None]:
+    """Inside, no tape is on."""
+    before = recording.set(None)
+    try:
+        yield
+    finally:
+        recording.reset(before)
+
+
+def _into(record: Recorder, out: Tensor, call: OneOp, *operands: Tensor) -> None:
+    """Write the result of an op over a tensor of the recorder's own."""
+    call.infer(tuple([x.type for x in operands]))
+    record.launch(call.into[len(operands) + 1], [out.handle, *[x.handle for x in operands]])
+
+
+def _initialized(record: Recorder, x: Tensor) -> Tensor:
+    variable = record.variable(x.type)
+    _into(record, variable, _COPY, x)
+    return variable
+
+
+def _assign(record: Recorder, variables: Tensors, values: Tensors) -> None:
+    """Give the variables new values, all at once."""
+    roots = {id(x) for x in variables}
+    pairs = [(x, y) for x, y in zip(variables, values, strict=True) if y.root is not x]
+    moved = [(x, op.copy(y) if id(y.root) in roots else y) for x, y in pairs]
+    for x, y in moved:
+        _into(record, x, _COPY, y)
+
+
+def _row(x: Tensor, i: Tensor) -> Tensor:
+    return op.take(x, i, axis=0)
+
+
+def _stacked(record: Recorder, row: Tensor, i: Tensor, total: int) -> Tensor:
+    """A variable, of which a turn writes that row."""
+    with _untaped():
+        stack = record.variable(_with_axis(row.type, total), outside=True)
+        _into(record, stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+    return stack
+
+
+def _with_axis(type: TensorType, length: int) -> TensorType:
+    return type.with_shape((length, *type.shape))
+
+
+def _seen_as(x: Tensor, type: TensorType) -> Tensor:
+    return alias(one_op("reshape", shape=type.shape), x, type)
+
+
+def _watched(tape: Tape, xs: Tensors) -> Tensors:
+    return [tape.watch(x) if x.dtype.is_float else x for x in xs]
+
+
+def _released(record: Recorder, variables: Tensors) -> Tensors:
+    return [record.released(x) for x in variables]
+
+
+def _known(total: int | None) -> int:
+    if total is None:
+        raise ShapeError("a loop of a length known at run time only cannot stack results")
+    return total
+
+
+def _or_zeros(g: Tensor | None, type: TensorType) -> Tensor:
+    return full(type.shape, 0, dtype=type.dtype) if g is None else g
+
+
+def _split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:
+    """The items in lists of so many, and the rest."""
+    first = 0
+    for length in lengths:
+        yield list(items[first : first + length])
+        first += length
+    yield list(items[first:])
