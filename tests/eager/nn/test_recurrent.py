@@ -1,0 +1,226 @@
+"""Recurrent layers, beside loops in numpy and PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
+from mlvm.core.types import Array
+from mlvm.eager import nn
+from tests.eager.nn.checks import check, f64, normal, numbers, randomized, require_torch
+
+CELLS: dict[str, Any] = {"RNN": nn.RNNCell, "LSTM": nn.LSTMCell, "GRU": nn.GRUCell}
+LAYERS: dict[str, Any] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
+KINDS = pytest.mark.parametrize("kind", CELLS)
+
+
+def sigmoid(x: Array) -> Array:
+    result: Array = 1 / (1 + np.exp(-x))
+    return result
+
+
+def stepped(kind: str, w: dict[str, Array], x: Array, state: list[Array]) -> list[Array]:
+    """A step in numpy, from the documentation of PyTorch."""
+    p, q = x @ w["input_kernel"] + w["bias"], state[0] @ w["hidden_kernel"]
+    if kind == "RNN":
+        return [np.tanh(p + q)]
+    if kind == "LSTM":
+        i, f, g, o = np.split(p + q, 4, axis=-1)
+        c = sigmoid(f) * state[1] + sigmoid(i) * np.tanh(g)
+        return [sigmoid(o) * np.tanh(c), c]
+    (p_r, p_z, p_n), (q_r, q_z, q_n) = np.split(p, 3, axis=-1), np.split(q, 3, axis=-1)
+    r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
+    n = np.tanh(p_n + r * (q_n + w["hidden_bias"]))
+    return [(1 - z) * n + z * state[0]]
+
+
+def as_state(arrays: list[Array]) -> Any:
+    tensors = tuple(map(ml.asarray, arrays))
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+@KINDS
+def test_a_cell(kind: str) -> None:
+    cell = CELLS[kind](3, 4, dtype="f64")
+    w, x = randomized(cell), normal(2, 3)
+    state = [normal(2, 4) for _ in range(cell.STATES)]
+    expected = stepped(kind, w, x, state)
+    for found, each in zip(numbers(cell(ml.asarray(x), as_state(state))), expected, strict=True):
+        np.testing.assert_allclose(found, each, rtol=1e-11)
+    zeros = [np.zeros((2, 4))] * cell.STATES
+    np.testing.assert_allclose(numbers(cell(ml.asarray(x))), stepped(kind, w, x, zeros), rtol=1e-11)
+    check(lambda cell, *args: cell(*args), cell, ml.asarray(x), as_state(state))
+
+
+@KINDS
+def test_a_layer_is_its_cell_step_by_step_and_lengths_end_it(kind: str) -> None:
+    layer = LAYERS[kind](3, 4, bidirectional=True, dtype="f64")
+    w, x, lengths = randomized(layer), normal(5, 3, 3), [5, 2, 0]
+    count = layer.forward[0].STATES
+    begin = [normal(2, 3, 4) for _ in range(count)]
+    y, end = layer(ml.asarray(x), as_state(begin), lengths=ml.asarray(lengths))
+    expected, last = np.zeros((5, 3, 8)), [part.copy() for part in begin]
+    for b, length in enumerate(lengths):
+        for direction, name in enumerate(("forward_0", "backward_0")):
+            weights = {key.split("/")[1]: v for key, v in w.items() if key.startswith(name)}
+            state = [part[direction, b : b + 1] for part in begin]
+            for t in range(length)[:: 1 - 2 * direction]:
+                state = stepped(kind, weights, x[t, b : b + 1], state)
+                expected[t, b, 4 * direction : 4 * direction + 4] = state[0][0]
+            for part, found in zip(last, state, strict=True):
+                part[direction, b] = found[0]
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(numbers(end), last, rtol=1e-10)
+
+
+@KINDS
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_layers_have_gradients(kind: str, bidirectional: bool) -> None:
+    layer = LAYERS[kind](2, 2, num_layers=2, bidirectional=bidirectional, dtype="f64")
+    lengths = ml.asarray([3, 1])
+    check(lambda layer, x: layer(x, lengths=lengths), layer, f64(3, 2, 2))
+
+
+@KINDS
+@pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (2, True)])
+def test_layers_beside_torch(kind: str, layers: int, bidirectional: bool) -> None:
+    torch = require_torch()
+    directions = 1 + bidirectional
+    theirs = getattr(torch.nn, kind)(
+        3, 4, num_layers=layers, bidirectional=bidirectional, dtype=torch.float64
+    )
+    ours = LAYERS[kind](3, 4, num_layers=layers, bidirectional=bidirectional, dtype="f64")
+    weights: dict[str, Array] = {}
+    for number in range(layers):
+        for name, suffix in [("forward", ""), ("backward", "_reverse")][:directions]:
+            given = {
+                f"{part}_{which}": getattr(theirs, f"{part}_{which}_l{number}{suffix}")
+                .detach()
+                .numpy()
+                for part in ("weight", "bias")
+                for which in ("ih", "hh")
+            }
+            bias, hidden_bias = given["bias_ih"].copy(), given["bias_hh"]
+            if kind == "GRU":
+                bias[:8] += hidden_bias[:8]
+                weights[f"{name}_{number}/hidden_bias"] = hidden_bias[8:]
+            else:
+                bias += hidden_bias
+            weights[f"{name}_{number}/input_kernel"] = given["weight_ih"].T
+            weights[f"{name}_{number}/hidden_kernel"] = given["weight_hh"].T
+            weights[f"{name}_{number}/bias"] = bias
+    ours.load_parameters(weights)
+    x, lengths = normal(5, 3, 3), [5, 3, 1]
+    count = 2 if kind == "LSTM" else 1
+    state = [normal(layers * directions, 3, 4) for _ in range(count)]
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.tensor(x), lengths)
+    given_state = tuple(map(torch.tensor, state))
+    expected, last = theirs(packed, given_state if count > 1 else given_state[0])
+    expected, _ = torch.nn.utils.rnn.pad_packed_sequence(expected)
+    y, end = ours(ml.asarray(x), as_state(state), lengths=ml.asarray(lengths))
+    np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9, atol=1e-12)
+    last = last if count > 1 else (last,)
+    for found, each in zip(numbers(end), last, strict=True):
+        np.testing.assert_allclose(found, each.detach(), rtol=1e-9)
+    expected, _ = theirs(torch.tensor(x))
+    y, _ = ours(ml.asarray(x))
+    np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_kernels_are_drawn_with_the_key_and_are_all_that_a_layer_has() -> None:
+    layer = nn.LSTM(100, 64, num_layers=2, key=ml.random.key(1))
+    shapes = {path: x.shape for path, x in layer.named_parameters().items()}
+    assert shapes == {
+        "forward_0/input_kernel": (100, 256),
+        "forward_0/hidden_kernel": (64, 256),
+        "forward_0/bias": (256,),
+        "forward_1/input_kernel": (64, 256),
+        "forward_1/hidden_kernel": (64, 256),
+        "forward_1/bias": (256,),
+    }
+    again = nn.LSTM(100, 64, num_layers=2, key=ml.random.key(1)).named_parameters()
+    drawn = {path: x.numpy() for path, x in layer.named_parameters().items()}
+    for path, x in drawn.items():
+        np.testing.assert_array_equal(x, again[path].numpy())
+        if "kernel" in path:
+            assert x.dtype == np.float32
+            assert 0.12 < abs(x).max() <= 1 / 8
+            assert abs(x.var() * 64 * 3 - 1) < 0.05
+        else:
+            assert not x.any()
+    kernels = [x for path, x in drawn.items() if "hidden_kernel" in path]
+    assert (kernels[0] != kernels[1]).any()
+
+
+def test_an_activation_of_ones_own() -> None:
+    layer = nn.RNN(2, 3, activation=ml.relu, dtype="f64")
+    w, x = randomized(layer), normal(1, 4, 2)
+    expected = np.maximum(x[0] @ w["forward_0/input_kernel"] + w["forward_0/bias"], 0)
+    np.testing.assert_allclose(layer(ml.asarray(x))[0].numpy()[0], expected, rtol=1e-12)
+    assert "activation=relu" in repr(layer)
+
+
+def test_outputs_between_layers_are_dropped_while_training() -> None:
+    layer = nn.GRU(2, 8, num_layers=2, dropout=0.5)
+    x = ml.ones((4, 3, 2))
+    assert (layer(x)[0].numpy() != layer(x)[0].numpy()).any()
+    layer.eval()
+    np.testing.assert_array_equal(layer(x)[0].numpy(), layer(x)[0].numpy())
+
+
+def test_lengths_are_an_argument_of_a_captured_layer() -> None:
+    layer = nn.LSTM(2, 3, dtype="f64")
+    step, x = ml.capture(lambda x, lengths: layer(x, lengths=lengths)), f64(4, 2, 2)
+    for lengths in ([4, 1], [2, 3]):
+        captured = numbers(step(x, ml.asarray(lengths)))
+        for found, each in zip(
+            captured, numbers(layer(x, lengths=ml.asarray(lengths))), strict=True
+        ):
+            np.testing.assert_allclose(found, each, rtol=1e-12)
+    assert "1 program>" in repr(step)
+
+
+lstm, gru = nn.LSTM(3, 4), nn.GRU(3, 4)
+listed: Any = [2, 3]
+x = ml.ones((5, 2, 3))
+h = ml.ones((1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.LSTM(0, 3), AttributeRefused, "LSTM: input_size must be an integer >= 1"),
+        (lambda: nn.GRU(3, 3, num_layers=0), AttributeRefused, "GRU: num_layers must be an"),
+        (lambda: nn.GRUCell(3, 0), AttributeRefused, "GRUCell: hidden_size must be an integer"),
+        (lambda: nn.RNN(3, 3, dtype="i64"), DTypeError, "dtype must be a float"),
+        (lambda: nn.RNN(3, 3, dropout=1.0), AttributeRefused, "rate must be in [0, 1)"),
+        (lambda: lstm(x[0]), ShapeError, "LSTM: x must be [time, batch, 3], given f32[2,3]"),
+        (lambda: lstm(ml.ones((5, 2, 4))), ShapeError, "LSTM: x must be [time, batch, 3], given"),
+        (lambda: nn.LSTMCell(3, 4)(x), ShapeError, "LSTMCell: x must be [batch, 3], given"),
+        (lambda: lstm(x, h), DTypeError, "LSTM: the state must be f32[1,2,4], f32[1,2,4], given"),
+        (
+            lambda: lstm(x, (h, h[:, :1])),
+            ShapeError,
+            "LSTM: the state must be f32[1,2,4], f32[1,2,4], given f32[1,2,4], f32[1,1,4]",
+        ),
+        (lambda: gru(x, (h,)), DTypeError, "GRU: the state must be f32[1,2,4], given"),
+        (lambda: gru(x, ml.astype(h, "f64")), DTypeError, "given f64[1,2,4]"),
+        (lambda: nn.GRUCell(3, 4)(x[0], h), ShapeError, "must be f32[2,4], given f32[1,2,4]"),
+        (lambda: gru(x, lengths=ml.ones(2)), DTypeError, "lengths must be integers, i64[2], given"),
+        (lambda: gru(x, lengths=listed), DTypeError, "lengths must be integers, i64[2], given"),
+        (
+            lambda: gru(x, lengths=ml.asarray([1])),
+            ShapeError,
+            "lengths must be [2], one a sequence",
+        ),
+    ],
+)
+def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        call()
