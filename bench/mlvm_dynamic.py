@@ -6,6 +6,7 @@ Inputs are padded to the longest, and a tensor says how long each one is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,6 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from bench.dynamic_sizes import (
-    EPS,
-    TEMPERATURE,
-    TOP_K,
     BertSize,
     GenerationSize,
     LstmSize,
@@ -27,8 +25,9 @@ from bench.dynamic_sizes import (
     inputs_of,
     weights_of,
 )
-from bench.sizes import LEARNING_RATE, MOMENTUM
 from mlvm.eager import Tensor, nn
+from models.bert import EncoderBlock
+from models.transformer import Transformer, generate
 from models.tree_lstm import TreeLstm
 
 Array = NDArray[Any]
@@ -78,9 +77,7 @@ def _prepared(size: Size, greedy: bool) -> Prepared:
     match size:
         case LstmSize():
             longest = -(-max(size.lengths) // BLOCK) * BLOCK
-            sentences = [
-                _padded(xs, longest).reshape(-1, BLOCK, size.features) for xs in inputs
-            ]
+            sentences = [_padded(xs, longest).reshape(-1, BLOCK, size.features) for xs in inputs]
             arguments = [
                 (ml.asarray(xs), ml.asarray(length))
                 for xs, length in zip(sentences, size.lengths, strict=True)
@@ -96,12 +93,10 @@ def _prepared(size: Size, greedy: bool) -> Prepared:
             return lambda *tree: encoder(*tree)[0], arguments, [_whole] * len(inputs)
         case BertSize():
             longest = max(size.lengths)
-            arguments = [
-                (ml.asarray(_padded(xs, longest)), ml.asarray(len(xs))) for xs in inputs
-            ]
+            arguments = [(ml.asarray(_padded(xs, longest)), ml.asarray(len(xs))) for xs in inputs]
             return Encoder(size, longest), arguments, [_first(length) for length in size.lengths]
         case LstmTrainingSize() | TransformerSize():
-            model = lstm_of(size) if isinstance(size, LstmTrainingSize) else transformer_of(size)
+            model = LstmLast(size) if isinstance(size, LstmTrainingSize) else transformer_of(size)
             [batch] = inputs
             return Training(model), [tuple(map(ml.asarray, batch))], [_whole]
         case GenerationSize():
@@ -171,3 +166,108 @@ def tree_lstm_of(size: TreeSize) -> TreeLstm:
     model = TreeLstm(size.features, size.hidden)
     model.load_parameters(weights_of(size))
     return model
+
+
+class Encoder(nn.Module):
+    """Words f[longest, width], of which so many count -> f[longest, width]; the first ones are
+    encoded, in the first of the `BUCKETS` that they fit into."""
+
+    def __init__(self, size: BertSize, longest: int) -> None:
+        weights = weights_of(size)
+        self.block = [
+            EncoderBlock(size.width, size.heads, size.mlp, ml.random.key(0))
+            for _ in range(size.layers)
+        ]
+        for i, block in enumerate(self.block):
+            _load_block(block, weights, i)
+        self.buckets = [min(bucket, longest) for bucket in BUCKETS]
+
+    def __call__(self, words: Tensor, length: Tensor) -> Tensor:
+        def encoded(bucket: int) -> Tensor:
+            x = ml.expand_dims(words[:bucket], axis=0)
+            mask = ml.arange(bucket) < length
+            for block in self.block:
+                x = block(x, mask)
+            return ml.pad(x[0], ((0, len(words) - bucket), (0, 0)))
+
+        index = sum(ml.astype(length > bucket, ml.int64) for bucket in self.buckets[:-1])
+        branches = [partial(encoded, bucket) for bucket in self.buckets]
+        result: Tensor = ml.switch(index, branches)
+        return result
+
+
+def _load_block(block: nn.Module, weights: Weights, i: int) -> None:
+    """Names are alike but for where they lie."""
+    places = {"mlp_0": "mlp_0", "mlp_1": "mlp_1", "norm_0": "norm_0", "norm_1": "norm_1"}
+    own = {}
+    for name, values in weights.items():
+        if name.startswith(f"block_{i}/"):
+            _, part, kind = name.split("/")
+            own[f"{places.get(part, f'attention/{part}')}/{kind}"] = values
+    block.load_parameters(own)
+
+
+def transformer_of(size: TransformerSize | GenerationSize) -> Transformer:
+    weights = weights_of(size)
+    model = Transformer(size.symbols, size.length, size.width, size.layers, size.heads)
+    for i, block in enumerate(model.block):
+        _load_block(block, weights, i)
+    for layer, name in ((model.norm, "norm"), (model.head, "head")):
+        layer.load_parameters(
+            {kind: weights[f"{name}/{kind}"] for kind in layer.named_parameters()}
+        )
+    for layer, name in ((model.tokens, "tokens"), (model.positions, "positions")):
+        layer.load_parameters({"embedding": weights[name]})
+    return model
+
+
+class LstmLast(nn.Module):
+    """Sequences f[N, T, features] -> logits [N, classes], from the last state."""
+
+    def __init__(self, size: LstmTrainingSize) -> None:
+        weights = weights_of(size)
+        self.lstm = nn.LSTM(size.features, size.hidden)
+        self.lstm.load_parameters(_lstm_weights(weights, 0, "forward_0/"))
+        self.head = nn.Linear(size.hidden, size.classes)
+        self.head.load_parameters({kind: weights[f"head/{kind}"] for kind in ("kernel", "bias")})
+
+    def __call__(self, xs: Tensor) -> Tensor:
+        _, (h, _) = self.lstm(ml.permute_dims(xs, (1, 0, 2)))
+        return self.head(h[-1])
+
+
+# --- what is run -----------------------------------------------------------------------
+
+
+class Training:
+    """A step of SGD with momentum -> the loss before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = ml.optim.SGD(model, LEARNING_RATE, momentum=MOMENTUM)
+
+    def __call__(self, samples: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor
+        loss, grads = loss_and_grads(self.model, samples, labels)
+        self.optimizer.update(grads)
+        return loss
+
+
+def _generating(size: GenerationSize, *, greedy: bool) -> Prepared:
+    model = transformer_of(size)
+    [prompt] = inputs_of(size)
+    key, temperature = ml.random.key(0), ml.asarray(np.float32(TEMPERATURE))
+
+    def symbols(prompt: Tensor, length: Tensor, end: Tensor) -> Tensor:
+        return generate(
+            model,
+            prompt,
+            length,
+            key,
+            temperature=temperature,
+            end=end,
+            top_k=1 if greedy else TOP_K,
+        )[0]
+
+    arguments = _padded(prompt, size.length), np.int64(size.prompt), np.int64(-1)
+    return symbols, [tuple(map(ml.asarray, arguments))], [lambda tokens: tokens[size.prompt :]]

@@ -21,7 +21,6 @@ from bench.dynamic_sizes import (
     LstmTrainingSize,
     Size,
     TransformerSize,
-    Tree,
     TreeSize,
     Weights,
     inputs_of,
@@ -339,9 +338,7 @@ def _generating(size: GenerationSize, *, compiled: bool, greedy: bool) -> Run:
 # --- training ----------------------------------------------------------------------------
 
 
-def _training(
-    size: LstmTrainingSize | TransformerSize, model: nn.Module, *, compiled: bool
-) -> Run:
+def _training(size: LstmTrainingSize | TransformerSize, model: nn.Module, *, compiled: bool) -> Run:
     """One step of SGD with momentum, and the loss before."""
     [(samples, labels)] = inputs_of(size)
     samples, labels = _tensor(samples), _tensor(labels)

@@ -20,14 +20,14 @@ class Block(nn.Module):
     def __init__(self, width: int, num_heads: int, key: Tensor) -> None:
         keys = ml.random.split(key, 3)
         self.norm = [nn.LayerNorm(width) for _ in range(2)]
-        self.attention = nn.MultiHeadAttention(width, num_heads, causal=True, key=keys[0])
+        self.attention = nn.MultiHeadAttention(width, num_heads, key=keys[0])
         self.mlp = [
             nn.Linear(width, 4 * width, key=keys[1]),
             nn.Linear(4 * width, width, key=keys[2]),
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.think(x + self.attention(self.norm[0](x)))
+        return self.think(x + self.attention(self.norm[0](x), causal=True))
 
     def step(self, x: Tensor, cache: Known, position: Tensor) -> tuple[Tensor, Known]:
         """The same for one place [N, 1, width], given what is known of those before."""
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Symbols i64[N, T] -> logits [N, T, num_symbols] of those that follow; T is at most `length`."""
+    """Symbols i64[N, T] -> logits [N, T, num_symbols] of those that follow, with T <= `length`."""
 
     def __init__(
         self,

@@ -23,9 +23,9 @@ import mlvm.eager as ml
 from models.data import SPECS, DataError, load, parse
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
+from models.training.choices import MODELS
 from models.training.plot import loss_curve
 from models.training.progress import Progress
-from models.training.choices import MODELS
 from models.training.trainer import Replica, Trainer
 
 LOSS_FILE: Final = "loss.svg"
@@ -63,8 +63,9 @@ class ArenaReport(TypedDict):
 
 class Result(TypedDict):
     """What a training run gave: `test_accuracy` is the share of labels guessed right, `test_loss`
-    their mean cross-entropy, `train_loss` has the mean loss of each epoch, `input_wait_share` is how much of the time of all steps went into waiting for their batches. Where nothing was left
-    to do for the checkpoint resumed, `step_ms_median` is None."""
+    their mean cross-entropy in nats, `train_loss` has the mean loss of each epoch,
+    `input_wait_share` is how much of the time of all steps went into waiting for their batches.
+    Where nothing was left to do for the checkpoint resumed, `step_ms_median` is None."""
 
     model: str
     data: str
@@ -277,8 +278,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", choices=MODELS, default="mlp_mixer", help="what to train")
     own = ", ".join(dict.fromkeys(each.data for each in MODELS.values()))
-    add("--data", type=_spec, help=f"what to train on: {', '.join(SPECS)} (default: of {own}, the "
-        "one that is for the model)")
+    add(
+        "--data",
+        type=_spec,
+        help=f"what to train on: {', '.join(SPECS)} (default: of {own}, the "
+        "one that is for the model)",
+    )
     add("--epochs", type=int, default=20, metavar="N", help="how often each sample is seen")
     add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")
     add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
