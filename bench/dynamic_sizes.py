@@ -330,7 +330,7 @@ def _attention(size: Any, weights: Weights, name: str, x: Array, causal: bool) -
 
 
 def _bert(size: BertSize, weights: Weights, x: Array) -> Array:
-    """Norms come after the sums, and the gelu is the exact one (Devlin et al., arXiv 1810.04805)."""
+    """Norms come after the sums, the gelu is the exact one (Devlin et al., arXiv 1810.04805)."""
     for i in range(size.layers):
         block = f"block_{i}"
         x = _norm(weights, f"{block}/norm_0", x + _attention(size, weights, block, x, False))

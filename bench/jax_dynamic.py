@@ -1,4 +1,4 @@
-"""JAX's side of the suite `dynamic`: every family under `jit`, with `scan` where there is a loop."""
+"""JAX's side of the suite `dynamic`: each family under `jit`, with `scan` where there is a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mlvm's side of the suite `dynamic`: one program for all inputs of a family, whatever their length.
+"""mlvm's side of the suite `dynamic`: one program for all inputs of a family, however long.
 
 Inputs are padded to the longest, and a tensor says how long each one is.
 """
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from bench.dynamic_sizes import (
+    TEMPERATURE,
+    TOP_K,
     BertSize,
     GenerationSize,
     LstmSize,
@@ -25,6 +27,8 @@ from bench.dynamic_sizes import (
     inputs_of,
     weights_of,
 )
+from bench.mlvm_training import loss_and_grads
+from bench.sizes import LEARNING_RATE, MOMENTUM
 from mlvm.eager import Tensor, nn
 from models.bert import EncoderBlock
 from models.transformer import Transformer, generate

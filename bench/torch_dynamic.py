@@ -37,7 +37,8 @@ Run = Callable[[], Outputs]
 def running(
     size: Size, *, greedy: bool = False, compiled: bool = False, cells: bool = False
 ) -> Run:
-    """What a round of that size runs. `greedy` generation takes the likeliest symbols; `cells` has an LSTM be a loop over `nn.LSTMCell`."""
+    """What a round of that size runs. `greedy` generation takes the likeliest symbols. With `cells`
+    an LSTM is a loop over `nn.LSTMCell`."""
     torch.manual_seed(0)
     match size:
         case LstmSize():

@@ -18,7 +18,7 @@ class EncoderBlock(nn.Module):
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.norm[0](x + self.attention(x, mask=mask))
-        return self.norm[1](x + self.mlp[1](ml.gelu(self.mlp[0](x))))
+        return self.norm[1](x + self.mlp[1](ml.gelu(self.mlp[0](x), approximate=False)))
 
 
 class Bert(nn.Module):

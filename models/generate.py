@@ -116,9 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add(
-        "file", type=Path, metavar="FILE", help="what models.train --model transformer --save wrote"
-    )
+    add("file", type=Path, metavar="FILE", help="what models.train --save wrote")
     add("--prompt", default="def ", metavar="TEXT", help="what to go on with")
     add("--temperature", type=float, default=0.8, metavar="X", help="below 1, likelier bytes")
     add("--top-k", type=int, metavar="N", help="draw among the N likeliest bytes only")
