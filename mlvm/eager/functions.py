@@ -293,7 +293,7 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
     """
     if type_of(update).ndim == type_of(x).ndim - 1:
         update = expand_dims(update, axis=axis)
-    at = start if isinstance(start, Tensor) else asarray(start, dtype=i64)
+    at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
     return op.dynamic_update(x, update, at, axis=axis)
 
 

@@ -21,6 +21,11 @@ from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager.attention import (
+    rotary_encoding,
+    scaled_dot_product_attention,
+    sinusoidal_encoding,
+)
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
@@ -188,8 +193,11 @@ __all__ = [
     "reshape",
     "result_type",
     "roll",
+    "rotary_encoding",
+    "scaled_dot_product_attention",
     "scan",
     "silu",
+    "sinusoidal_encoding",
     "softplus",
     "split",
     "squeeze",

@@ -20,6 +20,7 @@ from mlvm.eager.nn.activation import (
     Softplus,
     Tanh,
 )
+from mlvm.eager.nn.attention import MultiHeadAttention
 from mlvm.eager.nn.convolution import Conv1d, Conv2d, ConvTranspose2d
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Embedding, Linear
@@ -51,6 +52,7 @@ __all__ = [
     "Linear",
     "MaxPool2d",
     "Module",
+    "MultiHeadAttention",
     "RMSNorm",
     "RNNCell",
     "ReLU",

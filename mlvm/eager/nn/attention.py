@@ -1,0 +1,151 @@
+"""Multi-head attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.types import f32
+from mlvm.eager import attention, creation, random
+from mlvm.eager import functions as fn
+from mlvm.eager.nn.dropout import Dropout
+from mlvm.eager.nn.linear import Linear
+from mlvm.eager.nn.module import Module
+from mlvm.eager.nn.parameters import sizes
+from mlvm.eager.tensor import Tensor
+
+Cache: TypeAlias = tuple[Tensor, Tensor]
+"""Keys and values of the positions so far, each f[batch, num_heads, max_length, head_dim]."""
+
+
+class MultiHeadAttention(Module):
+    """out(concat of scaled_dot_product_attention(query, key, value) of each head), with query, key,
+    value and out linear maps (Vaswani et al., arXiv 1706.03762, section 3.2.2).
+
+    Queries come from f[batch, time, embed_dim]; keys and values from the same, or from a memory of
+    `memory_dim` features. A head has embed_dim / num_heads features. `dropout` is the rate at which
+    weights of the softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and
+    keys are turned by `rotary_encoding`.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        memory_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        rotary_base: float | None = None,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        name = "MultiHeadAttention"
+        width, heads, memory_width = sizes(
+            name,
+            embed_dim=embed_dim,
+            num_heads=num_heads,
+            memory_dim=embed_dim if memory_dim is None else memory_dim,
+        )
+        if width % heads:
+            raise AttributeRefused(
+                f"{name}: num_heads must divide embed_dim, given {heads} of {width}"
+            )
+        if rotary_base is not None and width // heads % 2:
+            raise AttributeRefused(
+                f"{name}: heads that are turned have an even number of features, "
+                f"not {width // heads}"
+            )
+        self.num_heads, self.head_dim = heads, width // heads
+        self.rotary_base = rotary_base
+        self.dropout = Dropout(dropout)
+        keys = fn.unstack(random.split(random.next_key() if key is None else key, 4))
+        inputs = (width, memory_width, memory_width, width)
+        self.query, self.key, self.value, self.out = (
+            Linear(features, width, bias=bias, key=each, dtype=dtype)
+            for features, each in zip(inputs, keys, strict=True)
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        cache: Cache | None = None,
+        position: Tensor | int | None = None,
+    ) -> Any:
+        """f[batch, time, embed_dim] for f[batch, time, embed_dim]; self-attention unless there is a
+        `memory`, f[batch, length, memory_dim].
+
+        `mask`, a bool tensor that broadcasts to [batch, num_heads, time, length], is True where a
+        query may see a key; with `causal`, query i sees keys 0 .. i only.
+
+        With a `cache` of `init_cache`, x stands at `position` .. `position + time - 1`, an int or
+        an i64[]. Its keys and values are put there, and it sees all that do not come after; so
+        `causal` is True. The result is (y, cache), with the new cache: the old one keeps its value.
+
+        Raises `ShapeError` or `DTypeError` for operands of other types, `AttributeRefused` for a
+        cache beside a memory or without a position, `OperandValueError` for a position for which
+        the cache is too short.
+        """
+        self._require(x, memory, cache, position)
+        source, start = x if memory is None else memory, 0 if position is None else position
+        query, key, value = (
+            self._heads(linear(each))
+            for linear, each in ((self.query, x), (self.key, source), (self.value, source))
+        )
+        if self.rotary_base is not None:
+            positions = creation.arange(x.shape[1]) + start
+            turns = attention.rotary_table(positions, self.head_dim, self.rotary_base, x.dtype)
+            query, key = (attention.rotated(each, *turns) for each in (query, key))
+        if cache is not None:
+            key, value = cache = (
+                fn.dynamic_update(cache[0], key, start, axis=2),
+                fn.dynamic_update(cache[1], value, start, axis=2),
+            )
+        before = None
+        if causal or cache is not None:
+            before = attention.seen_before(query.shape[2], key.shape[2], start)
+        rate, scale = self.dropout.rate if self.training else 0.0, 1 / math.sqrt(self.head_dim)
+        y = attention.attended(query, key, value, mask, before, scale, rate)
+        together = fn.permute_dims(y, (0, 2, 1, 3))
+        y = self.out(fn.reshape(together, (*x.shape[:2], -1)))
+        return y if cache is None else (y, cache)
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """A cache of zeros for sequences of at most `max_length`."""
+        batch, length = sizes("init_cache", batch=batch, max_length=max_length)
+        shape, dtype = (batch, self.num_heads, length, self.head_dim), self.query.kernel.dtype
+        return creation.zeros(shape, dtype=dtype), creation.zeros(shape, dtype=dtype)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """f[batch, time, embed_dim] -> f[batch, num_heads, time, head_dim]"""
+        apart = fn.reshape(x, (*x.shape[:2], self.num_heads, self.head_dim))
+        return fn.permute_dims(apart, (0, 2, 1, 3))
+
+    def _require(self, x: Tensor, memory: Tensor | None, cache: Any, position: Any) -> None:
+        """Raise for operands that do not go together."""
+        name, width = "MultiHeadAttention", self.query.kernel.shape[0]
+        if x.ndim != 3 or x.shape[2] != width:
+            raise ShapeError(f"{name}: x must be [batch, time, {width}], given {x.type}")
+        width = self.key.kernel.shape[0]
+        source = x if memory is None else memory
+        if source.ndim != 3 or source.shape[::2] != (x.shape[0], width):
+            raise ShapeError(
+                f"{name}: the memory must be [{x.shape[0]}, length, {width}], given {source.type}"
+            )
+        if memory is not None and (cache is not None or self.rotary_base is not None):
+            what = "a cache" if cache is not None else "a rotary_base"
+            raise AttributeRefused(f"{name}: {what} is for self-attention, not for a memory")
+        if (cache is None) != (position is None):
+            raise AttributeRefused(f"{name}: a cache and a position go together")
+        if cache is not None and (not isinstance(cache, (list, tuple)) or len(cache) != 2):
+            raise DTypeError(f"{name}: a cache is what init_cache makes, not {brief(cache)}")

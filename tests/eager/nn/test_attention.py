@@ -1,0 +1,293 @@
+"""Attention and encodings of positions, beside numpy and PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OperandValueError, ShapeError
+from mlvm.core.types import Array
+from mlvm.eager import nn
+from tests.eager.nn.checks import check, f64, normal, numbers, randomized, require_torch
+
+
+def attention(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None) -> Array:
+    """One query after the other; zeros where it sees no key."""
+    scale = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
+    mask = np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2]))
+    out = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for place in np.ndindex(q.shape[:-1]):
+        seen = mask[place]
+        if seen.any():
+            weights = np.exp(k[place[:-1]][seen] @ q[place] * scale)
+            out[place] = weights @ v[place[:-1]][seen] / weights.sum()
+    return out
+
+
+MASK = np.array(
+    [[True, False, True], [False, False, False], [True, True, True], [False, True, True]]
+)
+
+
+@pytest.mark.parametrize("mask", [None, MASK, MASK[:1]])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_scaled_dot_product_attention(
+    mask: Array | None, causal: bool, scale: float | None
+) -> None:
+    q, k, v = normal(2, 4, 5), normal(2, 3, 5), normal(2, 3, 6)
+    seen = np.ones((4, 3), bool) if mask is None else mask
+    if causal:
+        seen = seen & np.tri(4, 3, dtype=bool)
+    expected = attention(q, k, v, seen, scale)
+    given = None if mask is None else ml.asarray(mask)
+    operands = ml.asarray(q), ml.asarray(k), ml.asarray(v)
+    found = ml.scaled_dot_product_attention(*operands, given, causal=causal, scale=scale)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_has_gradients(causal: bool) -> None:
+    q, k, v, mask = f64(4, 2), f64(3, 2), f64(3, 2), ml.asarray(MASK)
+    for given in (None, mask):
+        ml.testing.check_gradients(
+            lambda q, k, v, given=given: ml.scaled_dot_product_attention(
+                q, k, v, given, causal=causal
+            ),
+            *(q, k, v),
+        )
+
+
+def test_weights_are_dropped() -> None:
+    q, k, v = ml.zeros((1, 4)), ml.zeros((1000, 4)), ml.ones((1000, 1))
+    key = ml.random.key(1)
+    y = ml.scaled_dot_product_attention(q, k, v, dropout=0.25, dropout_key=key)
+    assert 0.85 < float(ml.sum(y)) < 1.15
+    assert float(ml.sum(y)) != 1.0
+    again = ml.scaled_dot_product_attention(q, k, v, dropout=0.25, dropout_key=key)
+    np.testing.assert_array_equal(y.numpy(), again.numpy())
+
+
+def heads_of(w: dict[str, Array], name: str, x: Array, heads: int) -> Array:
+    y = x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
+    return y.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def in_heads(w: dict[str, Array], x: Array, memory: Array, mask: Array, heads: int) -> Array:
+    q = heads_of(w, "query", x, heads)
+    k, v = (heads_of(w, name, memory, heads) for name in ("key", "value"))
+    y = attention(q, k, v, mask).transpose(0, 2, 1, 3).reshape(x.shape)
+    result: Array = y @ w["out/kernel"] + w["out/bias"]
+    return result
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention(causal: bool) -> None:
+    layer = nn.MultiHeadAttention(6, 2, dtype="f64")
+    w, x, mask = randomized(layer), normal(2, 4, 6), np.ones((2, 1, 1, 4), bool)
+    mask[1, ..., 2:] = False
+    seen = mask & np.tri(4, dtype=bool) if causal else mask
+    y = layer(ml.asarray(x), mask=ml.asarray(mask), causal=causal).numpy()
+    np.testing.assert_allclose(y, in_heads(w, x, x, seen, 2), rtol=1e-10)
+    y = layer(ml.asarray(x), causal=causal).numpy()
+    seen = np.tri(4, dtype=bool) if causal else np.ones((4, 4), bool)
+    np.testing.assert_allclose(y, in_heads(w, x, x, seen, 2), rtol=1e-10)
+
+
+def test_cross_attention() -> None:
+    layer = nn.MultiHeadAttention(6, 3, memory_dim=4, dtype="f64")
+    w, x, memory = randomized(layer), normal(2, 3, 6), normal(2, 5, 4)
+    y = layer(ml.asarray(x), ml.asarray(memory)).numpy()
+    np.testing.assert_allclose(y, in_heads(w, x, memory, np.ones(5, bool), 3), rtol=1e-10)
+    check(lambda layer, x, memory: layer(x, memory), layer, f64(1, 2, 6), f64(1, 3, 4))
+
+
+@pytest.mark.parametrize("base", [None, 100.0])
+def test_attention_layers_have_gradients(base: float | None) -> None:
+    layer = nn.MultiHeadAttention(4, 2, rotary_base=base, dtype="f64")
+    check(lambda layer, x: layer(x, causal=True), layer, f64(1, 3, 4))
+
+    def cached(layer: nn.MultiHeadAttention, x: ml.Tensor) -> Any:
+        return layer(x, cache=layer.init_cache(1, 4), position=0)
+
+    check(cached, layer, f64(1, 3, 4))
+
+
+@pytest.mark.parametrize("base", [None, 100.0])
+def test_a_cache_gives_what_the_whole_sequence_gives(base: float | None) -> None:
+    """In parts of 2, 1, 1 and 2 positions, the last but one at a position that is a tensor."""
+    layer = nn.MultiHeadAttention(8, 2, rotary_base=base, dtype="f64").eval()
+    x = f64(2, 6, 8)
+    whole = layer(x, causal=True).numpy()
+    cache, found = layer.init_cache(2, 7), []
+    before = numbers(cache)
+    for first, end in ((0, 2), (2, 3), (3, 4), (4, 6)):
+        at: Any = ml.asarray(first) if first == 3 else first
+        y, cache = layer(x[:, first:end], cache=cache, position=at)
+        found.append(y.numpy())
+    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=1e-10)
+    assert not np.any(before)
+    assert not cache[0].numpy()[:, :, 6:].any()
+    mask = ml.asarray(np.array([False, True, True, True, True, True, True]))
+    y, _ = layer(x[:, 5:6], cache=cache, position=5, mask=mask)
+    y_whole = layer(x, causal=True, mask=mask[:6])
+    np.testing.assert_allclose(y.numpy(), y_whole.numpy()[:, 5:6], rtol=1e-10)
+
+
+def test_generation_is_one_captured_loop() -> None:
+    """Each position's output is the next position's input, until there are as many as asked for;
+    one program serves any number of them."""
+    layer = nn.MultiHeadAttention(4, 2, rotary_base=10.0, dtype="f64").eval()
+    begin = f64(1, 1, 4)
+
+    def generate(x: ml.Tensor, count: ml.Tensor) -> Any:
+        def turn(state: Any) -> Any:
+            i, x, cache, out = state
+            y, cache = layer(x, cache=cache, position=i)
+            return i + 1, y, cache, ml.dynamic_update(out, y[0], i)
+
+        state = (0, x, layer.init_cache(1, 5), ml.zeros((5, 4), dtype="f64"))
+        return ml.while_loop(lambda state: state[0] < count, turn, state)[3]
+
+    step, x = ml.capture(generate, fuse=False), [begin.numpy()[0, 0]]
+    for _ in range(5):
+        sequence = ml.asarray(np.array(x)[None])
+        x.append(layer(sequence, causal=True).numpy()[0, -1])
+    for count in (5, 2):
+        expected = np.where(np.arange(5)[:, None] < count, x[1:], 0)
+        eager = generate(begin, ml.asarray(count)).numpy()
+        np.testing.assert_allclose(eager, expected, rtol=1e-9)
+        np.testing.assert_array_equal(step(begin, ml.asarray(count)).numpy(), eager)
+    assert "1 program>" in repr(step)
+
+
+def test_dropout_of_weights_is_for_training() -> None:
+    layer, x = nn.MultiHeadAttention(4, 2, dropout=0.5), ml.ones((2, 8, 4))
+    assert (layer(x).numpy() != layer(x).numpy()).any()
+    layer.eval()
+    np.testing.assert_array_equal(layer(x).numpy(), layer(x).numpy())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_beside_torch(causal: bool) -> None:
+    torch = require_torch()
+    q, k, v = normal(2, 3, 4, 5), normal(2, 3, 6, 5), normal(2, 3, 6, 7)
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        *map(torch.tensor, (q, k, v)), is_causal=causal
+    )
+    ours = ml.scaled_dot_product_attention(*map(ml.asarray, (q, k, v)), causal=causal)
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-13)
+    layer = nn.MultiHeadAttention(6, 2, dtype="f64")
+    other = torch.nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
+    weight, bias = other.in_proj_weight.detach().numpy(), other.in_proj_bias.detach().numpy()
+    names = ["query", "key", "value"]
+    kernels = [part.T for part in np.split(weight, 3)]
+    layer.load_parameters(
+        {
+            **{f"{name}/kernel": part for name, part in zip(names, kernels, strict=True)},
+            **{f"{name}/bias": part for name, part in zip(names, np.split(bias, 3), strict=True)},
+            "out/kernel": other.out_proj.weight.detach().numpy().T,
+            "out/bias": other.out_proj.bias.detach().numpy(),
+        }
+    )
+    x, padding = normal(2, 4, 6), np.array([[False] * 4, [False, False, True, True]])
+    hidden = torch.tensor(~np.tri(4, dtype=bool)) if causal else None
+    expected, _ = other(
+        *[torch.tensor(x)] * 3, key_padding_mask=torch.tensor(padding), attn_mask=hidden
+    )
+    y = layer(ml.asarray(x), mask=ml.asarray(~padding[:, None, None]), causal=causal)
+    np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9)
+
+
+# --- positions -----------------------------------------------------------------------
+
+
+def test_sinusoidal_encoding() -> None:
+    positions = np.array([[0, 1, 7], [2, 5000, 3]])
+    expected = np.empty((2, 3, 6))
+    for i in range(3):
+        angle = positions / 10000 ** (2 * i / 6)
+        expected[..., 2 * i], expected[..., 2 * i + 1] = np.sin(angle), np.cos(angle)
+    found = ml.sinusoidal_encoding(ml.asarray(positions), 6, dtype="f64").numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    assert ml.sinusoidal_encoding(ml.asarray(3), 4).type == ml.ones(4).type
+
+
+def test_rotary_encoding() -> None:
+    """Pairs as complex numbers, times exp(i position rate)."""
+    x, positions = normal(2, 3, 4, 6), np.array([3, 0, 100_000, 1])
+    rates = 500.0 ** (-2 * np.arange(3) / 6)
+    turned = (x[..., :3] + 1j * x[..., 3:]) * np.exp(1j * positions[:, None] * rates)
+    expected = np.concatenate([turned.real, turned.imag], axis=-1)
+    found = ml.rotary_encoding(ml.asarray(x), ml.asarray(positions), base=500.0)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-11)
+    single = ml.rotary_encoding(ml.asarray(x.astype(np.float32)), ml.asarray(positions), base=500.0)
+    np.testing.assert_allclose(single.numpy(), expected, rtol=1e-5, atol=1e-5)
+    at_rest = ml.rotary_encoding(ml.asarray(x))
+    in_order = ml.rotary_encoding(ml.asarray(x), ml.arange(4))
+    np.testing.assert_array_equal(at_rest.numpy(), in_order.numpy())
+
+
+def test_a_product_of_turned_vectors_depends_on_their_distance() -> None:
+    q, k = f64(1, 8), f64(1, 8)
+
+    def product(m: int, n: int) -> float:
+        turned = [ml.rotary_encoding(x, ml.asarray([at])) for x, at in ((q, m), (k, n))]
+        return float(ml.sum(turned[0] * turned[1]))
+
+    assert product(9, 4) == pytest.approx(product(105, 100), rel=1e-10)
+    assert product(9, 4) != pytest.approx(product(9, 5), rel=1e-3)
+
+
+def test_encodings_have_gradients() -> None:
+    ml.testing.check_gradients(ml.rotary_encoding, f64(3, 4))
+
+
+layer = nn.MultiHeadAttention(4, 2)
+x, scores = ml.ones((1, 3, 4)), ml.ones((3, 4))
+cache = layer.init_cache(1, 3)
+listed: Any = [True]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.MultiHeadAttention(6, 4), AttributeRefused, "must divide embed_dim, given 4"),
+        (lambda: nn.MultiHeadAttention(0, 4), AttributeRefused, "embed_dim must be an integer"),
+        (lambda: nn.MultiHeadAttention(6, 2, rotary_base=10.0), AttributeRefused, "not 3"),
+        (lambda: layer(x[0]), ShapeError, "x must be [batch, time, 4], given f32[3,4]"),
+        (lambda: layer(x, ml.ones((1, 3, 5))), ShapeError, "must be [1, length, 4], given"),
+        (lambda: layer(x, ml.ones((2, 3, 4))), ShapeError, "must be [1, length, 4], given"),
+        (lambda: layer(x, x, cache=cache, position=0), AttributeRefused, "a cache is for self-"),
+        (lambda: layer(x, cache=cache), AttributeRefused, "a cache and a position go together"),
+        (lambda: layer(x, position=0), AttributeRefused, "a cache and a position go together"),
+        (lambda: layer(x, cache=(x,), position=0), DTypeError, "what init_cache makes"),  # type: ignore[arg-type]
+        (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),
+        (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "a mask is bool[1, 2, 3, 3], True"),
+        (lambda: layer(x, mask=listed), DTypeError, "a mask is bool[1, 2, 3, 3], True where"),
+        (
+            lambda: layer(x, mask=ml.ones((2, 1, 3, 3), dtype="bool")),
+            ShapeError,
+            "a mask must broadcast to bool[1, 2, 3, 3], given bool[2,1,3,3]",
+        ),
+        (
+            lambda: ml.scaled_dot_product_attention(scores, scores, scores[:2]),
+            ShapeError,
+            "key and value equally many rows",
+        ),
+        (lambda: ml.scaled_dot_product_attention(scores, x, scores[0]), ShapeError, "two axes"),
+        (lambda: ml.rotary_encoding(ml.ones((2, 3))), AttributeRefused, "features must be even"),
+        (lambda: ml.rotary_encoding(ml.ones(4)), ShapeError, "takes [..., time, features]"),
+        (lambda: ml.rotary_encoding(x, ml.ones(3)), DTypeError, "positions must be integers"),
+        (lambda: ml.sinusoidal_encoding(ml.ones(3), 4), DTypeError, "positions must be integers"),
+        (lambda: ml.sinusoidal_encoding(ml.arange(3), 3), AttributeRefused, "even, given 3"),
+    ],
+)
+def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        call()
