@@ -95,16 +95,16 @@ class GenerationSize(NamedTuple):
     heads: int
     symbols: int
     prompt: int
-    count: int
+    made: int
 
     @property
     def tokens(self) -> int:
-        return self.count
+        return self.made
 
     @property
     def length(self) -> int:
         """How many positions there are."""
-        return self.prompt + self.count
+        return self.prompt + self.made
 
 
 Size = LstmSize | TreeSize | BertSize | LstmTrainingSize | TransformerSize | GenerationSize
@@ -385,7 +385,7 @@ def _transformer_loss(size: TransformerSize, weights: Weights, batch: Sequence[A
 
 def _greedy(size: GenerationSize, weights: Weights, prompt: Array) -> Array:
     tokens = prompt
-    for _ in range(min(size.count, CHECKED_SYMBOLS)):
+    for _ in range(min(size.made, CHECKED_SYMBOLS)):
         best = np.argmax(_logits(size, weights, tokens)[-1])
         tokens = np.append(tokens, best)
     return tokens[size.prompt :]

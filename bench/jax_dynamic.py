@@ -217,10 +217,9 @@ def _generating(size: GenerationSize, *, greedy: bool) -> Run:
         likely, symbols = lax.top_k(logits, TOP_K)
         return symbols[jax.random.categorical(key, likely / TEMPERATURE)]
 
-    @jax.jit
     def generate(params: Params, prompt: Any, key: Any) -> Any:
         logits, known = _decode(size, params, prompt)
-        more = ((0, size.count), (0, 0), (0, 0))
+        more = ((0, size.made), (0, 0), (0, 0))
         cache = [(jnp.pad(keys, more), jnp.pad(values, more)) for keys, values in known]
         following, key, first = jax.random.split(key, 3)
 
@@ -236,8 +235,10 @@ def _generating(size: GenerationSize, *, greedy: bool) -> Run:
         _, tokens = lax.scan(body, (token, cache, key), positions)
         return jnp.concatenate([token[None], tokens]), following
 
+    compiled = jax.jit(generate)
+
     def run() -> Outputs:
-        tokens, state[0] = generate(params, prompt, state[0])
+        tokens, state[0] = compiled(params, prompt, state[0])
         return [np.asarray(tokens)]
 
     return run

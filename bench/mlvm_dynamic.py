@@ -201,13 +201,13 @@ class Encoder(nn.Module):
 
 
 def _load_block(block: nn.Module, weights: Weights, i: int) -> None:
-    """Names are alike but for where they lie."""
-    places = {"mlp_0": "mlp_0", "mlp_1": "mlp_1", "norm_0": "norm_0", "norm_1": "norm_1"}
+    """Give a block its weights; it has what belongs to attention below that name."""
     own = {}
     for name, values in weights.items():
         if name.startswith(f"block_{i}/"):
             _, part, kind = name.split("/")
-            own[f"{places.get(part, f'attention/{part}')}/{kind}"] = values
+            place = part if part.startswith(("mlp", "norm")) else f"attention/{part}"
+            own[f"{place}/{kind}"] = values
     block.load_parameters(own)
 
 
@@ -216,12 +216,10 @@ def transformer_of(size: TransformerSize | GenerationSize) -> Transformer:
     model = Transformer(size.symbols, size.length, size.width, size.layers, size.heads)
     for i, block in enumerate(model.block):
         _load_block(block, weights, i)
-    for layer, name in ((model.norm, "norm"), (model.head, "head")):
-        layer.load_parameters(
-            {kind: weights[f"{name}/{kind}"] for kind in layer.named_parameters()}
-        )
-    for layer, name in ((model.tokens, "tokens"), (model.positions, "positions")):
-        layer.load_parameters({"embedding": weights[name]})
+    for part, name in ((model.norm, "norm"), (model.head, "head")):
+        part.load_parameters({kind: weights[f"{name}/{kind}"] for kind in part.named_parameters()})
+    model.tokens.load_parameters({"embedding": weights["tokens"]})
+    model.positions.load_parameters({"embedding": weights["positions"]})
     return model
 
 

@@ -98,11 +98,11 @@ class Generator:
         padded[: len(prompt)] = list(prompt)
         with self.batch:
             tokens, count = self.generate(
-                padded,
-                np.int64(len(prompt)),
+                ml.asarray(padded),
+                ml.asarray(len(prompt)),
                 ml.random.key(seed),
-                np.float32(temperature),
-                np.int64(NO_END if end is None else end[0]),
+                ml.asarray(np.float32(temperature)),
+                ml.asarray(NO_END if end is None else end[0]),
                 top_k,
             )
             return bytes(tokens.numpy()[: int(count)].astype(np.uint8))

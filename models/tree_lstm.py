@@ -27,7 +27,8 @@ class TreeLstm(nn.Module):
         self.node.bias = gates
 
     def __call__(self, words: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        return self.state(*self.at_leaf(words), nodes, root())
+        state: tuple[Tensor, Tensor] = self.state(*self.at_leaf(words), nodes, root())
+        return state
 
     @ml.function
     def state(self, h: Tensor, c: Tensor, nodes: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,8 @@ class TreeClassifier(nn.Module):
         h, c = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
 
         def encoded(nodes: Tensor) -> Tensor:
-            return self.encoder.state(h, c, nodes, root())[0]
+            state: tuple[Tensor, Tensor] = self.encoder.state(h, c, nodes, root())
+            return state[0]
 
         return self.head(ml.map(encoded, trees))
 

@@ -25,12 +25,17 @@ def test_windows_tile_the_text_and_are_labelled_with_the_next_byte(tmp_path: Pat
     content = bytes(np.random.default_rng(0).integers(0, 256, 5000, np.uint8))
     file.write_bytes(content)
     data = load(f"text:{file}")
-    assert (data.kind, data.shape, data.num_symbols, data.num_classes) == ("text", (64,), 256, 256)
+    assert (data.kind, data.shape, data.num_symbols, data.num_classes) == (
+        "text",
+        (text.LENGTH,),
+        256,
+        256,
+    )
     for part, examples in ((content[:4750], data.train), (content[4750:], data.test)):
-        assert len(examples) == (len(part) - 1) // 64
+        assert len(examples) == (len(part) - 1) // text.LENGTH
         tokens, labels = examples[np.arange(len(examples))]
         assert tokens.dtype == labels.dtype == np.int64
-        length = 64 * len(examples)
+        length = text.LENGTH * len(examples)
         assert bytes(tokens.astype(np.uint8)) == part[:length]
         assert bytes(labels.astype(np.uint8)) == part[1 : length + 1]
 
@@ -38,8 +43,8 @@ def test_windows_tile_the_text_and_are_labelled_with_the_next_byte(tmp_path: Pat
 def test_a_text_that_is_missing_or_short_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere cannot be read: No such file"):
         load(f"text:{tmp_path / 'nowhere'}")
-    (tmp_path / "short").write_bytes(bytes(1280))
-    with pytest.raises(DataError, match=r"short has 1280 bytes; 1280 are too few"):
+    (tmp_path / "short").write_bytes(bytes(2560))
+    with pytest.raises(DataError, match=r"short has 2560 bytes; 2560 are too few"):
         load(f"masked:{tmp_path / 'short'}")
 
 
