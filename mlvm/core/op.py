@@ -61,8 +61,8 @@ class Op:
     result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
     `elementwise`: an element of the result depends on one element of each operand alone, and the
     kernel makes one pass over them. A chain of such ops can run block by block. `links`: an op may
-    be a link of a chain; so may some whose reference kernels make several passes. `in_place`: `out`
-    may be an operand, as elementwise kernels allow.
+    be a link of a chain; so may some whose reference kernels make several passes. `in_place`: how
+    many of its first operands `out` may be; any of them if it is elementwise.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Op:
         flops: Flops | None = None,
         elementwise: bool = False,
         links: bool = False,
-        in_place: bool = False,
+        in_place: int = 0,
     ) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
@@ -80,7 +80,6 @@ class Op:
         self.room: str = kernel.__module__.rpartition(".")[2]
         self.elementwise: bool = elementwise or self.room == "elementwise"
         self.links: bool = links or self.elementwise
-        self.in_place: bool = in_place or self.room == "elementwise"
         self._infer = infer
         self._flops = flops
         hints = typing.get_type_hints(kernel)
@@ -90,6 +89,7 @@ class Op:
         tensors = positional if self.dynamic else positional[1:]
         self.variadic: bool = bool(tensors) and tensors[-1].kind is inspect.Parameter.VAR_POSITIONAL
         self.inputs: tuple[str, ...] = tuple(p.name for p in tensors)
+        self.in_place: int = len(self.inputs) if self.room == "elementwise" else in_place
         self.attributes: dict[str, Attribute] = {
             p.name: Attribute(p.name, hints[p.name], p.default)
             for p in parameters
@@ -166,13 +166,13 @@ def op(
     flops: Flops | None = None,
     elementwise: bool = False,
     links: bool = False,
-    in_place: bool = False,
+    in_place: int = 0,
 ) -> Callable[[Kernel], Op]:
     """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
 
     `flops` takes what `infer` takes, and counts operations as `Op.flops` says. Every op in the
-    room elementwise is `elementwise` and works `in_place`; an op elsewhere says so, or that it
-    `links`.
+    room elementwise is `elementwise`; an op elsewhere says so, or that it `links`, or works
+    `in_place`.
     """
 
     def declare(kernel: Kernel) -> Op:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial, wraps
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from mlvm.arena.arena import Allocation, scope
 from mlvm.core.errors import DTypeError, GradientError
@@ -27,17 +27,21 @@ from mlvm.eager.tensor import (
     OneOp,
     Tensor,
     alias,
+    apply,
     apply_in_python,
     live_tapes,
     one_op,
+    overwrite,
     plan_for,
     raise_stale,
 )
 from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
-from mlvm.eager.vjps import VJPS, Rule
+from mlvm.eager.vjps import VJPS, Rule, Sparse
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
+_WORTH_UPDATING: Final = 32768
+"""Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
 _COPY: Final = one_op("copy")
 
 
@@ -63,9 +67,65 @@ class Template(NamedTuple):
 
 _NOTHING: Final = Template((), (), ())
 
-_Node: TypeAlias = tuple[tuple[Pull, ...], tuple[int, ...], tuple[Tensor, ...]]
+
+class Joint(Protocol):
+    """The pulls of a call with several results, such as a loop, all at once: to operands of these
+    types."""
+
+    types: Sequence[TensorType]
+
+    def __call__(
+        self, g: Any, saved: Sequence[Tensor], held: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """What each operand's cotangent is, if so much is `held` of it before."""
+
+
+Node: TypeAlias = tuple[tuple[Pull, ...] | Joint, tuple[int, ...], tuple[Tensor, ...]]
 """What a call leaves: its pulls, for each the number of the node that its cotangent goes to, and
 the saved values."""
+
+
+class Pending(dict[int, Any]):
+    """Cotangents on their way back, by the number of the node they go to."""
+
+    __slots__ = ("_owned", "_recorded")
+
+    def __init__(self) -> None:
+        self._owned: set[int] = set()  # those that were made here: nobody else has them
+        self._recorded = recording.get() is not None
+
+    def go_back(self, node: Node, g: Any, wanted: Container[int] | None = None) -> None:
+        """Pull the cotangent of a node's result to its operands, or to those `wanted` of them."""
+        pulls, origins, saved = node
+        if not isinstance(pulls, tuple):
+            totals = pulls(g, saved, [self.get(origin) for origin in origins])
+            for origin, total in zip(origins, totals, strict=True):
+                if total is not None:
+                    self[origin] = total
+                    self._owned.discard(origin)
+            return
+        for (type, rule, needs), origin in zip(pulls, origins, strict=True):
+            if wanted is not None and origin not in wanted:
+                continue
+            part = rule(g, *map(saved.__getitem__, needs))
+            held = self.get(origin)
+            if isinstance(part, Sparse):
+                if held is None:
+                    self[origin] = apply(part.alone, *part.operands)
+                elif self._recorded or origin not in self._owned or held.nbytes < _WORTH_UPDATING:
+                    self[origin] = apply(part.added, held, *part.operands)
+                else:  # which an outer tape, that has no node for it, would refuse
+                    overwrite(held, part.added, held, *part.operands)
+                self._owned.add(origin)
+            else:
+                if part.type is not type:
+                    part = sum_to(part, type)
+                if held is None:
+                    self[origin] = part
+                else:
+                    self[origin] = held + part
+                    self._owned.add(origin)
+            del part, held
 
 
 class Tape:
@@ -73,7 +133,7 @@ class Tape:
     entry there is None. `kept` are the ids of the roots of all values saved so far."""
 
     def __init__(self) -> None:
-        self.nodes: list[_Node | None] = []
+        self.nodes: list[Node | None] = []
         self.kept: set[int] = set()
         live_tapes.add(self)
 
@@ -160,22 +220,13 @@ class Tape:
             raise GradientError(
                 f"what led to this {out.type} was dropped when the gradient around it was taken"
             )
-        pending: dict[int, Tensor] = {out.node: seed}
+        pending = Pending()
+        pending[out.node] = seed
         wanted = self._dependents(watched, start) if keep else None
         for index in range(len(self.nodes) - 1, start - 1, -1):
             node = self.nodes[index] if keep else self.nodes.pop()
-            if node is None or (g := pending.pop(index, None)) is None:
-                continue
-            pulls, origins, saved = node
-            for (type, rule, needs), origin in zip(pulls, origins, strict=True):
-                if wanted is not None and origin not in wanted:
-                    continue
-                part = rule(g, *map(saved.__getitem__, needs))
-                if part.type is not type:
-                    part = sum_to(part, type)
-                held = pending.get(origin)
-                pending[origin] = part if held is None else held + part
-                del part, held
+            if node is not None and (g := pending.pop(index, None)) is not None:
+                pending.go_back(node, g, wanted)
         return [pending.get(origin) for origin in watched]
 
     def _dependents(self, watched: Sequence[int], start: int) -> set[int]:

@@ -20,6 +20,7 @@ WITHOUT_FUNCTION: Final = {
     "batch_contract",
     "boolean_index",
     "embed",
+    "index_add",
     "layer_norm_normalize",
     "mask_scatter",
     "multiply_add",
@@ -27,6 +28,7 @@ WITHOUT_FUNCTION: Final = {
     "patches",
     "scatter_add",
     "scatter_add_along_axis",
+    "slice_add",
     "unpatches",
 }
 """Ops that only the eager layer itself calls."""

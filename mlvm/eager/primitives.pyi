@@ -316,6 +316,11 @@ def greater_equal(
 ) -> Tensor:
     """x >= y, elementwise, with broadcasting."""
 
+def index_add(
+    x: Tensor, updates: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+) -> Tensor:
+    """x, with the updates added where `take` with these indices would read them."""
+
 def isfinite(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """True where x is neither inf nor nan."""
 
@@ -627,6 +632,17 @@ def slice(
     out: Tensor | None = None,
 ) -> Tensor:
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ..."""
+
+def slice_add(
+    x: Tensor,
+    updates: Tensor,
+    /,
+    *,
+    start: tuple[int, ...],
+    step: tuple[int, ...],
+    out: Tensor | None = None,
+) -> Tensor:
+    """x, with the updates added where `slice` with this start and step would read them."""
 
 def softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""

@@ -180,7 +180,7 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         raise refused(f"the result is {type} and does not fit into out={out.type}").at(
             call.op.name, types
         )
-    if not call.op.in_place and any(x.root is out.root for x in operands):
+    if any(x.root is out.root and i >= call.op.in_place for i, x in enumerate(operands)):
         raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
             call.op.name, types
         )
@@ -193,13 +193,20 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
             f"{out.type} shares its bytes with the tensor it was made from, which would change "
             f"too; update copy(x) instead"
         ).at(call.op.name, types)
+    overwrite(out, call, *operands)
+    return out
+
+
+def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
+    """`apply_into` for a result whose type fits, over a tensor that nobody else looks at."""
     used = (out, *operands)
+    if len(used) not in call.into:
+        call.infer(tuple([x.type for x in operands]))
     try:
         with using(used):
             out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
     except HandleError as error:
         raise explain(error, out.arena.vm, used) from None
-    return out
 
 
 def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:

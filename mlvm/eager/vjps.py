@@ -11,6 +11,9 @@ The others are named after what the rule is given, values first:
     x_type      an operand's type, which costs nothing to keep
     types       the types of all operands, and `position` of this one among them
 
+The rule of an op that reads a part of its operand returns a `Sparse` cotangent: of many slices of
+one tensor, the engine makes one cotangent, and adds each to it in place.
+
 A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
 promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
 gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
@@ -21,16 +24,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape, TensorType
 from mlvm.eager import primitives as op
 from mlvm.eager.functions import full, reshape
-from mlvm.eager.tensor import Tensor, constant, stop_gradient
+from mlvm.eager.tensor import OneOp, Tensor, constant, one_op, stop_gradient
 
-Rule: TypeAlias = Callable[..., Tensor]
+
+class Sparse(NamedTuple):
+    """A cotangent that is zero but for some elements. `alone` makes it of the operands; `added`
+    takes a tensor before them, and gives it with those elements added."""
+
+    operands: tuple[Tensor, ...]
+    alone: OneOp
+    added: OneOp
+
+
+Rule: TypeAlias = Callable[..., "Tensor | Sparse"]
 Rules: TypeAlias = Mapping[str, Rule]
 
 NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
@@ -213,6 +226,32 @@ def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) ->
     start = [0] * g.ndim
     start[axis] = sum(type.shape[axis] for type in types[:position])
     return _window(g, tuple(start), types[position].shape)
+
+
+def _slice(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Sparse:
+    return Sparse(
+        (g,),
+        one_op("embed", shape=x_type.shape, start=start, step=step),
+        one_op("slice_add", start=start, step=step),
+    )
+
+
+def _sliced(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Tensor:
+    return op.slice(g, start=start, length=x_type.shape, step=step)
+
+
+def _sliced_updates(
+    g: Tensor, updates_type: TensorType, start: Shape, step: tuple[int, ...]
+) -> Tensor:
+    return _sliced(g, updates_type, start, step)
+
+
+def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
+    return Sparse(
+        (g, indices),
+        one_op("scatter_add", axis=axis, length=x_type.shape[axis]),
+        one_op("index_add", axis=axis),
+    )
 
 
 def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
@@ -425,14 +464,9 @@ VJPS: Final[dict[str, Rules]] = {
             g, tuple(before for before, _ in widths), x_type.shape
         ),
     },
-    "slice": {
-        "x": lambda g, x_type, start, step: op.embed(g, shape=x_type.shape, start=start, step=step),
-    },
-    "embed": {
-        "x": lambda g, x_type, start, step: op.slice(
-            g, start=start, length=x_type.shape, step=step
-        ),
-    },
+    "slice": {"x": _slice},
+    "embed": {"x": _sliced},
+    "slice_add": {"x": lambda g: g, "updates": _sliced_updates},
     "tril": {"x": lambda g, k: op.tril(g, k=k)},
     "triu": {"x": lambda g, k: op.triu(g, k=k)},
     "sort": {"x": _sort},
@@ -443,12 +477,12 @@ VJPS: Final[dict[str, Rules]] = {
     "full": {"value": lambda g: g},
     **_none("arange linspace eye"),
     # --- indexing ---
-    "take": {
-        "x": lambda g, indices, x_type, axis: op.scatter_add(
-            g, indices, axis=axis, length=x_type.shape[axis]
-        ),
-    },
+    "take": {"x": _take},
     "scatter_add": {"updates": lambda g, indices, axis: op.take(g, indices, axis=axis)},
+    "index_add": {
+        "x": lambda g: g,
+        "updates": lambda g, indices, axis: op.take(g, indices, axis=axis),
+    },
     "take_along_axis": {
         "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
             g, indices, axis=axis, length=x_type.shape[axis]

@@ -134,11 +134,9 @@ def _may_lie(
     maker = calls[made]
     if maker.op is None or maker.outs[0].type is not source.type:
         return False
-    if any(use.value.home is home for use in maker.ins) and not (
-        maker.op.in_place
-        and all(use.type is source.type for use in maker.ins if use.value.home is home)
-    ):
-        return False
+    for i, use in enumerate(maker.ins):
+        if use.value.home is home and (i >= maker.op.in_place or use.type is not source.type):
+            return False
     between = calls[made + 1 : at]
     if any(use.value.home is home for call in between for use in (*call.ins, *call.outs)):
         return False

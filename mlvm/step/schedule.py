@@ -80,12 +80,15 @@ class Schedule:
 def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
     """Which values take the place of an operand, as made -> operand. The operand is one that `ends`
     with the unit, and no call of the unit reads it after the value is written; the call that
-    writes it may read it too if its op works in place."""
+    writes it may read it too if its op may overwrite it."""
     [first, *others] = run.unit.calls
     if not others and (first.op is None or not first.op.in_place):
         return {}
     outs = [use for use in run.outs if use.value.home is None]
     free = [use for use in run.ins if use.value.home is None and ends(use.value)] if outs else []
+    if not others and first.op is not None:
+        read = {use.value for use in first.ins[first.op.in_place :]}
+        free = [use for use in free if use.value not in read]
     if not free:
         return {}
     if first.op is not None and first.op.name in HEADS and others:

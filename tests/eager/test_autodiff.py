@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import DTypeError, GradientError, ShapeError
+from mlvm.eager import autodiff
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import Tape, grad, value_and_grad, vjp
 from mlvm.eager.context import default_vm, recording
@@ -215,6 +217,126 @@ def test_an_inner_error_that_is_caught_leaves_the_outer_gradient_intact() -> Non
         return x * x
 
     assert lists(grad(loss)(tensor(3.0))) == 6.0
+
+
+# --- parts of a tensor -------------------------------------------------------------------
+
+TURNS = 4
+_rng = np.random.default_rng(3)
+PARTS: dict[str, Callable[[Any, int], Any]] = {
+    "x[t]": lambda x, t: x[t],
+    "x[t:t+2]": lambda x, t: x[t : t + 2],
+    "x[:, i]": lambda x, t: x[:, t % 5],
+    "x[::-1]": lambda x, t: x[::-1, ::2],
+    "x[[..]]": lambda x, t: x[_chosen(x, t)],
+    "x[:, [..]]": lambda x, t: x[:, _chosen(x, t) % 5],
+    "x[t] and x": lambda x, t: x[t] * 2.0 if t % 3 else x[t] + x,
+    "x[t] of x[t]": lambda x, t: x[t : t + 3][0] * x[t],
+}
+
+
+def _chosen(x: Any, t: int) -> Any:
+    indices = np.array([[t, 0], [t, t]])
+    return ml.asarray(indices) if isinstance(x, Tensor) else indices
+
+
+def _of_parts(part: Callable[[Any, int], Any], x: Tensor) -> Tensor:
+    """What depends on every part, so that its cotangents differ."""
+    total = op.sum(x[:1] * 0.0)
+    for t in range(TURNS):
+        y = part(x, t)
+        total = total + op.sum(op.sin(y * (1.0 + t)))
+    return total
+
+
+def _by_hand(part: Callable[[Any, int], Any], x: Any) -> Any:
+    """The same gradient: one array as large as x for each element of each part, added in order."""
+    places = np.arange(x.size).reshape(x.shape)
+    terms = []
+    for t in range(TURNS):
+        y, term = part(x, t), np.zeros_like(x)
+        np.add.at(term.reshape(-1), part(places, t), (1.0 + t) * np.cos(y * (1.0 + t)))
+        terms.append(term)
+    return sum(reversed(terms[:-1]), terms[-1])
+
+
+@pytest.mark.parametrize("wide", [2, 900])  # 900: more than _WORTH_UPDATING
+@pytest.mark.parametrize("name", [*PARTS][:6])
+def test_parts_of_a_tensor_add_up_in_one_cotangent(name: str, wide: int) -> None:
+    x = _rng.normal(size=(TURNS + 2, 5, wide))
+    gradient = grad(lambda x: _of_parts(PARTS[name], x))(tensor(x))
+    np.testing.assert_allclose(gradient.numpy(), _by_hand(PARTS[name], x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_have_gradients_of_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    x = tensor(_rng.normal(size=(TURNS + 2, 5)) * 0.3)
+    ml.testing.check_gradients(lambda x: _of_parts(PARTS[name], x), x, order=3)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: ml.unstack(x),
+        lambda x: ml.unstack(x, axis=1),
+        lambda x: ml.split(x, 3),
+        lambda x: ml.split(x, [1, 4], axis=1),
+        lambda x: [ml.pad(x[:2], 1), ml.pad(x, [(1, 0), (0, 2)], 3.0)],
+        lambda x: [ml.concat([x[1:], x[:1]]), ml.take(x, ml.asarray([0, 0, 5]), axis=0)],
+        lambda x: list(x),
+    ],
+)
+def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
+    x = tensor(_rng.normal(size=(6, 5)))
+    ml.testing.check_gradients(lambda x: sum(ml.sum(ml.exp(part)) for part in cut(x)), x, order=2)
+
+
+def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cotangent that is somebody else's too is copied before a part is added to it."""
+    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    c = tensor([1.0, 2.0, 3.0, 4.0])
+
+    def twice(x: Tensor, y: Tensor) -> Tensor:  # the seed is y's cotangent, and x's first part
+        parts = op.concat(x[:2] * 1.0, x[2:] * 10.0, axis=0)
+        return parts + (x + y)
+
+    _, pullback = vjp(twice, tensor(np.zeros(4)), tensor(np.zeros(4)))
+    for _ in range(2):
+        assert lists(list(pullback(c))) == [[2.0, 4.0, 33.0, 44.0], [1.0, 2.0, 3.0, 4.0]]
+        assert lists(c) == [1.0, 2.0, 3.0, 4.0]
+
+    kept: list[Tensor] = []
+
+    def keep(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+        kept.append(g)
+        return g
+
+    def through(x: Tensor) -> Tensor:
+        y = ml.call("copy", x, vjp=keep)
+        return op.sum(y[:2] * 3.0) + op.sum(y[1:] * 5.0) + op.sum(x[2:] * 7.0 + x[:2])
+
+    gradient = grad(through)(tensor(np.zeros(4)))
+    assert lists(gradient) == [4.0, 9.0, 12.0, 12.0]
+    assert lists(kept) == [[3.0, 8.0, 5.0, 5.0]]
+
+
+def test_a_pullback_of_its_own_value_is_no_update_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    value, pullback = vjp(lambda x: x[:2] + x[1:], tensor([1.0, 2.0, 3.0]))
+    assert lists(list(pullback(value))) == [[3.0, 8.0, 5.0]]
+
+
+def test_many_slices_need_one_cotangent(arena: Arena) -> None:
+    x = tensor(np.ones((50, 2000)))
+
+    def loss(x: Tensor) -> Tensor:
+        return op.sum(sum((x[t] for t in range(1, 50)), x[0]))
+
+    loss(x)  # its constants
+    before = arena.high_water = arena.used
+    grad(loss)(x)
+    assert arena.high_water - before < 1.2 * x.nbytes
 
 
 # --- errors ----------------------------------------------------------------------------

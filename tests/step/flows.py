@@ -24,6 +24,8 @@ OPERATIONS: list[tuple[str, dict[str, Any]]] = [
     ("sum", {"axis": 0, "keepdims": True}), ("sum", {"axis": None}), ("max", {"axis": -1}),
     ("mean", {"axis": 1, "keepdims": True}), ("softmax", {"axis": -1}),
     ("permute_dims", {"axes": (1, 0)}), ("matmul", {}),
+    ("slice_add", {"start": (0, 0), "step": (1, 1)}),
+    ("slice_add", {"start": (23,), "step": (-1,)}),
     ("broadcast_to", {"shape": (4, 6)}), ("broadcast_to", {"shape": (24,)}),
 ]  # fmt: skip
 SHAPES = [(4, 6), (6, 4), (24,), (1, 6), (6,), (4, 1), (6, 1), (1, 4), (1,), ()]
@@ -86,7 +88,7 @@ class Step:
             return None
         assert type is not None  # there is no dynamic op among them
         if into is not None and (
-            type is not into.type or (not op.in_place and any(cell is into for cell, _ in operands))
+            type is not into.type or any(cell is into for cell, _ in operands[op.in_place :])
         ):
             return None
         made = np.empty(type.shape, type.dtype.numpy)

@@ -16,8 +16,9 @@ from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import ALIGNMENT, TensorType
 from mlvm.step import fusion, recompute
-from mlvm.step.blocks import without_dead_calls
+from mlvm.step.blocks import without_dead_calls, without_moves
 from mlvm.step.compile import Planned, compile_flow
+from mlvm.step.flow import Flow
 from tests.step.flows import Step, assert_same_bits, floats, mlp, run, steps
 
 BLOCK_SIZE = 8
@@ -98,10 +99,10 @@ def test_no_two_tensors_that_live_at_once_share_a_byte(
 @given(steps())
 def test_scratch_is_only_for_what_has_no_other_place(step: Step) -> None:
     planned = compile_flow(step.flow, fuse=False, recompute=False)
-    alive = without_dead_calls(step.flow)
+    flow = without_moves(Flow(without_dead_calls(step.flow), step.flow.results))
     values = {
         use.value.home or use.value
-        for call in alive
+        for call in flow.calls
         for use in call.outs
         if use.value.home is None or use.value.home.role == "scratch"
     }

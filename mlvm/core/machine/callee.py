@@ -107,12 +107,12 @@ class OpInto(WritesInto):
         return 1
 
     def check_apart(self, params: Sequence[Array], attributes: Attributes) -> None:
-        """As the base says. Elementwise ops may overwrite an operand of the result's layout."""
+        """As the base says. An op may overwrite some operands of the result's layout."""
         out = params[0]
-        for x in params[1:]:
+        for i, x in enumerate(params[1:]):
             if not np.may_share_memory(out, x):
                 continue
-            if not self.op.in_place or not same_place(out, x):
+            if i >= self.op.in_place or not same_place(out, x):
                 raise MachineError(
                     f"{self.op.name}{OUT} would write over an operand while it reads it"
                 )

@@ -16,6 +16,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import op
+from mlvm.core.ops.layout import require_updates
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, DType, Shape, TensorType
 
@@ -49,6 +50,14 @@ def _scatter_add(updates: TensorType, indices: TensorType, axis: int, length: in
             f"not {updates.shape[axis:end]}"
         )
     return updates.with_shape((*updates.shape[:axis], _length(length), *updates.shape[end:]))
+
+
+def _index_add(x: TensorType, updates: TensorType, indices: TensorType, axis: int) -> TensorType:
+    require_updates(x, updates)
+    chosen = _take(x, indices, axis).shape
+    if updates.shape != chosen:
+        raise ShapeError(f"updates must be of shape {chosen}, as take would give them")
+    return x
 
 
 def _take_along_axis(x: TensorType, indices: TensorType, axis: int) -> TensorType:
@@ -140,6 +149,20 @@ def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length
     """
     axis = normalize_axis(axis, out.ndim)
     places = _positions(indices, length).reshape(1, -1, 1)
+    out.fill(0)
+    _add_at(out, updates, _flat(places, out.shape, axis))
+
+
+@op(infer=_index_add, in_place=1)
+def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int) -> None:
+    """x, with the updates added where `take` with these indices would read them.
+
+    Updates of the same element are added in row-major order. Negative indices count from the end.
+    """
+    axis = normalize_axis(axis, out.ndim)
+    places = _positions(indices, out.shape[axis]).reshape(1, -1, 1)
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
@@ -163,7 +186,9 @@ def scatter_add_along_axis(
     the same element are added in row-major order. Negative indices count from the end.
     """
     axis = normalize_axis(axis, out.ndim)
-    _add_at(out, updates, _along(indices, out.shape, axis))
+    places = _along(indices, out.shape, axis)
+    out.fill(0)
+    _add_at(out, updates, places)
 
 
 @op(infer=_one_hot)
@@ -177,7 +202,7 @@ def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32")
     out.reshape(places.size, num_classes)[np.arange(places.size), places] = 1
 
 
-@op(infer=_dynamic_update, in_place=True)
+@op(infer=_dynamic_update, in_place=1)
 def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: int) -> None:
     """x, with its rows from `start` on along `axis` replaced by those of `update`.
 
@@ -236,11 +261,10 @@ def _along(indices: Array, shape: Shape, axis: int) -> Array:
 
 
 def _add_at(out: Array, updates: Array, places: Array) -> None:
-    """Zeros, with the updates added at those row-major positions, one after the other.
+    """Add the updates at those row-major positions, one after the other.
 
     numpy's `add.at` is five times as fast on one axis as on rows.
     """
-    out.fill(0)
     np.add.at(out.reshape(-1), places.reshape(-1), updates.reshape(-1))
 
 

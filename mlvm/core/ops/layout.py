@@ -6,7 +6,7 @@ import builtins
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.rules import (
     Axis,
@@ -131,6 +131,21 @@ def _embed(x: TensorType, shape: Shape, start: Shape, step: tuple[int, ...]) -> 
     return result
 
 
+def require_updates(x: TensorType, updates: TensorType) -> None:
+    """Raise `DTypeError` unless the updates are numbers of x's own dtype."""
+    require("numeric", x)
+    if updates.dtype is not x.dtype:
+        raise DTypeError(f"updates must be {x.dtype} as x is, not {updates.dtype}")
+
+
+def _slice_add(
+    x: TensorType, updates: TensorType, start: Shape, step: tuple[int, ...]
+) -> TensorType:
+    require_updates(x, updates)
+    _check_window(x.shape, start, updates.shape, step)
+    return x
+
+
 def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
     """The numpy index of that window. For numpy, an end before the first element is None."""
     ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
@@ -189,6 +204,16 @@ def embed(
     """
     out.fill(0)
     out[_window(start, x.shape, step)] = x
+
+
+@op(infer=_slice_add, in_place=1)
+def slice_add(
+    out: Array, x: Array, updates: Array, *, start: tuple[int, ...], step: tuple[int, ...]
+) -> None:
+    """x, with the updates added where `slice` with this start and step would read them."""
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    out[_window(start, updates.shape, step)] += updates
 
 
 # --- triangles, order, dtype ---------------------------------------------------------

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.errors import GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.autodiff import Pull, Tape, taping
+from mlvm.eager.autodiff import Pending, Pull, Tape, taping
 from mlvm.eager.capture.recorder import Recorder, recorder
 from mlvm.eager.context import recording
-from mlvm.eager.functions import full, sum_to
-from mlvm.eager.tensor import OneOp, Tensor, alias, constant, one_op, stop_gradient
+from mlvm.eager.functions import full
+from mlvm.eager.tensor import Tensor, alias, constant, one_op, overwrite, stop_gradient
 from mlvm.step.flow import Block
 
 Tensors: TypeAlias = list[Tensor]
@@ -80,9 +80,9 @@ def scan(
         stacks = [_stacked(record, y, i, _known(total)) for y in made]
         with _untaped():
             _assign(record, state, after)
-            _into(record, i, _ADD, i, constant(-1 if reverse else 1, i64))
+            overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
     for stack in stacks if isinstance(turns, Tensor) else []:
-        _into(record, stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
+        overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
     record.control("while", [test, block])
     finals, results = _released(record, state), _released(record, stacks)
     if tape is not None and segment is not None and not segment.is_constant([*init, *xs]):
@@ -115,9 +115,13 @@ class _Back(NamedTuple):
 
 
 def _pull_scan(
-    back: _Back, cotangents: Sequence[Tensor | None], saved: Sequence[Tensor]
+    back: _Back,
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    held: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
-    """The cotangents of a loop's initial state, its xs, and what its body reaches besides."""
+    """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
+    latter so much is `held` before."""
     segment = back.segment
     nstate, nrows, nkept = len(back.params), len(back.rows), len(back.kept)
     xs, residuals, outside = _split(saved, nrows, nkept)
@@ -127,27 +131,22 @@ def _pull_scan(
     given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=True)]
     given = [(y, g) for y, g in given if g is not None]
     init = [_or_zeros(of_state[k], back.params[k].type) for k in active]
-    init += [full(type.shape, 0, dtype=type.dtype) for type in segment.closures.values()]
+    init += map(_or_zeros, held, segment.closures.values())
 
     def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
         xrows, kept, seeds = _split(rows, nrows, nkept)
         inside = {id(x.root): row for x, row in zip(back.kept, kept, strict=True)}
         inside |= {id(x.root): row for x, row in zip(back.rows, xrows, strict=True)}
         inside[id(back.i)] = i
-        pending = _Pending()
-        for number, total in zip(segment.closures, state[len(active) :], strict=True):
-            pending.put(number, total)
-        for k, g in zip(active, state, strict=False):
-            pending.add(back.after[k], segment.tape, g)
-        for (y, _), g in zip(given, seeds, strict=True):
-            pending.add(y, segment.tape, g)
+        pending = Pending()
+        pending.update(zip(segment.closures, state[len(active) :], strict=True))
+        _seed(pending, segment.tape, [back.after[k] for k in active], state[: len(active)])
+        _seed(pending, segment.tape, [y for y, _ in given], seeds)
         segment.walk(pending, inside, outside)
         after = [_or_zeros(pending.get(back.params[k].node), back.params[k].type) for k in active]
-        after += [pending.get(number) for number in segment.closures]
+        after += [pending[number] for number in segment.closures]
         of_rows = [pending.get(back.rows[k].node) for k in tracked]
-        return after, [
-            _or_zeros(g, back.rows[k].type) for g, k in zip(of_rows, tracked, strict=True)
-        ]
+        return after, list(map(_or_zeros, of_rows, [back.rows[k].type for k in tracked]))
 
     finals, of_xs = scan(
         turn,
@@ -211,11 +210,11 @@ def cond(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
                 with _untaped():
                     kept = [record.variable(x.type, outside=True) for x in segment.inside]
                     for place, x in zip(kept, segment.inside, strict=True):
-                        _into(record, place, _COPY, x)
+                        overwrite(place, _COPY, x)
                 sides.append(_Side(segment, made, kept))
             with _untaped():
                 for place, y in zip(results, made, strict=True):
-                    _into(record, place, _COPY, y)
+                    overwrite(place, _COPY, y)
         blocks.append(block)
     record.control("cond", blocks, pred)
     finals = _released(record, results)
@@ -242,22 +241,23 @@ def _pull_cond(
     closures: dict[int, TensorType],
     cotangents: Sequence[Tensor | None],
     saved: Sequence[Tensor],
-) -> Tensors:
-    """The cotangents of what the branches reach."""
+    held: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
+    """The cotangents of what the branches reach, of which so much is `held` before."""
     [pred], rest = _split(saved, 1)
     of_made, of_kept = _split(cotangents, len(sides[0].made))
+    before = list(map(_or_zeros, held, closures.values()))
 
     def back(
         side: _Side, kept: Tensors, outside: Tensors, of_kept: Sequence[Tensor | None]
     ) -> Tensors:
         segment = side.segment
         inside = {id(x.root): y for x, y in zip(segment.inside, kept, strict=True)}
-        pending = _Pending()
-        for y, g in zip([*side.made, *segment.inside], [*of_made, *of_kept], strict=True):
-            if g is not None:
-                pending.add(y, segment.tape, g)
+        pending = Pending()
+        pending.update(zip(closures, before, strict=True))
+        _seed(pending, segment.tape, [*side.made, *segment.inside], [*of_made, *of_kept])
         segment.walk(pending, inside, outside)
-        return [_or_zeros(pending.get(number), type) for number, type in closures.items()]
+        return [pending[number] for number in closures]
 
     ways: list[Callable[[], Tensors]] = []
     for side in sides:
@@ -287,9 +287,11 @@ class _Segment:
         self.closures: dict[int, TensorType] = {}
         for node in self.nodes:
             if node is not None:
-                for pull, origin in zip(node[0], node[1], strict=True):
+                pulls, origins, _ = node
+                types = [pull.type for pull in pulls] if isinstance(pulls, tuple) else pulls.types
+                for type, origin in zip(types, origins, strict=True):
                     if origin < start:
-                        self.closures[origin] = pull.type
+                        self.closures[origin] = type
         for y in results:
             if y.tape is tape and y.node < start:
                 self.closures[y.node] = y.type
@@ -311,7 +313,7 @@ class _Segment:
         """Whether no gradient goes through it, nor to these operands of its control flow."""
         return not self.closures and not any(x.tape is self.tape for x in operands)
 
-    def walk(self, pending: _Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
+    def walk(self, pending: Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
         """Go back through the nodes. `inside` has what stands for tensors of the block now, by
         their ids, and `outside` what stands for the segment's own."""
         given = {id(x): y for x, y in zip(self.outside, outside, strict=True)}
@@ -324,34 +326,19 @@ class _Segment:
 
         for number in reversed(range(self.start, self.start + len(self.nodes))):
             node = self.nodes[number - self.start]
-            if node is None or (g := pending.pop(number)) is None:
-                continue
-            pulls, origins, saved = node
-            for (type, rule, needs), origin in zip(pulls, origins, strict=True):
-                part = rule(g, *[now(saved[i]) for i in needs])
-                pending.put(origin, part if part.type is type else sum_to(part, type))
+            if node is not None and (g := pending.pop(number, None)) is not None:
+                pulls, origins, saved = node
+                pending.go_back((pulls, origins, tuple(map(now, saved))), g)
 
 
-class _Pending:
-    """Cotangents on their way, by the number of the node they go to."""
-
-    def __init__(self) -> None:
-        self._parts: dict[int, Any] = {}
-
-    def add(self, y: Tensor, tape: Tape, g: Tensor) -> None:
-        """A cotangent of y, if that is tracked."""
-        if y.tape is tape:
-            self.put(y.node, g)
-
-    def put(self, number: int, part: Any) -> None:
-        held = self._parts.get(number)
-        self._parts[number] = part if held is None else held + part
-
-    def get(self, number: int) -> Any:
-        return self._parts.get(number)
-
-    def pop(self, number: int) -> Any:
-        return self._parts.pop(number, None)
+def _seed(
+    pending: Pending, tape: Tape, results: Sequence[Tensor], parts: Sequence[Tensor | None]
+) -> None:
+    """Begin a way back with cotangents of results, where these are tracked and there is one."""
+    for y, part in zip(results, parts, strict=True):
+        if part is not None and y.tape is tape:
+            held = pending.get(y.node)
+            pending[y.node] = part if held is None else held + part
 
 
 _PARTS: Final = TensorType(i64, (0,))
@@ -374,19 +361,44 @@ class _Parts:
 
 
 class _Joint:
-    """The way back of control flow with several results: it runs once for all operands."""
+    """The way back of control flow with several results: to the operands that are tracked, and to
+    what it reaches besides.
 
-    def __init__(self, nresults: int, pull: Callable[..., Sequence[Tensor | None]]) -> None:
+    `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
+    closures, of which so much is held before.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        nresults: int,
+        operands: Tensors,
+        closures: dict[int, TensorType],
+        pull: Callable[..., Sequence[Tensor | None]],
+    ) -> None:
         self._nresults = nresults
+        self._operands = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
+        self._noperands = len(operands)
         self._pull = pull
-        self._last: tuple[object, Sequence[Tensor | None]] = None, ()
+        self.origins = (*closures, *[origin for _, origin in self._operands])
+        self.types: Sequence[TensorType] = [
+            *closures.values(),
+            *[operands[k].type for k, _ in self._operands],
+        ]
 
-    def part(self, number: int, type: TensorType, g: _Parts, *saved: Tensor) -> Tensor:
-        """The cotangent of one operand."""
-        if self._last[0] is not g:
-            cotangents = [g.parts.get(i) for i in range(self._nresults)]
-            self._last = g, self._pull(cotangents, saved)
-        return _or_zeros(self._last[1][number], type)
+    def __call__(
+        self, g: _Parts, saved: Sequence[Tensor], held: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        totals = dict(zip(self.origins, held, strict=True))
+        nclosures = len(self.origins) - len(self._operands)
+        cotangents = [g.parts.get(i) for i in range(self._nresults)]
+        made = self._pull(cotangents, saved, held[:nclosures])
+        totals.update(zip(self.origins, made[self._noperands :], strict=False))
+        for k, origin in self._operands:
+            part, before = made[k], totals[origin]
+            if part is not None:
+                totals[origin] = part if before is None else before + part
+        return [totals[origin] for origin in self.origins]
 
 
 def _leave(
@@ -397,19 +409,10 @@ def _leave(
     saved: Tensors,
     pull: Callable[..., Sequence[Tensor | None]],
 ) -> None:
-    """Leave a node for control flow, and one for each of its results that is a float. `pull` makes
-    a cotangent for each operand, and for each of the closures."""
-    joint = _Joint(len(results), pull)
-    numbers = tuple(range(len(saved)))
-    pulls: list[Pull] = []
-    origins: list[int] = []
-    into = [(x.node, x.type) if x.tape is tape else (None, x.type) for x in operands]
-    for number, (origin, type) in enumerate([*into, *closures.items()]):
-        if origin is not None:
-            pulls.append(Pull(type, partial(joint.part, number, type), numbers))
-            origins.append(origin)
+    """Leave a node for control flow (see `_Joint`), and one for each result that is a float."""
+    joint = _Joint(tape, len(results), operands, closures, pull)
     node = len(tape.nodes)
-    tape.nodes.append((tuple(pulls), tuple(origins), tuple(saved)))
+    tape.nodes.append((joint, joint.origins, tuple(saved)))
     tape.kept.update(id(x.root) for x in saved)
     for number, y in enumerate(results):
         if y.dtype.is_float:
@@ -439,15 +442,9 @@ def _untaped() -> Iterator[None]:
         recording.reset(before)
 
 
-def _into(record: Recorder, out: Tensor, call: OneOp, *operands: Tensor) -> None:
-    """Write the result of an op over a tensor of the recorder's own."""
-    call.infer(tuple([x.type for x in operands]))
-    record.launch(call.into[len(operands) + 1], [out.handle, *[x.handle for x in operands]])
-
-
 def _initialized(record: Recorder, x: Tensor) -> Tensor:
     variable = record.variable(x.type)
-    _into(record, variable, _COPY, x)
+    overwrite(variable, _COPY, x)
     return variable
 
 
@@ -457,7 +454,7 @@ def _assign(record: Recorder, variables: Tensors, values: Tensors) -> None:
     pairs = [(x, y) for x, y in zip(variables, values, strict=True) if y.root is not x]
     moved = [(x, op.copy(y) if id(y.root) in roots else y) for x, y in pairs]
     for x, y in moved:
-        _into(record, x, _COPY, y)
+        overwrite(x, _COPY, y)
 
 
 def _row(x: Tensor, i: Tensor) -> Tensor:
@@ -468,7 +465,7 @@ def _stacked(record: Recorder, row: Tensor, i: Tensor, total: int) -> Tensor:
     """A variable, of which a turn writes that row."""
     with _untaped():
         stack = record.variable(_with_axis(row.type, total), outside=True)
-        _into(record, stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+        overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
     return stack
 
 

@@ -348,11 +348,11 @@ class Recorder:
         """Raise what eager code raises for an update of an argument that the function also reaches
         by itself. Eager code sees by their memory that the two are one; here one stands in for the
         other, in other memory."""
-        out, *operands = references
+        out, *others = references
         both = self._both.get(id(out))
         if both is None:
             return
-        if not op.in_place and any(each is out for each in operands):
+        if any(each is out and i >= op.in_place for i, each in enumerate(others)):
             raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
                 op.name, types[1:]
             )

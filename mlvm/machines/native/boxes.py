@@ -54,13 +54,7 @@ class Boxes:
         of eight bytes; the distances into it are `into`, those in the result `out`."""
         if 0 in shape:
             return
-        axes = [_Axis(*axis) for axis in zip(shape, out, into, strict=True) if axis[0] > 1]
-        for axis in axes:
-            if axis.out < 0:
-                out_at += (axis.length - 1) * axis.out
-                in_at += (axis.length - 1) * axis.into
-        axes = [_Axis(n, abs(o), i if o > 0 else -i) for n, o, i in axes]
-        merged = _merged(sorted(axes, key=lambda axis: -axis.out))
+        merged, out_at, in_at = _upward(shape, out, into, out_at, in_at)
         size = self.itemsize
         if merged and merged[-1][1:] == (size, size):
             run = merged.pop()
@@ -71,15 +65,30 @@ class Boxes:
             return
         self._tiles(merged, size, [reads, value, out_at, in_at])
 
+    def add(
+        self, shape: Shape, out: Strides, into: Strides, *, out_at: int, reads: int, number: str
+    ) -> None:
+        """A box of the first operand, which has the result's shape, with elements of the
+        parameter `reads` added. `number` is what they are: a float dtype, or an integer's bytes."""
+        if 0 not in shape:
+            merged, out_at, in_at = _upward(shape, out, into, out_at, 0)
+            self._tiles(merged, self.itemsize, [reads, 0, out_at, in_at], f"box_add_{number}")
+
     def fill(self, shape: Shape, out: Strides, value: int, out_at: int = 0) -> None:
         """A box full of that pattern of eight bytes."""
         self.copy(shape, out, (0,) * len(shape), out_at=out_at, reads=0, value=value)
 
+    def rest(self, shape: Shape, out: Strides, out_at: int) -> None:
+        """A box of the first operand, which has the result's shape and may be the result."""
+        merged, out_at, in_at = _upward(shape, out, out, out_at, out_at)
+        self._tiles(merged, self.itemsize, [1, 0, out_at, in_at], f"box_rest_{self.itemsize}")
+
     def fill_around(
-        self, shape: Shape, start: Shape, length: Shape, step: Strides, value: int
+        self, shape: Shape, start: Shape, length: Shape, step: Strides, value: int | None
     ) -> None:
-        """What a window leaves of a result of that shape. On axis i, the window has length[i]
-        elements at start[i], start[i] + step[i], ..."""
+        """What a window leaves of a result of that shape, full of the pattern, or with None as the
+        first operand has it. On axis i, the window has length[i] elements at start[i], start[i] +
+        step[i], ..."""
         where = strides(shape, self.itemsize)
         out_at, inside, outs = 0, [*shape], [*where]
         for i, (n, first, count, by) in enumerate(zip(shape, start, length, step, strict=True)):
@@ -90,13 +99,14 @@ class Boxes:
                 (high + 1, (1, n - high - 1)),
                 (low + 1, (count - 1, by - 1)),
             ):
-                if min(shape_here) > 0:
-                    self.fill(
-                        (*inside[:i], *shape_here, *inside[i + 1 :]),
-                        (*outs[:i], by * where[i], where[i], *outs[i + 1 :]),
-                        value,
-                        out_at + at * where[i],
-                    )
+                around = (*inside[:i], *shape_here, *inside[i + 1 :])
+                steps = (*outs[:i], by * where[i], where[i], *outs[i + 1 :])
+                if 0 in around or min(shape_here) < 0:
+                    continue
+                if value is None:
+                    self.rest(around, steps, out_at + at * where[i])
+                else:
+                    self.fill(around, steps, value, out_at + at * where[i])
             out_at, inside[i], outs[i] = out_at + low * where[i], count, by * where[i]
 
     def plan(self) -> Plan:
@@ -111,8 +121,11 @@ class Boxes:
             parts=self._parts,
         )
 
-    def _tiles(self, axes: list[_Axis], size: int, begin: list[int]) -> None:
-        """Elements of `size` bytes along axes that do not merge any further."""
+    def _tiles(
+        self, axes: list[_Axis], size: int, begin: list[int], named: str | None = None
+    ) -> None:
+        """Elements of `size` bytes along axes that do not merge any further; a `named` kernel's, or
+        copied."""
         count = math.prod(axis.length for axis in axes)
         if size not in (1, 2, 4, 8):
             kernel, work = "box_rows", count * (2 + size / 10)
@@ -120,10 +133,17 @@ class Boxes:
         else:
             kernel, work = f"box_each_{size}", count * 0.7
             columns = axes.pop() if axes else _Axis(1, size, 0)
+            if named is not None:
+                kernel, work = named, 0 if named.startswith("box_rest") else work
             beside = next((i for i, axis in enumerate(axes) if axis.into == size), -1)
             if not columns.into:
                 work = count * size / 20
-            elif columns.out == size and beside >= 0 and min(columns[0], axes[beside][0]) >= 4:
+            elif (
+                not named
+                and columns.out == size
+                and beside >= 0
+                and min(columns[0], axes[beside][0]) >= 4
+            ):
                 kernel, work = f"box_transpose_{size}", count * size / 8
                 axes.append(axes.pop(beside))
             elif axes and columns.length < min(8, axes[-1].length):
@@ -153,6 +173,19 @@ class Boxes:
 
     def _add(self, kernel: str, ints: Sequence[int], units: int, work: float) -> None:
         self._parts.append(Plan(kernel, self.nparams, ints, units=units, work=work))
+
+
+def _upward(
+    shape: Shape, out: Strides, into: Strides, out_at: int, in_at: int
+) -> tuple[list[_Axis], int, int]:
+    """The axes of a box, merged, and where it begins, so that it goes upward in the result."""
+    axes = [_Axis(*axis) for axis in zip(shape, out, into, strict=True) if axis[0] > 1]
+    for axis in axes:
+        if axis.out < 0:
+            out_at += (axis.length - 1) * axis.out
+            in_at += (axis.length - 1) * axis.into
+    axes = [_Axis(n, abs(o), i if o > 0 else -i) for n, o, i in axes]
+    return _merged(sorted(axes, key=lambda axis: -axis.out)), out_at, in_at
 
 
 def _merged(axes: list[_Axis]) -> list[_Axis]:

@@ -15,3 +15,9 @@ def integer_kind(dtype: DType) -> int:
 def pattern(value: object, dtype: DType) -> int:
     """Eight bytes full of that element, as an integer."""
     return int(np.full(8 // dtype.itemsize, value, dtype.numpy).view(np.int64)[0])
+
+
+def numbers(dtype: DType) -> str:
+    """What a kernel that adds is named after: a float dtype, or an integer's size, as sums wrap
+    around alike with a sign and without."""
+    return str(dtype if dtype.is_float else dtype.itemsize)

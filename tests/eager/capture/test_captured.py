@@ -133,6 +133,44 @@ def test_an_update_in_place_is_read_by_what_comes_after_and_not_before(place: Pl
             np.testing.assert_array_equal(w1.numpy(), w2.numpy())
 
 
+# --- gradients of slices --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize(
+    ("part", "first", "update"),
+    [
+        (lambda x, t: x[t], "embed.out", "slice_add.out"),
+        (lambda x, t: x[:, t : t + 2], "embed.out", "slice_add.out"),
+        (lambda x, t: ml.unstack(x)[t], "embed.out", "slice_add.out"),
+        (lambda x, t: ml.split(x, 20)[t], "embed.out", "slice_add.out"),
+        (lambda x, t: ml.take(x, ml.arange(3) % 2 + t, axis=0), "scatter_add.out", "index_add.out"),
+    ],
+)
+def test_the_plan_of_many_slices_has_one_gradient(
+    place: Place, part: Any, first: str, update: str, fuse: bool
+) -> None:
+    def step(w: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+        def loss(x: ml.Tensor) -> ml.Tensor:
+            return functools.reduce(
+                lambda total, t: total + ml.sum(ml.tanh(part(x, t))), range(18), ml.zeros(())
+            )
+
+        w -= ml.grad(loss)(x)
+        return loss(w)
+
+    captured, x = ml.capture(step, fuse=fuse), ml.random.normal((20, 20, 30))
+    given, expected = ones(20, 20, 30), ones(20, 20, 30)
+    for _ in range(3):
+        assert captured(given, x).item() == step(expected, x).item()
+        np.testing.assert_array_equal(given.numpy(), expected.numpy())
+    listed = ml.disassemble(captured.program)
+    assert listed.count(f'"{first}"') == 1
+    assert listed.count(f'"{update}"') == 17
+    rows = 18 * 3 * part(x, 0).nbytes  # what the tanh rules keep, and what they make
+    assert captured.plan.nbytes < x.nbytes + rows
+
+
 # --- arguments ---------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
-from tests.machines.native.twins import KERNELS, native, planned, reference
+from tests.machines.native.twins import KERNELS, native, planned, prepared, reference
 
 INTEGERS = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]
 ELEMENTS = ["?", "i2", "f4", "f8"]
@@ -53,7 +53,14 @@ def test_take_and_scatter_add(indexed: Any, places: list[int], dtype: str) -> No
     _check("take", _numbers(rng, shape, dtype), indices, axis=axis)
     updates = [*shape[:axis], *places, *shape[axis + 1 :]]
     for number in NUMBERS:
-        _check("scatter_add", _numbers(rng, updates, number), indices, axis=axis, length=length)
+        given = _numbers(rng, updates, number)
+        _check("scatter_add", given, indices, axis=axis, length=length)
+        x = _numbers(rng, shape, number)
+        _check("index_add", x, given, indices, axis=axis)
+        (out, *others), bound = prepared("index_add", x, given, indices, axis=axis)
+        out[...] = x
+        KERNELS[2]["index_add"](out, out, *others[1:], **bound)
+        assert out.tobytes() == reference("index_add", x, given, indices, axis=axis).tobytes()
 
 
 @given(_indexed(), st.integers(0, 20), st.sampled_from(ELEMENTS))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.types import Array
-from tests.machines.native.twins import native, planned, reference
+from tests.machines.native.twins import KERNELS, native, planned, prepared, reference
 
 DTYPES = ["?", "u1", "i2", "f4", "f8"]
 SIZES = [0, 1, 3, 7, 17, 64, 255]
@@ -106,6 +106,13 @@ def test_windows_of_any_step(data: st.DataObject) -> None:
     x = _distinct(shape, dtype)
     _check("slice", x, length=tuple(length), **window)
     _check("embed", _distinct(length, dtype), shape=tuple(shape), **window)
+    for number in ("u1", "i2", "i4", "u8", "f4", "f8"):
+        x, updates = _distinct(shape, number), _distinct(length, number)
+        _check("slice_add", x, updates, **window)
+        (out, _, given), bound = prepared("slice_add", x, updates, **window)
+        out[...] = x
+        KERNELS[3]["slice_add"](out, out, given, **bound)
+        assert out.tobytes() == reference("slice_add", x, updates, **window).tobytes()
 
 
 @given(st.data())

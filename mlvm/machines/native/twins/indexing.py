@@ -11,7 +11,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape
 from mlvm.machines.native._native import Plan
-from mlvm.machines.native.elements import integer_kind, pattern
+from mlvm.machines.native.elements import integer_kind, numbers, pattern
 from mlvm.machines.native.twin import Types, twin
 
 
@@ -57,6 +57,13 @@ def scatter_add(types: Types, attributes: Attributes) -> Plan:
     return _columns("scatter_add", types, axis, types[2].size)
 
 
+@twin("index_add")
+def index_add(types: Types, attributes: Attributes) -> Plan:
+    out, _, updates, indices = types
+    axis = normalize_axis(attributes["axis"], out.ndim)
+    return _columns("index_add", (out, updates, indices), axis, indices.size)
+
+
 @twin("scatter_add_along_axis")
 def scatter_add_along_axis(types: Types, attributes: Attributes) -> Plan:
     axis = normalize_axis(attributes["axis"], types[0].ndim)
@@ -69,12 +76,13 @@ def _columns(kernel: str, types: Types, axis: int, count: int) -> Plan:
     before, length, behind = _split(out.shape, axis)
     piece = 64 // out.dtype.itemsize
     each = 2 if kernel == "scatter_along" else 0.3
+    started = 0 if kernel == "index_add" else out.nbytes  # which mostly is its operand
     return Plan(
-        f"{kernel}_{out.dtype if out.dtype.is_float else out.dtype.itemsize}",
-        3,
+        f"{kernel}_{numbers(out.dtype)}",
+        4 if kernel == "index_add" else 3,
         [integer_kind(indices.dtype), before, count, length, behind, piece],
         units=max(1, before * -(-behind // piece)),
-        work=before * count * 2 + updates.size * each + out.nbytes / 20,
+        work=before * count * 2 + updates.size * each + started / 20,
     )
 
 

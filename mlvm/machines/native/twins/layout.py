@@ -11,7 +11,7 @@ from mlvm.core.rules import normalize_axes, normalize_axis
 from mlvm.core.types import Shape
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.boxes import Boxes, strides
-from mlvm.machines.native.elements import pattern
+from mlvm.machines.native.elements import numbers, pattern
 from mlvm.machines.native.twin import Types, twin
 
 _MOST_OPERANDS: Final = 254
@@ -106,6 +106,25 @@ def pad(types: Types, attributes: Attributes) -> Plan:
 @twin("embed")
 def embed(types: Types, attributes: Attributes) -> Plan:
     return _embedded(types, attributes["start"], attributes["step"], 0)
+
+
+@twin("slice_add")
+def slice_add(types: Types, attributes: Attributes) -> Plan:
+    out, _, updates = types
+    start, step = attributes["start"], attributes["step"]
+    size = out.dtype.itemsize
+    where = strides(out.shape, size)
+    boxes = Boxes(size, 2)
+    boxes.fill_around(out.shape, start, updates.shape, step, None)
+    boxes.add(
+        updates.shape,
+        _times(where, step),
+        strides(updates.shape, size),
+        out_at=_offset(where, start),
+        reads=2,
+        number=numbers(out.dtype),
+    )
+    return boxes.plan()
 
 
 def _embedded(types: Types, start: Shape, step: tuple[int, ...], value: int) -> Plan:

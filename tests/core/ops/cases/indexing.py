@@ -12,6 +12,7 @@ from tests.core.ops.cases.case import Case
 _rng = np.random.default_rng(6)
 
 _X = (_rng.permutation(24) - 11.6).reshape(2, 3, 4) * 0.1  # distinct, away from 0
+_F32 = _X.astype(np.float32)
 _MATRIX = np.array([[2, -1, 0], [2, 2, -3]])
 _ALONG = _rng.integers(-3, 3, (2, 5, 4))
 _MASK = np.array([[True, False, True], [False, False, True]])
@@ -31,6 +32,14 @@ def _scatter_add(updates: Array, indices: Array, axis: int, length: int) -> Arra
     result = np.zeros((length, *front.shape[indices.ndim :]), updates.dtype)
     for position in np.ndindex(indices.shape):
         result[indices[position]] += front[position]
+    return np.moveaxis(result, 0, axis)
+
+
+def _index_add(x: Array, updates: Array, indices: Array, axis: int) -> Array:
+    result, front = np.moveaxis(x.copy(), axis, 0), axis % x.ndim
+    rows = np.moveaxis(updates, range(front, front + indices.ndim), range(indices.ndim))
+    for position in np.ndindex(indices.shape):
+        result[indices[position]] += rows[position]
     return np.moveaxis(result, 0, axis)
 
 
@@ -96,6 +105,14 @@ CASES: dict[str, list[Case]] = {
         Case((_X[0], np.array(-1, np.int8)), _scatter_add, {"axis": -1, "length": 2}),
         Case((_X.astype("f"), np.array([1, 0], "B")), _scatter_add, {"axis": 0, "length": 2}),
         Case((_MATRIX, np.array([0, 0, 1])), _scatter_add, {"axis": 1, "length": 2}),
+    ],
+    "index_add": [
+        Case((_X[:, ::-1], _X, np.array([2, 0, 2])), _index_add, {"axis": 1}),
+        Case((_X[0], _X, _MATRIX), _index_add, {"axis": 0}),
+        Case((_X[0, 0], np.array(0.25), np.array(3, "B")), _index_add, {"axis": -1}),
+        Case((_F32[:, 0], _F32[0].T[:2], np.array([1, 0, 1])), _index_add, {"axis": -1}),
+        Case((_MATRIX, _MATRIX[:, :0], np.zeros(0, "i")), _index_add, {"axis": 1}),
+        Case((_MATRIX, _MATRIX, np.array([0, 0, 1])), _index_add, {"axis": 1}),
     ],
     "take_along_axis": [
         Case((_X, _ALONG), _take_along_axis, {"axis": 1}),

@@ -14,6 +14,7 @@ from tests.core.ops.cases.case import Case
 _rng = np.random.default_rng(4)
 
 _X = (_rng.permutation(24) - 11.6).reshape(2, 3, 4) * 0.1  # distinct, away from 0
+_F32 = _X.astype(np.float32)
 _INTS = np.arange(-6, 6, dtype=np.int16).reshape(3, 4)
 _BOOLS = np.array([[True, False, True], [False, False, True]])
 
@@ -82,6 +83,10 @@ def _embed(x: Array, shape: Any, start: Any, step: Any) -> Array:
     result = np.zeros(shape, x.dtype)
     result[_positions(start, x.shape, step)] = x
     return result
+
+
+def _slice_add(x: Array, updates: Array, start: Any, step: Any) -> Array:
+    return x + _embed(updates, x.shape, start, step)
 
 
 def _tril(x: Array, k: int = 0) -> Array:
@@ -176,6 +181,19 @@ CASES: dict[str, list[Case]] = {
             for window in _WINDOWS
         ],
         Case((_INTS,), _embed, {"shape": (5, 9), "start": (4, 0), "step": (-2, 2)}),
+    ],
+    "slice_add": [
+        *[
+            Case(
+                (_X, _slice(_X[:, ::-1], **window)),
+                _slice_add,
+                {"start": window["start"], "step": window["step"]},
+            )
+            for window in _WINDOWS
+        ],
+        Case((_INTS, _INTS[1:, :2]), _slice_add, {"start": (2, 3), "step": (-1, -3)}),
+        Case((np.array(1.5), np.array(-0.25)), _slice_add, {"start": (), "step": ()}),
+        Case((_F32[0], _F32[1, :2, 1:]), _slice_add, {"start": (1, 1), "step": (1, 1)}),
     ],
     "tril": [
         Case((_X,), _tril),

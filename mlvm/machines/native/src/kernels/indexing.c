@@ -175,14 +175,16 @@ TAKE_ALONG(2)
 TAKE_ALONG(4)
 TAKE_ALONG(8)
 
-/* --- scatter_add: out[b, indices[i], c] += x[b, i, c]; a unit is `piece` columns c of one b --- */
+/* --- scatter_add: out[b, indices[i], c] += updates[b, i, c]; a unit is `piece` columns of one b;
+ * index_add adds them to an operand --- */
 
-/* Adds what belongs to one b and the columns first .. last - 1. */
-typedef void (*ColumnsFn)(const int64_t *n, char *const *p, int64_t b, int64_t first,
-                          int64_t last);
+/* Adds what belongs to one b and the columns first .. last - 1. `p` has the updates before the
+ * indices; to `x` they are added, or to zeros if it is NULL. */
+typedef void (*ColumnsFn)(const int64_t *n, char *const *p, const char *x, int64_t b,
+                          int64_t first, int64_t last);
 
-static int for_columns(const Plan *plan, char *const *p, int64_t begin, int64_t end,
-                       int64_t indices, ColumnsFn add)
+static int for_columns(const Plan *plan, char *const *p, const char *x, int64_t begin,
+                       int64_t end, int64_t indices, ColumnsFn add)
 {
     const int64_t *n = plan->n, pieces = (n[BEHIND] + n[PIECE] - 1) / n[PIECE];
     if (!in_range(p[2], n[KIND], indices, -n[LENGTH], n[LENGTH]))
@@ -191,20 +193,26 @@ static int for_columns(const Plan *plan, char *const *p, int64_t begin, int64_t 
     while (begin < end) {
         int64_t b = begin / pieces, piece = begin % pieces;
         int64_t stop = least(pieces, piece + end - begin);
-        add(n, p, b, piece * n[PIECE], least(stop * n[PIECE], n[BEHIND]));
+        add(n, p, x, b, piece * n[PIECE], least(stop * n[PIECE], n[BEHIND]));
         begin += stop - piece;
     }
     return 0;
 }
 
 #define SCATTER(T, suffix)                                                               \
-    static inline void zero_##suffix(T *out, const int64_t *n, int64_t first, int64_t last) \
+    static inline void start_##suffix(T *out, const T *x, const int64_t *n, int64_t first, \
+                                      int64_t last)                                      \
     {                                                                                    \
         const int64_t whole = last - first == n[BEHIND];                                 \
-        const int64_t rows = whole ? 1 : n[LENGTH];                                      \
+        const int64_t rows = x == out ? 0 : whole ? 1 : n[LENGTH];                       \
         const int64_t width = whole ? n[LENGTH] * n[BEHIND] : last - first;              \
-        for (int64_t i = 0; i < rows; i++)                                               \
-            memset(out + i * n[BEHIND] + first, 0, (size_t)width * sizeof(T));           \
+        for (int64_t i = 0; i < rows; i++) {                                             \
+            int64_t at = i * n[BEHIND] + first;                                          \
+            if (x)                                                                       \
+                memcpy(out + at, x + at, (size_t)width * sizeof(T));                     \
+            else                                                                         \
+                memset(out + at, 0, (size_t)width * sizeof(T));                          \
+        }                                                                                \
     }                                                                                    \
     static inline void add_##suffix(T *out, const T *in, int64_t count)                  \
     {                                                                                    \
@@ -212,13 +220,14 @@ static int for_columns(const Plan *plan, char *const *p, int64_t begin, int64_t 
         for (int64_t c = 0; c < count; c++)                                              \
             out[c] += in[c];                                                             \
     }                                                                                    \
-    static void add_rows_##suffix(const int64_t *n, char *const *p, int64_t b,           \
-                                  int64_t first, int64_t last)                           \
+    static void add_rows_##suffix(const int64_t *n, char *const *p, const char *x,       \
+                                  int64_t b, int64_t first, int64_t last)                \
     {                                                                                    \
         const int64_t count = n[COUNT], behind = n[BEHIND];                              \
         const T *in = (const T *)p[1] + b * count * behind;                              \
-        T *out = (T *)p[0] + b * n[LENGTH] * behind;                                     \
-        zero_##suffix(out, n, first, last);                                              \
+        const int64_t at_b = b * n[LENGTH] * behind;                                     \
+        T *out = (T *)p[0] + at_b;                                                       \
+        start_##suffix(out, x ? (const T *)x + at_b : NULL, n, first, last);             \
         for (int64_t i = 0; i < count; i += CHUNK) {                                     \
             int64_t at[CHUNK], filled = least(CHUNK, count - i);                         \
             places(at, p[2], n[KIND], i, filled, n[LENGTH]);                             \
@@ -235,16 +244,23 @@ static int for_columns(const Plan *plan, char *const *p, int64_t begin, int64_t 
                                     int64_t end, char *scratch)                          \
     {                                                                                    \
         (void)scratch;                                                                   \
-        return for_columns(plan, p, begin, end, plan->n[COUNT], add_rows_##suffix);      \
+        return for_columns(plan, p, NULL, begin, end, plan->n[COUNT], add_rows_##suffix); \
+    }                                                                                    \
+    static int index_add_##suffix(const Plan *plan, char *const *p, int64_t begin,       \
+                                  int64_t end, char *scratch)                            \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        char *const q[3] = {p[0], p[2], p[3]};                                           \
+        return for_columns(plan, q, p[1], begin, end, plan->n[COUNT], add_rows_##suffix); \
     }                                                                                    \
     /* With all columns, the elements follow each other from row to row: one run. */     \
-    static void add_along_##suffix(const int64_t *n, char *const *p, int64_t b,          \
-                                   int64_t first, int64_t last)                          \
+    static void add_along_##suffix(const int64_t *n, char *const *p, const char *x,      \
+                                   int64_t b, int64_t first, int64_t last)               \
     {                                                                                    \
         const int64_t count = n[COUNT], behind = n[BEHIND], whole = last - first == behind; \
         const int64_t runs = whole ? 1 : count, width = whole ? count * behind : last - first; \
         T *out = (T *)p[0] + b * n[LENGTH] * behind;                                     \
-        zero_##suffix(out, n, first, last);                                              \
+        start_##suffix(out, (const T *)x, n, first, last);                               \
         for (int64_t run = 0; run < runs; run++) {                                       \
             int64_t from = (b * count + run) * behind + first, c = first;                \
             for (int64_t e = 0; e < width; e += CHUNK) {                                 \
@@ -263,7 +279,7 @@ static int for_columns(const Plan *plan, char *const *p, int64_t begin, int64_t 
     {                                                                                    \
         (void)scratch;                                                                   \
         const int64_t *n = plan->n, indices = n[BEFORE] * n[COUNT] * n[BEHIND];          \
-        return for_columns(plan, p, begin, end, indices, add_along_##suffix);            \
+        return for_columns(plan, p, NULL, begin, end, indices, add_along_##suffix);      \
     }
 SCATTER(uint8_t, 1)
 SCATTER(uint16_t, 2)
@@ -350,6 +366,7 @@ static int mask_scatter(const Plan *plan, char *const *p, int64_t begin, int64_t
     {"take_" #size, take_##size, NULL}, {"take_along_" #size, take_along_##size, NULL}
 #define TYPED(suffix)                                                                    \
     {"scatter_add_" #suffix, scatter_add_##suffix, NULL},                                \
+        {"index_add_" #suffix, index_add_##suffix, NULL},                                \
     {                                                                                    \
         "scatter_along_" #suffix, scatter_along_##suffix, NULL                           \
     }

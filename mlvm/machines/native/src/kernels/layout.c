@@ -20,15 +20,16 @@ enum {
 };
 enum { MOST_AXES = 67 };
 
-/* Copies a plane's part in a tile. */
-typedef void (*PlaneFn)(char *out, const char *in, int64_t rows, int64_t columns,
-                        const int64_t *n);
+/* Copies a plane's part in a tile. The first operand lies `apart` bytes from the result. */
+typedef void (*PlaneFn)(char *out, const char *in, int64_t apart, int64_t rows,
+                        int64_t columns, const int64_t *n);
 
 /* Call `copy` for the planes of the tiles begin .. end - 1. */
 static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
 {
     const int64_t *n = plan->n, *axes = n + AXES;
     const int naxes = (int)n[NAXES];
+    const int64_t apart = (int64_t)((intptr_t)p[1] - (intptr_t)p[0]);
     int64_t at[MOST_AXES + 1], left = begin;
     char *out = p[0] + n[OUT_AT];
     const char *in = (n[READS] ? p[n[READS]] : (const char *)&n[VALUE]) + n[IN_AT];
@@ -48,7 +49,7 @@ static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t 
         rows = least(n[TILE_ROWS], rows);
         columns = least(n[TILE_COLUMNS], columns);
         for (int64_t i = 0; i < planes; i++)
-            copy(out + i * n[OUT_PLANE], in + i * n[IN_PLANE], rows, columns, n);
+            copy(out + i * n[OUT_PLANE], in + i * n[IN_PLANE], apart, rows, columns, n);
         for (int i = naxes - 1; i >= 0; i--) {
             const int64_t *axis = axes + 3 * i;
             out += axis[1];
@@ -73,9 +74,10 @@ static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t 
 
 /* --- rows whose elements lie side by side; a column is a byte --- */
 
-static inline void copy_rows(char *out, const char *in, int64_t rows, int64_t columns,
-                             const int64_t *n)
+static inline void copy_rows(char *out, const char *in, int64_t apart, int64_t rows,
+                             int64_t columns, const int64_t *n)
 {
+    (void)apart;
     for (int64_t i = 0; i < rows; i++)
         copy_run(out + i * n[OUT_ROW], in + i * n[IN_ROW], columns);
 }
@@ -90,13 +92,16 @@ BOX(box_rows, copy_rows)
         for (int64_t j = 0; j < count; j++)                                              \
             out[j] = *(const Element##size *)(in + j * step);                            \
     }                                                                                    \
-    static inline void copy_each_##size(char *out, const char *in, int64_t rows,         \
-                                        int64_t columns, const int64_t *n)               \
+    static inline void copy_each_##size(char *out, const char *in, int64_t apart,        \
+                                        int64_t rows, int64_t columns, const int64_t *n) \
     {                                                                                    \
+        (void)apart;                                                                     \
         const int64_t out_step = n[OUT_COLUMN], step = n[IN_COLUMN];                     \
         for (int64_t i = 0; i < rows; i++, out += n[OUT_ROW], in += n[IN_ROW]) {         \
             if (out_step == size && !step)                                               \
                 fill_##size((Element##size *)out, *(const Element##size *)in, columns);  \
+            else if (out_step == size && step == size)                                   \
+                copy_##size((Element##size *)out, in, columns, size);                    \
             else if (out_step == size && step == -size)                                  \
                 copy_##size((Element##size *)out, in, columns, -size);                   \
             else if (out_step == size && step == 2 * size)                               \
@@ -112,6 +117,51 @@ EACH(1)
 EACH(2)
 EACH(4)
 EACH(8)
+
+/* --- what is left of an operand of the result's shape; nothing to do where it is the result --- */
+
+#define REST(size)                                                                       \
+    static int box_rest_##size(const Plan *plan, char *const *p, int64_t begin,          \
+                               int64_t end, char *scratch)                               \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        return p[1] == p[0] ? 0 : walk(plan, p, begin, end, copy_each_##size);           \
+    }
+REST(1)
+REST(2)
+REST(4)
+REST(8)
+
+/* --- elements added to those of an operand of the result's shape --- */
+
+#define ADD(T, suffix)                                                                   \
+    static inline void add_##suffix(char *out, const char *in, int64_t apart,            \
+                                    int64_t rows, int64_t columns, const int64_t *n)     \
+    {                                                                                    \
+        const int64_t step = n[OUT_COLUMN], in_step = n[IN_COLUMN], size = sizeof(T);    \
+        for (int64_t i = 0; i < rows; i++) {                                             \
+            if (step == size && in_step == size) {                                       \
+                T *to = (T *)out;                                                        \
+                const T *x = (const T *)(out + apart), *y = (const T *)in;               \
+                INDEPENDENT                                                              \
+                for (int64_t j = 0; j < columns; j++)                                    \
+                    to[j] = (T)(x[j] + y[j]);                                            \
+            } else {                                                                     \
+                for (int64_t j = 0; j < columns; j++)                                    \
+                    *(T *)(out + j * step) = (T)(*(const T *)(out + apart + j * step) +  \
+                                                 *(const T *)(in + j * in_step));        \
+            }                                                                            \
+            out += n[OUT_ROW];                                                           \
+            in += n[IN_ROW];                                                             \
+        }                                                                                \
+    }                                                                                    \
+    BOX(box_add_##suffix, add_##suffix)
+ADD(uint8_t, 1)
+ADD(uint16_t, 2)
+ADD(uint32_t, 4)
+ADD(uint64_t, 8)
+ADD(float, f32)
+ADD(double, f64)
 
 /* --- matrices transposed: the operand's columns lie side by side --- */
 
@@ -211,9 +261,10 @@ enum { VECTOR = 0 };
             for (int64_t l = k < i ? j : 0; l < columns; l++)                            \
                 memcpy(out + k * out_row + l * size, in + l * in_column + k * size, size); \
     }                                                                                    \
-    static inline void transpose_##size(char *out, const char *in, int64_t rows,         \
-                                        int64_t columns, const int64_t *n)               \
+    static inline void transpose_##size(char *out, const char *in, int64_t apart,        \
+                                        int64_t rows, int64_t columns, const int64_t *n) \
     {                                                                                    \
+        (void)apart;                                                                     \
         const int64_t out_row = n[OUT_ROW], in_column = n[IN_COLUMN];                    \
         for (int64_t i = 0; i < rows; i += SIDE##size)                                   \
             for (int64_t j = 0; j < columns; j += SIDE##size) {                          \
@@ -289,9 +340,12 @@ static int triangle(const Plan *plan, char *const *p, int64_t begin, int64_t end
 }
 
 #define OF_SIZE(size)                                                                    \
-    {"box_each_" #size, box_each_##size, NULL}, {"box_transpose_" #size, box_transpose_##size, NULL}
+    {"box_each_" #size, box_each_##size, NULL},                                          \
+        {"box_transpose_" #size, box_transpose_##size, NULL},                            \
+        {"box_rest_" #size, box_rest_##size, NULL}, {"box_add_" #size, box_add_##size, NULL}
 
 const KernelEntry TARGETED(layout_kernels)[] = {
     {"copy", copy, NULL},         {"boxes", boxes, NULL}, {"triangle", triangle, NULL},
     {"box_rows", box_rows, NULL}, OF_SIZE(1),             OF_SIZE(2),
-    OF_SIZE(4),                   OF_SIZE(8),             {NULL, NULL, NULL}};
+    OF_SIZE(4),                   OF_SIZE(8),             {"box_add_f32", box_add_f32, NULL},
+    {"box_add_f64", box_add_f64, NULL}, {NULL, NULL, NULL}};
