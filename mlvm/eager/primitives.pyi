@@ -42,6 +42,7 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "log1p",
     "log2",
     "log_softmax",
+    "logaddexp",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -387,6 +388,12 @@ def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 
 def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
+
+def logaddexp(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
+    overflows only where the result does."""
 
 def logical_and(
     x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None

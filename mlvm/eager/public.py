@@ -30,6 +30,7 @@ from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
+from mlvm.eager.contraction import einsum
 from mlvm.eager.control import cond, fori_loop, function, map, scan, switch, while_loop
 from mlvm.eager.creation import (
     arange,
@@ -57,6 +58,7 @@ from mlvm.eager.functions import (
     broadcast_to,
     clip,
     concat,
+    cumulative_prod,
     dynamic_update,
     expand_dims,
     matrix_transpose,
@@ -77,6 +79,7 @@ from mlvm.eager.functions import (
     take,
     take_along_axis,
     tile,
+    topk,
     unstack,
     where,
 )
@@ -138,12 +141,14 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv_transpose2d",
+    "cumulative_prod",
     "default_arena",
     "default_vm",
     "disassemble",
     "dropout",
     "dynamic_update",
     "e",
+    "einsum",
     "elu",
     "empty",
     "empty_like",
@@ -209,6 +214,7 @@ __all__ = [
     "take_along_axis",
     "testing",
     "tile",
+    "topk",
     "uint8",
     "uint16",
     "uint32",
