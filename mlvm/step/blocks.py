@@ -206,14 +206,16 @@ def taken(call: Call) -> Taken:
 
     for use in (*call.ins, *call.outs):
         name(*use)
-    for use in _made(call.blocks):
-        if use.value.home in homes:
-            name(*use)
+    for inner in with_blocks([call]):
+        for use in inner.outs:
+            if use.value.home in homes:
+                name(*use)
     return Taken(tuple([_renewed(block, names) for block in call.blocks]), outer)
 
 
-def _made(blocks: Iterable[Block]) -> Iterator[Use]:
-    for block in blocks:
-        for call in block.calls:
-            yield from call.outs
-            yield from _made(call.blocks)
+def with_blocks(calls: Iterable[Call]) -> Iterator[Call]:
+    """The calls, and those inside them."""
+    for call in calls:
+        yield call
+        for block in call.blocks:
+            yield from with_blocks(block.calls)

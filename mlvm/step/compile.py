@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from mlvm.arena import residuals
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
@@ -18,7 +19,7 @@ from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.types import TensorType, u8
-from mlvm.step.blocks import taken, without_dead_calls, without_moves
+from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import Call, Flow, Location, Role, Unit, Use, Value
 from mlvm.step.fusion import REFERENCE, Taste, chain_of, fused
 from mlvm.step.order import earlier_where_it_frees
@@ -108,7 +109,12 @@ def compile_flow(
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
     level = _planned(flow, options)
     written = _Written()
+    stacked = any(call.name == residuals.PUSH for call in with_blocks(flow.calls))
+    if stacked:
+        written.host_call(residuals.BEGIN)
     written.level(level, 0)
+    if stacked:
+        written.host_call(residuals.END)
     return written.planned(level.plan)
 
 
@@ -203,6 +209,11 @@ class _Written:
         if level.result is not None:
             self._load(self._location(level.result, level, base))
         self.lifetimes += _lifetimes(level, base, begins)
+
+    def host_call(self, name: str) -> None:
+        """Write a call of a function without parameters and results."""
+        self.code.append(Instruction(Opcode.push_str, (name,)))
+        self.code.append(Instruction(Opcode.cfunc, (0, 0)))
 
     def planned(self, plan: Plan) -> Planned:
         """The program with its plan, whose arguments are in the order of their roles."""

@@ -63,7 +63,8 @@ class Call:
     """A call of a host function that writes `outs` and reads `ins`.
 
     `op` is None for a function that may do anything with its operands: it keeps its place among
-    the calls, `outs` has a new value for each operand, in their order, and `ins` those before.
+    the calls, `outs` has a new value for each operand, in their order, and `ins` those before. If
+    it is `orderly`, it only writes `outs` and only reads `ins`, as ops do.
     `line` is the line of Python that made the call. An `again` is one that computes anew what was
     there before, and is to run no earlier than where it stands. A call with a `queue`, whose
     handle that is, takes the next element from it: its `outs`. One with `blocks` is control flow:
@@ -80,6 +81,7 @@ class Call:
     again: bool = False
     queue: int | None = None
     blocks: tuple[Block, ...] = ()
+    orderly: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -149,7 +151,7 @@ class Unit:
         chain makes, it writes the values in `kept`, and of those in one home the last."""
         if len(self.calls) == 1:
             [call] = self.calls
-            if call.op is None and not call.blocks:
+            if call.op is None and not call.blocks and not call.orderly:
                 return [], call.outs
             return call.outs, call.ins
         made = [use for call in self.calls for use in call.outs]

@@ -54,15 +54,58 @@ def scan(
 ) -> tuple[Tensors, Tensors]:
     """So many turns with a state, through the rows of `xs`, in a recorded loop. There are no more
     turns than `total`, if that is known; so many rows the results have."""
-    record, tape = _recorder(), taping()
     count = op.astype(turns, dtype=i64) if isinstance(turns, Tensor) else constant(turns, i64)
     with _untaped():
+        first = count - 1 if reverse else constant(0, i64)
+
+    def more(i: Tensor, _: Tensors) -> Tensor:
+        return i >= 0 if reverse else i < count
+
+    return _loop(more, body, init, xs, first, turns, total, reverse)
+
+
+def while_loop(
+    test: Callable[[Tensors], Tensor], body: Callable[[Tensors], Tensors], init: Tensors
+) -> Tensors:
+    """The state when the test is false, in a recorded loop."""
+    zero = constant(0, i64)
+    finals, _ = _loop(
+        lambda i, state: test(state),
+        lambda i, state, rows: (body(state), []),
+        init,
+        [],
+        zero,
+        None,
+        None,
+        reverse=False,
+    )
+    return finals
+
+
+def _loop(
+    more: Callable[[Tensor, Tensors], Tensor],
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    first: Tensor,
+    turns: Tensor | int | None,
+    total: int | None,
+    reverse: bool,
+) -> tuple[Tensors, Tensors]:
+    """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
+    them itself."""
+    record, tape = _recorder(), taping()
+    with _untaped():
         state = [_initialized(record, x) for x in init]
-        i = _initialized(record, count - 1 if reverse else constant(0, i64))
+        i = _initialized(record, first)
+        last = None
+        if tape is not None and total is None:
+            last = _initialized(record, constant(-1, i64))
     with record.block() as test, _untaped():
-        test.result = record.use(i >= 0 if reverse else i < count)
+        test.result = record.use(more(i, [stop_gradient(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
-    kept: list[tuple[Tensor, Tensor]] = []  # what the way back needs, and the stack it is kept in
+    kept: Tensors = []  # what the way back needs of each turn
+    stacks: Tensors = []  # that it is kept in, if these have a known length
     with record.block() as block:
         with _untaped():
             now = stop_gradient(i)
@@ -70,37 +113,46 @@ def scan(
         if tape is not None:
             params, rows = _watched(tape, params), _watched(tape, rows)
             if total is not None:
-                kept += [(x, _stacked(record, x, i, total)) for x in params if x.dtype.is_float]
+                kept = [x for x in params if x.dtype.is_float]
+                stacks = [_stacked(record, x, i, total) for x in kept]
         after, made = body(now, params, rows)
         segment = None
         if tape is not None:
             segment = _Segment(record, tape, start, [*after, *made], [i, *state, *rows])
-            if total is not None and not segment.is_constant([*init, *xs]):
-                kept += [(x, _stacked(record, x, i, total)) for x in segment.inside]
-        stacks = [_stacked(record, y, i, _known(total)) for y in made]
+            if segment.is_constant([*init, *xs]):
+                segment = None
+            elif last is None:
+                kept += segment.inside
+                stacks += [_stacked(record, x, i, _known(total)) for x in segment.inside]
+            else:
+                kept = [x for x in params if segment.needs(x)] + segment.inside
+                with _untaped():
+                    overwrite(last, _COPY, record.push([last, *kept]))
+        results = [_stacked(record, y, i, _known(total)) for y in made]
         with _untaped():
             _assign(record, state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
-    for stack in stacks if isinstance(turns, Tensor) else []:
+    for stack in results if isinstance(turns, Tensor) else []:
         overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
     record.control("while", [test, block])
-    finals, results = _released(record, state), _released(record, stacks)
-    if tape is not None and segment is not None and not segment.is_constant([*init, *xs]):
-        if total is None:
-            raise GradientError("a loop of a length known at run time only has no gradient yet")
-        residuals = _released(record, [stack for _, stack in kept])
-        back = _Back(
-            segment, params, rows, i, after, made, [x for x, _ in kept], turns, total, reverse
-        )
-        saved = [*xs, *residuals, *segment.outside]
-        outs = [*finals, *results, *residuals]
-        _leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull_scan, back))
+    finals, results = _released(record, state), _released(record, results)
+    stacks = _released(record, stacks)
+    if tape is not None and segment is not None:
+        count = record.released(i) if turns is None else turns
+        number = [] if last is None else [record.released(last)]
+        back = _Back(segment, params, rows, i, after, made, kept, count, total, reverse)
+        saved = [*xs, *stacks, *number, *segment.outside]
+        if isinstance(count, Tensor):
+            saved.append(count)
+        outs = [*finals, *results, *stacks]
+        _leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull_loop, back))
     return finals, results
 
 
 class _Back(NamedTuple):
     """What the way back through a loop needs to know of the way there. `kept` are those tensors of
-    its body that were kept in a stack."""
+    its body that are kept for each turn: in stacks of `total` rows or, where that is None, in a
+    record, which also has the number of the record before."""
 
     segment: _Segment
     params: Tensors
@@ -110,11 +162,11 @@ class _Back(NamedTuple):
     made: Tensors
     kept: Tensors
     turns: Tensor | int
-    total: int
+    total: int | None
     reverse: bool
 
 
-def _pull_scan(
+def _pull_loop(
     back: _Back,
     cotangents: Sequence[Tensor | None],
     saved: Sequence[Tensor],
@@ -122,37 +174,55 @@ def _pull_scan(
 ) -> Sequence[Tensor | None]:
     """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
     latter so much is `held` before."""
-    segment = back.segment
-    nstate, nrows, nkept = len(back.params), len(back.rows), len(back.kept)
-    xs, residuals, outside = _split(saved, nrows, nkept)
+    segment, turns = back.segment, back.turns
+    if back.total is None and taping() is not None:
+        raise GradientError(
+            "a gradient through the gradient of a loop whose length is known at run time only is "
+            "not supported in a captured function; scan and fori_loop with ints have one"
+        )
+    if isinstance(turns, Tensor):
+        *saved, turns = saved
+    nstate, nrows = len(back.params), len(back.rows)
+    nstacks = len(back.kept) if back.total is not None else 1
+    xs, stacks, outside = _split(saved, nrows, nstacks)
     of_state, of_made, of_kept = _split(cotangents, nstate, len(back.made))
     active = [k for k, x in enumerate(back.params) if x.dtype.is_float]
     tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_float]
-    given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=True)]
+    given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
     init = [_or_zeros(of_state[k], back.params[k].type) for k in active]
     init += map(_or_zeros, held, segment.closures.values())
+    nclosures = len(segment.closures)
+    if back.total is None:
+        init += stacks
+        stacks = []
 
     def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        xrows, kept, seeds = _split(rows, nrows, nkept)
+        xrows, kept, seeds = _split(rows, nrows, len(stacks))
+        parts, totals, number = _split(state, len(active), nclosures)
+        if number:
+            number, kept = _split(
+                _recorder().pull(number[0], [TensorType(i64), *[x.root.type for x in back.kept]]), 1
+            )
         inside = {id(x.root): row for x, row in zip(back.kept, kept, strict=True)}
         inside |= {id(x.root): row for x, row in zip(back.rows, xrows, strict=True)}
         inside[id(back.i)] = i
         pending = Pending()
-        pending.update(zip(segment.closures, state[len(active) :], strict=True))
-        _seed(pending, segment.tape, [back.after[k] for k in active], state[: len(active)])
+        pending.update(zip(segment.closures, totals, strict=True))
+        _seed(pending, segment.tape, [back.after[k] for k in active], parts)
         _seed(pending, segment.tape, [y for y, _ in given], seeds)
         segment.walk(pending, inside, outside)
         after = [_or_zeros(pending.get(back.params[k].node), back.params[k].type) for k in active]
         after += [pending[number] for number in segment.closures]
         of_rows = [pending.get(back.rows[k].node) for k in tracked]
-        return after, list(map(_or_zeros, of_rows, [back.rows[k].type for k in tracked]))
+        of_xs = list(map(_or_zeros, of_rows, [back.rows[k].type for k in tracked]))
+        return [*after, *number], of_xs
 
     finals, of_xs = scan(
         turn,
         init,
-        [*xs, *residuals, *[g for _, g in given]],
-        back.turns,
+        [*xs, *stacks, *[g for _, g in given]],
+        turns,
         back.total,
         reverse=not back.reverse,
     )
@@ -161,33 +231,7 @@ def _pull_scan(
         parts[k] = g
     for k, g in zip(tracked, of_xs, strict=True):
         parts[nstate + k] = g
-    return [*parts, *finals[len(active) :]]
-
-
-def while_loop(
-    test: Callable[[Tensors], Tensor], body: Callable[[Tensors], Tensors], init: Tensors
-) -> Tensors:
-    """The state when the test is false, in a recorded loop."""
-    record, tape = _recorder(), taping()
-    with _untaped():
-        state = [_initialized(record, x) for x in init]
-    with record.block() as first, _untaped():
-        first.result = record.use(test([stop_gradient(x) for x in state]))
-    start = 0 if tape is None else len(tape.nodes)
-    with record.block() as block:
-        with _untaped():
-            params = [stop_gradient(x) for x in state]
-        if tape is not None:
-            params = _watched(tape, params)
-        after = body(params)
-        if tape is not None:
-            segment = _Segment(record, tape, start, after, state)
-            if not segment.is_constant(init):
-                raise GradientError("a loop of a length known at run time only has no gradient yet")
-        with _untaped():
-            _assign(record, state, after)
-    record.control("while", [first, block])
-    return _released(record, state)
+    return [*parts, *finals[len(active) : len(active) + nclosures]]
 
 
 # --- branches ------------------------------------------------------------------------
@@ -308,6 +352,10 @@ class _Segment:
                 else:
                     outside[id(x)] = x
         self.inside, self.outside = list(inside.values()), list(outside.values())
+
+    def needs(self, x: Tensor) -> bool:
+        """Whether the nodes need the tensor, which is known in another way."""
+        return any(y.root is x.root for node in self.nodes if node is not None for y in node[2])
 
     def is_constant(self, operands: Sequence[Tensor]) -> bool:
         """Whether no gradient goes through it, nor to these operands of its control flow."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
+from mlvm.arena import residuals
 from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
@@ -22,8 +23,15 @@ from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
-from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.protocol import (
+    Estimate,
+    LocalVMProtocol,
+    StorageHandle,
+    T,
+    TensorHandle,
+    VMProtocol,
+)
+from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.tensor import Tensor, prepare_constants
 from mlvm.eager.tree import require_writable
 from mlvm.input.queue import QueueTensor
@@ -269,6 +277,30 @@ class Recorder:
     def use(self, x: Tensor) -> Use:
         """What the tensor holds now, as its type."""
         return Use(self.value_of(x), x.type)
+
+    def push(self, xs: Sequence[Tensor]) -> Tensor:
+        """Keep copies of the tensors in a record of the residuals. Returns its number."""
+        if not isinstance(self.vm, LocalVMProtocol):
+            raise _refused("a loop of unknown length, on a VM that is not of this process, is used")
+        residuals.register(self.vm)
+        [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
+        return number
+
+    def pull(self, number: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
+        """What such a record holds."""
+        return self._called(residuals.READ, types, [number])
+
+    def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
+        made = [self.arena.alloc(type, Tensor) for type in types]
+        outs: list[Use] = []
+        for x in made:
+            x.prepare()
+            reference = _reference_to(x)
+            self._references[id(reference)] = reference
+            outs.append(Use(self._new_value(reference, x.type), x.type))
+        ins = [self.use(x) for x in xs]
+        self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
+        return made
 
     def released(self, x: Tensor) -> Tensor:
         """Another tensor for what the variable holds, which cannot be used any more."""
