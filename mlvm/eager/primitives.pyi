@@ -68,7 +68,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "sin",
     "slice",
     "softmax",
-    "softmax_cross_entropy",
     "sort",
     "sqrt",
     "square",

@@ -21,6 +21,7 @@ from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager import trees as tree
 from mlvm.eager.attention import (
     rotary_encoding,
     scaled_dot_product_attention,
@@ -85,6 +86,14 @@ from mlvm.eager.functions import (
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.losses import (
+    binary_cross_entropy_with_logits,
+    huber,
+    kl_divergence,
+    l1,
+    mean_squared_error,
+    softmax_cross_entropy,
+)
 from mlvm.eager.neural import (
     avg_pool2d,
     conv1d,
@@ -129,6 +138,7 @@ __all__ = [
     "asarray",
     "astype",
     "avg_pool2d",
+    "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
     "broadcast_to",
@@ -163,6 +173,7 @@ __all__ = [
     "full_like",
     "function",
     "grad",
+    "huber",
     "iinfo",
     "inf",
     "int8",
@@ -170,11 +181,14 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "kl_divergence",
+    "l1",
     "leaky_relu",
     "linspace",
     "map",
     "matrix_transpose",
     "max_pool2d",
+    "mean_squared_error",
     "measure",
     "meshgrid",
     "moveaxis",
@@ -203,6 +217,7 @@ __all__ = [
     "scan",
     "silu",
     "sinusoidal_encoding",
+    "softmax_cross_entropy",
     "softplus",
     "split",
     "squeeze",
@@ -215,6 +230,7 @@ __all__ = [
     "testing",
     "tile",
     "topk",
+    "tree",
     "uint8",
     "uint16",
     "uint32",
@@ -240,5 +256,5 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing"):
+    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
         globals()[_name] = _shown(globals()[_name])

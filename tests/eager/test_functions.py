@@ -671,7 +671,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 _REACHED = """
 import mlvm.eager as ml
-for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testing):
+for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testing, ml.tree):
     names = [name for name in dir(module) if not name.startswith("__")]
     assert names == sorted(module.__all__), set(names) ^ set(module.__all__)
     for name in ("TYPE_CHECKING", "annotations", "host", "math", "tensor"):
