@@ -119,9 +119,7 @@ def generate(
 def sample(logits: Tensor, top_k: int | None, key: Tensor) -> Tensor:
     """The number of one of the logits f[n], drawn with probabilities softmax(logits), or among the
     `top_k` largest alone."""
-    numbers = None
-    if top_k is not None:
-        logits, numbers = ml.topk(logits, top_k)
-    gumbel = -ml.log(-ml.log(ml.random.uniform(logits.shape, key=key)))
-    i = ml.argmax(logits + gumbel)
-    return i if numbers is None else numbers[i]
+    if top_k is None:
+        return ml.random.categorical(logits, key=key)
+    largest, numbers = ml.topk(logits, top_k)
+    return numbers[ml.random.categorical(largest, key=key)]

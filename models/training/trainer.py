@@ -66,7 +66,8 @@ class Replica:
 
     def _guess(self, samples: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(samples)
-        return ml.argmax(logits, axis=-1), _losses(logits, labels)
+        losses = ml.softmax_cross_entropy(logits, labels, ignore_index=NO_LABEL)
+        return ml.argmax(logits, axis=-1), losses
 
     def step(self, samples: Tensor | Array, labels: Tensor | Array) -> float:
         """Improve the model by one batch; its loss before is returned."""
@@ -165,12 +166,4 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 @ml.value_and_grad
 def _loss_and_grads(model: nn.Module, samples: Tensor, labels: Tensor) -> Tensor:
-    losses = _losses(model(samples), labels)
-    return ml.sum(losses) / ml.sum(ml.astype(labels != NO_LABEL, losses.dtype))
-
-
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each label; 0 where there is none."""
-    labelled = labels != NO_LABEL
-    losses = ml.softmax_cross_entropy(logits, ml.where(labelled, labels, 0))
-    return ml.where(labelled, losses, 0)
+    return ml.softmax_cross_entropy(model(samples), labels, ignore_index=NO_LABEL, reduction="mean")

@@ -14,8 +14,9 @@ from bench.mlvm_dynamic import transformer_of
 from mlvm.eager import Tensor
 from models import generate as command
 from models.data.text import LENGTH, NUM_BYTES
-from models.generate import Generator, OptionError
+from models.generate import Generator
 from models.training.checkpoint import CheckpointError, save
+from models.training.train import OptionError
 from models.transformer import Transformer, generate, sample
 
 SIZE = GenerationSize(2, 16, 2, 11, 3, 9)
@@ -34,8 +35,8 @@ def go_on(
     padded = np.zeros(model.length, np.int64)
     padded[: len(prompt)] = prompt
     chosen = {"temperature": 1.0, "end": -1, "seed": 0, "top_k": None} | options
-    run = ml.capture(generate, fuse=False) if captured else generate
-    tokens, count = run(
+    replayed = ml.capture(generate, fuse=False)
+    tokens, count = (replayed if captured else generate)(
         model,
         ml.asarray(padded),
         ml.asarray(len(prompt)),
@@ -44,9 +45,9 @@ def go_on(
         end=ml.asarray(chosen["end"]),
         top_k=chosen["top_k"],
     )
-    if captured:
-        assert run.signatures == 1
-    return tokens.numpy()[: int(count)].tolist()
+    assert replayed.signatures == captured
+    made: list[int] = tokens.numpy()[: int(count)].tolist()
+    return made
 
 
 def test_the_likeliest_symbols_are_those_of_the_formula(model: Transformer) -> None:
@@ -184,12 +185,12 @@ def test_options_out_of_range_are_refused(file: Path, options: Any, reason: str)
 
 def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x"
-    for tensors, metadata, reason in (
-        ({}, {}, "was not written by a training"),
-        ({}, {"training": '{"model": "mlp"}'}, "is of a training of mlp, not of transformer"),
-        ({}, {"training": '{"model": "transformer"}'}, "is of another transformer: missing"),
+    for training, reason in (
+        ("{", "was not written by a training"),
+        ('{"model": "mlp"}', "is of a training of mlp, not of transformer"),
+        ('{"model": "transformer"}', "is of another transformer: missing"),
     ):
-        save(file, tensors, metadata)
+        save(file, {}, {"training": training})
         with pytest.raises(CheckpointError, match=reason):
             Generator(file)
     assert command.main([str(tmp_path / "nowhere")]) == 1
