@@ -130,6 +130,9 @@ class LstmClassifier(nn.Module):
             load_lstm(self.lstm, weights)
         self.head = dense_of(weights, "head")
         self.hidden, self.cells = size.hidden, cells
+        for name, parameter in self.named_parameters():
+            if "bias_hh" in name:  # a second bias, which would learn what the first one does
+                parameter.requires_grad_(False)
 
     def forward(self, xs: Tensor) -> Tensor:
         if not self.cells:
