@@ -56,6 +56,7 @@ WITH_ANOTHER: Final = {
     "take",
     "take_along_axis",
     "where",
+    "zeros",
 }
 """Ops whose public function, in `creation`, `functions` or `losses`, has a signature of its own."""
 

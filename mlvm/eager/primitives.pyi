@@ -752,3 +752,6 @@ def where(
     out: Tensor | None = None,
 ) -> Tensor:
     """x where the condition holds, else y; all three broadcast."""
+
+def zeros(*, shape: tuple[int, ...], dtype: object, out: Tensor | None = None) -> Tensor:
+    """A tensor of that shape."""

@@ -29,6 +29,7 @@ from mlvm.eager.attention import (
 )
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
+from mlvm.eager.capture.changing import RecompilationWarning
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
 from mlvm.eager.contraction import einsum
@@ -128,6 +129,7 @@ __all__ = [
     "PipelineState",
     "PipelineStats",
     "QueueTensor",
+    "RecompilationWarning",
     "Recording",
     "SampleRandom",
     "ScratchPad",

@@ -470,7 +470,7 @@ VJPS: Final[dict[str, Rules]] = {
     **_none("argsort"),
     # --- creation ---
     "full": {"value": lambda g: g},
-    **_none("arange linspace eye"),
+    **_none("zeros arange linspace eye"),
     # --- indexing ---
     "take": {"x": _take},
     "scatter_add": {"updates": lambda g, indices, axis: op.take(g, indices, axis=axis)},

@@ -8,7 +8,7 @@ parameter, a result. The others lie where the plan puts them, for as long as som
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -70,6 +70,8 @@ class Call:
     handle that is, takes the next element from it: its `outs`. One with `blocks` is control flow:
     `cond` runs one of two, by what it reads first; `while` runs the second for as long as the first
     has a true result. It reads what its blocks read from outside, and makes what they leave there.
+    One with a `callee` is a `call` of a function, which gets the operands `passed`; a call from
+    outside has `procedures`, all that it reaches, and their blocks.
     """
 
     name: str
@@ -82,6 +84,9 @@ class Call:
     queue: int | None = None
     blocks: tuple[Block, ...] = ()
     orderly: bool = False
+    callee: Procedure | None = None
+    passed: Sequence[Use] = ()
+    procedures: Sequence[Procedure] = ()
 
     @property
     def fixed(self) -> bool:
@@ -99,6 +104,16 @@ class Block:
     calls: list[Call] = field(default_factory=list)
     homes: set[Home] = field(default_factory=set)
     result: Use | None = None
+
+
+@dataclass(eq=False)
+class Procedure:
+    """A function of the program. Its `params` are `outer` homes of its block: its results, for
+    which the caller has memory, and then its arguments."""
+
+    name: str
+    block: Block
+    params: list[Home] = field(default_factory=list)
 
 
 @dataclass(eq=False)

@@ -9,14 +9,16 @@ from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import f32
 from mlvm.eager import attention, creation, random
 from mlvm.eager import functions as fn
+from mlvm.eager import primitives as op
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import sizes
 from mlvm.eager.tensor import Tensor
 
-Cache: TypeAlias = tuple[Tensor, Tensor]
-"""Keys and values of the positions so far, each f[batch, num_heads, max_length, head_dim]."""
+Cache: TypeAlias = tuple[Tensor, ...]
+"""Keys and values of the positions so far, each f[batch, num_heads, max_length, head_dim]; with
+rotary positions then cosines and sines of all, f[max_length, head_dim / 2]."""
 
 
 class MultiHeadAttention(Module):
@@ -103,28 +105,38 @@ class MultiHeadAttention(Module):
             for linear, each in ((self.query, x), (self.key, source), (self.value, source))
         )
         if self.rotary_base is not None:
-            positions = creation.arange(x.shape[1]) + start
-            turns = attention.rotary_table(positions, self.head_dim, self.rotary_base, x.dtype)
+            if cache is None:
+                turns = self._turns(x.shape[1], self.rotary_base)
+            else:
+                rows = creation.arange(x.shape[1]) + start
+                turns = [op.take(table, rows, axis=0) for table in cache[2:]]
             query, key = (attention.rotated(each, *turns) for each in (query, key))
         if cache is not None:
-            key, value = cache = (
-                fn.dynamic_update(cache[0], key, start, axis=2),
-                fn.dynamic_update(cache[1], value, start, axis=2),
-            )
+            key = fn.dynamic_update(cache[0], key, start, axis=2)
+            value = fn.dynamic_update(cache[1], value, start, axis=2)
+            cache = (key, value, *cache[2:])
         before = None
         if causal or cache is not None:
             before = attention.seen_before(query.shape[2], key.shape[2], start)
         rate, scale = self.dropout.rate if self.training else 0.0, 1 / math.sqrt(self.head_dim)
         y = attention.attended(query, key, value, mask, before, scale, rate)
         together = fn.permute_dims(y, (0, 2, 1, 3))
-        y = self.out(fn.reshape(together, (*x.shape[:2], -1)))
+        y = self.out(fn.reshape(together, x.shape))
         return y if cache is None else (y, cache)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
-        """A cache of zeros for sequences of at most `max_length`."""
+        """A cache for sequences of at most `max_length`, with nothing in it."""
         batch, length = sizes("init_cache", batch=batch, max_length=max_length)
         shape, dtype = (batch, self.num_heads, length, self.head_dim), self.query.kernel.dtype
-        return creation.zeros(shape, dtype=dtype), creation.zeros(shape, dtype=dtype)
+        keys, values = (creation.zeros(shape, dtype=dtype) for _ in range(2))
+        if self.rotary_base is None:
+            return keys, values
+        return keys, values, *self._turns(length, self.rotary_base)
+
+    def _turns(self, length: int, base: float) -> list[Tensor]:
+        """Cosines and sines for positions 0 .. length - 1."""
+        positions = creation.arange(length)
+        return [*attention.rotary_table(positions, self.head_dim, base, self.query.kernel.dtype)]
 
     def _heads(self, x: Tensor) -> Tensor:
         """f[batch, time, embed_dim] -> f[batch, num_heads, time, head_dim]"""
@@ -147,5 +159,6 @@ class MultiHeadAttention(Module):
             raise AttributeRefused(f"{name}: {what} is for self-attention, not for a memory")
         if (cache is None) != (position is None):
             raise AttributeRefused(f"{name}: a cache and a position go together")
-        if cache is not None and (not isinstance(cache, (list, tuple)) or len(cache) != 2):
+        size = 2 if self.rotary_base is None else 4
+        if cache is not None and (not isinstance(cache, (list, tuple)) or len(cache) != size):
             raise DTypeError(f"{name}: a cache is what init_cache makes, not {brief(cache)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import DType, f32
 from mlvm.eager import creation
@@ -66,11 +68,19 @@ class GroupNorm(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         _require_features("GroupNorm", x, self.scale, least=2)
-        apart = fn.reshape(x, (x.shape[0], -1, self.groups, x.shape[-1] // self.groups))
-        centered = apart - op.mean(apart, axis=(1, 3), keepdims=True)
-        variance = op.mean(op.square(centered), axis=(1, 3), keepdims=True)
-        y = fn.reshape(centered * op.rsqrt(variance + self.eps), x.shape)
-        return y * self.scale + self.bias
+        places = fn.reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
+        centered = places - self._over_groups(op.mean(places, axis=1, keepdims=True))
+        variance = self._over_groups(op.mean(op.square(centered), axis=1, keepdims=True))
+        y = centered * (op.rsqrt(variance + self.eps) * self.scale) + self.bias
+        return fn.reshape(y, x.shape)
+
+    def _over_groups(self, means: Tensor) -> Tensor:
+        """Means of channels, f[N, 1, channels], replaced by the mean of their group. To reduce
+        places first, and only then channels, is many times as fast as both at once."""
+        shape = (means.shape[0], 1, self.groups, means.shape[2] // self.groups)
+        apart = fn.reshape(means, shape)
+        mean = op.mean(apart, axis=3, keepdims=True)
+        return fn.reshape(fn.broadcast_to(mean, shape), means.shape)
 
 
 class BatchNorm(Module):

@@ -125,7 +125,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives(base: float | None) -> None
     x = f64(2, 6, 8)
     whole = layer(x, causal=True).numpy()
     cache, found = layer.init_cache(2, 7), []
-    before = numbers(cache)
+    before = numbers(cache)[:2]
     for first, end in ((0, 2), (2, 3), (3, 4), (4, 6)):
         at: Any = ml.asarray(first) if first == 3 else first
         y, cache = layer(x[:, first:end], cache=cache, position=at)
@@ -266,7 +266,7 @@ listed: Any = [True]
         (lambda: layer(x, x, cache=cache, position=0), AttributeRefused, "a cache is for self-"),
         (lambda: layer(x, cache=cache), AttributeRefused, "a cache and a position go together"),
         (lambda: layer(x, position=0), AttributeRefused, "a cache and a position go together"),
-        (lambda: layer(x, cache=(x,), position=0), DTypeError, "what init_cache makes"),  # type: ignore[arg-type]
+        (lambda: layer(x, cache=(x,), position=0), DTypeError, "what init_cache makes"),
         (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),
         (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "a mask is bool[1, 2, 3, 3], True"),
         (lambda: layer(x, mask=listed), DTypeError, "a mask is bool[1, 2, 3, 3], True where"),
