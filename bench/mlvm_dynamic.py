@@ -179,7 +179,7 @@ class Encoder(nn.Module):
     def __init__(self, size: BertSize, longest: int) -> None:
         weights = weights_of(size)
         self.block = [
-            EncoderBlock(size.width, size.heads, size.mlp, ml.random.key(0))
+            EncoderBlock(size.width, size.heads, size.mlp, key=ml.random.key(0))
             for _ in range(size.layers)
         ]
         for i, block in enumerate(self.block):

@@ -1,18 +1,34 @@
-"""A BERT-like encoder (Devlin et al., arXiv 1810.04805), which guesses hidden symbols."""
+"""A BERT-like encoder (Devlin et al., arXiv 1810.04805), which guesses hidden symbols.
+
+Where BERT learns a vector for each position, queries and keys are turned by theirs (RoFormer, Su et
+al., arXiv 2104.09864): what stands next to a symbol is then found within hundreds of steps.
+"""
 
 from __future__ import annotations
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
 
+ROTARY_BASE = 10_000.0
+
 
 class EncoderBlock(nn.Module):
-    """Attention to all places, and a perceptron, each followed by a norm: [N, T, width] ->
-    [N, T, width]. Places from `lengths` i64[N] on are not attended to."""
+    """Attention to all places, or to those where a `mask` bool[T] is True, and a perceptron, each
+    followed by a norm: [N, T, width] -> [N, T, width]."""
 
-    def __init__(self, width: int, num_heads: int, mlp_dim: int, key: Tensor) -> None:
-        keys = ml.random.split(key, 3)
-        self.attention = nn.MultiHeadAttention(width, num_heads, key=keys[0])
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        mlp_dim: int,
+        *,
+        rotary_base: float | None = None,
+        key: Tensor | None = None,
+    ) -> None:
+        keys = ml.random.split(ml.random.next_key() if key is None else key, 3)
+        self.attention = nn.MultiHeadAttention(
+            width, num_heads, rotary_base=rotary_base, key=keys[0]
+        )
         self.mlp = [nn.Linear(width, mlp_dim, key=keys[1]), nn.Linear(mlp_dim, width, key=keys[2])]
         self.norm = [nn.LayerNorm(width) for _ in range(2)]
 
@@ -22,32 +38,29 @@ class EncoderBlock(nn.Module):
 
 
 class Bert(nn.Module):
-    """Symbols i64[N, T] -> logits [N, T, num_symbols]; T is at most `length`."""
+    """Symbols i64[N, T] -> logits [N, T, num_classes] of what belongs at each place."""
 
     def __init__(
         self,
         num_symbols: int,
-        length: int,
+        num_classes: int,
         width: int = 128,
         num_blocks: int = 4,
         num_heads: int = 4,
         *,
         key: Tensor | None = None,
     ) -> None:
-        keys = ml.random.split(ml.random.next_key() if key is None else key, num_blocks + 3)
-        self.length = length
-        self.tokens = nn.Embedding(num_symbols, width, key=keys[0])
-        self.positions = nn.Embedding(length, width, key=keys[1])
+        keys = ml.random.split(ml.random.next_key() if key is None else key, num_blocks + 2)
+        self.embedding = nn.Embedding(num_symbols, width, key=keys[0])
         self.norm = nn.LayerNorm(width)
         self.block = [
-            EncoderBlock(width, num_heads, 4 * width, keys[3 + i]) for i in range(num_blocks)
+            EncoderBlock(width, num_heads, 4 * width, rotary_base=ROTARY_BASE, key=keys[2 + i])
+            for i in range(num_blocks)
         ]
-        self.head = nn.Linear(width, num_symbols, key=keys[2])
+        self.head = nn.Linear(width, num_classes, key=keys[1])
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] > self.length:
-            raise ml.errors.ShapeError(f"built for {self.length} symbols, given {tokens.type}")
-        x = self.norm(self.tokens(tokens) + self.positions.embedding[: tokens.shape[1]])
+        x = self.norm(self.embedding(tokens))
         for block in self.block:
             x = block(x)
         return self.head(x)

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
 
-Known: TypeAlias = tuple[Tensor, Tensor]
-"""Keys and values of all places, those to come being zeros."""
+Known: TypeAlias = tuple[Tensor, ...]
+"""What a cache of `nn.MultiHeadAttention` has: keys and values of all places, zeros at first."""
 Cache: TypeAlias = list[Known]
 """What each block knows."""
 

@@ -40,7 +40,7 @@ MODELS: Final[dict[str, Choice]] = {
         "text", "text", lambda data, key: Transformer(data.num_symbols, data.shape[0], key=key)
     ),
     "bert": Choice(
-        "masked text", "masked", lambda data, key: Bert(data.num_symbols, data.shape[0], key=key)
+        "masked text", "masked", lambda data, key: Bert(data.num_symbols, data.num_classes, key=key)
     ),
     "lstm": Choice(
         "sequences",
