@@ -1,0 +1,94 @@
+"""A Tree-LSTM for trees of two branches (Tai, Socher and Manning, arXiv 1503.00075, section 3.2),
+as the recursion that it is: how deep it goes, the tree says."""
+
+from __future__ import annotations
+
+import mlvm.eager as ml
+from mlvm.eager import Tensor, nn
+
+
+class TreeLstm(nn.Module):
+    """The state h, c f[hidden] at the root of a tree whose leaves are words: f[words, features].
+
+    `nodes` i64[n,3] has a row (word, left, right) for each node, the root first; a leaf has
+    children below zero. A word counts as often as leaves refer to it, and is looked at once.
+    Equations 9 to 14 with N = 2; as in the paper's constituency trees, leaves have no children,
+    inner nodes no word. The biases of the forget gates begin at one.
+    """
+
+    leaf: nn.Linear  # gates input, output; new
+    node: nn.Linear  # gates input, forget left, forget right, output; new
+
+    def __init__(self, features: int, hidden: int, *, key: Tensor | None = None) -> None:
+        keys = ml.random.split(ml.random.next_key() if key is None else key)
+        self.leaf = nn.Linear(features, 3 * hidden, key=keys[0])
+        self.node = nn.Linear(2 * hidden, 5 * hidden, key=keys[1])
+        gates = ml.concat([ml.zeros(hidden), ml.ones(2 * hidden), ml.zeros(2 * hidden)])
+        self.node.bias = gates
+
+    def __call__(self, words: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        state: tuple[Tensor, Tensor] = self.state(*self.at_leaf(words), nodes, root())
+        return state
+
+    @ml.function
+    def state(self, h: Tensor, c: Tensor, nodes: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+        """The state at a node, given those of all words."""
+        word, left, right = ml.unstack(nodes[node])
+
+        def at_children() -> tuple[Tensor, Tensor]:
+            return self.at_node(self.state(h, c, nodes, left), self.state(h, c, nodes, right))
+
+        found: tuple[Tensor, Tensor] = ml.cond(left < 0, lambda: (h[word], c[word]), at_children)
+        return found
+
+    def at_leaf(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """The states of words: f[n, features] -> f[n, hidden] each."""
+        i, o, u = ml.split(self.leaf(words), 3, axis=-1)
+        c = ml.sigmoid(i) * ml.tanh(u)
+        return ml.sigmoid(o) * ml.tanh(c), c
+
+    def at_node(
+        self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The state above two states."""
+        gates = self.node(ml.concat([left[0], right[0]]))
+        i, f_left, f_right, o, u = ml.split(gates, 5)
+        c = ml.sigmoid(i) * ml.tanh(u)
+        c = c + ml.sigmoid(f_left) * left[1] + ml.sigmoid(f_right) * right[1]
+        return ml.sigmoid(o) * ml.tanh(c), c
+
+
+class TreeClassifier(nn.Module):
+    """Trees i64[N,n,3] -> logits [N, num_classes]; a leaf's word is the number of a symbol."""
+
+    embedding: nn.Embedding
+    encoder: TreeLstm
+    head: nn.Linear
+
+    def __init__(
+        self,
+        num_symbols: int,
+        num_classes: int,
+        features: int = 64,
+        hidden: int = 128,
+        *,
+        key: Tensor | None = None,
+    ) -> None:
+        keys = ml.random.split(ml.random.next_key() if key is None else key, 3)
+        self.embedding = nn.Embedding(num_symbols, features, key=keys[0])
+        self.encoder = TreeLstm(features, hidden, key=keys[1])
+        self.head = nn.Linear(hidden, num_classes, key=keys[2])
+
+    def __call__(self, trees: Tensor) -> Tensor:
+        h, c = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
+
+        def encoded(nodes: Tensor) -> Tensor:
+            state: tuple[Tensor, Tensor] = self.encoder.state(h, c, nodes, root())
+            return state[0]
+
+        return self.head(ml.map(encoded, trees))
+
+
+def root() -> Tensor:
+    """The number of a tree's root."""
+    return ml.zeros((), dtype=ml.int64)
