@@ -84,6 +84,9 @@ class VMProtocol(Protocol):
 class LocalVMProtocol(VMProtocol, Protocol):
     """What only a VM of this process can do: call functions of the process, and use its memory."""
 
+    depth: int
+
+    def borrow(self, handle: TensorHandle) -> Array: ...
     def register(
         self,
         name: str,

@@ -71,7 +71,7 @@ class VM(Identity):
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
         self._workspace = Workspace()
-        self._depth = 0  # of launches within launches, by host functions
+        self.depth = 0  # of launches within launches, by host functions
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
 
@@ -274,7 +274,7 @@ class VM(Identity):
         usable and holds as many bytes as before; what was written till then stays written.
         """
         self._lock.acquire()  # half the price of `with`
-        self._depth = depth = self._depth + 1
+        self.depth = depth = self.depth + 1
         try:
             try:
                 handles = tuple(args)
@@ -302,7 +302,7 @@ class VM(Identity):
             )
             return self._outputs(outputs) if outputs else []
         finally:
-            self._depth = depth - 1
+            self.depth = depth - 1
             self._lock.release()
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
@@ -368,7 +368,7 @@ class VM(Identity):
     def _forget_links(self) -> None:
         """Names may mean other functions now."""
         for linked in list(self._linked.values()):  # programs may die meanwhile
-            if self._depth and self.checked:
+            if self.depth and self.checked:
                 for code in [*linked.codes.values(), *(code for code, _ in linked.bound.values())]:
                     distrust(code)
             linked.codes.clear()

@@ -74,9 +74,7 @@ class Joint(Protocol):
 
     types: Sequence[TensorType]
 
-    def __call__(
-        self, g: Any, saved: Sequence[Tensor], held: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
+    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
         """What each operand's cotangent is, if so much is `held` of it before."""
 
 
@@ -112,6 +110,8 @@ class Pending(dict[int, Any]):
             if isinstance(part, Sparse):
                 if held is None:
                     self[origin] = apply(part.alone, *part.operands)
+                elif not isinstance(held, Tensor):
+                    self[origin] = held + part
                 elif self._recorded or origin not in self._owned or held.nbytes < _WORTH_UPDATING:
                     self[origin] = apply(part.added, held, *part.operands)
                 else:  # which an outer tape, that has no node for it, would refuse

@@ -24,7 +24,7 @@ from mlvm.eager.functions import concat, expand_dims, reshape
 from mlvm.eager.indexing import getitem
 from mlvm.eager.state import as_tree, require_same, tensors
 from mlvm.eager.tensor import Tensor
-from mlvm.eager.tree import Tree, leaves, map_tree, with_leaves
+from mlvm.eager.tree import Tree, leaves, map_tree, replace, with_leaves
 
 __all__ = ["cond", "fori_loop", "function", "map", "scan", "switch", "while_loop"]
 
@@ -123,9 +123,8 @@ def fori_loop(lower: Tensor | int, upper: Tensor | int, body_fun: Body, init_val
             after = body_fun(first + i, with_leaves(state, iter(xs)))
             return tensors(next_state(state, after)), []
 
-        final, _ = recorded.scan(
-            turn, tensors(state), [], turns, turns if isinstance(turns, int) else None
-        )
+        total = turns if isinstance(turns, int) else None
+        final, _ = recorded.scan(turn, tensors(state), [], turns, total, stacked=False)
         return with_leaves(state, iter(final))
     for i in range(_integer("lower", lower), _integer("upper", upper)):
         state = next_state(state, body_fun(asarray(i), state))
@@ -207,12 +206,29 @@ def map(f: Body, xs: Tree) -> Tree:
 class Function(Generic[P, R]):
     """A function of trees of tensors that `function` made."""
 
+    __name__: str
+
     def __init__(self, fn: Callable[P, R]) -> None:
         self.fn = fn
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.fn(*args, **kwargs)
+        given = as_tree((args, kwargs))
+        if not recorded.is_recorded():
+            return self.fn(*given[0], **given[1])
+        return self._recorded(given)  # type: ignore[no-any-return]
+
+    def _recorded(self, given: Any) -> Any:
+        """A call in a captured function."""
+
+        def run(params: Tensors) -> Tree:
+            rest = iter(params)
+            args, kwargs = replace(lambda _: next(rest), given)
+            return as_tree(self.fn(*args, **kwargs))
+
+        operands: Tensors = []
+        replace(operands.append, given)
+        return recorded.call((id(self), _spelled(given)), self.__name__, operands, run)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method."""
@@ -220,9 +236,29 @@ class Function(Generic[P, R]):
 
 
 def function(fn: Callable[P, R]) -> Function[P, R]:
-    """A function that stays one in a captured program, where `call` runs it: so it may call itself,
-    as deep as values say, with a `cond` that ends it. Eagerly it is the function itself."""
+    """A function that stays one in a captured program, where `call` runs it, with a frame of its
+    own: so it may call itself, as deep as values say, with a `cond` that ends it. Eagerly it is
+    the function itself.
+
+    Tensors in dicts, lists and tuples among its arguments are the parameters; numbers and arrays
+    become tensors. Modules and other arguments are what they are. It may use tensors from outside,
+    such as weights, but not update them in place, nor draw from the global random keys: in a
+    captured function that raises `CaptureError`. While it is recorded it is called twice if it
+    calls itself: once to see what it makes.
+    """
     return Function(fn)
+
+
+def _spelled(tree: Any) -> Any:
+    """Equal for arguments of one structure, with tensors of the same types and, besides, the same
+    strings and objects."""
+    if isinstance(tree, Tensor):
+        return tree.type
+    if isinstance(tree, dict):
+        return type(tree), tuple([(name, _spelled(part)) for name, part in tree.items()])
+    if isinstance(tree, (list, tuple)):
+        return type(tree), tuple([_spelled(part) for part in tree])
+    return tree if isinstance(tree, (str, bytes)) else id(tree)
 
 
 # --- pieces --------------------------------------------------------------------------

@@ -153,11 +153,12 @@ def _filled(
     if isinstance(fill_value, Tensor):
         return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
-    if type(value) not in _DEFAULTS:
+    kind = value.__class__  # of a `Number`, that of the number it stands for
+    if kind not in _DEFAULTS:
         raise DTypeError(f"fill_value must be a number or scalar tensor, not {_kind(value)}").at(
             name, ()
         )
-    target = wanted or _DEFAULTS[type(value)]
+    target = wanted or _DEFAULTS[kind]
     try:
         filling, type_ = constant(value, target), TensorType(target, lengths)
     except OpError as error:

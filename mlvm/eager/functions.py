@@ -359,6 +359,63 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     return expand_dims(x, axis=1) * y
 
 
+def cumulative_prod(
+    x: Tensor,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: object = None,
+    include_initial: bool = False,
+) -> Tensor:
+    """The running products along `axis` (None: the only one), in the dtype that `prod` uses. With
+    `include_initial` a 1 comes before them, and the axis is longer by one.
+
+    log2(n) products of all elements, of which none is a division: gradients are right where x is 0
+    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
+    """
+    wanted = None if dtype is None else DType.of(dtype).name
+    try:
+        result = astype(x, _inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype)
+    except OpError as error:
+        error.op = "cumulative_prod"
+        raise
+    along, step = (axis or 0) % x.ndim, 1
+    while step < x.shape[along]:
+        result, step = result * with_ones_before(result, along, step), 2 * step
+    if not include_initial:
+        return result
+    widths = [(int(i == along), 0) for i in range(x.ndim)]
+    return op.pad(result, widths=tuple(widths), value=1.0)
+
+
+def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
+    """x moved `by` places on along an axis, with ones before it; what is beyond the end is gone."""
+    by = min(by, x.shape[axis])
+    kept = _part(x, axis, range(x.shape[axis] - by))
+    return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
+
+
+def topk(x: Tensor, k: int, /, *, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """The k largest elements along `axis`, the largest first, and their positions (i64).
+
+    Of equal elements the first one comes first, and nan counts as the largest, as in
+    `jax.lax.top_k`. Raises `AttributeRefused` unless 0 <= k <= the axis's length.
+    """
+    [along] = _axes("topk", axis, x)
+    [count] = _counts("topk", (k,), "k", x)
+    if count > x.shape[along]:
+        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}").at(
+            "topk", (x.type,)
+        )
+    try:
+        order = op.argsort(x, axis=along, descending=True)
+    except OpError as error:
+        error.op = "topk"
+        raise
+    indices = _part(order, along, range(count))
+    return op.take_along_axis(x, indices, axis=along), indices
+
+
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
     """x summed over the axes that broadcasting added or stretched from `type`, and cast to it."""
     if x.dtype is not type.dtype:

@@ -19,6 +19,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager.autodiff import Pull, Tape, taping
 from mlvm.eager.context import current_arena
 from mlvm.eager.functions import full
+from mlvm.eager.number import plain
 from mlvm.eager.tensor import Tensor, from_array, launch_for_values
 
 Vjp: TypeAlias = Callable[..., Tensor]
@@ -81,7 +82,7 @@ def _program(name: str, nparams: int, attributes: Attributes) -> Program:
         )
     if len(_programs) >= _PROGRAMS_LIMIT:
         _programs.clear()
-    given = {attribute: canonical(value) for attribute, value in attributes.items()}
+    given = {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
     return _programs.setdefault(key, Program.of_op(name, nparams, given, STAR))
 
 

@@ -5,14 +5,20 @@
     optimizer.update(clip_by_global_norm(grads, 1.0))
 
 A schedule is a function from the number of updates done, f32[], to the learning rate, f32[]. It is
-written with ops, so that it can be captured. A float is a rate that never changes.
+written with ops, so that it can be captured. A float is a rate, until another is assigned.
+
+Groups give some parameters hyperparameters of their own; a parameter is in the first that fits it:
+
+    AdamW(model, 1e-3, groups=[("*/bias", {"weight_decay": 0.0}), ("head/*", {"eps": 1e-6})])
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from fnmatch import fnmatchcase
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
 from mlvm.core.types import DType, TensorType, f32
@@ -20,6 +26,7 @@ from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena, recording
+from mlvm.eager.number import compute
 from mlvm.eager.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor import constant as scalar
 from mlvm.eager.tree import (
@@ -37,7 +44,11 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Group",
+    "Groups",
+    "Lion",
     "Optimizer",
+    "RMSProp",
     "Schedule",
     "clip_by_global_norm",
     "constant",
@@ -47,9 +58,27 @@ __all__ = [
 ]
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
+Groups: TypeAlias = Sequence[tuple[str | Callable[[str, Tensor], bool], Mapping[str, Any]]]
+"""Pairs of which parameters are meant, and the hyperparameters that these have of their own. The
+first is a pattern of paths, in which `*` matches "/" too, or a function of path and parameter."""
 
 _SCALAR = TensorType(f32)
 _MULTIPLY_ADD = one_op("multiply_add")
+_Ranges: TypeAlias = Mapping[str, tuple[float, float]]
+
+_FRACTION: Final = (0, 1)
+_POSITIVE: Final = (0, math.inf)
+
+
+class Group(SimpleNamespace):
+    """Parameters of these `paths`, and as fields the hyperparameters that they have of their own.
+    Another may be assigned later."""
+
+    paths: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        options = {name: x for name, x in vars(self).items() if name != "paths"}
+        return f"<group of {len(self.paths)} tensors: {_listed(options)}>"
 
 
 class Optimizer:
@@ -59,20 +88,30 @@ class Optimizer:
     updates done. All state is allocated at construction, in the arena of the parameter that it
     belongs to. An update leaves nothing behind in the current arena.
 
-    Raises `AttributeRefused` for a hyperparameter out of range, `DTypeError` for parameters
-    that are not floats, are views, or none at all, `HandleError` for parameters on
-    several VMs.
+    `groups` are those that were given, and a last one with all other parameters, if there are any.
+    Hyperparameters may be assigned, to the optimizer or to a group; a captured function then needs
+    no other program.
+
+    Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
+    without parameters, `DTypeError` for parameters that are not floats, are views, or none at
+    all, `HandleError` for parameters on several VMs.
     """
 
     count: Tensor
+    learning_rate: float | Schedule
+    groups: tuple[Group, ...]
 
-    def __init__(self, params: Tree, learning_rate: float | Schedule, state: Sequence[str]) -> None:
-        """`state` names the tensors of state that each parameter has, which begin at zero."""
-        self.learning_rate = (
-            learning_rate
-            if callable(learning_rate)
-            else _require(self._name, "learning_rate", learning_rate, 0)
-        )
+    _ranges: ClassVar[_Ranges] = {}
+    """The hyperparameters that are numbers, and in which range."""
+
+    def __init__(self, params: Tree, groups: Groups, **options: Any) -> None:
+        """`options` are the hyperparameters of all that is in no group with others."""
+        try:
+            vars(self).update(self._checked_options(options))
+        except AttributeRefused as error:
+            error.__traceback__ = None  # it ends at the caller's line, nearly
+            raise
+        self._options = tuple(options)
         self._tree = params
         self._leaves = dict(leaves(params))
         self._params = named_tensors(params)
@@ -91,9 +130,65 @@ class Optimizer:
         if len({id(arena.vm) for arena in arenas}) > 1:
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
+        self.groups = self._grouped(groups, options)
         with arenas[0].allocating():
             self.count = creation.zeros((), dtype=f32)
-        self._state = {name: dict(map(_zeros_beside, self._params.items())) for name in state}
+        self._state: dict[str, dict[str, Tensor]] = {}
+        for group in self.groups:
+            for name in self._state_of(self._hyper(group)):
+                beside = [(path, self._params[path]) for path in group.paths]
+                self._state.setdefault(name, {}).update(map(_zeros_beside, beside))
+
+    def _grouped(self, given: Groups, known: Mapping[str, Any]) -> tuple[Group, ...]:
+        """The given groups, and one with all parameters that are in none of them."""
+        rest, groups = dict(self._params), []
+        for which, options in given:
+            unknown = [name for name in options if name not in known]
+            if unknown:
+                raise AttributeRefused(
+                    f"{self._name}: no hyperparameter {unknown[0]!r} for the group {which!r}; "
+                    f"there are: {', '.join(known)}"
+                )
+            paths = tuple([path for path, x in rest.items() if _is_in(which, path, x)])
+            if not paths:
+                raise AttributeRefused(
+                    f"{self._name}: no parameter is in the group {which!r}; "
+                    f"left to be in one are: {', '.join(rest) or 'none'}"
+                )
+            for path in paths:
+                del rest[path]
+            groups.append(
+                Group(paths=paths, **self._checked_options({**known, **options}, options))
+            )
+        if rest:
+            groups.append(Group(paths=tuple(rest)))
+        return tuple(groups)
+
+    def _checked_options(
+        self, options: Mapping[str, Any], wanted: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The hyperparameters, or the `wanted` ones of them, if they may be together."""
+        checked = dict(options)
+        for name, value in options.items():
+            if name == "learning_rate":
+                if not callable(value):
+                    checked[name] = _require(self._name, name, value, 0)
+            elif name == "betas":
+                if not isinstance(value, (tuple, list)) or len(value) != 2:
+                    raise AttributeRefused(
+                        f"{self._name}: betas must be two numbers, given {value!r}"
+                    )
+                pair = enumerate(value)
+                checked[name] = tuple(
+                    [_require(self._name, f"betas[{i}]", x, *_FRACTION) for i, x in pair]
+                )
+            elif name in self._ranges:
+                checked[name] = _require(self._name, name, value, *self._ranges[name])
+            elif not isinstance(value, bool):
+                raise AttributeRefused(
+                    f"{self._name}: {name} must be True or False, given {value!r}"
+                )
+        return checked if wanted is None else {name: checked[name] for name in wanted}
 
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
@@ -101,17 +196,30 @@ class Optimizer:
         Everything is checked before the first write. Raises `PathError` for gradients of another
         structure, `DTypeError` for another dtype or when a parameter was replaced in the tree,
         `ShapeError`, `StaleTensor`, `HandleError` when the current arena is on another VM,
-        `GradientError` inside a differentiated function or while a tape needs a parameter's value.
+        `GradientError` inside a differentiated function or while a tape needs a parameter's value,
+        `AttributeRefused` for a hyperparameter that takes state which was not made.
         `ArenaOverflow` in the middle leaves the later parameters as they were.
         """
         gradients = self._checked(grads)
-        rate = self._rate()
-        dtypes = dict.fromkeys(x.dtype for x in self._params.values())
-        scalars = {dtype: self._scalars(_in_dtype(rate, dtype)) for dtype in dtypes}
+        scalars: dict[tuple[int, DType], Sequence[Tensor]] = {}
+        hypers = [self._hyper(group) for group in self.groups]
+        rates = [self._rate(hyper) for hyper in hypers]
+        for i, group in enumerate(self.groups):
+            for dtype in dict.fromkeys(self._params[path].dtype for path in group.paths):
+                scalars[i, dtype] = self._scalars(hypers[i], _in_dtype(rates[i], dtype))
         self.count += 1
-        for path, param in self._params.items():
-            state = [tensors[path] for tensors in self._state.values()]
-            self._step(param, gradients[path], state, scalars[param.dtype])
+        for i, group in enumerate(self.groups):
+            names = self._state_of(hypers[i])
+            for path in group.paths:
+                param = self._params[path]
+                state = [self._state[name][path] for name in names]
+                self._step(hypers[i], param, gradients[path], state, scalars[i, param.dtype])
+
+    def _hyper(self, group: Group) -> Any:
+        """All hyperparameters of a group, as fields."""
+        options = {name: vars(self)[name] for name in self._options}
+        own = {name: x for name, x in vars(group).items() if name in options}
+        return SimpleNamespace(**{**options, **own})
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of state by path: `count`, `momentum/Dense_0/kernel`."""
@@ -125,22 +233,33 @@ class Optimizer:
         """
         load(self.state(), arrays, "state")
 
-    def _rate(self) -> float | Tensor:
+    def _rate(self, hyper: Any) -> float | Tensor:
         """The learning rate of this update: the float, or what the schedule returns."""
-        if not callable(self.learning_rate):
-            return self.learning_rate
-        rate: object = self.learning_rate(self.count)
+        given = hyper.learning_rate
+        if not callable(given):
+            return given  # type: ignore[no-any-return]
+        rate: object = given(self.count)
         if not isinstance(rate, Tensor) or rate.type is not _SCALAR:
-            given = rate.type if isinstance(rate, Tensor) else type(rate).__name__
-            raise DTypeError(f"{self._name}: a schedule must return a {_SCALAR}, not {given}")
+            found = rate.type if isinstance(rate, Tensor) else type(rate).__name__
+            raise DTypeError(f"{self._name}: a schedule must return a {_SCALAR}, not {found}")
         return rate
 
-    def _scalars(self, rate: Tensor) -> Sequence[Tensor]:
-        """The scalars that this update needs for all parameters of rate's dtype, in that dtype."""
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        """The names of the state, zero at first, that a parameter has for these."""
+        raise NotImplementedError
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Sequence[Tensor]:
+        """The scalars that this update needs for the parameters of rate's dtype with these
+        hyperparameters, in that dtype."""
         raise NotImplementedError
 
     def _step(
-        self, param: Tensor, g: Tensor, state: Sequence[Tensor], scalars: Sequence[Tensor]
+        self,
+        hyper: Any,
+        param: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        scalars: Sequence[Tensor],
     ) -> None:
         """Update one parameter and its state in place."""
         raise NotImplementedError
@@ -148,6 +267,13 @@ class Optimizer:
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
         """The gradients by path, after every check that may refuse the update."""
         self._require_same_tensors()
+        for group in self.groups:
+            for name in self._state_of(self._hyper(group)):
+                if group.paths[0] not in self._state.get(name, ()):
+                    raise AttributeRefused(
+                        f"{self._name}: there is no {name!r} for {group.paths[0]!r}, as its "
+                        f"hyperparameters took none when the optimizer was made; make another one"
+                    )
         gradients = dict(leaves(grads))
         require_types(self._types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
@@ -184,9 +310,24 @@ class Optimizer:
         return type(self).__name__
 
     def __repr__(self) -> str:
-        public = {name: x for name, x in vars(self).items() if name[0] != "_" and name != "count"}
-        given = ", ".join(f"{k}={getattr(x, '__name__', x)}" for k, x in public.items())
-        return f"<{self._name} of {len(self._params)} tensors: {given}>"
+        public = {name: vars(self)[name] for name in self._options}
+        groups = f", {len(self.groups)} groups" if len(self.groups) > 1 else ""
+        return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
+
+
+def _is_in(which: object, path: str, x: Tensor) -> bool:
+    """Whether a group that is for `which` is for this parameter."""
+    if callable(which):
+        return bool(which(path, x))
+    if not isinstance(which, str):
+        raise AttributeRefused(
+            f"a group is for a pattern of paths, or a function of path and parameter, not {which!r}"
+        )
+    return fnmatchcase(path, which)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={getattr(x, '__name__', x)}" for k, x in options.items())
 
 
 class SGD(Optimizer):
@@ -197,6 +338,12 @@ class SGD(Optimizer):
     d = g + weight_decay p + momentum v               and with `nesterov` (Sutskever et al., 2013)
     """
 
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+
+    _ranges: ClassVar[_Ranges] = {"momentum": _FRACTION, "weight_decay": _POSITIVE}
+
     def __init__(
         self,
         params: Tree,
@@ -205,29 +352,192 @@ class SGD(Optimizer):
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        groups: Groups = (),
     ) -> None:
-        self.momentum = _require(self._name, "momentum", momentum, 0, 1)
-        self.nesterov = nesterov
-        self.weight_decay = _require(self._name, "weight_decay", weight_decay, 0)
-        if nesterov and not momentum:
-            raise AttributeRefused("SGD: nesterov needs a momentum > 0, given 0")
-        super().__init__(params, learning_rate, ["momentum"] if momentum else [])
+        super().__init__(
+            params,
+            groups,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+        )
 
-    def _scalars(self, rate: Tensor) -> Sequence[Tensor]:
+    def _checked_options(
+        self, options: Mapping[str, Any], wanted: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        checked = super()._checked_options(options, wanted)
+        if options["nesterov"] and not options["momentum"]:
+            raise AttributeRefused("SGD: nesterov needs a momentum > 0, given 0")
+        return checked
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["momentum"] if hyper.momentum else []
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Sequence[Tensor]:
         dtype = rate.dtype
-        return -rate, scalar(self.momentum, dtype), scalar(self.weight_decay, dtype)
+        return -rate, scalar(hyper.momentum, dtype), scalar(hyper.weight_decay, dtype)
 
     def _step(
-        self, param: Tensor, g: Tensor, state: Sequence[Tensor], scalars: Sequence[Tensor]
+        self,
+        hyper: Any,
+        param: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        scalars: Sequence[Tensor],
     ) -> None:
         minus_rate, momentum, weight_decay = scalars
-        if self.weight_decay:
+        if hyper.weight_decay:
             g = op.multiply_add(param, weight_decay, g)
-        if self.momentum:
+        if hyper.momentum:
             [v] = state
             _multiply_add_into(v, v, momentum, g)
-            g = op.multiply_add(v, momentum, g) if self.nesterov else v
+            g = op.multiply_add(v, momentum, g) if hyper.nesterov else v
         _multiply_add_into(param, g, minus_rate, param)
+
+
+class RMSProp(Optimizer):
+    """p -= rate * d, with a mean v of g^2 that forgets (Hinton, 2012; as PyTorch has it), where
+
+    v = alpha v + (1 - alpha) g^2
+    d = g / (sqrt(v) + eps)
+    d = g / (sqrt(v - m^2) + eps)                     with `centered` (Graves, arXiv 1308.0850),
+                                                      m = alpha m + (1 - alpha) g
+    b = momentum b + d;  d = b                        with momentum
+
+    `weight_decay` p is added to g before all that.
+    """
+
+    alpha: float
+    eps: float
+    momentum: float
+    centered: bool
+    weight_decay: float
+
+    _ranges: ClassVar[_Ranges] = {
+        "alpha": _FRACTION,
+        "eps": _POSITIVE,
+        "momentum": _FRACTION,
+        "weight_decay": _POSITIVE,
+    }
+
+    def __init__(
+        self,
+        params: Tree,
+        learning_rate: float | Schedule,
+        *,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        momentum: float = 0.0,
+        centered: bool = False,
+        weight_decay: float = 0.0,
+        groups: Groups = (),
+    ) -> None:
+        super().__init__(
+            params,
+            groups,
+            learning_rate=learning_rate,
+            alpha=alpha,
+            eps=eps,
+            momentum=momentum,
+            centered=centered,
+            weight_decay=weight_decay,
+        )
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        names = ["square_mean"]
+        if hyper.centered:
+            names.append("gradient_mean")
+        if hyper.momentum:
+            names.append("momentum")
+        return names
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Sequence[Tensor]:
+        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum, hyper.weight_decay
+        return -rate, *[scalar(each, rate.dtype) for each in numbers]
+
+    def _step(
+        self,
+        hyper: Any,
+        param: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        scalars: Sequence[Tensor],
+    ) -> None:
+        minus_rate, alpha, rest, eps, momentum, weight_decay = scalars
+        square_mean, *others = state
+        if hyper.weight_decay:
+            g = op.multiply_add(param, weight_decay, g)
+        part = rest * g
+        square_mean *= alpha
+        _multiply_add_into(square_mean, part, g, square_mean)
+        variance = square_mean
+        if hyper.centered:
+            mean = others[0]
+            _multiply_add_into(mean, mean, alpha, part)
+            variance = op.multiply_add(-mean, mean, square_mean)
+        root = op.sqrt(variance)
+        root += eps
+        step = op.divide(g, root, out=root)
+        if hyper.momentum:
+            buffer = others[-1]
+            _multiply_add_into(buffer, buffer, momentum, step)
+            step = buffer
+        _multiply_add_into(param, step, minus_rate, param)
+
+
+class Lion(Optimizer):
+    """The sign of a mean of gradients (Chen et al., arXiv 2302.06675, algorithm 2):
+
+    p -= rate * (sign(beta1 m + (1 - beta1) g) + weight_decay p)
+    m = beta2 m + (1 - beta2) g
+
+    The paper takes a rate 3 to 10 times smaller than AdamW's, and as much more weight decay.
+    """
+
+    betas: tuple[float, float]
+    weight_decay: float
+
+    _ranges: ClassVar[_Ranges] = {"weight_decay": _POSITIVE}
+
+    def __init__(
+        self,
+        params: Tree,
+        learning_rate: float | Schedule,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        groups: Groups = (),
+    ) -> None:
+        super().__init__(
+            params, groups, learning_rate=learning_rate, betas=betas, weight_decay=weight_decay
+        )
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["gradient_mean"]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Sequence[Tensor]:
+        beta1, beta2 = hyper.betas
+        numbers = beta1, 1 - beta1, beta2, 1 - beta2
+        kept = 1 - hyper.weight_decay * rate
+        return -rate, kept, *[scalar(each, rate.dtype) for each in numbers]
+
+    def _step(
+        self,
+        hyper: Any,
+        param: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        scalars: Sequence[Tensor],
+    ) -> None:
+        minus_rate, kept, beta1, rest1, beta2, rest2 = scalars
+        [mean] = state
+        if hyper.weight_decay:
+            param *= kept
+        step = op.sign(op.multiply_add(mean, beta1, rest1 * g))
+        _multiply_add_into(param, step, minus_rate, param)
+        mean *= beta2
+        _multiply_add_into(mean, g, rest2, mean)
 
 
 class Adam(Optimizer):
@@ -239,6 +549,11 @@ class Adam(Optimizer):
     the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
     """
 
+    betas: tuple[float, float]
+    eps: float
+
+    _ranges: ClassVar[_Ranges] = {"eps": _POSITIVE}
+
     def __init__(
         self,
         params: Tree,
@@ -246,26 +561,29 @@ class Adam(Optimizer):
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        groups: Groups = (),
+        **options: Any,
     ) -> None:
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            raise AttributeRefused(f"{self._name}: betas must be two numbers, given {betas!r}")
-        beta1, beta2 = betas
-        self.betas = (
-            _require(self._name, "betas[0]", beta1, 0, 1),
-            _require(self._name, "betas[1]", beta2, 0, 1),
-        )
-        self.eps = _require(self._name, "eps", eps, 0)
-        super().__init__(params, learning_rate, ["gradient_sum", "square_sum"])
+        given = {"learning_rate": learning_rate, "betas": betas, "eps": eps, **options}
+        super().__init__(params, groups, **given)
 
-    def _scalars(self, rate: Tensor) -> Sequence[Tensor]:
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["gradient_sum", "square_sum"]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Sequence[Tensor]:
         t = fn.astype(self.count, rate.dtype) + 1
-        beta1, beta2 = self.betas
+        beta1, beta2 = hyper.betas
         root = op.sqrt(_sum_of_weights(beta2, t))
         minus_rate = -rate * root / _sum_of_weights(beta1, t)
-        return minus_rate, self.eps * root, *[scalar(beta, rate.dtype) for beta in self.betas]
+        return minus_rate, hyper.eps * root, *[scalar(beta, rate.dtype) for beta in hyper.betas]
 
     def _step(
-        self, param: Tensor, g: Tensor, state: Sequence[Tensor], scalars: Sequence[Tensor]
+        self,
+        hyper: Any,
+        param: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        scalars: Sequence[Tensor],
     ) -> None:
         gradient_sum, square_sum = state
         minus_rate, eps, beta1, beta2 = scalars
@@ -286,13 +604,17 @@ def _multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
 def _sum_of_weights(beta: float, t: Tensor) -> Tensor:
     """1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta). It is accurate for beta near 1,
     too, where the digits of 1 - beta^t would cancel."""
-    log = math.log(beta) if beta else -math.inf
+    log = compute(math.log, beta) if beta else -math.inf
     return op.expm1(log * t) / (beta - 1)
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p
     (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    weight_decay: float
+
+    _ranges: ClassVar[_Ranges] = {**Adam._ranges, "weight_decay": _POSITIVE}
 
     def __init__(
         self,
@@ -302,19 +624,31 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        groups: Groups = (),
     ) -> None:
-        self.weight_decay = _require(self._name, "weight_decay", weight_decay, 0)
-        super().__init__(params, learning_rate, betas=betas, eps=eps)
+        super().__init__(
+            params,
+            learning_rate,
+            betas=betas,
+            eps=eps,
+            groups=groups,
+            weight_decay=weight_decay,
+        )
 
-    def _scalars(self, rate: Tensor) -> Sequence[Tensor]:
-        return (*super()._scalars(rate), 1 - self.weight_decay * rate)
+    def _scalars(self, hyper: Any, rate: Tensor) -> Sequence[Tensor]:
+        return (*super()._scalars(hyper, rate), 1 - hyper.weight_decay * rate)
 
     def _step(
-        self, param: Tensor, g: Tensor, state: Sequence[Tensor], scalars: Sequence[Tensor]
+        self,
+        hyper: Any,
+        param: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        scalars: Sequence[Tensor],
     ) -> None:
         *scalars, kept = scalars
         param *= kept
-        super()._step(param, g, state, scalars)
+        super()._step(hyper, param, g, state, scalars)
 
 
 def _zeros_beside(named: tuple[str, Tensor]) -> tuple[str, Tensor]:

@@ -52,11 +52,13 @@ WITH_ANOTHER: Final = {
     "permute_dims",
     "reshape",
     "roll",
+    "softmax_cross_entropy",
     "take",
     "take_along_axis",
     "where",
+    "zeros",
 }
-"""Ops whose public function, in `creation` or `functions`, has a signature of its own."""
+"""Ops whose public function, in `creation`, `functions` or `losses`, has a signature of its own."""
 
 
 def _derive(op: Op) -> Callable[..., Tensor]:

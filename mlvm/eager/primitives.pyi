@@ -42,6 +42,7 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "log1p",
     "log2",
     "log_softmax",
+    "logaddexp",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -67,7 +68,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "sin",
     "slice",
     "softmax",
-    "softmax_cross_entropy",
     "sort",
     "sqrt",
     "square",
@@ -387,6 +387,12 @@ def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 
 def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
+
+def logaddexp(
+    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+) -> Tensor:
+    """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
+    overflows only where the result does."""
 
 def logical_and(
     x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
@@ -746,3 +752,6 @@ def where(
     out: Tensor | None = None,
 ) -> Tensor:
     """x where the condition holds, else y; all three broadcast."""
+
+def zeros(*, shape: tuple[int, ...], dtype: object, out: Tensor | None = None) -> Tensor:
+    """A tensor of that shape."""

@@ -21,6 +21,7 @@ from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager import trees as tree
 from mlvm.eager.attention import (
     rotary_encoding,
     scaled_dot_product_attention,
@@ -28,8 +29,10 @@ from mlvm.eager.attention import (
 )
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
+from mlvm.eager.capture.changing import RecompilationWarning
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.context import default_arena, default_vm
+from mlvm.eager.contraction import einsum
 from mlvm.eager.control import cond, fori_loop, function, map, scan, switch, while_loop
 from mlvm.eager.creation import (
     arange,
@@ -57,6 +60,7 @@ from mlvm.eager.functions import (
     broadcast_to,
     clip,
     concat,
+    cumulative_prod,
     dynamic_update,
     expand_dims,
     matrix_transpose,
@@ -77,11 +81,20 @@ from mlvm.eager.functions import (
     take,
     take_along_axis,
     tile,
+    topk,
     unstack,
     where,
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.losses import (
+    binary_cross_entropy_with_logits,
+    huber,
+    kl_divergence,
+    l1,
+    mean_squared_error,
+    softmax_cross_entropy,
+)
 from mlvm.eager.neural import (
     avg_pool2d,
     conv1d,
@@ -116,6 +129,7 @@ __all__ = [
     "PipelineState",
     "PipelineStats",
     "QueueTensor",
+    "RecompilationWarning",
     "Recording",
     "SampleRandom",
     "ScratchPad",
@@ -126,6 +140,7 @@ __all__ = [
     "asarray",
     "astype",
     "avg_pool2d",
+    "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
     "broadcast_to",
@@ -138,12 +153,14 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv_transpose2d",
+    "cumulative_prod",
     "default_arena",
     "default_vm",
     "disassemble",
     "dropout",
     "dynamic_update",
     "e",
+    "einsum",
     "elu",
     "empty",
     "empty_like",
@@ -158,6 +175,7 @@ __all__ = [
     "full_like",
     "function",
     "grad",
+    "huber",
     "iinfo",
     "inf",
     "int8",
@@ -165,11 +183,14 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "kl_divergence",
+    "l1",
     "leaky_relu",
     "linspace",
     "map",
     "matrix_transpose",
     "max_pool2d",
+    "mean_squared_error",
     "measure",
     "meshgrid",
     "moveaxis",
@@ -198,6 +219,7 @@ __all__ = [
     "scan",
     "silu",
     "sinusoidal_encoding",
+    "softmax_cross_entropy",
     "softplus",
     "split",
     "squeeze",
@@ -209,6 +231,8 @@ __all__ = [
     "take_along_axis",
     "testing",
     "tile",
+    "topk",
+    "tree",
     "uint8",
     "uint16",
     "uint32",
@@ -234,5 +258,5 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing"):
+    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
         globals()[_name] = _shown(globals()[_name])

@@ -17,16 +17,36 @@ from typing import Final
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    OperandValueError,
+    OpError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, DType, TensorType, f32, f64, i64, u64
+from mlvm.core.rules import broadcast_shapes, normalize_axis
+from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integers
-from mlvm.eager.tensor import Scalar, Tensor, alias, apply, apply_into, from_array, one_op, write
+from mlvm.eager.tensor import (
+    Scalar,
+    Tensor,
+    alias,
+    apply,
+    apply_into,
+    from_array,
+    one_op,
+    stop_gradient,
+    write,
+)
 
 __all__ = [
     "bernoulli",
+    "categorical",
+    "choice",
     "fold_in",
     "key",
     "next_key",
@@ -37,6 +57,7 @@ __all__ = [
     "set_state",
     "split",
     "state",
+    "truncated_normal",
     "uniform",
 ]
 
@@ -193,6 +214,200 @@ def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
     if x.ndim == 0:
         raise ShapeError("a scalar has no axis to permute").at("permutation", (x.type,))
     return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
+
+
+def categorical(
+    logits: Tensor,
+    axis: int = -1,
+    shape: int | Sequence[int] | None = None,
+    *,
+    key: Tensor | None = None,
+) -> Tensor:
+    """Positions along `axis`, i64, each with a probability proportional to e^logit.
+
+    `shape` is that of the result: the shape of `logits` without the axis, or one that this
+    broadcasts to. A position is where logit + noise is largest, with noise of the Gumbel
+    distribution (Maddison et al., arXiv 1411.0030), as in `jax.random.categorical`: for each draw,
+    as many numbers are drawn as there are logits.
+
+    Raises `DTypeError` for other than floats, `AttributeRefused` for an axis that is not there,
+    `ShapeError` for a shape that the logits do not fit, or no logits along the axis.
+    """
+    type = _float_type("categorical", logits, "logits")
+    try:
+        along = normalize_axis(axis, type.ndim) - type.ndim
+    except OpError as error:
+        raise error.at("categorical", (type,)) from None
+    rest = tuple(n for i, n in enumerate(type.shape, -type.ndim) if i != along)
+    wanted = _drawn_shape("categorical", rest, shape)
+    place = len(wanted) + 1 + along
+    drawn = (*wanted[:place], type.shape[along], *wanted[place:])
+    noise = _gumbel(drawn, type.dtype, key)
+    return op.argmax(stop_gradient(logits) + noise, axis=along)
+
+
+def choice(
+    a: int | Tensor,
+    shape: int | Sequence[int] = (),
+    *,
+    replace: bool = True,
+    p: Tensor | None = None,
+    axis: int = 0,
+    key: Tensor | None = None,
+) -> Tensor:
+    """Random ones of the numbers 0 .. a-1 (i64), or of the slices of a tensor along `axis`, which
+    the axes of `shape` replace.
+
+    Each is as likely as any other, or as its element of the float vector `p` says, whose sum need
+    not be 1. With `replace`, one may be drawn again, and all of `p` is looked at for each draw.
+    Without, none is drawn twice, and with `p` they come as if drawn one after the other, each from
+    what is left (Efraimidis and Spirakis, Inf. Process. Lett. 97, 2006, by Gumbel noise); if fewer
+    than are drawn have p > 0, some of the others follow.
+
+    Raises `AttributeRefused` for more draws than there are without `replace`, or for any from
+    nothing, `ShapeError` for another `p` than one number for each.
+    """
+    if isinstance(a, Tensor):
+        types: tuple[TensorType, ...] = (a.type,)
+        try:
+            n = a.shape[normalize_axis(axis, a.ndim)]
+        except OpError as error:
+            raise error.at("choice", types) from None
+    else:
+        [n], types = integers((a,), "a", "choice"), ()
+    wanted = integers(shape, "shape")
+    draws = math.prod(wanted)
+    if n < 0 or (draws > n and not replace) or (draws and not n):
+        raise AttributeRefused(
+            f"cannot draw {draws} of {n}{'' if replace else ' without replace'}"
+        ).at("choice", types)
+    if p is not None and _float_type("choice", p, "p").shape != (n,):
+        raise ShapeError(f"p has one number for each of {n}, and is {p.type}").at("choice", types)
+    if not draws:
+        places = full(wanted, 0, dtype=i64)
+    elif replace:
+        if p is None:
+            places = randint(wanted, 0, n, key=key)
+        else:
+            places = categorical(op.log(stop_gradient(p)), shape=wanted, key=key)
+    elif p is None:
+        places = _first(op.permutation(_or_next(key), n=n), wanted)
+    else:
+        scores = op.log(stop_gradient(p)) + _gumbel((n,), p.dtype, key)
+        places = _first(op.argsort(scores, descending=True), wanted)
+    return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
+
+
+def truncated_normal(
+    lower: float | Tensor,
+    upper: float | Tensor,
+    shape: int | Sequence[int] | None = None,
+    *,
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Standard normal values under the condition lower <= x <= upper, numbers or tensors that
+    broadcast to `shape`; without it, to each other. By the inverse of the distribution function, as
+    in `jax.random.truncated_normal`: where both bounds are on one side of 0 and more than about 4
+    away (7 in f64), so few values are possible that it is coarse.
+
+    Raises `AttributeRefused` unless lower < upper, for numbers; of tensors, where they cross, the
+    result is `upper`.
+    """
+    bounds = lower, upper
+    if not any(isinstance(x, Tensor) for x in bounds) and not (
+        _is_number(lower) and _is_number(upper) and lower < upper
+    ):
+        raise AttributeRefused(
+            f"lower = {brief(lower)} must be less than upper = {brief(upper)}"
+        ).at("truncated_normal", ())
+    wanted = DType.of(dtype)
+    low, high = [_bound(x, wanted) for x in bounds]
+    try:
+        given = broadcast_shapes(low.shape, high.shape)
+    except OpError as error:
+        raise error.at("truncated_normal", (low.type, high.type)) from None
+    drawn = _drawn_shape("truncated_normal", given, shape)
+    u = op.uniform(_or_next(key), shape=drawn, dtype=wanted)
+    first, last = op.erf(low * math.sqrt(0.5)), op.erf(high * math.sqrt(0.5))
+    return op.clip(math.sqrt(2) * _erfinv(first + u * (last - first)), low, high)
+
+
+def _bound(x: float | Tensor, dtype: DType) -> Tensor:
+    if isinstance(x, Tensor):
+        return asarray(x, dtype=dtype)
+    if not _is_number(x):
+        raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}").at(
+            "truncated_normal", ()
+        )
+    return full((), float(x), dtype=dtype)
+
+
+_CENTRAL: Final = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
+)  # fmt: skip
+_TAIL: Final = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
+)  # fmt: skip
+
+
+def _erfinv(y: Tensor) -> Tensor:
+    """The inverse of erf: in f32 to about 1e-6, by Giles (GPU Computing Gems 2, 2011, ch. 10); in
+    f64 with two steps of Newton's method."""
+    most = 1.0 - float(np.finfo(y.dtype.numpy.name).epsneg)
+    y = op.clip(y, -most, most)
+    w = -op.log((1.0 - y) * (1.0 + y))
+    near = op.less(w, 5.0)
+    w = op.where(near, w - 2.5, op.sqrt(w) - 3.0)
+    x = y * op.where(near, _polynomial(_CENTRAL, w), _polynomial(_TAIL, w))
+    if y.dtype is f64:
+        for _ in range(2):
+            x = x - (op.erf(x) - y) * op.exp(op.square(x)) * (math.sqrt(math.pi) / 2)
+    return x
+
+
+def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    result = x * coefficients[0] + coefficients[1]
+    for each in coefficients[2:]:
+        result = result * x + each
+    return result
+
+
+def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
+    """-log(-log(u)), finite also where u is drawn as 0."""
+    u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
+    return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
+
+
+def _drawn_shape(function: str, given: Shape, shape: int | Sequence[int] | None) -> Shape:
+    """The shape to draw in: the one asked for, to which the given one has to broadcast, or that."""
+    if shape is None:
+        return given
+    wanted = integers(shape, "shape", function)
+    try:
+        fits = broadcast_shapes(given, wanted) == wanted
+    except ShapeError:
+        fits = False
+    if not fits:
+        raise ShapeError(f"draws of shape {given} do not broadcast to shape {wanted}").at(
+            function, ()
+        )
+    return wanted
+
+
+def _first(order: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """As many of the first elements of a vector as fill the shape."""
+    part = op.slice(order, start=(0,), length=(math.prod(shape),), step=(1,))
+    return alias(one_op("reshape", shape=shape), part, order.type.with_shape(shape))
+
+
+def _float_type(function: str, x: object, name: str) -> TensorType:
+    if not isinstance(x, Tensor) or not x.dtype.is_float:
+        given = x.type if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise DTypeError(f"{name} must be a tensor of floats, not {given}").at(function, ())
+    return x.type
 
 
 def _or_next(key: Tensor | None) -> Tensor:

@@ -30,6 +30,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.context import Tape, current_arena, recording
+from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float
@@ -98,7 +99,10 @@ def one_op(name: str, **attributes: Any) -> OneOp:
         pass
     except TypeError:  # a list is not hashable, but `bind` may take it
         spelling = None
-    bound = OPS[name].bind(attributes)
+    given = OPS[name].bind(attributes)
+    bound = plain(given)
+    if bound is not given:
+        spelling = None
     meaning = (name, *map(_key, bound.values()))
     if len(_BY_MEANING) >= _REMEMBERED:
         _BY_MEANING.clear()
@@ -308,31 +312,51 @@ def prepare_constants(vm: VMProtocol) -> Constants:
     return vm.attached(Constants)
 
 
-def constant(value: Scalar, dtype: DType) -> Tensor:
+def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     """A Python scalar as a 0-d tensor of that dtype on the current VM.
 
     As in the Array API a scalar takes the tensor's dtype, if that is of its kind. Raises
     `DTypeError` for a float beside integers, `OperandValueError` for an integer out of range.
     """
     pool = prepare_constants((scope.get() or current_arena()).vm)
+    if type(value) is Number:
+        return _constant_of_call(value, dtype, pool)
     key = dtype, value.__class__, repr(value) if isinstance(value, float) else value
     known = pool.tensors.get(key)
     if known is not None:
         return known
-    kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
-    if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
-    try:
-        with np.errstate(over="ignore"):  # a float too large is inf
-            array = np.array(value, dtype.numpy)
-    except OverflowError:
-        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
+    array = scalar_array(value, dtype)
     with pool.arena.allocating():
         tensor = from_array(array)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
     pool.tensors[key] = tensor
     return tensor
+
+
+def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
+    """The value of `constant`. Raises what that raises."""
+    kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
+    if dtype.kind not in _ADOPTED_BY[kind]:
+        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
+    try:
+        with np.errstate(over="ignore"):  # a float too large is inf
+            return np.array(value, dtype.numpy)
+    except OverflowError:
+        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
+
+
+def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
+    """A 0-d tensor that has the number's value of each call of the function that is recorded."""
+    numbers = value.recorded
+    if numbers is None or numbers.vm is not pool.arena.vm:
+        return constant(plain(value), dtype)
+    key = value.place, dtype
+    if key not in numbers.tensors:
+        array = scalar_array(numbers.values[value.place], dtype)
+        with pool.arena.allocating():
+            numbers.tensors[key] = from_array(array)
+    return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
 def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:

@@ -121,23 +121,37 @@ def leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> Iterator[tup
     Raises `DTypeError` for other leaves, and for a node that contains itself.
     """
     found: list[tuple[str, Tensor]] = []
-    _collect(found, path, tree, (), buffers)
+    _collect(found, path, tree, (), buffers, strict=True)
     return iter(found)
 
 
+def all_leaves(tree: Tree) -> list[Any]:
+    """What `map_all` calls its function with, in order."""
+    found: list[tuple[str, Any]] = []
+    _collect(found, "", tree, (), False, strict=False)
+    return [leaf for _, leaf in found]
+
+
 def _collect(
-    found: list[tuple[str, Tensor]],
+    found: list[tuple[str, Any]],
     path: str,
     tree: Tree,
     above: tuple[Tree, ...],
     buffers: bool,
+    *,
+    strict: bool,
 ) -> None:
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor) or (_ends(tree) and not strict and tree is not None):
         found.append((path, tree))
     elif tree is not None:
         above = _below(above, tree, path)
         for name, child in children(tree, path, buffers=buffers).items():
-            _collect(found, _join(path, name), child, above, buffers)
+            _collect(found, _join(path, name), child, above, buffers, strict=strict)
+
+
+def _ends(tree: Tree) -> bool:
+    """Whether it has no children, as it is no container: a leaf, or None."""
+    return not isinstance(tree, (dict, list, tuple, Node))
 
 
 def _below(above: tuple[Tree, ...], node: Tree, path: str) -> tuple[Tree, ...]:
@@ -172,7 +186,14 @@ def map_tree(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     Raises `DTypeError` where the others do not have the tree's structure, for leaves that are
     no tensors, and for a node that contains itself.
     """
-    return _map(fn, "", tree, others, ())
+    return _map(fn, "", tree, others, (), None)
+
+
+def map_all(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """`map_tree` with leaves of any kind, whose partners may be trees. Modules become copies with
+    the same buffers. A tensor or Module that occurs twice, with the same partners, also occurs
+    twice in the result."""
+    return _map(fn, "", tree, others, (), {})
 
 
 def _map(
@@ -181,30 +202,73 @@ def _map(
     tree: Tree,
     others: tuple[Tree, ...],
     above: tuple[Tree, ...],
+    made: dict[tuple[int, ...], Any] | None,
 ) -> Tree:
+    """`map_all` if `made` has its results so far, by the ids of what they were made of; else
+    `map_tree`."""
+    strict = made is None
     for other in others:
-        if isinstance(tree, Tensor) != isinstance(other, Tensor) or (tree is None) != (
-            other is None
+        if (
+            (tree is None) != (other is None)
+            or (strict and isinstance(tree, Tensor) != isinstance(other, Tensor))
+            or (not strict and _ends(other) > _ends(tree))
         ):
             given = f"{type(tree).__name__} beside {type(other).__name__}"
             raise DTypeError(f"two trees differ{_at(path)}: {given}")
-    if isinstance(tree, Tensor):
-        return fn(tree, *others)
     if tree is None:
         return None
+    if made is not None and isinstance(tree, (Tensor, Node)):
+        key = tuple([id(each) for each in (tree, *others)])
+        if key not in made:
+            if isinstance(tree, Tensor):
+                made[key] = fn(tree, *others)
+            else:
+                made[key] = _with_children(tree, _mapped(fn, path, tree, others, above, made))
+        return made[key]
+    if isinstance(tree, Tensor) or (_ends(tree) and not strict):
+        return fn(tree, *others)
+    mapped = _mapped(fn, path, tree, others, above, made)
+    if isinstance(tree, (list, tuple)):
+        return _like(tree, list(mapped.values()))
+    if isinstance(tree, dict):
+        parts = dict(zip(tree, mapped.values(), strict=True))
+        return parts if type(tree) is dict else _copy_with(tree, parts.items())
+    return mapped
+
+
+def _mapped(
+    fn: Callable[..., Any],
+    path: str,
+    tree: Tree,
+    others: tuple[Tree, ...],
+    above: tuple[Tree, ...],
+    made: dict[tuple[int, ...], Any] | None,
+) -> dict[str, Tree]:
+    """`_map` of each child of an inner node, by name."""
     above = _below(above, tree, path)
     below = children(tree, path)
     beside = [children(other, path) for other in others]
     for other in beside:
         if other.keys() != below.keys():
             raise DTypeError(f"two trees differ{_at(path)}: {list(below)} beside {list(other)}")
-    mapped = [
-        _map(fn, _join(path, name), child, tuple(other[name] for other in beside), above)
+    return {
+        name: _map(fn, _join(path, name), child, tuple([y[name] for y in beside]), above, made)
         for name, child in below.items()
-    ]
-    if isinstance(tree, (list, tuple)):
-        return _like(tree, mapped)
-    return dict(zip(tree if isinstance(tree, dict) else below, mapped, strict=True))
+    }
+
+
+def _with_children(node: Node, mapped: Mapping[str, Any]) -> Node:
+    """A copy of a Module with other children, by the names that `children` gives them."""
+    twin = copy.copy(node)
+    for name, field in vars(node).items():
+        if name == _BUFFERS or name in node._buffers:
+            continue
+        if name in mapped:
+            vars(twin)[name] = mapped[name]
+        elif isinstance(field, (list, tuple)) and holds_tensors(field):
+            items = [mapped.get(f"{name}_{i}", item) for i, item in enumerate(field)]
+            vars(twin)[name] = _like(field, items)
+    return twin
 
 
 Twins: TypeAlias = list[tuple[Node, Node]]

@@ -30,7 +30,7 @@ from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape, TensorType
 from mlvm.eager import primitives as op
-from mlvm.eager.functions import full, reshape
+from mlvm.eager.functions import cumulative_prod, full, reshape, with_ones_before
 from mlvm.eager.tensor import OneOp, Tensor, constant, one_op, stop_gradient
 
 
@@ -92,6 +92,12 @@ def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return _masked(g, op.logical_or(op.greater(x, upper), op.greater(lower, upper)))
 
 
+def _share(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """g e^x / (e^x + e^y); of infinities of one sign, each has half of it."""
+    same = op.logical_and(op.isinf(x), op.equal(x, y))
+    return g * op.sigmoid(op.where(same, constant(0.0, g.dtype), x - y))
+
+
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
     """g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard deviation of
     equal elements and the norm of zeros, which have a kink there, get 0, one of their
@@ -147,20 +153,8 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
 
 
 def _products_before(x: Tensor) -> Tensor:
-    """In each row of f[m, n], the product of all elements before each, in log2(n) passes
-    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
-    result, step = _moved_on(x, 1), 1
-    while step < x.shape[1]:
-        result, step = result * _moved_on(result, step), 2 * step
-    return result
-
-
-def _moved_on(x: Tensor, by: int) -> Tensor:
-    """The rows of x moved `by` places on, with ones in front."""
-    rows, columns = x.shape
-    by = min(by, columns)
-    kept = op.slice(x, start=(0, 0), length=(rows, columns - by), step=(1, 1))
-    return op.pad(kept, widths=((0, 0), (by, 0)), value=1.0)
+    """In each row of f[m, n], the product of all elements before each."""
+    return cumulative_prod(with_ones_before(x, 1, 1), axis=1)
 
 
 def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
@@ -413,6 +407,7 @@ VJPS: Final[dict[str, Rules]] = {
     "expm1": {"x": lambda g, out: g * (out + 1.0)},
     "log": {"x": lambda g, x: g / x},
     "log1p": {"x": lambda g, x: g / (x + 1.0)},
+    "logaddexp": {"x": _share, "y": lambda g, x, y: _share(g, y, x)},
     "log2": {"x": lambda g, x: g / (x * math.log(2))},
     "log10": {"x": lambda g, x: g / (x * math.log(10))},
     "sqrt": {"x": _sqrt},
@@ -475,7 +470,7 @@ VJPS: Final[dict[str, Rules]] = {
     **_none("argsort"),
     # --- creation ---
     "full": {"value": lambda g: g},
-    **_none("arange linspace eye"),
+    **_none("zeros arange linspace eye"),
     # --- indexing ---
     "take": {"x": _take},
     "scatter_add": {"updates": lambda g, indices, axis: op.take(g, indices, axis=axis)},

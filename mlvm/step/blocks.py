@@ -58,6 +58,8 @@ def _alive(calls: Sequence[Call], wanted: Iterable[Value], *, inside: bool = Tru
 
 def _pruned(call: Call, needed: Sequence[Use]) -> Call:
     """The control flow, without what only serves results that are not needed."""
+    if call.callee is not None:
+        return replace(call, blocks=tuple([_kept(block, None) for block in call.blocks]))
     homes = {use.value.home for use in needed}
     all_homes = {use.value.home for use in call.outs}
     while True:
@@ -77,12 +79,21 @@ def _pruned(call: Call, needed: Sequence[Use]) -> Call:
     )
 
 
-def _kept(block: Block, homes: set[Home | None]) -> Block:
+def _kept(block: Block, homes: set[Home | None] | None) -> Block:
+    """The block, without what it leaves in other homes than these; None: in homes of its own."""
     last = {use.value.home: use.value for call in block.calls for use in call.outs}
-    wanted = {value for home, value in last.items() if home is not None and home in homes}
+    wanted = {
+        value
+        for home, value in last.items()
+        if home is not None and (home in homes if homes is not None else _is_outside(home, block))
+    }
     if block.result is not None:
         wanted.add(block.result.value)
     return replace(block, calls=_alive(block.calls, wanted))
+
+
+def _is_outside(home: Home, block: Block) -> bool:
+    return home.role not in ("scratch", "element") or home not in block.homes
 
 
 # --- what only moves a value ---------------------------------------------------------
@@ -159,6 +170,7 @@ def renewed(calls: Sequence[Call], names: Mapping[Value, Value]) -> list[Call]:
             call,
             outs=[_named(use, names) for use in call.outs],
             ins=[_named(use, names) for use in call.ins],
+            passed=[_named(use, names) for use in call.passed],
             blocks=tuple([_renewed(block, names) for block in call.blocks]),
         )
         for call in calls
@@ -185,7 +197,8 @@ class Taken(NamedTuple):
     outer: dict[int, Value]
 
 
-_outer = itertools.count()
+outer_index = itertools.count()
+"""Numbers for homes that are `outer`."""
 
 
 def taken(call: Call) -> Taken:
@@ -200,20 +213,22 @@ def taken(call: Call) -> Taken:
         place = value.home or value
         if place not in homes:
             type = value.home.type if value.home is not None else type
-            homes[place] = Home("outer", next(_outer), type)
+            homes[place] = Home("outer", next(outer_index), type)
             outer[homes[place].index] = value
         names[value] = Value(value.nbytes, homes[place])
 
     for use in (*call.ins, *call.outs):
         name(*use)
-    for use in _made(call.blocks):
-        if use.value.home in homes:
-            name(*use)
+    for inner in with_blocks([call]):
+        for use in inner.outs:
+            if use.value.home in homes:
+                name(*use)
     return Taken(tuple([_renewed(block, names) for block in call.blocks]), outer)
 
 
-def _made(blocks: Iterable[Block]) -> Iterator[Use]:
-    for block in blocks:
-        for call in block.calls:
-            yield from call.outs
-            yield from _made(call.blocks)
+def with_blocks(calls: Iterable[Call]) -> Iterator[Call]:
+    """The calls, and those inside them."""
+    for call in calls:
+        yield call
+        for block in call.blocks:
+            yield from with_blocks(block.calls)

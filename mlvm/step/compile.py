@@ -7,19 +7,22 @@ arguments, and says of each of them what it has to be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from mlvm.arena import residuals
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
-from mlvm.core.program.program import Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, u8
-from mlvm.step.blocks import taken, without_dead_calls, without_moves
-from mlvm.step.flow import Call, Flow, Location, Role, Unit, Use, Value
+from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
+from mlvm.step.flow import Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
 from mlvm.step.fusion import REFERENCE, Taste, chain_of, fused
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
@@ -108,7 +111,12 @@ def compile_flow(
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
     level = _planned(flow, options)
     written = _Written()
+    stacked = any(call.name == residuals.PUSH for call in with_blocks(flow.calls))
+    if stacked:
+        written.host_call(residuals.BEGIN)
     written.level(level, 0)
+    if stacked:
+        written.host_call(residuals.END)
     return written.planned(level.plan)
 
 
@@ -121,12 +129,13 @@ class _Options(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Calls in the order in which they run, and where what they make lies. `inside` has what runs
-    in a call with blocks."""
+    """Calls in the order in which they run, and where what they make lies, as which type. `inside`
+    has what runs in a call with blocks."""
 
     schedule: Schedule
     plan: Plan
     places: Mapping[Placed, int]
+    types: Mapping[Placed, TensorType]
     result: Use | None
     inside: Mapping[Call, _Inside]
 
@@ -156,7 +165,7 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
                     for block in blocks
                 ]
             )
-            nbytes = max(level.plan.nbytes for level in levels)
+            nbytes = max(level.plan.nbytes for level in levels) if call.callee is None else 0
             workspace = Value(nbytes) if nbytes else None
             if workspace is not None:
                 call = replace(call, outs=[*call.outs, Use(workspace, TensorType(u8, (nbytes,)))])
@@ -165,7 +174,13 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
     schedule, found = _smallest(_schedules(Flow(calls, flow.results), options))
     offsets = dict(zip(schedule.roots, found.offsets, strict=True))
     places = {each: offsets[root] for each, root in schedule.root.items()}
-    return _Level(schedule, found, places, result, inside)
+    types: dict[Placed, TensorType] = {
+        use.value: use.type for run in schedule.runs for use in run.outs
+    }
+    return _Level(schedule, found, places, types, result, inside)
+
+
+_BYTE: Final = TensorType(u8)
 
 
 class _Written:
@@ -180,6 +195,8 @@ class _Written:
         self._elements: dict[int, TensorType] = {}  # what queues have left on the stack, by slot
         self._outer: dict[int, tuple[Role, int]] = {}  # where it is, by index
         self._moment = 0
+        self._names: dict[Procedure, str] = {}
+        self._functions: list[Function] = []
 
     def level(self, level: _Level, base: int) -> None:
         """Write the calls of a level, whose memory begins at byte `base`."""
@@ -187,8 +204,12 @@ class _Written:
         begins: list[int] = []
         for run in level.schedule.runs:
             begins.append(self._moment)
-            inside = level.inside.get(run.unit.calls[0])
-            if inside is None:
+            first = run.unit.calls[0]
+            inside = level.inside.get(first)
+            if first.callee is not None:
+                self._call_function(first, inside, level, base)
+                self._moment += 1
+            elif inside is None:
                 self._call(run, level, base)
                 self._moment += 1
             else:
@@ -201,20 +222,32 @@ class _Written:
             for _ in range(took):
                 self._elements.popitem()
         if level.result is not None:
-            self._load(self._location(level.result, level, base))
+            self.push(level.result, level, base)
         self.lifetimes += _lifetimes(level, base, begins)
+
+    def host_call(self, name: str) -> None:
+        """Write a call of a function without parameters and results."""
+        self.code.append(Instruction(Opcode.push_str, (name,)))
+        self.code.append(Instruction(Opcode.cfunc, (0, 0)))
 
     def planned(self, plan: Plan) -> Planned:
         """The program with its plan, whose arguments are in the order of their roles."""
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
-        code = [
-            each._replace(immediates=(number[each.immediates[0]],))
-            if each.opcode is Opcode.load_arg
-            else each
-            for each in self.code
+
+        def renumbered(code: Iterable[Instruction]) -> list[Instruction]:
+            return [
+                each._replace(immediates=(number[each.immediates[0]],))
+                if each.opcode is Opcode.load_arg
+                else each
+                for each in code
+            ]
+
+        functions = [
+            function._replace(code=tuple(renumbered(function.code))) for function in self._functions
         ]
-        program = Program.straight([*code, Instruction(Opcode.halt)])
+        main = Function("main", 0, STAR, (*renumbered(self.code), Instruction(Opcode.halt)))
+        program = Program([main, *functions])
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         return Planned(program, tuple(arguments), plan, self.lines, lifetimes, tuple(self.takes))
 
@@ -227,6 +260,10 @@ class _Written:
             return Location(*self._outer[home.index], use.type)
         return home.seen_as(use.type)
 
+    def push(self, use: Use, level: _Level, base: int) -> None:
+        """Write what pushes the tensor."""
+        self._load(self._location(use, level, base))
+
     def _load(self, each: Location) -> None:
         if each.role != "element":
             number = self.numbers.setdefault(each, len(self.numbers))
@@ -238,18 +275,19 @@ class _Written:
 
     def _call(self, run: Run, level: _Level, base: int) -> None:
         """Write the call of a host function."""
-        row = [self._location(use, level, base) for use in (*run.outs, *run.ins)]
+        row: Sequence[Use] = (*run.outs, *run.ins)
         [first, *others] = run.unit.calls
         name, attributes = first.name, first.attributes
         if others:
             name, attributes = "fused", chain_of(run).attributes()
         nparams, nresults = len(row), 0
         if first.queue is not None:
-            self._elements.update((each.place, each.type) for each in row)
-            nparams, nresults, row = 1, len(row), []
+            places = [self._location(use, level, base) for use in row]
+            self._elements.update((each.place, each.type) for each in places)
+            nparams, nresults, row = 1, len(row), ()
             self.code.append(Instruction(Opcode.push_int, (first.queue,)))
-        for each in row:
-            self._load(each)
+        for use in row:
+            self.push(use, level, base)
         self.code.append(Instruction(Opcode.push_str, (name,)))
         line = next((call.line for call in run.unit.calls if call.line), None)
         if line is not None:
@@ -262,9 +300,7 @@ class _Written:
     def _control(self, run: Run, inside: _Inside, level: _Level, base: int) -> None:
         """Write a branch or a loop."""
         [call] = run.unit.calls
-        for index, value in inside.outer.items():
-            role, place, _ = self._location(Use(value, call.ins[0].type), level, base)
-            self._outer[index] = role, place
+        self._place_outer(inside, level, base)
         within = base
         if inside.workspace is not None:
             within += level.places[inside.workspace]
@@ -273,7 +309,7 @@ class _Written:
         if call.name == "while":
             self.level(first, within)
         else:
-            self._load(self._location(call.ins[0], level, base))
+            self.push(call.ins[0], level, base)
         leave = self._jump(Opcode.jump_if_false)
         self.level(second if call.name == "while" else first, within)
         back = self._jump(Opcode.jump)
@@ -284,6 +320,39 @@ class _Written:
             self.level(second, within)
             self._land(back)
 
+    def _place_outer(self, inside: _Inside, level: _Level, base: int) -> None:
+        """Note where that lies which is outer to the blocks of a call."""
+        for index, value in inside.outer.items():
+            role, place, _ = self._location(Use(value, _BYTE), level, base)
+            self._outer[index] = role, place
+
+    def _call_function(self, call: Call, inside: _Inside | None, level: _Level, base: int) -> None:
+        """Write the call of a function of the program and, if it comes from outside, all functions
+        that it reaches."""
+        assert call.callee is not None
+        if inside is not None:
+            self._place_outer(inside, level, base)
+            for procedure in call.procedures:
+                self._names[procedure] = self._name(procedure.name)
+            for procedure, body in zip(call.procedures, inside.levels, strict=True):
+                self._functions.append(self._function(procedure, body))
+        for use in call.passed:
+            self.push(use, level, base)
+        self.code.append(Instruction(Opcode.call, (self._names[call.callee],)))
+
+    def _name(self, wanted: str) -> str:
+        """A name for a function that no other has."""
+        plain = re.sub(r"\W+", "_", wanted).strip("_") or "function"
+        taken = {"main", *self._names.values()}
+        names = (f"{plain}_{n}" if n else plain for n in itertools.count())
+        return next(name for name in names if name not in taken)
+
+    def _function(self, procedure: Procedure, body: _Level) -> Function:
+        """The code of a function."""
+        inner = _Frame(self, procedure)
+        inner.level(body, 0)
+        return Function(self._names[procedure], len(procedure.params), 0, tuple(inner.whole()))
+
     def _jump(self, opcode: Opcode) -> int:
         """Write a jump to a place that is not known yet. Returns where it is."""
         self.code.append(Instruction(opcode, (0,)))
@@ -292,6 +361,65 @@ class _Written:
     def _land(self, jump: int) -> None:
         """Make that jump come here."""
         self.code[jump] = self.code[jump]._replace(immediates=(len(self.code),))
+
+
+class _Frame(_Written):
+    """The code of a function as it is written. What lies in the scratch memory elsewhere, is a
+    tensor of the frame here: each slot has one, which all values of its type at one place of the
+    plan lie in."""
+
+    def __init__(self, around: _Written, procedure: Procedure) -> None:
+        super().__init__()
+        self.numbers = around.numbers
+        self._outer = dict(around._outer)
+        self._names = around._names
+        self._functions = around._functions
+        self._slots: dict[tuple[int, TensorType], int] = {}
+        nparams = len(procedure.params)
+        self._params = {
+            home.index: (i - nparams, home.type) for i, home in enumerate(procedure.params)
+        }
+
+        self._framed: dict[int, tuple[int, TensorType]] = {}  # what is outer to blocks in here
+
+    def push(self, use: Use, level: _Level, base: int) -> None:
+        home, each = use.value.home, placed(use.value)
+        index = home.index if home is not None and home.role == "outer" else None
+        if index is not None and index in self._params:
+            slot, type = self._params[index]
+        elif each is not None:
+            slot, type = self._slot(self._own(each, level, base))
+        elif index is not None and index in self._framed:
+            slot, type = self._slot(self._framed[index])
+        else:
+            super().push(use, level, base)
+            return
+        self.code.append(Instruction(Opcode.get, (slot,)))
+        if use.type is not type:
+            self.code += _reshaped(use.type)
+
+    def _place_outer(self, inside: _Inside, level: _Level, base: int) -> None:
+        for index, value in inside.outer.items():
+            each = placed(value)
+            assert each is not None  # all else has its place already
+            self._framed[index] = self._own(each, level, base)
+
+    def _slot(self, place: tuple[int, TensorType]) -> tuple[int, TensorType]:
+        return self._slots.setdefault(place, len(self._slots)), place[1]
+
+    def _own(self, each: Placed, level: _Level, base: int) -> tuple[int, TensorType]:
+        """The place of what a level has placed, and its type."""
+        type = each.type if isinstance(each, Home) else level.types[each]
+        return base + level.places[each], type
+
+    def whole(self) -> list[Instruction]:
+        """The code with what makes the frame, and leaves it."""
+        frame: list[Instruction] = []
+        for _, type in self._slots:
+            attributes = {"shape": type.shape, "dtype": type.dtype.name}
+            frame.append(Instruction(Opcode.push_str, ("zeros",)))
+            frame.append(Instruction(Opcode.cfunc, (0, 1, attributes)))
+        return [*frame, *_moved(self.code, len(frame)), Instruction(Opcode.return_, (0,))]
 
 
 def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:

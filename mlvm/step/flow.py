@@ -8,7 +8,7 @@ parameter, a result. The others lie where the plan puts them, for as long as som
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -63,12 +63,15 @@ class Call:
     """A call of a host function that writes `outs` and reads `ins`.
 
     `op` is None for a function that may do anything with its operands: it keeps its place among
-    the calls, `outs` has a new value for each operand, in their order, and `ins` those before.
+    the calls, `outs` has a new value for each operand, in their order, and `ins` those before. If
+    it is `orderly`, it only writes `outs` and only reads `ins`, as ops do.
     `line` is the line of Python that made the call. An `again` is one that computes anew what was
     there before, and is to run no earlier than where it stands. A call with a `queue`, whose
     handle that is, takes the next element from it: its `outs`. One with `blocks` is control flow:
     `cond` runs one of two, by what it reads first; `while` runs the second for as long as the first
     has a true result. It reads what its blocks read from outside, and makes what they leave there.
+    One with a `callee` is a `call` of a function, which gets the operands `passed`; a call from
+    outside has `procedures`, all that it reaches, and their blocks.
     """
 
     name: str
@@ -80,6 +83,10 @@ class Call:
     again: bool = False
     queue: int | None = None
     blocks: tuple[Block, ...] = ()
+    orderly: bool = False
+    callee: Procedure | None = None
+    passed: Sequence[Use] = ()
+    procedures: Sequence[Procedure] = ()
 
     @property
     def fixed(self) -> bool:
@@ -97,6 +104,16 @@ class Block:
     calls: list[Call] = field(default_factory=list)
     homes: set[Home] = field(default_factory=set)
     result: Use | None = None
+
+
+@dataclass(eq=False)
+class Procedure:
+    """A function of the program. Its `params` are `outer` homes of its block: its results, for
+    which the caller has memory, and then its arguments."""
+
+    name: str
+    block: Block
+    params: list[Home] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -149,7 +166,7 @@ class Unit:
         chain makes, it writes the values in `kept`, and of those in one home the last."""
         if len(self.calls) == 1:
             [call] = self.calls
-            if call.op is None and not call.blocks:
+            if call.op is None and not call.blocks and not call.orderly:
                 return [], call.outs
             return call.outs, call.ins
         made = [use for call in self.calls for use in call.outs]

@@ -246,6 +246,103 @@ def test_function_of_x(name: str) -> None:
     same(ours(t(X)), theirs(X))
 
 
+# --- products and choices along an axis ------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i1", "u2", "i8"])
+def test_cumulative_prod(dtype: str) -> None:
+    for shape in ((5,), (3, 1, 8), (2, 9, 3), (0,), (3, 0), (1,)):
+        x = (RNG.normal(size=shape) * 3).astype(dtype)
+        wide = ml.prod(t(x)).dtype.numpy
+        for axis in range(-1, len(shape)):
+            expected = np.cumprod(x, axis, dtype=wide)
+            result = ml.cumulative_prod(t(x), axis=axis)
+            assert result.type == t(expected).type
+            np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5)
+            first = list(shape)
+            first[axis] = 1
+            longer = ml.cumulative_prod(t(x), axis=axis, include_initial=True)
+            joined = np.concatenate([np.ones(first, wide), expected], axis)
+            np.testing.assert_allclose(longer.numpy(), joined, rtol=1e-5)
+    same(ml.cumulative_prod(t([1, 2, 3, 4])), [1, 2, 6, 24])
+    same(ml.cumulative_prod(t([2, 3]), dtype=ml.float32), np.array([2, 6], np.float32))
+
+
+@pytest.mark.parametrize("row", [[2, 3, 5, 7], [2, 0, 5, 7], [0, 0, 5, 0], [0], []])
+def test_gradients_of_running_products_are_right_where_there_are_zeros(row: list[float]) -> None:
+    x = t(np.array([row, row[::-1]], np.float64))
+    ml.testing.check_gradients(lambda x: ml.cumulative_prod(x, axis=1), x, order=2)
+    shorter = t(np.array(row, np.float64))
+    ml.testing.check_gradients(
+        lambda x: ml.cumulative_prod(x, axis=0, include_initial=True), shorter
+    )
+
+
+def test_topk() -> None:
+    x = RNG.permutation(24).reshape(2, 3, 4).astype(np.float32)
+    for axis in (-1, 0, 1):
+        for k in range(x.shape[axis] + 1):
+            values, indices = ml.topk(t(x), k, axis=axis)
+            order = np.take(np.argsort(-x, axis), range(k), axis)
+            same(indices, order)
+            same(values, np.take_along_axis(x, order, axis))
+    ties = t([3, 1, 3, 2, 3])
+    assert [y.numpy().tolist() for y in ml.topk(ties, 4)] == [[3, 3, 3, 2], [0, 2, 4, 3]]
+    assert ml.topk(t([1.0, math.nan, math.inf]), 2)[1].numpy().tolist() == [1, 2]
+    assert ml.topk(ml.zeros((3, 0)), 0)[0].shape == (3, 0)
+    distinct = t(x.astype(np.float64) / 7)
+    ml.testing.check_gradients(lambda x: ml.topk(x * x, 2, axis=1)[0], distinct, order=2)
+
+
+def test_topk_and_cumulative_prod_can_be_captured() -> None:
+    def both(x: ml.Tensor) -> tuple[ml.Tensor, ...]:
+        return *ml.topk(x, 2), ml.cumulative_prod(x, axis=1)
+
+    captured = ml.capture(both)
+    for _ in range(2):
+        x = t(RNG.normal(size=(3, 5)).astype(np.float32))
+        for given, expected in zip(captured(x), both(x), strict=True):
+            np.testing.assert_array_equal(given.numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x: ml.topk(x, 5), ml.errors.AttributeRefused, "topk.*k must be at most 4, not 5"),
+        (lambda x: ml.topk(x, -1), ml.errors.AttributeRefused, "topk.*k must be >= 0, not -1"),
+        (lambda x: ml.topk(x, 1, axis=3), ml.errors.AttributeRefused, "topk.*axis 3 is out of"),
+        (lambda x: ml.topk(x > 0, 1), ml.errors.DTypeError, r"^topk\(bool"),
+        (lambda x: ml.topk(ml.sum(x), 1), ml.errors.AttributeRefused, "out of range for 0"),
+        (lambda x: untyped.topk(X, 1), ml.errors.DTypeError, "asarray"),
+        (ml.cumulative_prod, ml.errors.ShapeError, "cumulative_prod.*axis None is for 1 dim"),
+        (lambda x: ml.cumulative_prod(ml.sum(x)), ml.errors.ShapeError, "cumulative_prod"),
+        (lambda x: ml.cumulative_prod(x > 0, axis=0), ml.errors.DTypeError, "cumulative_prod"),
+        (
+            lambda x: ml.cumulative_prod(x, axis=3),
+            ml.errors.AttributeRefused,
+            "cumulative_prod.*axis 3 is out of range",
+        ),
+    ],
+)
+def test_along_an_axis_refused(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call(t(X))
+
+
+def test_logaddexp_at_infinity_and_where_both_are_equal() -> None:
+    x = t(np.array([0.0, -np.inf, np.inf, -np.inf, 1e4, 3.0]))
+    y = t(np.array([0.0, -np.inf, np.inf, 5.0, -1e4, np.nan]))
+    expected_values = [math.log(2), -np.inf, np.inf, 5.0, 1e4, np.nan]
+    np.testing.assert_allclose(ml.logaddexp(x, y).numpy(), expected_values, rtol=1e-15)
+    gradients = ml.grad(lambda x, y: ml.sum(ml.logaddexp(x, y)), (0, 1))(x, y)
+    expected = [[0.5, 0.5, 0.5, 0, 1, np.nan], [0.5, 0.5, 0.5, 1, 0, np.nan]]
+    np.testing.assert_array_equal([g.numpy() for g in gradients], expected)
+    zero = t(np.zeros(()))
+    second = ml.grad(ml.grad(lambda x: ml.logaddexp(x, zero)))(zero)
+    assert second.item() == 0.25
+    ml.testing.check_gradients(ml.logaddexp, t(np.zeros(3)), t(np.array([0.0, 1, -2])), order=3)
+
+
 LISTS: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
     "split": (lambda x: ml.split(x, 2, axis=2), lambda x: np.split(x, 2, 2)),
     "split at": (lambda x: ml.split(x, [1, 3], axis=-1), lambda x: np.split(x, [1, 3], -1)),
@@ -574,7 +671,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 _REACHED = """
 import mlvm.eager as ml
-for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testing):
+for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testing, ml.tree):
     names = [name for name in dir(module) if not name.startswith("__")]
     assert names == sorted(module.__all__), set(names) ^ set(module.__all__)
     for name in ("TYPE_CHECKING", "annotations", "host", "math", "tensor"):

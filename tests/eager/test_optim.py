@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +28,7 @@ from mlvm.eager import functions as fn
 from mlvm.eager import nn, optim, random
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad, value_and_grad, vjp
+from mlvm.eager.capture.captured import capture
 from mlvm.eager.context import default_vm
 from mlvm.eager.creation import asarray
 from mlvm.eager.tensor import Tensor, from_array, prepare_constants
@@ -72,6 +75,30 @@ def adam(
     return p
 
 
+def rmsprop(p: Array, gs: list[Array], rate: float, given: dict[str, Any]) -> Array:
+    """As the documentation of torch.optim.RMSprop writes it."""
+    alpha, eps = given.get("alpha", 0.99), given.get("eps", 1e-8)
+    v, mean, buffer = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
+    for g in gs:
+        g = g + given.get("weight_decay", 0) * p
+        v = alpha * v + (1 - alpha) * g**2
+        mean = alpha * mean + (1 - alpha) * g
+        variance = v - mean**2 if given.get("centered") else v
+        buffer = given.get("momentum", 0) * buffer + g / (np.sqrt(variance) + eps)
+        p = p - rate * buffer
+    return p
+
+
+def lion(p: Array, gs: list[Array], rate: float, beta1: float, beta2: float, decay: float) -> Array:
+    """Algorithm 2 of arXiv 2302.06675."""
+    m = np.zeros_like(p)
+    for g in gs:
+        c = beta1 * m + (1 - beta1) * g
+        p = p - rate * (np.sign(c) + decay * p)
+        m = beta2 * m + (1 - beta2) * g
+    return p
+
+
 Make = Callable[[Any], optim.Optimizer]
 
 SGD_CASES: list[dict[str, Any]] = [
@@ -88,6 +115,14 @@ ADAM_CASES: list[dict[str, Any]] = [
     {"betas": (0.0, 0.99)},
     {"betas": (0.9, 0.0)},
     {"betas": (0.99, 0.99999)},
+]
+
+RMSPROP_CASES: list[dict[str, Any]] = [
+    {},
+    {"alpha": 0.5, "eps": 1e-3},
+    {"momentum": 0.9},
+    {"centered": True},
+    {"centered": True, "momentum": 0.5, "weight_decay": 0.1},
 ]
 
 
@@ -131,9 +166,33 @@ def test_adam_is_the_algorithm(given: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize("given", RMSPROP_CASES)
+def test_rmsprop_is_the_formula(given: dict[str, Any]) -> None:
+    check(
+        lambda params: optim.RMSProp(params, 0.02, **given),
+        lambda p, gs: rmsprop(p, gs, 0.02, given),
+    )
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.5, 0.0), (0.0, 0.9)])
+def test_lion_is_the_algorithm(betas: tuple[float, float], decay: float) -> None:
+    check(
+        lambda params: optim.Lion(params, 0.02, betas=betas, weight_decay=decay),
+        lambda p, gs: lion(p, gs, 0.02, *betas, decay),
+    )
+
+
+def test_lion_leaves_alone_what_has_no_gradient() -> None:
+    w = asarray([1.0, -0.0, math.inf])
+    optim.Lion(w, 0.5).update(asarray([0.0, 0.0, -0.0]))
+    assert str(w.tolist()) == "[1.0, -0.0, inf]"
+
+
 @pytest.mark.parametrize(
     ("name", "given"),
     [
+        *(("RMSProp", given) for given in RMSPROP_CASES),
         *(("SGD", given) for given in SGD_CASES),
         *(("Adam", given) for given in ADAM_CASES),
         *(("AdamW", {"weight_decay": 0.3, **given}) for given in ADAM_CASES),
@@ -143,7 +202,9 @@ def test_torch_agrees(name: str, given: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     found = trained(lambda params: getattr(optim, name)(params, 0.05, **given), "f64")
     params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
-    optimizer = getattr(torch.optim, name)(params.values(), lr=0.05, **given)
+    optimizer = getattr(torch.optim, name.replace("Prop", "prop"))(
+        params.values(), lr=0.05, **given
+    )
     for gradients in GRADIENTS:
         for k, p in params.items():
             p.grad = torch.tensor(gradients[k])
@@ -603,5 +664,156 @@ def test_an_update_of_parameters_that_have_ended() -> None:
 def test_repr_names_the_hyperparameters() -> None:
     optimizer = optim.AdamW(PARAMS, 0.1)
     assert repr(optimizer) == (
-        "<AdamW of 3 tensors: weight_decay=0.01, betas=(0.9, 0.999), eps=1e-08, learning_rate=0.1>"
+        "<AdamW of 3 tensors: learning_rate=0.1, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01>"
     )
+
+
+# --- groups --------------------------------------------------------------------------
+
+GROUPED: list[tuple[str, dict[str, Any], list[tuple[Any, dict[str, Any]]]]] = [
+    ("SGD", {"momentum": 0.9}, [("bias", {"learning_rate": 0.5}), ("g*", {"momentum": 0.0})]),
+    ("SGD", {}, [(lambda path, x: x.ndim < 2, {"momentum": 0.9, "nesterov": True})]),
+    ("RMSProp", {}, [("bias", {"centered": True}), ("kernel", {"alpha": 0.5, "eps": 1e-3})]),
+    ("Adam", {}, [("bias", {"betas": (0.5, 0.9)}), ("*", {"learning_rate": 0.5})]),
+    ("AdamW", {"weight_decay": 0.5}, [(lambda path, x: x.ndim < 2, {"weight_decay": 0.0})]),
+    ("Lion", {"weight_decay": 0.5}, [("[bg]*", {"weight_decay": 0, "betas": (0.5, 0.5)})]),
+]
+
+
+def first_group(groups: list[tuple[Any, dict[str, Any]]], path: str, x: Any) -> dict[str, Any]:
+    shells = {"g*": "gain", "[bg]*": "bias gain", "*": path}
+    for which, options in groups:
+        if which(path, x) if callable(which) else path in shells.get(which, which).split():
+            return options
+    return {}
+
+
+@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
+def test_groups_are_optimizers_of_their_own(
+    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]]
+) -> None:
+    found = trained(
+        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
+    )
+    for path, start in START.items():
+        params = tensors({path: start})
+        options = {"learning_rate": 0.05, **given, **first_group(groups, path, start)}
+        alone = getattr(optim, name)(params, **options)
+        for gradients in GRADIENTS:
+            alone.update(tensors({path: gradients[path]}))
+        assert params[path].numpy().tobytes() == found[path].tobytes(), path
+
+
+@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
+def test_torch_agrees_on_groups(
+    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]]
+) -> None:
+    torch = pytest.importorskip("torch")
+    if name == "Lion":
+        pytest.skip("PyTorch has none")
+    found = trained(
+        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
+    )
+    params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
+    listed = []
+    for path, p in params.items():
+        options = dict(first_group(groups, path, p))
+        if "learning_rate" in options:
+            options["lr"] = options.pop("learning_rate")
+        listed.append({"params": [p], **options})
+    theirs = getattr(torch.optim, name.replace("Prop", "prop"))(listed, lr=0.05, **given)
+    for gradients in GRADIENTS:
+        for k, p in params.items():
+            p.grad = torch.tensor(gradients[k])
+        theirs.step()
+    for k, p in params.items():
+        np.testing.assert_allclose(found[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
+    params = {"a": asarray([0.0]), "b": asarray([0.0]), "c": asarray([0.0])}
+    rate = optim.constant(1.0)
+    groups: optim.Groups = [
+        ("a", {"learning_rate": 0.5}),
+        ("b", {"momentum": 0.5}),
+        ("c", {"learning_rate": rate}),
+    ]
+    optimizer = optim.SGD(params, 0.25, groups=groups)
+    gradients = {"a": asarray([1.0]), "b": asarray([1.0]), "c": asarray([1.0])}
+    optimizer.update(gradients)
+    assert [x.item() for x in params.values()] == [-0.5, -0.25, -1]
+    optimizer.learning_rate = 2.0
+    optimizer.update(gradients)
+    assert [x.item() for x in params.values()] == [-1, -0.25 - 2 * 1.5, -2]
+    optimizer.groups[0].learning_rate = 4.0
+    optimizer.update(gradients)
+    assert params["a"].item() == -5
+    assert [each.paths for each in optimizer.groups] == [("a",), ("b",), ("c",)]
+    assert repr(optimizer.groups[1]) == "<group of 1 tensors: momentum=0.5>"
+    assert list(optimizer.state()) == ["count", "momentum/b"]
+    assert repr(optimizer) == (
+        "<SGD of 3 tensors, 3 groups: learning_rate=2.0, momentum=0.0, nesterov=False, "
+        "weight_decay=0.0>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([("bais", {})], "SGD: no parameter is in the group 'bais'; left to be in one are: kernel"),
+        ([("*", {}), ("bias", {})], "in the group 'bias'; left to be in one are: none"),
+        ([("bias", {"lr": 0.1})], "no hyperparameter 'lr' for the group 'bias'; there are: learn"),
+        ([("bias", {"momentum": 1.0})], "SGD: momentum must be in [0, 1), given 1.0"),
+        ([("bias", {"learning_rate": -1})], "SGD: learning_rate must be in [0, inf), given -1"),
+        ([("bias", {"nesterov": True})], "SGD: nesterov needs a momentum > 0"),
+        ([("bias", {"nesterov": 1.0})], "SGD: nesterov must be True or False, given 1.0"),
+        (
+            [(3, {})],
+            "a group is for a pattern of paths, or a function of path and parameter, not 3",
+        ),
+        ([(lambda path, x: False, {})], "no parameter is in the group <function"),
+    ],
+)
+def test_groups_that_are_refused(groups: Any, message: str) -> None:
+    with pytest.raises(AttributeRefused, match=re.escape(message)):
+        optim.SGD(tensors(START), 0.1, groups=groups)
+
+
+def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
+    params = tensors(START)
+    optimizer = optim.SGD(params, 0.1)
+    optimizer.momentum = 0.9
+    with pytest.raises(AttributeRefused, match=r"no 'momentum' for 'kernel'.* make another one"):
+        optimizer.update(tensors(GRADIENTS[0]))
+    assert params["kernel"].numpy().tolist() == START["kernel"].tolist()
+    assert optimizer.count.item() == 0
+
+
+def test_an_optimizer_ends_with_its_last_reference() -> None:
+    optimizer = optim.AdamW(tensors(START), 0.1, groups=[("bias", {"weight_decay": 0})])
+    state = weakref.ref(optimizer.state()["gradient_sum/bias"])
+    gc.disable()
+    try:
+        del optimizer
+        assert state() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
+def test_captured_updates_are_eager_ones(
+    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]], fuse: bool
+) -> None:
+    runs = []
+    for captured in (False, True):
+        params = tensors(START, "f32")
+        rate = optim.cosine(0.1, total_steps=5)
+        optimizer = getattr(optim, name)(params, rate, **given, groups=groups)
+        update = capture(optimizer.update, fuse=fuse) if captured else optimizer.update
+        for gradients in GRADIENTS[:5]:
+            update(tensors(gradients, "f32"))
+        assert not captured or update.signatures == 1
+        runs.append({**params, **optimizer.state()})
+    for path, x in runs[0].items():
+        assert x.numpy().tobytes() == runs[1][path].numpy().tobytes(), path

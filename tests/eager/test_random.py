@@ -30,6 +30,12 @@ DRAWS: dict[str, Callable[[ml.Tensor | None], ml.Tensor]] = {
     "randint": lambda key: R.randint((50,), -3, 4, key=key),
     "permutation": lambda key: R.permutation(20, key=key),
     "permutation of a tensor": lambda key: R.permutation(ml.arange(20), key=key),
+    "categorical": lambda key: R.categorical(ml.zeros((40, 3)), key=key),
+    "choice": lambda key: R.choice(9, (30,), key=key),
+    "choice of a tensor": lambda key: R.choice(ml.arange(20) * 2, (10,), replace=False, key=key),
+    "choice by p": lambda key: R.choice(20, (30,), p=ml.arange(1.0, 21.0), key=key),
+    "choice by p, once": lambda key: R.choice(20, 9, replace=False, p=ml.ones(20), key=key),
+    "truncated normal": lambda key: R.truncated_normal(-1, 2, (20,), key=key),
     "split": lambda key: R.split(R.next_key() if key is None else key, 5),
     "fold_in": lambda key: R.fold_in(R.next_key() if key is None else key, 3),
 }
@@ -63,6 +69,94 @@ def test_draws_are_of_their_distribution() -> None:
     assert set(R.randint(1000, -1, 2, key=key, dtype=ml.int8).numpy()) == {-1, 0, 1}
     assert sorted(R.permutation(9, key=key).numpy()) == list(range(9))
     assert R.normal(key=key).shape == ()
+
+
+def test_categorical_draws_as_often_as_the_logits_say() -> None:
+    p = np.array([[0.1, 0.2, 0.7], [0.5, 0.5, 0.0]])
+    with np.errstate(divide="ignore"):
+        logits = np.log(p) + 3.0
+    for axis, shaped, shape in ((-1, logits, (4000, 2)), (0, logits.T, (4000, 2))):
+        for dtype in ("f4", "f8"):
+            drawn = R.categorical(ml.asarray(shaped.astype(dtype)), axis, shape, key=R.key(3))
+            assert drawn.dtype is ml.int64
+            counts = [np.bincount(row, minlength=3) for row in drawn.numpy().T]
+            np.testing.assert_allclose(np.array(counts) / 4000, p, atol=0.03)
+
+
+def test_the_shape_of_categorical_is_that_of_jax() -> None:
+    logits = ml.zeros((2, 5, 3))
+    assert R.categorical(logits).shape == (2, 5)
+    assert R.categorical(logits, 1).shape == (2, 3)
+    assert R.categorical(logits, axis=0, shape=(7, 5, 3)).shape == (7, 5, 3)
+    assert R.categorical(ml.zeros(4), shape=6).shape == (6,)
+    assert R.categorical(ml.zeros((1, 4)), shape=(3, 6)).shape == (3, 6)
+    assert R.categorical(ml.zeros((0, 4))).shape == (0,)
+    assert R.categorical(ml.zeros(4)).shape == ()
+    certain = ml.asarray([-math.inf, 0.0, -math.inf])
+    assert set(R.categorical(certain, shape=(50,)).tolist()) == {1}
+
+
+def test_choice() -> None:
+    drawn = R.choice(3, (3000,), key=R.key(1)).numpy()
+    np.testing.assert_allclose(np.bincount(drawn) / 3000, [1 / 3] * 3, atol=0.04)
+    p = ml.asarray([0.5, 0.0, 1.5])
+    drawn = R.choice(3, (3000,), p=p, key=R.key(1)).numpy()
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 3000, [0.25, 0, 0.75], atol=0.04)
+    for weights in (None, ml.ones(7)):
+        once = R.choice(7, (7,), replace=False, p=weights, key=R.key(2)).tolist()
+        assert sorted(once) == list(range(7))
+    firsts = [R.choice(3, 2, replace=False, p=p, key=R.key(i)).numpy()[0] for i in range(300)]
+    assert abs(np.mean(np.array(firsts) == 2) - 0.75) < 0.1
+    assert all(R.choice(3, 2, replace=False, p=p, key=R.key(i)).numpy().min() != 1 for i in (1, 2))
+    x = np.arange(24).reshape(2, 3, 4)
+    columns = R.choice(ml.asarray(x), (2, 2), axis=1, key=R.key(3)).numpy()
+    assert columns.shape == (2, 2, 2, 4)
+    assert all(columns[0, i, j].tolist() in x[0].tolist() for i in (0, 1) for j in (0, 1))
+    assert R.choice(0, (0, 3)).type == ml.zeros((0, 3), dtype=ml.int64).type
+    assert R.choice(ml.zeros((0, 2)), 0).shape == (0, 2)
+
+
+def test_truncated_normal_is_the_normal_between_its_bounds() -> None:
+    for low, high in ((-2.0, 2.0), (0.5, 1.0), (-math.inf, -1.0), (-math.inf, math.inf)):
+        for dtype in ("f4", "f8"):
+            drawn = R.truncated_normal(low, high, (4000,), key=R.key(5), dtype=dtype).numpy()
+            assert drawn.dtype == dtype
+            assert drawn.min() >= low
+            assert drawn.max() <= high
+            a, b = [0.5 * (1 + math.erf(each / math.sqrt(2))) for each in (low, high)]
+            at = np.quantile(drawn, [0.1, 0.5, 0.9])
+            below = [(0.5 * (1 + math.erf(x / math.sqrt(2))) - a) / (b - a) for x in at]
+            np.testing.assert_allclose(below, [0.1, 0.5, 0.9], atol=0.02)
+    bounds = ml.asarray([[0.0], [5.0]]), ml.asarray([1.0, 5.5, 6.0])
+    drawn = R.truncated_normal(*bounds).numpy()
+    assert drawn.shape == (2, 3)
+    assert ((drawn >= 0) & (drawn <= [1, 5.5, 6])).all()
+    assert R.truncated_normal(0, 1, (3, 0)).shape == (3, 0)
+
+
+def test_the_draws_of_a_captured_step_differ_and_are_those_of_eager_code() -> None:
+    def step(logits: ml.Tensor, p: ml.Tensor) -> tuple[ml.Tensor, ...]:
+        return (
+            R.categorical(logits, shape=(4, 3)),
+            R.choice(logits, 5, axis=1),
+            R.choice(7, (5,), p=p),
+            R.choice(7, (5,), replace=False, p=p),
+            R.choice(7, (5,), replace=False),
+            R.truncated_normal(-1, 2, (6,)),
+            R.truncated_normal(-p, p),
+        )
+
+    captured, inputs = ml.capture(step), (ml.zeros((3, 8)), ml.arange(1.0, 8.0))
+    replayed = []
+    for seed in (1, 2):
+        R.seed(seed)
+        expected = [y.numpy() for _ in range(2) for y in step(*inputs)]
+        R.seed(seed)
+        replayed = [y.numpy() for _ in range(2) for y in captured(*inputs)]
+        for given, each in zip(replayed, expected, strict=True):
+            np.testing.assert_array_equal(given, each)
+    assert captured.signatures == 1
+    assert (replayed[5] != replayed[12]).any()
 
 
 def test_bernoulli_takes_a_tensor_of_probabilities() -> None:
@@ -158,6 +252,37 @@ def test_steady_state_allocates_nothing() -> None:
         (lambda: R.bernoulli(3, 1.5), ml.errors.OperandValueError, "probability"),
         (lambda: R.randint(3, 2, 2), ml.errors.AttributeRefused, "less than"),
         (lambda: R.randint(3, 0, 300, dtype=ml.uint8), ml.errors.AttributeRefused, "299"),
+        (lambda: R.categorical(ml.arange(3)), ml.errors.DTypeError, "tensor of floats, not i64"),
+        (lambda: R.categorical([0.0]), ml.errors.DTypeError, "a list"),  # type: ignore[arg-type]
+        (lambda: R.categorical(ml.zeros(3), 1), ml.errors.AttributeRefused, "axis 1 is out of"),
+        (lambda: R.categorical(ml.zeros(())), ml.errors.AttributeRefused, "out of range for 0"),
+        (lambda: R.categorical(ml.zeros((2, 0))), ml.errors.ShapeError, "nothing to choose"),
+        (
+            lambda: R.categorical(ml.zeros((2, 3)), shape=(2, 3)),
+            ml.errors.ShapeError,
+            r"categorical.*draws of shape \(2,\) do not broadcast to shape \(2, 3\)",
+        ),
+        (lambda: R.choice(3, 4, replace=False), ml.errors.AttributeRefused, "4 of 3 without"),
+        (lambda: R.choice(0), ml.errors.AttributeRefused, "cannot draw 1 of 0"),
+        (lambda: R.choice(-2, 0), ml.errors.AttributeRefused, "0 of -2"),
+        (lambda: R.choice(ml.zeros(())), ml.errors.AttributeRefused, "out of range for 0"),
+        (lambda: R.choice(3, p=ml.zeros(2)), ml.errors.ShapeError, "one number for each of 3"),
+        (lambda: R.choice(3, p=ml.arange(3)), ml.errors.DTypeError, "p must be a tensor of floats"),
+        (lambda: R.choice((3, 4)), ml.errors.AttributeRefused, "choice"),  # type: ignore[arg-type]
+        (lambda: R.choice("a"), ml.errors.AttributeRefused, "choice"),  # type: ignore[arg-type]
+        (lambda: R.truncated_normal(1, 1), ml.errors.AttributeRefused, "less than"),
+        (lambda: R.truncated_normal(0, math.nan), ml.errors.AttributeRefused, "less than"),
+        (lambda: R.truncated_normal(0, 1, 3, dtype="i4"), ml.errors.DTypeError, "float"),
+        (
+            lambda: R.truncated_normal(ml.zeros(2), "a"),  # type: ignore[arg-type]
+            ml.errors.DTypeError,
+            "a bound is a number",
+        ),
+        (
+            lambda: R.truncated_normal(ml.zeros(2), 1, (3,)),
+            ml.errors.ShapeError,
+            "truncated_normal.*do not broadcast",
+        ),
         (lambda: R.permutation(-1), ml.errors.AttributeRefused, "n = -1"),
         (lambda: R.permutation(ml.zeros(())), ml.errors.ShapeError, "scalar"),
         (lambda: R.split(R.key(0), -1), ml.errors.AttributeRefused, "n = -1"),

@@ -27,6 +27,10 @@ def _full(value: TensorType, shape: tuple[int, ...]) -> TensorType:
     return value.with_shape(shape)
 
 
+def _zeros(shape: tuple[int, ...], dtype: str) -> TensorType:
+    return TensorType(DType.named(dtype), shape)
+
+
 def _arange(start: int | float, stop: int | float, step: int | float, dtype: str) -> TensorType:
     kind = TensorType(DType.named(dtype))
     require("numeric", kind)
@@ -69,6 +73,12 @@ def _eye(rows: int, columns: int, k: int, dtype: str) -> TensorType:
 def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
     """A tensor of that shape. Every element is the scalar `value`."""
     np.copyto(out, value)
+
+
+@op(infer=_zeros)
+def zeros(out: Array, *, shape: tuple[int, ...], dtype: str) -> None:
+    """A tensor of that shape. Every element is zero."""
+    out.fill(0)
 
 
 @op(infer=_arange)

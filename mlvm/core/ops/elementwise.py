@@ -205,6 +205,13 @@ def log10(out: Array, x: Array) -> None:
 
 
 @op(infer=_float)
+def logaddexp(out: Array, x: Array, y: Array) -> None:
+    """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
+    overflows only where the result does."""
+    np.logaddexp(x, y, out)
+
+
+@op(infer=_float)
 def sqrt(out: Array, x: Array) -> None:
     """The square root; nan for x < 0."""
     np.sqrt(x, out)

@@ -14,30 +14,33 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
 import os
 import threading
 import types
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
 
 import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena, using
 from mlvm.arena.planner import Plan
-from mlvm.core.errors import CaptureError, GradientError, HandleError
+from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.types import TensorType
+from mlvm.core.types import Array, TensorType
 from mlvm.eager import random
+from mlvm.eager.capture.changing import Changing
 from mlvm.eager.capture.recorder import Recorder, recorder, recording_of, refuse_captured
-from mlvm.eager.capture.signature import CALLED, Signature
-from mlvm.eager.capture.surroundings import Field, Surroundings
+from mlvm.eager.capture.signature import ASKS_CLASS, CALLED, Signature, objects_in
+from mlvm.eager.capture.surroundings import Field, Surroundings, dict_of
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import asarray
-from mlvm.eager.tensor import Tensor, explain, prepare_constants
+from mlvm.eager.number import Number, Numbers, is_same, plain
+from mlvm.eager.tensor import Tensor, explain, prepare_constants, scalar_array
 from mlvm.eager.tree import replace, require_writable
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow
@@ -49,6 +52,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
+_MOST_KNOWN: Final = 8
 
 
 # --- what was recorded ---------------------------------------------------------------
@@ -100,9 +104,34 @@ class _Output(NamedTuple):
         return out
 
 
+class _Computed(NamedTuple):
+    """Stands in a tree for the Python number at that place."""
+
+    place: int
+
+
+class _Feed(NamedTuple):
+    """What a call's numbers make of a program: all `values` that Python computes, and `arrays` for
+    the tensors that have one of these."""
+
+    given: list[float]
+    values: list[Any]
+    arrays: list[tuple[Tensor, Array]]
+
+
+class _Changes:
+    """What is known of the numbers of calls of one structure: which have `changed`, and of which of
+    these Python has seen the value, so that they are part of what a program is for."""
+
+    def __init__(self) -> None:
+        self.changed: set[int] = set()
+        self.seen: set[int] = set()
+
+
 class _Recording(NamedTuple):
     """What a call of a function did. `tree` is what it returned, with leaves for `results`.
-    `rebound` are the fields that it rebound, with the numbers of their results."""
+    `rebound` are the fields that it rebound, with the numbers of their results. `numbers` are those
+    of the call that a later call may have others of, and `free` which of its numbers these are."""
 
     record: Recorder
     flow: Flow
@@ -110,13 +139,18 @@ class _Recording(NamedTuple):
     results: list[_Result]
     outputs: list[_Output]
     rebound: list[tuple[Field, int]]
+    numbers: Numbers
+    free: Sequence[int]
 
 
 class _Entry:
     """The program for one signature, and what to launch it with."""
 
     def __init__(self, planned: Planned, recorded: _Recording, signature: Signature) -> None:
-        record, flow, self.tree, self.results, self.outputs, self.rebound = recorded
+        record, flow, self.tree, self.results, self.outputs, self.rebound, *_ = recorded
+        self.numbers, self.free = recorded.numbers, recorded.free
+        self.feed = _Feed(signature.numbers, self.numbers.values, [])
+        self.fed = self.feed  # what its tensors hold
         written = {use.value.home for call in flow.calls for use in call.outs}
         self.updates = [
             (home.role, home.index) for home in written if home and home.role in ("input", "state")
@@ -149,6 +183,28 @@ class _Entry:
         return all(inputs[i].root is x for i, x in self.same.items()) and not any(
             id(x.root) in self.roots for x in inputs
         )
+
+    def takes(self, given: list[float]) -> _Feed | None:
+        """What it is launched with for these numbers; None if it is not for them."""
+        last = self.feed
+        if all(map(operator.is_, given, last.given)):
+            return last
+        free = set(self.free)
+        for i, (x, was) in enumerate(zip(given, last.given, strict=True)):
+            if i not in free and not is_same(x, was):
+                return None
+        values = self.numbers.again([given[i] for i in self.free])
+        if values is None:
+            return None
+        try:
+            arrays = [
+                (x, scalar_array(values[place], dtype))
+                for (place, dtype), x in self.numbers.tensors.items()
+            ]
+        except OpError:  # the call that is recorded anew raises it
+            return None
+        self.feed = _Feed(given, values, arrays)
+        return self.feed
 
 
 def _as_type(x: Allocation, type: TensorType) -> Allocation:
@@ -201,10 +257,13 @@ class Captured(Generic[P, R]):
         self.recompute = recompute
         self._lock = threading.RLock()  # of what follows, while it changes
         self._entries: dict[Any, list[_Entry]] = {}
+        self._changes: dict[Any, _Changes] = {}  # of the numbers, by the same keys
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
         self._last: _Entry | None = None
         self._names = CALLED
+        self._known: dict[tuple[int, ...], Signature] = {}  # by the ids of objects in arguments
+        self._changing = Changing(fn)
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -227,13 +286,16 @@ class Captured(Generic[P, R]):
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
         arena = current_arena()
-        given, named = _with_tensors(args), _with_tensors(kwargs)
+        given, named = args, kwargs
+        if not ({Tensor}.issuperset(map(type, args)) and not kwargs):
+            given, named = _with_tensors(args), _with_tensors(kwargs)
         signature, key = self._signature(arena.vm, given, named)
-        entry = self._find(key, signature.inputs)
-        if entry is None:
+        entry, feed = self._find(key, signature)
+        if entry is None or feed is None:
             entry = self._record(arena, given, named, signature, key)
+            feed = entry.feed
         self._last = entry
-        return self._replay(entry, arena, signature, loop=loop)
+        return self._replay(entry, feed, arena, signature, loop=loop)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method, captured for each instance."""
@@ -287,12 +349,16 @@ class Captured(Generic[P, R]):
         one that runs now is waited for."""
         with self._lock:
             scratches = list(self._scratch.values())
-            self._entries.clear()
-            self._rebound.clear()
+            self._forget()
+            self._changing = Changing(self.fn)
             self._last = None
         for scratch in scratches:
             with scratch.lock:
                 scratch.release()
+
+    def _forget(self) -> None:
+        for known in (self._entries, self._changes, self._rebound, self._known):
+            known.clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_scratch"):
@@ -310,23 +376,50 @@ class Captured(Generic[P, R]):
 
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
-        names = self._names  # another thread may add some meanwhile
-        while True:
-            signature = Signature(self.fn, names, self._rebound)
-            key = id(vm), signature.of_arguments(args, kwargs), signature.function
-            if signature.names == names:
-                return signature, key
-            names = self._names = signature.names
+        objects = objects_in((*args, *kwargs.values()))
+        ids = tuple(map(id, objects))
+        known = self._known.get(ids)
+        signature = known.of_call() if known is not None else None
+        while signature is None:
+            names = self._names  # another thread may add some meanwhile
+            known = Signature(self.fn, names, self._rebound, objects)
+            if known.names == names:
+                signature = known.of_call(checked=False)
+                with self._lock:
+                    if len(self._known) >= _MOST_KNOWN:
+                        self._known.clear()
+                    self._known[ids] = known
+            self._names = known.names
+        return signature, (
+            id(vm),
+            len(args),
+            *kwargs,
+            *signature.of_arguments(*args, *kwargs.values()),
+        )
 
-    def _find(self, key: Any, inputs: Sequence[Tensor]) -> _Entry | None:
-        return next((each for each in self._entries.get(key, ()) if each.fits(inputs)), None)
+    def _find(self, key: Any, signature: Signature) -> tuple[_Entry | None, _Feed | None]:
+        for entry in self._entries.get(key, ()):
+            if entry.fits(signature.inputs):
+                feed = entry.takes(signature.numbers)
+                if feed is not None:
+                    return entry, feed
+        return None, None
 
     def _record(
         self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
     ) -> _Entry:
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
-        recorded = _recorded(self.fn, args, kwargs, arena, signature)
+        self._changing.note(signature, args, kwargs)
+        changes, free = self._free(key, signature)
+        try:
+            recorded = _recorded(self.fn, args, kwargs, arena, signature, free)
+        except Exception:
+            if not free:
+                raise
+            changes.seen.update(free)  # who takes what stands for a number for none
+            recorded = _recorded(self.fn, args, kwargs, arena, signature)
+        changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         planned = compile_flow(
             recorded.flow, fuse=self.fuse, recompute=self.recompute, taste=taste_of(arena.vm)
         )
@@ -334,16 +427,33 @@ class Captured(Generic[P, R]):
         with self._lock:
             for field, _ in entry.rebound:  # from now on this is as an argument
                 self._rebound.setdefault(id(field.node), set()).add(field.name)
-        if self._signature(arena.vm, args, kwargs)[1] == key:
+                self._known.clear()
+        now, key_now = self._signature(arena.vm, args, kwargs)
+        if key_now == key and all(map(is_same, now.numbers, signature.numbers)):
             with self._lock:
                 if self.signatures >= _MOST_SIGNATURES:
-                    self._entries.clear()
-                    self._rebound.clear()
-                if self._find(key, signature.inputs) is None:  # or another thread was faster
+                    self._forget()
+                if self._find(key, signature)[0] is None:  # or another thread was faster
                     self._entries.setdefault(key, []).append(entry)
+        self._changing.warn(repr(getattr(self.fn, "__qualname__", self.fn)))
         return entry
 
-    def _replay(self, entry: _Entry, arena: Arena, signature: Signature, *, loop: bool) -> Any:
+    def _free(self, key: Any, signature: Signature) -> tuple[_Changes, list[int]]:
+        """What changed between calls of this structure, and the numbers that are to be free: those
+        that changed, but not those of which Python has seen the value."""
+        with self._lock:
+            changes = self._changes.setdefault(key, _Changes())
+            for entry in self._entries.get(key, ())[-1:]:
+                for i, (x, was) in enumerate(zip(signature.numbers, entry.feed.given, strict=True)):
+                    if not is_same(x, was):
+                        changes.changed.add(i)
+            if ASKS_CLASS in signature.names:  # `type(x) is float` would not hold
+                return changes, []
+            return changes, sorted(changes.changed - changes.seen)
+
+    def _replay(
+        self, entry: _Entry, feed: _Feed, arena: Arena, signature: Signature, *, loop: bool
+    ) -> Any:
         inputs = signature.inputs
         require_writable(entry.updated(inputs))
         programs = [entry.planned.program]
@@ -368,6 +478,10 @@ class Captured(Generic[P, R]):
         try:
             with scratch.lock, using(used):
                 handles = (*[x.handle for x in used], *scratch.reserve(arena.vm, entry))
+                if entry.fed is not feed:
+                    for x, array in feed.arrays:
+                        arena.vm.write(x.handle, array)
+                    entry.fed = feed
                 for program in programs:
                     arena.vm.launch(program, handles)
         except HandleError as error:
@@ -383,25 +497,41 @@ class Captured(Generic[P, R]):
             field.set(results[number])
 
         def made(part: Any) -> Any:
+            if isinstance(part, _Computed):
+                return feed.values[part.place]
             return results[part.number] if isinstance(part, _Leaf) else copy.copy(part)
 
-        return replace(made, entry.tree, (_Leaf, *_CHANGEABLE))
+        return replace(made, entry.tree, (_Leaf, _Computed, *_CHANGEABLE))
 
 
 _CHANGEABLE: Final = np.ndarray, set, bytearray
 """What a caller may change in a result: each call returns its own."""
 
 
-def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) -> Captured[P, R]:
+@overload
+def capture(
+    fn: Callable[P, R], /, *, fuse: bool = True, recompute: bool = True
+) -> Captured[P, R]: ...
+@overload
+def capture(
+    *, fuse: bool = True, recompute: bool = True
+) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
+def capture(
+    fn: Callable[..., Any] | None = None, /, *, fuse: bool = True, recompute: bool = True
+) -> Any:
     """A function that records what `fn` does at its first call, and from then on launches that as
     one program. The program may be a whole step, with gradients and an optimizer's update.
 
+    It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
+
     Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. A
     call with tensors of other types, other values, or another Module records anew. So does a call
-    after a change of anything that the function reaches by itself. Tensors that it reaches so are
-    used where they lie, and updated in place. Random keys advance. Each call allocates its results
-    in the current arena. Temporaries lie in scratch memory of the captured function's own; `plan`
-    tells its size.
+    after a change of anything that the function reaches by itself. Python numbers among the
+    arguments and in fields of Modules and optimizers do so once, and from then on are inputs of the
+    program, unless Python code needs to see the value. Tensors that the function reaches by itself
+    are used where they lie, and updated in place. Random keys advance. Each call allocates its
+    results in the current arena. Temporaries lie in scratch memory of the captured function's own;
+    `plan` tells its size.
 
     With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
     no memory. With `recompute`, cheap values are computed again for the backward pass, and not
@@ -410,12 +540,15 @@ def capture(fn: Callable[P, R], *, fuse: bool = True, recompute: bool = True) ->
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
+    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed.
     Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
     raises it, with the line, if the function reads a tensor's value, copies a Python value into a
     tensor, calls an op whose result's shape depends on values, or keeps a tensor of its own in any
     place but its result or such a field. Raises `GradientError` inside a differentiated function,
     and whatever the function raises.
     """
+    if fn is None:
+        return partial(capture, fuse=fuse, recompute=recompute)
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
     return Captured(fn, fuse=fuse, recompute=recompute)
@@ -449,23 +582,40 @@ def measure(
 
 
 def _recorded(
-    fn: Callable[..., Any], args: Any, kwargs: Any, arena: Arena, signature: Signature
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    arena: Arena,
+    signature: Signature,
+    free: Sequence[int] = (),
 ) -> _Recording:
-    """Call the function with a recorder on. Fields that it rebinds get their old values back."""
+    """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
+    of the signature's numbers that are `free` are recorded too."""
     prepare_constants(arena.vm)
     random.prepare(arena.vm)
     around = Surroundings(signature.held)
-    with recording_of(arena.vm, signature.inputs) as record:
+    numbers = Numbers([signature.numbers[i] for i in free], arena.vm)
+    with recording_of(arena.vm, signature.inputs) as record, numbers.recording() as stand_ins:
+        lent = dict(zip(free, stand_ins, strict=True))
+        all_numbers = enumerate(zip(signature.numbers, signature.places, strict=True))
+        arguments = [lent.get(i, x) for i, (x, place) in all_numbers if place is None][::-1]
+        lent_fields = _lend(signature, lent)
+        stand_ins.clear()
+        lent.clear()
 
-        def stand_in(x: Tensor | TensorType) -> Tensor:
-            if not isinstance(x, Tensor):
+        def stand_in(x: Any) -> Any:
+            if isinstance(x, Tensor):
+                return x if signature.is_reached(x) else record.stand_in(x)
+            if isinstance(x, TensorType):
                 return record.stand_in_of(x)
-            return x if signature.is_reached(x) else record.stand_in(x)
+            return arguments.pop() if type(x) in (int, float) else x
 
         try:
             for field, x in signature.fields:
                 field.set(stand_in(x))
-            given = [replace(stand_in, each, (Tensor, TensorType)) for each in (args, kwargs)]
+            given = [
+                replace(stand_in, each, (Tensor, TensorType, int, float)) for each in (args, kwargs)
+            ]
             before = replace(lambda x: x, given)
             tree = fn(*given[0], **given[1])
             _require_same(before, given)
@@ -476,16 +626,51 @@ def _recorded(
                     field.set(x)
             left = _Left(record, signature)
             tree = replace(left.leaf, tree)
+            tree = replace(lambda x: _Computed(x.place) if x.recorded else plain(x), tree, Number)
             rebound = left.fields(around)
         except BaseException:
             around.put_back(failed=True)
+            _put_back(lent_fields, failed=True)
             raise
         around.put_back(failed=False)
+        _put_back(lent_fields, failed=False)
+        lent_fields.clear()
+        numbers.see_kept()
         flow = Flow(record.calls, left.values)
-        found = _Recording(record, flow, tree, left.results, left.outputs, rebound)
+        found = _Recording(record, flow, tree, left.results, left.outputs, rebound, numbers, free)
         del left
         _refuse_kept(record, around)
     return found
+
+
+class _LentField(NamedTuple):
+    """A field with a number in it, for which another stands while the function is recorded."""
+
+    fields: dict[str, Any]
+    name: str
+    was: Any
+    lent: Any
+
+
+def _lend(signature: Signature, lent: Mapping[int, Number]) -> list[_LentField]:
+    """Put what stands for the signature's numbers into their fields."""
+    before: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+    for i, number in lent.items():
+        place = signature.places[i]
+        if place is not None:
+            fields = dict_of(place.owner)
+            before.setdefault((id(fields), place.name), (fields, place.name, fields[place.name]))
+            place.set(number)
+    return [_LentField(*each, each[0][each[1]]) for each in before.values()]
+
+
+def _put_back(lent: Sequence[_LentField], *, failed: bool) -> None:
+    """Give the fields their numbers back; what the function assigned stays, unless it failed."""
+    for fields, name, was, now in lent:
+        if failed or fields.get(name) is now:
+            fields[name] = was
+        elif name in fields:
+            fields[name] = plain(fields[name])
 
 
 class _Left:

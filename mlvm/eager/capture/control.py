@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import GradientError, ShapeError
+from mlvm.core.errors import CaptureError, GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import Pending, Pull, Tape, taping
 from mlvm.eager.capture.recorder import Recorder, recorder
 from mlvm.eager.context import recording
 from mlvm.eager.functions import full
+from mlvm.eager.state import tensors
 from mlvm.eager.tensor import Tensor, alias, constant, one_op, overwrite, stop_gradient
-from mlvm.step.flow import Block
+from mlvm.eager.tree import Tree, with_leaves
+from mlvm.eager.vjps import Sparse
+from mlvm.step.flow import Block, Procedure
 
 Tensors: TypeAlias = list[Tensor]
 Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
@@ -51,18 +55,66 @@ def scan(
     total: int | None,
     *,
     reverse: bool = False,
+    stacked: bool = True,
 ) -> tuple[Tensors, Tensors]:
     """So many turns with a state, through the rows of `xs`, in a recorded loop. There are no more
-    turns than `total`, if that is known; so many rows the results have."""
-    record, tape = _recorder(), taping()
+    turns than `total`, if that is known; so many rows the results have. A body that is not
+    `stacked` makes no rows."""
     count = op.astype(turns, dtype=i64) if isinstance(turns, Tensor) else constant(turns, i64)
     with _untaped():
+        first = count - 1 if reverse else constant(0, i64)
+
+    def more(i: Tensor, _: Tensors) -> Tensor:
+        return i >= 0 if reverse else i < count
+
+    return _loop(more, body, init, xs, first, turns, total, reverse, stacked)
+
+
+def while_loop(
+    test: Callable[[Tensors], Tensor], body: Callable[[Tensors], Tensors], init: Tensors
+) -> Tensors:
+    """The state when the test is false, in a recorded loop."""
+    zero = constant(0, i64)
+    finals, _ = _loop(
+        lambda i, state: test(state),
+        lambda i, state, rows: (body(state), []),
+        init,
+        [],
+        zero,
+        None,
+        None,
+        reverse=False,
+        stacked=False,
+    )
+    return finals
+
+
+def _loop(
+    more: Callable[[Tensor, Tensors], Tensor],
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    first: Tensor,
+    turns: Tensor | int | None,
+    total: int | None,
+    reverse: bool,
+    stacked: bool,
+) -> tuple[Tensors, Tensors]:
+    """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
+    them itself."""
+    record, tape = _recorder(), taping()
+    with _untaped():
         state = [_initialized(record, x) for x in init]
-        i = _initialized(record, count - 1 if reverse else constant(0, i64))
+        i = _initialized(record, first)
+        last = None
+        if tape is not None and total is None:
+            last = _initialized(record, constant(-1, i64))
     with record.block() as test, _untaped():
-        test.result = record.use(i >= 0 if reverse else i < count)
+        test.result = record.use(more(i, [stop_gradient(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
-    kept: list[tuple[Tensor, Tensor]] = []  # what the way back needs, and the stack it is kept in
+    is_known = True
+    kept: Tensors = []  # what the way back needs of each turn
+    stacks: Tensors = []  # that it is kept in, if these have a known length
     with record.block() as block:
         with _untaped():
             now = stop_gradient(i)
@@ -70,37 +122,54 @@ def scan(
         if tape is not None:
             params, rows = _watched(tape, params), _watched(tape, rows)
             if total is not None:
-                kept += [(x, _stacked(record, x, i, total)) for x in params if x.dtype.is_float]
-        after, made = body(now, params, rows)
+                kept = [x for x in params if x.dtype.is_float]
+                stacks = [_stacked(record, x, i, total) for x in kept]
+        try:
+            after, made = body(now, params, rows)
+        except _Unknown:  # a loop of no turns tells what the function makes
+            if stacked:
+                raise
+            is_known = False
+            after, made = params, []
         segment = None
         if tape is not None:
             segment = _Segment(record, tape, start, [*after, *made], [i, *state, *rows])
-            if total is not None and not segment.is_constant([*init, *xs]):
-                kept += [(x, _stacked(record, x, i, total)) for x in segment.inside]
-        stacks = [_stacked(record, y, i, _known(total)) for y in made]
+            if segment.is_constant([*init, *xs]):
+                segment = None
+            elif last is None:
+                kept += segment.inside
+                stacks += [_stacked(record, x, i, _known(total)) for x in segment.inside]
+            else:
+                kept = [x for x in params if segment.needs(x)] + segment.inside
+                with _untaped():
+                    overwrite(last, _COPY, record.push([last, *kept]))
+        results = [_stacked(record, y, i, _known(total)) for y in made]
         with _untaped():
             _assign(record, state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
-    for stack in stacks if isinstance(turns, Tensor) else []:
+    if not is_known:
+        return _released(record, state), []
+    for stack in results if isinstance(turns, Tensor) else []:
         overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
     record.control("while", [test, block])
-    finals, results = _released(record, state), _released(record, stacks)
-    if tape is not None and segment is not None and not segment.is_constant([*init, *xs]):
-        if total is None:
-            raise GradientError("a loop of a length known at run time only has no gradient yet")
-        residuals = _released(record, [stack for _, stack in kept])
-        back = _Back(
-            segment, params, rows, i, after, made, [x for x, _ in kept], turns, total, reverse
-        )
-        saved = [*xs, *residuals, *segment.outside]
-        outs = [*finals, *results, *residuals]
-        _leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull_scan, back))
+    finals, results = _released(record, state), _released(record, results)
+    stacks = _released(record, stacks)
+    if tape is not None and segment is not None:
+        count = record.released(i) if turns is None else turns
+        number = [] if last is None else [record.released(last)]
+        back = _Back(segment, params, rows, i, after, made, kept, count, total, reverse)
+        saved = [*xs, *stacks, *number, *segment.outside]
+        if isinstance(count, Tensor):
+            saved.append(count)
+        outs = [*finals, *results, *stacks]
+        _leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull_loop, back))
     return finals, results
 
 
 class _Back(NamedTuple):
     """What the way back through a loop needs to know of the way there. `kept` are those tensors of
-    its body that were kept in a stack."""
+    its body that are kept for each turn: in stacks of `total` rows or, where that is None, in a
+    record, which also has the number of the record before."""
 
     segment: _Segment
     params: Tensors
@@ -110,49 +179,65 @@ class _Back(NamedTuple):
     made: Tensors
     kept: Tensors
     turns: Tensor | int
-    total: int
+    total: int | None
     reverse: bool
 
 
-def _pull_scan(
+def _pull_loop(
     back: _Back,
     cotangents: Sequence[Tensor | None],
     saved: Sequence[Tensor],
-    held: Sequence[Tensor | None],
-) -> Sequence[Tensor | None]:
+    held: Sequence[Any],
+) -> Sequence[Any]:
     """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
     latter so much is `held` before."""
-    segment = back.segment
-    nstate, nrows, nkept = len(back.params), len(back.rows), len(back.kept)
-    xs, residuals, outside = _split(saved, nrows, nkept)
+    segment, turns = back.segment, back.turns
+    if back.total is None:
+        _refuse_outer_tape("a loop whose length is known at run time only")
+    if isinstance(turns, Tensor):
+        *saved, turns = saved
+    nstate, nrows = len(back.params), len(back.rows)
+    nstacks = len(back.kept) if back.total is not None else 1
+    xs, stacks, outside = _split(saved, nrows, nstacks)
     of_state, of_made, of_kept = _split(cotangents, nstate, len(back.made))
     active = [k for k, x in enumerate(back.params) if x.dtype.is_float]
     tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_float]
-    given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=True)]
+    given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
     init = [_or_zeros(of_state[k], back.params[k].type) for k in active]
-    init += map(_or_zeros, held, segment.closures.values())
+    cells, closures = _parted(segment.closures, held)
+    init += [_or_zeros(h, segment.closures[number]) for number, h in closures.items()]
+    if back.total is None:
+        init += stacks
+        stacks = []
 
     def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        xrows, kept, seeds = _split(rows, nrows, nkept)
+        xrows, kept, seeds = _split(rows, nrows, len(stacks))
+        parts, totals, number = _split(state, len(active), len(closures))
+        if number:
+            number, kept = _split(
+                _recorder().pull(number[0], [TensorType(i64), *[x.root.type for x in back.kept]]), 1
+            )
         inside = {id(x.root): row for x, row in zip(back.kept, kept, strict=True)}
         inside |= {id(x.root): row for x, row in zip(back.rows, xrows, strict=True)}
         inside[id(back.i)] = i
         pending = Pending()
-        pending.update(zip(segment.closures, state[len(active) :], strict=True))
-        _seed(pending, segment.tape, [back.after[k] for k in active], state[: len(active)])
+        pending.update(cells)
+        pending.update(zip(closures, totals, strict=True))
+        _seed(pending, segment.tape, [back.after[k] for k in active], parts)
         _seed(pending, segment.tape, [y for y, _ in given], seeds)
         segment.walk(pending, inside, outside)
         after = [_or_zeros(pending.get(back.params[k].node), back.params[k].type) for k in active]
-        after += [pending[number] for number in segment.closures]
+        after += [pending[number] for number in closures]
         of_rows = [pending.get(back.rows[k].node) for k in tracked]
-        return after, list(map(_or_zeros, of_rows, [back.rows[k].type for k in tracked]))
+        of_xs = list(map(_or_zeros, of_rows, [back.rows[k].type for k in tracked]))
+        return [*after, *number], of_xs
 
     finals, of_xs = scan(
         turn,
         init,
-        [*xs, *residuals, *[g for _, g in given]],
-        back.turns,
+        [*xs, *stacks, *[g for _, g in given]],
+        turns,
         back.total,
         reverse=not back.reverse,
     )
@@ -161,33 +246,8 @@ def _pull_scan(
         parts[k] = g
     for k, g in zip(tracked, of_xs, strict=True):
         parts[nstate + k] = g
-    return [*parts, *finals[len(active) :]]
-
-
-def while_loop(
-    test: Callable[[Tensors], Tensor], body: Callable[[Tensors], Tensors], init: Tensors
-) -> Tensors:
-    """The state when the test is false, in a recorded loop."""
-    record, tape = _recorder(), taping()
-    with _untaped():
-        state = [_initialized(record, x) for x in init]
-    with record.block() as first, _untaped():
-        first.result = record.use(test([stop_gradient(x) for x in state]))
-    start = 0 if tape is None else len(tape.nodes)
-    with record.block() as block:
-        with _untaped():
-            params = [stop_gradient(x) for x in state]
-        if tape is not None:
-            params = _watched(tape, params)
-        after = body(params)
-        if tape is not None:
-            segment = _Segment(record, tape, start, after, state)
-            if not segment.is_constant(init):
-                raise GradientError("a loop of a length known at run time only has no gradient yet")
-        with _untaped():
-            _assign(record, state, after)
-    record.control("while", [first, block])
-    return _released(record, state)
+    totals = {**cells, **dict(zip(closures, finals[len(active) :], strict=False))}
+    return [*parts, *[totals[number] for number in segment.closures]]
 
 
 # --- branches ------------------------------------------------------------------------
@@ -200,9 +260,14 @@ def cond(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
     blocks: list[Block] = []
     results: Tensors = []
     sides: list[_Side] = []
+    unknown: _Unknown | None = None
     for branch in branches:
         with record.block() as block:
-            made = branch()
+            try:
+                made = branch()
+            except _Unknown as error:  # the other tells what the function makes
+                unknown = error
+                continue
             results = results or [record.variable(y.type, outside=True) for y in made]
             kept: Tensors = []
             if tape is not None:
@@ -216,6 +281,12 @@ def cond(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
                 for place, y in zip(results, made, strict=True):
                     overwrite(place, _COPY, y)
         blocks.append(block)
+    if unknown is not None:
+        if tape is not None:
+            del tape.nodes[start:]
+        if not blocks:
+            raise unknown
+        return _released(record, results)
     record.control("cond", blocks, pred)
     finals = _released(record, results)
     closures = {number: type for side in sides for number, type in side.segment.closures.items()}
@@ -241,12 +312,13 @@ def _pull_cond(
     closures: dict[int, TensorType],
     cotangents: Sequence[Tensor | None],
     saved: Sequence[Tensor],
-    held: Sequence[Tensor | None],
-) -> Sequence[Tensor | None]:
+    held: Sequence[Any],
+) -> Sequence[Any]:
     """The cotangents of what the branches reach, of which so much is `held` before."""
     [pred], rest = _split(saved, 1)
     of_made, of_kept = _split(cotangents, len(sides[0].made))
-    before = list(map(_or_zeros, held, closures.values()))
+    cells, others = _parted(closures, held)
+    before = {number: _or_zeros(h, closures[number]) for number, h in others.items()}
 
     def back(
         side: _Side, kept: Tensors, outside: Tensors, of_kept: Sequence[Tensor | None]
@@ -254,17 +326,252 @@ def _pull_cond(
         segment = side.segment
         inside = {id(x.root): y for x, y in zip(segment.inside, kept, strict=True)}
         pending = Pending()
-        pending.update(zip(closures, before, strict=True))
+        pending.update({**cells, **before})
         _seed(pending, segment.tape, [*side.made, *segment.inside], [*of_made, *of_kept])
         segment.walk(pending, inside, outside)
-        return [pending[number] for number in closures]
+        return [pending[number] for number in before]
 
     ways: list[Callable[[], Tensors]] = []
     for side in sides:
         kept, outside, rest = _split(rest, len(side.kept), len(side.segment.outside))
         own, of_kept = _split(of_kept, len(side.kept))
         ways.append(partial(back, side, kept, outside, own))
-    return cond(pred, ways)
+    totals = {**cells, **dict(zip(before, cond(pred, ways), strict=True))}
+    return [totals[number] for number in closures]
+
+
+def _parted(
+    closures: dict[int, TensorType], held: Sequence[Any]
+) -> tuple[dict[int, _Cell], dict[int, Tensor | None]]:
+    """What is held of closures, by their numbers: the cells, and the others."""
+    pairs = list(zip(closures, held, strict=True))
+    cells = {number: h for number, h in pairs if isinstance(h, _Cell)}
+    return cells, {number: h for number, h in pairs if not isinstance(h, _Cell)}
+
+
+# --- functions -----------------------------------------------------------------------
+
+
+class _Unknown(Exception):
+    """A function calls itself before it is known what it makes."""
+
+
+class _Open:
+    """A function while it is recorded: by its `key` it is known again. `results` are the types of
+    what it makes, a `tree`, once they are known. If it has a way back, it also makes the number of
+    a record. `inner` are the functions that it calls, if it is called from outside."""
+
+    def __init__(self, key: object, name: str, results: list[TensorType] | None = None) -> None:
+        self.key = key
+        self.name = name
+        self.procedure = Procedure(name, Block())
+        self.inner: list[Procedure] = []
+        self.results = results
+        self.tree: Tree = None
+        self.is_guess = False
+        self.way: _Way | None = None
+
+
+class _Way(NamedTuple):
+    """What the way back through a function needs to know of the way there. `kept` is what each call
+    has kept in a record. `back` has the way back while that is recorded."""
+
+    segment: _Segment
+    params: Tensors
+    made: Tensors
+    kept: Tensors
+    back: list[_Open]
+
+
+_opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
+
+
+def call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree]) -> Tree:
+    """What `run(args)` makes, as a function of the program. While it is recorded it is known again
+    by its key: then it calls itself.
+
+    Raises `CaptureError` for a function that calls itself in any case.
+    """
+    tape = taping()
+    known = next((each for each in _opened.get() if each.key == (key, tape is None)), None)
+    if known is None:
+        opened = _Open((key, tape is None), name)
+        made = _call_new(opened, args, run)
+        way = opened.way
+        if tape is not None and way is not None:
+            number = made.pop()
+            if not way.segment.is_constant(args):
+                pull = partial(_pull_call, way, name)
+                saved = [number, *way.segment.outside]
+                _leave(tape, made, args, way.segment.closures, saved, pull)
+        return with_leaves(opened.tree, iter(made))
+    if known.results is None:
+        known.is_guess = True
+        raise _Unknown
+    made = _recorder().call(known.procedure, _results_of(known, tape), args)
+    if tape is not None:
+        number = made.pop()
+        _leave(tape, made, args, {}, [number], partial(_pull_again, known, args))
+    return with_leaves(known.tree, iter(made))
+
+
+def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
+    return [*(opened.results or []), *([] if tape is None else [TensorType(i64)])]
+
+
+def _call_new(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree]) -> Tensors:
+    """Record a function, and call it. If it calls itself before its results are known, those that
+    do not depend on that are taken for them, and it is recorded anew."""
+    record, tape, around = _recorder(), taping(), _opened.get()
+    outermost = around[0] if around else opened
+    before = len(outermost.inner)
+    for _ in range(2):
+        del outermost.inner[before:]
+        opened.is_guess = False
+        start = 0 if tape is None else len(tape.nodes)
+        token = _opened.set((*around, opened))
+        try:
+            _record_function(record, tape, start, opened, args, run)
+        except _Unknown:
+            if tape is not None:
+                del tape.nodes[start:]
+            if opened.is_guess and not any(each.is_guess for each in around):
+                raise CaptureError(
+                    f"{opened.name} calls itself in any case: what it makes is known by a branch "
+                    f"of a cond, or a loop of no turns, in which it does not"
+                ) from None
+            raise
+        finally:
+            _opened.reset(token)
+        if not opened.is_guess:
+            break
+    results = _results_of(opened, tape)
+    if not around:
+        return record.call_from_outside([opened.procedure, *opened.inner], results, args)
+    outermost.inner.append(opened.procedure)
+    return record.call(opened.procedure, results, args)
+
+
+def _record_function(
+    record: Recorder,
+    tape: Tape | None,
+    start: int,
+    opened: _Open,
+    args: Tensors,
+    run: Callable[[Tensors], Tree],
+) -> None:
+    procedure = opened.procedure = Procedure(opened.name, Block())
+    with record.function(procedure):
+        places = [record.parameter(x.type) for x in args]
+        with _untaped():
+            params = [stop_gradient(x) for x in places]
+        if tape is not None:
+            params = _watched(tape, params)
+        tree = run(params)
+        made = tensors(tree)
+        results = list(made)
+        with _untaped():
+            if tape is not None:
+                segment = _Segment(record, tape, start, made, places)
+                kept = [x for x in params if segment.needs(x)] + segment.inside
+                results.append(record.push(kept))
+                opened.way = _Way(segment, params, made, kept, [])
+            outs = [record.parameter(y.type) for y in results]
+            for out, y in zip(outs, results, strict=True):
+                overwrite(out, _COPY, y)
+        procedure.params = [record.home_of(x) for x in (*outs, *places)]
+    opened.tree, opened.results = tree, [y.type for y in made]
+
+
+class _Cell:
+    """A cotangent that functions add to where it lies: they share it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.type = x.type
+
+    def __add__(self, part: Tensor | Sparse) -> _Cell:
+        call, operands = (
+            (part.added, part.operands) if isinstance(part, Sparse) else (_ADD, (part,))
+        )
+        overwrite(self.x, call, self.x, *operands)
+        return self
+
+
+def _pull_call(
+    way: _Way,
+    name: str,
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    held: Sequence[Any],
+) -> Sequence[Any]:
+    """The cotangents of a function's arguments, and of what it reaches besides."""
+    _refuse_outer_tape("a function that may call itself")
+    record, segment = _recorder(), way.segment
+    number, *outside = saved
+    types = segment.closures.values()
+    cells = [
+        h
+        if isinstance(h, _Cell)
+        else _Cell(record.as_cell(_initialized(record, _or_zeros(h, type))))
+        for h, type in zip(held, types, strict=True)
+    ]
+
+    def run(args: Tensors) -> Tensors:
+        *parts, number = args
+        kept = record.pull(number, [x.root.type for x in way.kept])
+        inside = {id(x.root): y for x, y in zip(way.kept, kept, strict=True)}
+        pending = Pending()
+        pending.update(zip(segment.closures, cells, strict=True))
+        _seed(pending, segment.tape, [y for y in way.made if y.dtype.is_float], parts)
+        segment.walk(pending, inside, outside)
+        return [_or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_float]
+
+    results = [x.type for x in way.params if x.dtype.is_float]
+    opened = _Open(way, f"{name}_back", results)
+    way.back.append(opened)
+    try:
+        made = iter(_call_new(opened, [*_of_floats(way.made, cotangents), number], run))
+    finally:
+        way.back.clear()
+    parts = [next(made) if x.dtype.is_float else None for x in way.params]
+    totals = [
+        h if isinstance(h, _Cell) else record.released(cell.x)
+        for h, cell in zip(held, cells, strict=True)
+    ]
+    return [*parts, *totals]
+
+
+def _pull_again(
+    known: _Open,
+    args: Tensors,
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    held: Sequence[Any],
+) -> Sequence[Any]:
+    """The cotangents of the arguments of a function that has called itself."""
+    if known.way is None or not known.way.back:
+        raise GradientError(
+            f"{known.name} takes a gradient of itself, which a captured function cannot"
+        )
+    [back] = known.way.back
+    given = [*_of_floats(known.way.made, cotangents), *saved]
+    made = iter(_recorder().call(back.procedure, back.results or [], given))
+    return [next(made) if x.dtype.is_float else None for x in args]
+
+
+def _of_floats(results: Tensors, cotangents: Sequence[Tensor | None]) -> Tensors:
+    """Cotangents of those results that are floats."""
+    pairs = zip(results, cotangents, strict=True)
+    return [_or_zeros(g, y.type) for y, g in pairs if y.dtype.is_float]
+
+
+def _refuse_outer_tape(what: str) -> None:
+    if taping() is not None:
+        raise GradientError(
+            f"a gradient through the gradient of {what} is not supported in a captured function; "
+            f"scan, fori_loop with ints, and cond have one"
+        )
 
 
 # --- the way back --------------------------------------------------------------------
@@ -308,6 +615,10 @@ class _Segment:
                 else:
                     outside[id(x)] = x
         self.inside, self.outside = list(inside.values()), list(outside.values())
+
+    def needs(self, x: Tensor) -> bool:
+        """Whether the nodes need the tensor, which is known in another way."""
+        return any(y.root is x.root for node in self.nodes if node is not None for y in node[2])
 
     def is_constant(self, operands: Sequence[Tensor]) -> bool:
         """Whether no gradient goes through it, nor to these operands of its control flow."""
@@ -374,7 +685,7 @@ class _Joint:
         nresults: int,
         operands: Tensors,
         closures: dict[int, TensorType],
-        pull: Callable[..., Sequence[Tensor | None]],
+        pull: Callable[..., Sequence[Any]],
     ) -> None:
         self._nresults = nresults
         self._operands = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
@@ -386,9 +697,7 @@ class _Joint:
             *[operands[k].type for k, _ in self._operands],
         ]
 
-    def __call__(
-        self, g: _Parts, saved: Sequence[Tensor], held: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
+    def __call__(self, g: _Parts, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
         totals = dict(zip(self.origins, held, strict=True))
         nclosures = len(self.origins) - len(self._operands)
         cotangents = [g.parts.get(i) for i in range(self._nresults)]
@@ -407,7 +716,7 @@ def _leave(
     operands: Tensors,
     closures: dict[int, TensorType],
     saved: Tensors,
-    pull: Callable[..., Sequence[Tensor | None]],
+    pull: Callable[..., Sequence[Any]],
 ) -> None:
     """Leave a node for control flow (see `_Joint`), and one for each result that is a float."""
     joint = _Joint(tape, len(results), operands, closures, pull)

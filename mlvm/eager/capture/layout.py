@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from mlvm.eager.nn.module import Module
-from mlvm.eager.optim import Optimizer
+from mlvm.eager.optim import Group, Optimizer
 from mlvm.eager.tree import Node
 
 PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -103,12 +103,12 @@ def _layout(kind: type) -> Layout:
         (i, name)
         for i, each in enumerate(kind.__mro__)
         for name, field in vars(each).items()
-        if isinstance(field, types.MemberDescriptorType)
+        if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     by_user = not is_library(kind.__module__)
     has_dict = kind.__dictoffset__ != 0
     how: Any = "named"
-    if issubclass(kind, Optimizer):
+    if issubclass(kind, (Optimizer, Group)):
         how = "optimizer"
     elif issubclass(kind, Node):
         how = "node" if all(each in (Module, Node) for each in libraries) else "open node"

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
+from mlvm.arena import residuals
 from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
@@ -22,14 +23,21 @@ from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
-from mlvm.core.protocol import Estimate, StorageHandle, T, TensorHandle, VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.protocol import (
+    Estimate,
+    LocalVMProtocol,
+    StorageHandle,
+    T,
+    TensorHandle,
+    VMProtocol,
+)
+from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.tensor import Tensor, prepare_constants
 from mlvm.eager.tree import require_writable
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
-from mlvm.step.blocks import free
-from mlvm.step.flow import Block, Call, Home, Role, Use, Value
+from mlvm.step.blocks import free, outer_index
+from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
 recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 """The recorder that is on, for each thread or task."""
@@ -69,6 +77,8 @@ class Recorder:
         self._scratch = 0
         self._before: list[dict[int, Value]] = []  # the values around each block that is open
         self._open: list[Block] = []
+        self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
+        self.cells: set[int] = set()  # what functions may update, by the id of the reference
         self._left: dict[int, list[int]] = {}  # what each block, by id, has written outside of it
         self._reached: dict[StorageHandle, int] = {}  # the end of the bytes used in a storage
         self._given: set[StorageHandle] = set()  # storages of arguments
@@ -198,6 +208,8 @@ class Recorder:
 
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Stand-ins for the next element of the queue, which each launch will take."""
+        if self.frames:
+            raise _refused("a queue's element is taken in an ml.function")
         twins = []
         for type in queue.types:
             twin = self._given_tensor(type)
@@ -235,6 +247,25 @@ class Recorder:
                     self._left.setdefault(id(block), []).append(key)
                     self._values[key] = before[key]
 
+    @contextmanager
+    def function(self, procedure: Procedure) -> Iterator[None]:
+        """Inside, calls are recorded into the block of a function."""
+        with self.block() as block:
+            procedure.block = block
+            self.frames.append(self._before[-1])
+            try:
+                yield
+            finally:
+                self.frames.pop()
+
+    def home_of(self, x: Tensor) -> Home:
+        return self._homes[id(_reference_to(x))]
+
+    def as_cell(self, x: Tensor) -> Tensor:
+        """The variable, which functions may update from now on."""
+        self.cells.add(id(_reference_to(x)))
+        return x
+
     def control(self, name: str, blocks: Sequence[Block], condition: Tensor | None = None) -> None:
         """Run blocks: see `Call`."""
         ins = [] if condition is None else [self.use(condition)]
@@ -250,6 +281,43 @@ class Recorder:
         self.calls.append(
             Call(name, None, NO_ATTRIBUTES, outs, ins, line, self.again, blocks=tuple(blocks))
         )
+
+    def parameter(self, type: TensorType) -> Tensor:
+        """A tensor for an operand of the function whose block is open: memory of its caller."""
+        x = self.arena.alloc(type, Tensor)
+        x.prepare()
+        reference = _reference_to(x)
+        self._references[id(reference)] = reference
+        home = self._homes[id(reference)] = Home("outer", next(outer_index), type)
+        self._open[-1].homes.add(home)
+        self._new_value(reference, type)
+        return x
+
+    def call(
+        self, callee: Procedure, results: Sequence[TensorType], args: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Call a function from within its own block, or that of one that it calls."""
+        made = self._called("call", results, args)
+        call = self.calls[-1]
+        call.callee, call.passed = callee, [*call.outs, *call.ins]
+        return made
+
+    def call_from_outside(
+        self, procedures: Sequence[Procedure], results: Sequence[TensorType], args: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Call the first of these functions, which calls the others."""
+        made = [self.variable(type) for type in results]
+        passed = [self.use(x) for x in (*made, *args)]
+        blocks = [procedure.block for procedure in procedures]
+        self.control("call", blocks)
+        call = self.calls[-1]
+        for i, x in enumerate(made):
+            reference = _reference_to(x)
+            passed[i] = Use(self._new_value(reference, x.type), x.type)
+        call.outs += passed[: len(made)]
+        call.ins = list(dict.fromkeys([*call.ins, *passed[len(made) :]]))
+        call.callee, call.passed, call.procedures = procedures[0], passed, procedures
+        return [self.released(x) for x in made]
 
     def variable(self, type: TensorType, *, outside: bool = False) -> Tensor:
         """A tensor for blocks to write, which holds nothing at first; with `outside` it is made
@@ -269,6 +337,30 @@ class Recorder:
     def use(self, x: Tensor) -> Use:
         """What the tensor holds now, as its type."""
         return Use(self.value_of(x), x.type)
+
+    def push(self, xs: Sequence[Tensor]) -> Tensor:
+        """Keep copies of the tensors in a record of the residuals. Returns its number."""
+        if not isinstance(self.vm, LocalVMProtocol):
+            raise _refused("a loop of unknown length, on a VM that is not of this process, is used")
+        residuals.register(self.vm)
+        [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
+        return number
+
+    def pull(self, number: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
+        """What such a record holds."""
+        return self._called(residuals.READ, types, [number])
+
+    def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
+        made = [self.arena.alloc(type, Tensor) for type in types]
+        outs: list[Use] = []
+        for x in made:
+            x.prepare()
+            reference = _reference_to(x)
+            self._references[id(reference)] = reference
+            outs.append(Use(self._new_value(reference, x.type), x.type))
+        ins = [self.use(x) for x in xs]
+        self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
+        return made
 
     def released(self, x: Tensor) -> Tensor:
         """Another tensor for what the variable holds, which cannot be used any more."""
@@ -329,6 +421,7 @@ class Recorder:
             out, *operands = zip(references, types, strict=True)
             ins = [Use(self._value(reference), type) for reference, type in operands]
             if self._before and id(out[0]) in self._before[-1]:
+                self._require_own(out[0])
                 self._stay(*out)
             outs = [Use(self._new_value(*out), out[1])]
         else:
@@ -357,6 +450,15 @@ class Recorder:
                 op.name, types[1:]
             )
         require_writable(both)
+
+    def _require_own(self, reference: Reference) -> None:
+        """Raise `CaptureError` for an update in place of what lies outside of a function, unless it
+        is one of the `cells`."""
+        if self.frames and id(reference) in self.frames[-1] and id(reference) not in self.cells:
+            raise _refused(
+                "a tensor from outside of an ml.function (maybe the state of the random keys) is "
+                "updated in place"
+            )
 
     # --- whose bytes a handle names -----------------------------------------------------
 
@@ -423,6 +525,9 @@ class Recorder:
             raise _refused("a tensor is read that nothing has been written to")
         if value is _ENDED:
             raise _refused("a tensor that a loop's body or a branch has made is used outside of it")
+        key, inner = id(reference), self.frames[1:]
+        if inner and key in inner[-1] and key not in (self.frames[0].keys() | self.cells):
+            raise _refused("a tensor of one ml.function is used in another that it calls")
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:

@@ -41,7 +41,7 @@ class Surroundings:
             for name, value in vars(node).items()
             if isinstance(value, Tensor)
         ]
-        names = {id(each.owner): each for value in distinct.values() for each in _names_of(value)}
+        names = {id(each.owner): each for value in distinct.values() for each in names_of(value)}
         self._names = [(each, each.read()) for each in names.values()]
 
     def rebound(self) -> Iterator[tuple[Field, Tensor]]:
@@ -79,7 +79,7 @@ class Surroundings:
         return found
 
 
-class _Names(NamedTuple):
+class Names(NamedTuple):
     """The names of one owner, such as a dict. `read` gives their values, and
     `put_back(before, changed)` gives changed ones their old values. `text` says what a name is."""
 
@@ -89,7 +89,7 @@ class _Names(NamedTuple):
     put_back: Callable[[dict[Any, Any], Iterable[Any]], None]
 
 
-def _names_of(value: Any) -> Iterator[_Names]:
+def names_of(value: Any) -> Iterator[Names]:
     """The names by which a Python value refers to others."""
     kind = type(value)  # isinstance might call what is looked into
     if kind is types.FunctionType:
@@ -115,7 +115,7 @@ def dict_of(value: Any) -> dict[str, Any]:
     return fields if type(fields) is dict else {}
 
 
-def _in_dict(named: dict[Any, Any], text: str) -> _Names:
+def _in_dict(named: dict[Any, Any], text: str) -> Names:
     def put_back(before: dict[Any, Any], changed: Iterable[Any]) -> None:
         for key in changed:
             if key in before:
@@ -123,17 +123,17 @@ def _in_dict(named: dict[Any, Any], text: str) -> _Names:
             else:
                 del named[key]
 
-    return _Names(named, text, lambda: dict(named), put_back)
+    return Names(named, text, lambda: dict(named), put_back)
 
 
-def _of_list(items: list[Any]) -> _Names:
+def _of_list(items: list[Any]) -> Names:
     def put_back(before: dict[Any, Any], changed: Iterable[Any]) -> None:
         items[:] = before.values()
 
-    return _Names(items, "item {} of a list", lambda: dict(enumerate(items)), put_back)
+    return Names(items, "item {} of a list", lambda: dict(enumerate(items)), put_back)
 
 
-def _of_cell(name: str, cell: types.CellType) -> _Names:
+def _of_cell(name: str, cell: types.CellType) -> Names:
     def read() -> dict[Any, Any]:
         try:
             return {name: cell.cell_contents}
@@ -146,7 +146,7 @@ def _of_cell(name: str, cell: types.CellType) -> _Names:
         else:
             del cell.cell_contents
 
-    return _Names(cell, "variable {!r}", read, put_back)
+    return Names(cell, "variable {!r}", read, put_back)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

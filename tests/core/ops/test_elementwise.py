@@ -23,6 +23,7 @@ FLOAT_ONLY = [
     "expm1",
     "log",
     "log1p",
+    "logaddexp",
     "log2",
     "log10",
     "sqrt",

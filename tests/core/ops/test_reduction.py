@@ -191,7 +191,7 @@ def test_dtypes_to_sum_in(dtype: str, message: str) -> None:
 
 def test_cumulative_sum_needs_to_know_along_what() -> None:
     for shape in [(), (2, 3)]:
-        with pytest.raises(ShapeError, match="name the axis to sum along"):
+        with pytest.raises(ShapeError, match="name the axis to go along"):
             evaluate("cumulative_sum", np.ones(shape))
 
 

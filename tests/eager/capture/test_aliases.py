@@ -71,6 +71,7 @@ def outcome(call: Callable[..., Any], around: Around, names: tuple[str, ...], up
     return which, [x.tolist() for x in (before, after, *around.tensors.values())]
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
 @pytest.mark.parametrize("updated", [None, 0, 1, 2])
 def test_three_arguments_of_every_pattern(updated: int | None) -> None:
     eager, captured = Around(), Around()

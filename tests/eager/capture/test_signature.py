@@ -1073,8 +1073,8 @@ def a_hook_that_an_optimizer_calls() -> Any:
     class Boosted(optim.SGD):
         boost = 1.0
 
-        def _step(self, param: Any, g: Any, state: Any, scalars: Any) -> None:
-            super()._step(param, g * self.boost, state, scalars)
+        def _step(self, hyper: Any, param: Any, g: Any, state: Any, scalars: Any) -> None:
+            super()._step(hyper, param, g * self.boost, state, scalars)
 
     def stepped(x: ml.Tensor) -> ml.Tensor:
         w = ml.zeros((2,))

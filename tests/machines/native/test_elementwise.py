@@ -20,7 +20,8 @@ FLOATS = ("f32", "f64")
 EXACT = [
     op.name
     for op in OPS.values()
-    if op.room == "elementwise" and op.name not in {*FUNCTIONS, "sin", "cos", "tan", "pow"}
+    if op.room == "elementwise"
+    and op.name not in {*FUNCTIONS, "sin", "cos", "tan", "pow", "logaddexp"}
 ]
 
 
@@ -127,6 +128,18 @@ def test_pow_is_cs(dtype: str) -> None:
     x, y = pairs(DType.named(dtype), 2)
     tolerance = 1e-6 if dtype == "f32" else 1e-15
     np.testing.assert_allclose(native("pow", x, y), reference("pow", x, y), rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_logaddexp_is_numpys(dtype: str) -> None:
+    x, y = pairs(DType.named(dtype), 2)
+    near = np.random.default_rng(3).normal(size=(2, 999)).astype(x.dtype) * 9
+    for operands in ((x, y), tuple(near), (near[0], near[0]), (near[0][:9], near[1][:9])):
+        assert planned("logaddexp", *operands)
+        tolerance = 8 * float(np.finfo(x.dtype).eps)
+        expected = reference("logaddexp", *operands)
+        given = native("logaddexp", *operands)
+        np.testing.assert_allclose(given, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["add", "less", "maximum", "multiply"])

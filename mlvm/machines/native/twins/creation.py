@@ -21,6 +21,14 @@ def full(types: Types, attributes: Attributes) -> Plan:
     return boxes.plan()
 
 
+@twin("zeros")
+def zeros(types: Types, attributes: Attributes) -> Plan:
+    out = types[0]
+    boxes = Boxes(out.dtype.itemsize, operands=0)
+    boxes.fill(out.shape, strides(out.shape, out.dtype.itemsize), 0)
+    return boxes.plan()
+
+
 @twin("arange")
 def arange(types: Types, attributes: Attributes) -> Plan:
     out, start, step = types[0], attributes["start"], attributes["step"]

@@ -18,6 +18,7 @@ _SIMPLE: Final = 0.03
 _COSTS: Final = {
     **dict.fromkeys(("exp", "expm1", "tanh", "sigmoid", "erf", "gelu", "gelu_vjp"), 0.2),
     **dict.fromkeys(("log", "log1p", "log2", "log10", "divide", "sqrt", "rsqrt"), 0.15),
+    "logaddexp": 0.35,
     **dict.fromkeys(("pow", "floor_divide", "remainder"), 1.5),
 }
 

@@ -40,6 +40,10 @@ CASES: dict[str, list[Case]] = {
         Case((np.array(7, np.uint8),), _full, {"shape": ()}),
         Case((np.array(True),), _full, {"shape": (0, 2)}),
     ],
+    "zeros": [
+        Case((), lambda shape, dtype: np.zeros(shape, dtype), {"shape": (2, 3), "dtype": "f64"}),
+        Case((), lambda shape, dtype: np.zeros(shape, dtype), {"shape": (), "dtype": "bool"}),
+    ],
     "arange": [
         _range(0, 5, 1, "i64"),
         _range(10, -1, -3, "i8"),

@@ -157,6 +157,11 @@ CASES: dict[str, list[Case]] = {
     "cos": _unary(math.cos, _away(3, 4)),
     "tan": _unary(math.tan, 0.6 * _away(3, 4)),
     "tanh": _unary(math.tanh, _away(3, 4)),
+    "logaddexp": [
+        *_binary(lambda x, y: math.log(math.exp(x) + math.exp(y))),
+        Case((_f32(_EXTREMES[:, None]), _f32(_EXTREMES)), np.logaddexp),
+        Case((_away(5), np.full(5, 700.0)), _each(lambda x, y: max(x, y))),
+    ],
     "sigmoid": [
         *_unary(lambda v: 1 / (1 + math.exp(-v)), _away(3, 4)),
         *_unary(lambda v: 1 / (1 + math.exp(-v)), np.array([-80.0, -30.0, 30.0, 80.0])),

@@ -195,6 +195,13 @@ FLOAT_ONLY(f64, double, )
     UNARY(name##_f64, double, double, name##_f64(x))
 FUNCTIONS(FUNCTION)
 
+/* Of equal operands, which may be infinite, twice the exponential. */
+#define LOG_OF_SUM(t, T, s)                                                              \
+    BINARY_OP(logaddexp, t, T,                                                           \
+              greatest_##t(x, y) + log1p_##t(exp_##t(x == y ? 0 : -fabs##s(x - y))))
+LOG_OF_SUM(f32, float, f)
+LOG_OF_SUM(f64, double, )
+
 #define SLOPES(t, T, W)                                                                  \
     BINARY_OP(gelu_tanh_vjp, t, T, gelu_tanh_vjp_##t(x, y))                              \
     BINARY_OP(gelu_erf_vjp, t, T, gelu_erf_vjp_##t(x, y))
@@ -289,7 +296,8 @@ FLOATS(CONVERSIONS)
 #define ROWS_OF_FLOATS(t, T, W)                                                          \
     ROW(relu_##t) ROW(floor_##t) ROW(ceil_##t) ROW(round_##t) ROW(trunc_##t) ROW(sqrt_##t) \
     ROW(rsqrt_##t) ROW(divide_##t) ROW(pow_##t) ROW(multiply_add_##t) ROW(isnan_##t)     \
-    ROW(isinf_##t) ROW(isfinite_##t) ROW(gelu_tanh_vjp_##t) ROW(gelu_erf_vjp_##t)
+    ROW(isinf_##t) ROW(isfinite_##t) ROW(gelu_tanh_vjp_##t) ROW(gelu_erf_vjp_##t)          \
+    ROW(logaddexp_##t)
 #define ROWS_OF_FUNCTION(name) ROW(name##_f32) ROW(name##_f64)
 #define ROWS_OF_SIZE(size, T, unused) ROW(where_##size) ROW(copy_##size)
 

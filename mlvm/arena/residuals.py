@@ -1,0 +1,146 @@
+"""Residuals: what the way back through control flow needs of the way there, on a stack.
+
+How often a `while_loop` turns, or how deep a function calls itself, is known at run time only. So
+such a program keeps the values of each turn, or call, as a record on a stack in an arena of the
+VM's own, and knows it by its number there.
+
+    residuals.begin  ( -- )               a program's own stack, above that of one around it
+    residuals.push   ( p x1 .. xn -- )    a record of copies of the tensors; its number is in p
+    residuals.read   ( o1 .. on p -- )    the first n tensors of that record are in o1 .. on
+    residuals.end    ( -- )               the program's records are given up
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Final
+
+import numpy as np
+
+from mlvm.arena.arena import Allocation, Arena
+from mlvm.arena.placement import rounded
+from mlvm.core.errors import MachineError, OperandValueError
+from mlvm.core.machine.frame import Frame
+from mlvm.core.program.program import Instruction, Opcode, Program
+from mlvm.core.protocol import LocalVMProtocol, VMProtocol
+from mlvm.core.types import Array, TensorType, i64, u8
+
+BEGIN: Final = "residuals.begin"
+PUSH: Final = "residuals.push"
+READ: Final = "residuals.read"
+END: Final = "residuals.end"
+
+_CHUNK: Final = 1 << 20
+
+
+class Residuals:
+    """The stacks of one VM: a program's, and above it those of programs that it launches by host
+    functions. `arena` has their memory, which is kept for the next launch."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.arena = Arena(vm, "residuals")
+        self.registered = False
+        self._held: list[Allocation] = []
+        self._chunks: list[Array] = []
+        self._top = 0, 0  # the chunk, and how much of it is used
+        self._records: list[list[Array]] = []
+        self._programs: list[tuple[int, tuple[int, int], int]] = []  # depth, top, records before
+
+    def begin(self, depth: int) -> None:
+        """Begin the stack of a program that runs at that depth of launches within launches. What is
+        left of others at that depth, which have failed, is given up."""
+        while self._programs and self._programs[-1][0] >= depth:
+            self.end()
+        self._programs.append((depth, self._top, len(self._records)))
+
+    def end(self) -> None:
+        """Give up the records of the program that began last."""
+        if not self._programs:
+            raise MachineError(f"{END} without {BEGIN}")
+        _, self._top, count = self._programs.pop()
+        del self._records[count:]
+
+    def push(self, arrays: list[Array]) -> int:
+        """Copy the arrays into a new record. Returns its number."""
+        record = [self._take(TensorType.of(array)) for array in arrays]
+        for place, array in zip(record, arrays, strict=True):
+            np.copyto(place, array)
+        self._records.append(record)
+        return len(self._records) - 1
+
+    def read(self, number: int, outs: list[Array]) -> None:
+        """Copy a record, or as many of its arrays. Raises `OperandValueError` if there is none of
+        that number and these types."""
+        first = self._programs[-1][2] if self._programs else 0
+        record = self._records[number] if first <= number < len(self._records) else []
+        if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
+            out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
+        ):
+            raise OperandValueError(f"no record {number} of {len(outs)} such tensors is there")
+        for out, x in zip(outs, record, strict=False):
+            np.copyto(out, x)
+
+    def _take(self, type: TensorType) -> Array:
+        """Memory for a tensor, on top."""
+        nbytes = rounded(type.nbytes)
+        chunk, used = self._top
+        while chunk < len(self._chunks) and used + nbytes > self._chunks[chunk].size:
+            chunk, used = chunk + 1, 0
+        if chunk == len(self._chunks):
+            self._chunks.append(self._more(max(nbytes, _CHUNK << min(chunk, 8))))
+        self._top = chunk, used + nbytes
+        memory = self._chunks[chunk][used : used + type.nbytes]
+        return memory.view(type.dtype.numpy).reshape(type.shape)
+
+    def _more(self, nbytes: int) -> Array:
+        vm, chunk = self.arena.vm, self.arena.alloc(TensorType(u8, (nbytes,)))
+        assert isinstance(vm, LocalVMProtocol)  # or it has no host functions
+        self._held.append(chunk)
+        return vm.borrow(chunk.handle)
+
+
+def register(vm: LocalVMProtocol) -> None:
+    """Make the functions known to the VM's programs."""
+    residuals, of_vm = vm.attached(Residuals), weakref.ref(vm)
+    if residuals.registered:
+        return
+    residuals.registered = True
+
+    def begin(frame: Frame) -> None:
+        vm = of_vm()
+        residuals.begin(vm.depth if vm is not None else 0)
+
+    def push(frame: Frame) -> None:
+        number, *arrays = _arrays(PUSH, frame)
+        number[...] = residuals.push(arrays)
+
+    def read(frame: Frame) -> None:
+        *outs, number = _arrays(READ, frame)
+        residuals.read(int(number), outs)
+
+    def end(frame: Frame) -> None:
+        residuals.end()
+
+    functions = {BEGIN: (begin, 0), PUSH: (push, None), READ: (read, None), END: (end, 0)}
+    for name, (function, nparams) in functions.items():
+        vm.register(name, function, nparams=nparams, nresults=0)
+
+
+def require(vm: VMProtocol, program: Program) -> None:
+    """Make the functions known to a VM whose programs may use them, as this one may. Raises
+    `MachineError` for a VM that is not of this process."""
+    push = Instruction(Opcode.push_str, (PUSH,))
+    if any(push in function.code for function in program.functions.values()):
+        if not isinstance(vm, LocalVMProtocol):
+            raise MachineError(f"{vm.name} has no residuals: it is not of this process")
+        register(vm)
+
+
+def _arrays(name: str, frame: Frame) -> list[Array]:
+    """The parameters, of which the one for the record's number is an i64[]."""
+    params = [frame.param(i) for i in range(frame.nparams)]
+    arrays = [x for x in params if isinstance(x, np.ndarray)]
+    number = arrays[0 if name == PUSH else -1] if arrays else None
+    if len(arrays) < len(params) or number is None or TensorType.of(number) != TensorType(i64):
+        raise MachineError(f"{name} takes tensors, and an i64[] for the record's number")
+    return arrays

@@ -1,0 +1,141 @@
+"""The warning that a captured function makes program after program, and what it says."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager import nn, optim
+
+SETTINGS = {"mode": "a"}
+
+
+@pytest.fixture(autouse=True)
+def place() -> Iterator[None]:
+    with ml.Arena(ml.VM("changing"), "changing").allocating():
+        yield
+
+
+def warned(captured: Any, call: Callable[[int], object], calls: int = 20) -> tuple[int, str]:
+    """At which call the one warning was issued, and its text. It is about the line of the call."""
+    found = []
+    for i in range(calls):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(i)
+        found += [(i + 1, each) for each in caught]
+    [(at, warning)] = found
+    assert warning.category is ml.RecompilationWarning
+    assert Path(warning.filename).name == Path(__file__).name
+    line = Path(__file__).read_text().splitlines()[warning.lineno - 1]
+    assert "captured(" in line or "step(" in line
+    return at, str(warning.message)
+
+
+def test_an_argument_of_other_types() -> None:
+    captured = ml.capture(lambda x, y: x + y)
+    at, text = warned(captured, lambda i: captured(ml.ones((i + 1, 2)), ml.ones(2)))
+    assert at == 8
+    sizes = ", ".join(f"f32[{i},2]" for i in range(1, 9))
+    assert (
+        f"has recorded its 8th program, which takes time and memory: argument 'x' was {sizes}. Give"
+        in text
+    )
+    assert "'test_an_argument_of_other_types.<locals>.<lambda>'" in text
+
+
+def test_values_in_nested_arguments() -> None:
+    captured = ml.capture(lambda tree, **more: tree["x"][0] * 2)
+    x = ml.ones(2)
+    at, text = warned(captured, lambda i: captured({"x": [x], "name": f"n{i}"}, how=(i % 2, "b")))
+    assert at == 8
+    assert "argument 'tree'['name'] was 'n0', 'n1', " in text
+    assert "argument 'how'[0] was 0, 1" in text
+    assert "argument 'tree'['x']" not in text
+
+
+def test_fields_globals_variables_and_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            self.w, self.mode, self.unread = ml.ones(2), "m", 0
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            return x * self.w if self.mode else x
+
+    layer, options, around = Layer(), {"rate": 0.0}, "0"
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        return layer(x) * options["rate"] * len(around) * len(SETTINGS["mode"])
+
+    def field(i: int) -> None:
+        layer.mode = f"m{i}"
+        step(ml.ones(2))
+
+    def item(i: int) -> None:
+        options["rate"] = i / 2
+        step(ml.ones(2))
+
+    def variable(i: int) -> None:
+        nonlocal around
+        around = f"v{i}"
+        step(ml.ones(2))
+
+    def of_global(i: int) -> None:
+        monkeypatch.setitem(SETTINGS, "mode", f"g{i}")
+        step(ml.ones(2))
+
+    for change, expected in [
+        (field, "field 'mode' of Layer was 'm0', 'm1', 'm2'"),
+        (item, "item 'rate' of a dict was 0.0, 0.5, 1.0"),
+        (variable, "variable 'around' was 'v0', 'v1'"),
+        (of_global, "item 'mode' of a dict was 'g0', 'g1'"),
+    ]:
+        step.close()  # forgets, and may warn again
+        at, text = warned(step, change)
+        assert at == 8
+        assert expected in text
+
+
+def test_what_is_the_same_tensor() -> None:
+    captured = ml.capture(lambda *xs: sum(x + 1 for x in xs))
+    a, b, c, d = (ml.ones(2) for _ in range(4))
+    patterns = [(a, b, c, d), (a, a, c, d), (a, b, a, d), (a, b, c, a), (a, b, b, d), (a, b, c, b)]
+    patterns += [(a, b, c, c), (a, a, a, d)]
+    at, text = warned(captured, lambda i: captured(*patterns[i]), calls=8)
+    assert at == 8
+    assert "what is the same tensor, or a view of one, changed" in text
+
+
+def test_a_learning_rate_that_changes_does_not_warn() -> None:
+    w = ml.ones(3)
+    optimizer = optim.SGD(w, 0.1)
+    step = ml.capture(optimizer.update)
+    for i in range(20):
+        optimizer.learning_rate = 0.1 / (i + 1)
+        step(ml.ones(3))
+    assert step.signatures == 2
+
+
+def test_an_unread_field_is_not_named() -> None:
+    class Config:
+        def __init__(self) -> None:
+            self.rate, self.count = 1.0, 0
+
+    config = Config()
+    captured = ml.capture(lambda x: x * config.rate)
+
+    def call(i: int) -> None:
+        config.count = i
+        config.rate = float(i)
+        captured(ml.ones(2))
+
+    _, text = warned(captured, call)
+    assert re.search(r"attribute 'rate' of Config was 0.0, 1.0", text)
+    assert "count" not in text
