@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import creation, random
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
@@ -247,7 +247,10 @@ class _Recurrent(Module):
         name = type(self).__name__
         _require_sizes(name, x, ("time", "batch"), self.input_size)
         time, batch = x.shape[:2]
-        valid = None if lengths is None else _valid(name, lengths, time, batch)
+        valid = longest = None
+        if lengths is not None:
+            valid = _valid(name, lengths, time, batch)
+            longest = _longest(lengths, time)
         layers = list(zip(self.forward, self.backward or [None] * len(self.forward), strict=True))
         cells = [cell for layer in layers for cell in layer if cell is not None]
         if state is None:
@@ -261,7 +264,7 @@ class _Recurrent(Module):
             outputs = []
             for cell, reverse in zip(layer, (False, True), strict=True):
                 if cell is not None:
-                    y, last = _passed(cell, x, begin[len(end)], valid, reverse=reverse)
+                    y, last = _passed(cell, x, begin[len(end)], valid, longest, reverse=reverse)
                     outputs.append(y)
                     end.append(last)
             x = fn.concat(outputs, axis=-1)
@@ -311,9 +314,16 @@ class GRU(_Recurrent):
 
 
 def _passed(
-    cell: Any, x: Tensor, state: Any, valid: Tensor | None, *, reverse: bool
+    cell: Any,
+    x: Tensor,
+    state: Any,
+    valid: Tensor | None,
+    longest: Tensor | None,
+    *,
+    reverse: bool,
 ) -> tuple[Tensor, Any]:
-    """The outputs of one cell for a sequence, and its last state."""
+    """The outputs of one cell for a sequence, and its last state. Steps behind the `longest` are
+    not made."""
 
     def turn(state: Any, row: tuple[Tensor, Tensor | None]) -> tuple[Any, Tensor]:
         projected, counts = row
@@ -322,8 +332,15 @@ def _passed(
             after = map_tree(lambda new, old: op.where(counts, new, old), after, state)
         return after, cell.output(after)
 
-    last, y = scan(turn, state, (cell.project(x), valid), reverse=reverse)
+    last, y = scan(turn, state, (cell.project(x), valid), longest, reverse=reverse)
     return (y if valid is None else fn.where(valid, y, 0.0)), last
+
+
+def _longest(lengths: Tensor, time: int) -> Tensor | None:
+    """The most steps that count: i64[], from 0 to `time`; None without sequences."""
+    if not lengths.size:
+        return None
+    return fn.astype(fn.clip(op.max(lengths), 0, time), i64)
 
 
 def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
