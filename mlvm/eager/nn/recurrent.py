@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
@@ -26,6 +26,9 @@ from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import require_float, sizes
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import map_tree
+
+_BLOCK: Final = 8
+"""Steps whose inputs are projected at once where `lengths` say how many there are."""
 
 
 class _Cell(Module):
@@ -249,7 +252,8 @@ class _Recurrent(Module):
         time, batch = x.shape[:2]
         valid = longest = None
         if lengths is not None:
-            valid = _valid(name, lengths, time, batch)
+            x = fn.pad(x, ((0, -time % _BLOCK), (0, 0), (0, 0))) if time % _BLOCK else x
+            valid = _valid(name, lengths, x.shape[0], batch)
             longest = _longest(lengths, time)
         layers = list(zip(self.forward, self.backward or [None] * len(self.forward), strict=True))
         cells = [cell for layer in layers for cell in layer if cell is not None]
@@ -268,6 +272,7 @@ class _Recurrent(Module):
                     outputs.append(y)
                     end.append(last)
             x = fn.concat(outputs, axis=-1)
+        [x, *_] = fn.split(x, [time])
         return x, map_tree(lambda *each: fn.stack(each), *end)
 
 
@@ -332,8 +337,17 @@ def _passed(
             after = map_tree(lambda new, old: op.where(counts, new, old), after, state)
         return after, cell.output(after)
 
-    last, y = scan(turn, state, (cell.project(x), valid), longest, reverse=reverse)
+    projected = cell.project(x) if longest is None else _projected(cell, x, longest)
+    last, y = scan(turn, state, (projected, valid), longest, reverse=reverse)
     return (y if valid is None else fn.where(valid, y, 0.0)), last
+
+
+def _projected(cell: Any, x: Tensor, longest: Tensor) -> Tensor:
+    """`cell.project(x)`, in blocks of steps, as many as the longest sequence has."""
+    blocks = fn.reshape(x, (x.shape[0] // _BLOCK, _BLOCK, *x.shape[1:]))
+    count = (longest + (_BLOCK - 1)) // _BLOCK
+    _, y = scan(lambda _, block: (None, cell.project(block)), None, blocks, count)
+    return fn.reshape(y, (x.shape[0], *y.shape[2:]))
 
 
 def _longest(lengths: Tensor, time: int) -> Tensor | None:
