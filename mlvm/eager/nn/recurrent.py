@@ -4,9 +4,9 @@ Formulas and the order of gates are those of PyTorch's documentation of `torch.n
 `RNN`; kernels are transposed, [in, gates * hidden], and a bias that PyTorch has twice is one.
 
 Sequences are time-major, f[time, batch, features]: a step's rows lie together, so none is copied
-or gathered. One product projects the inputs of all steps, before the loop; a step then makes one
-product, of the state with the kernel of all gates. With a batch of 1, reading that kernel is what
-a step costs.
+or gathered. The inputs of all steps are projected before the loop, by one product, or block by
+block as far as `lengths` reach; a step then makes one product, of the state with the kernel of all
+gates. With a batch of 1, reading that kernel is what a step costs.
 """
 
 from __future__ import annotations
