@@ -18,13 +18,22 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.errors import CaptureError, GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
+from mlvm.eager import random
 from mlvm.eager.autodiff import Pending, Tape, taping
-from mlvm.eager.capture.recorder import Recorder, recorder
-from mlvm.eager.context import recording
-from mlvm.eager.functions import full
+from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
+from mlvm.eager.context import current_arena, recording
+from mlvm.eager.creation import zeros
 from mlvm.eager.joint import closures_of, leave, or_zeros, seed
 from mlvm.eager.state import tensors
-from mlvm.eager.tensor import Tensor, alias, constant, one_op, overwrite, stop_gradient
+from mlvm.eager.tensor import (
+    Tensor,
+    alias,
+    constant,
+    one_op,
+    overwrite,
+    prepare_constants,
+    stop_gradient,
+)
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.eager.vjps import Sparse
 from mlvm.step.flow import Block, Procedure
@@ -43,6 +52,16 @@ _ROW: Final = one_op("take", axis=0)
 def is_recorded() -> bool:
     """Whether this is called in a captured function, while it is recorded."""
     return recorder.get() is not None
+
+
+def unrun(fn: Callable[[], Tree]) -> Tree:
+    """What a function of tensors makes, which is recorded and not run: tensors that have ended,
+    whose types tell what they would be."""
+    vm = current_arena().vm
+    prepare_constants(vm)
+    random.prepare(vm)
+    with recording_of(vm), _untaped():
+        return fn()
 
 
 # --- loops ---------------------------------------------------------------------------
@@ -151,7 +170,7 @@ def _loop(
     if not is_known:
         return _released(record, state), []
     for stack in results if isinstance(turns, Tensor) else []:
-        overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
+        overwrite(stack, _COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     finals, results = _released(record, state), _released(record, results)
     stacks = _released(record, stacks)
@@ -675,7 +694,10 @@ def _stacked(record: Recorder, row: Tensor, i: Tensor, total: int) -> Tensor:
     """A variable, of which a turn writes that row."""
     with _untaped():
         stack = record.variable(_with_axis(row.type, total), outside=True)
-        overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+        if total:
+            overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+        else:
+            overwrite(stack, _COPY, zeros(stack.shape, dtype=stack.dtype))
     return stack
 
 

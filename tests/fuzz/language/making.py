@@ -11,6 +11,7 @@ from typing import Any, Final
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Shape
+from tests.fuzz.language.branching import Branching
 from tests.fuzz.language.source import IMPORTS, Block, Call, Node, Source
 from tests.fuzz.language.writing import DTYPES, UNPREDICTABLE, Writer, shapes_of
 
@@ -27,6 +28,8 @@ LAYERS: Final = [
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.gelu, ml.nn.Dropout(0.25), ml.nn.LayerNorm({m}))",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
 ]
+NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
+CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map|function)\(")
 OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1)",
     "ml.optim.SGD({p}, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
@@ -76,7 +79,7 @@ class _Maker:
             arena.close()
 
     def _writer(self, namespace: dict[str, Any]) -> Writer:
-        self.writers.append(Writer(self.rng, namespace, self.names, self.limit))
+        self.writers.append(Branching(self.rng, namespace, self.names, self.limit))
         return self.writers[-1]
 
     def _source(self) -> Source:
@@ -109,6 +112,8 @@ class _Maker:
         outer = sorted(names.intersection(state))
         if outer:
             body.lines.insert(0, f"nonlocal {', '.join(outer)}")
+        if any(CONTROL.search(line) for line in _lines(body.lines)):
+            calls = [call for call in calls if _is_alike(call, first)]
         order = [*range(len(calls)), *[rng.randrange(len(calls)) for _ in range(2)]]
         order += [0] * (3 - len(order))
         return Source(
@@ -233,7 +238,7 @@ class _Maker:
 
         def chosen(match: re.Match[str]) -> str:
             if match[1] == "number":
-                return self.rng.choice(["2", "0.5", "-1.0", "3", "True", "i"])
+                return self.rng.choice(NUMBERS)
             return self.rng.choice(
                 [each for each in sources if str(writer.types[each]) == match[1]]
             )
@@ -255,6 +260,15 @@ class _Maker:
         if rng.random() < 0.1:
             results.append(rng.choice(["None", "'text'", "2.5", "(1, True)"]))
         return results
+
+
+def _is_alike(call: Call, first: Call) -> bool:
+    """Whether two calls have arguments of the same types: a branch that eager code does not take
+    need not fit others."""
+    given = zip(call.arguments, first.arguments, strict=True)
+    return call.making == first.making and not any(
+        each != other and {each, other} & set(NUMBERS) for each, other in given
+    )
 
 
 def _lines(nodes: Collection[Node]) -> Iterator[str]:

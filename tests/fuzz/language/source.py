@@ -94,10 +94,13 @@ class Source:
 
 
 def without_one(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
-    """The statements without one of them or of those inside, the last first."""
+    """The statements without one of them or of those inside, the last first. What a function
+    returns stays: a branch has to make what the others do."""
     for i in reversed(range(len(nodes))):
-        yield _without(nodes, i)
         node = nodes[i]
+        if isinstance(node, str) and node.startswith("return "):
+            continue
+        yield _without(nodes, i)
         if isinstance(node, Block):
             for body in without_one(node.body):
                 yield (*nodes[:i], node._replace(body=body), *nodes[i + 1 :])
