@@ -136,12 +136,16 @@ def fori_loop(
     _require_integer("lower", lower)
     _require_integer("upper", upper)
     if recorded.is_recorded():
-        known = not isinstance(lower, Tensor) and not isinstance(upper, Tensor)
-        first = _as_index(lower)
-        turns = max(int(upper) - int(lower), 0) if known else _as_index(upper) - first
+        first = None if lower == 0 and isinstance(lower, int) else _as_index(lower)
+        turns: Tensor | int
+        if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+            turns = _as_index(upper) if first is None else _as_index(upper) - first
+        else:
+            turns = max(int(upper) - int(lower), 0)
 
         def turn(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
-            after = body_fun(first + i, with_leaves(state, iter(xs)))
+            number = i if first is None else first + i
+            after = body_fun(number, with_leaves(state, iter(xs)))
             return tensors(next_state(state, after)), []
 
         total = turns if isinstance(turns, int) else None
@@ -369,5 +373,5 @@ def _integer(name: str, value: Any) -> int:
 def _as_index(value: Tensor | int) -> Tensor:
     """The integer as an i64[]."""
     if isinstance(value, Tensor):
-        return reshape(op.astype(value, dtype=i64), ())
+        return reshape(value if value.dtype is i64 else op.astype(value, dtype=i64), ())
     return full((), value, dtype=i64)

@@ -28,6 +28,7 @@ import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena, using
 from mlvm.arena.planner import Plan
+from mlvm.arena.residuals import Residuals
 from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -318,6 +319,12 @@ class Captured(Generic[P, R]):
     @property
     def plan(self) -> Plan:
         return self.planned.plan
+
+    @property
+    def residuals(self) -> Arena:
+        """The arena with the stack on which programs of the current VM keep what gradients need of
+        loops of unknown length, and of functions (see `mlvm.arena.residuals`)."""
+        return current_arena().vm.attached(Residuals).arena
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the scratch memory of the last call's program as SVG: what lies where, and when.

@@ -80,7 +80,7 @@ def scan(
     """So many turns with a state, through the rows of `xs`, in a recorded loop. There are no more
     turns than `total`, if that is known; so many rows the results have. A body that is not
     `stacked` makes no rows."""
-    count = op.astype(turns, dtype=i64) if isinstance(turns, Tensor) else constant(turns, i64)
+    count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
     with _untaped():
         first = count - 1 if reverse else constant(0, i64)
 
