@@ -60,7 +60,6 @@ DIRECT: Final[Calls] = {
     "an attribute's kind": lambda: untyped.sum(matrix, axis="a"),
     "a dtype": lambda: ml.sum(matrix, dtype="f99"),
     "out": lambda: ml.add(matrix, matrix, out=vector),
-    "a value": lambda: ml.softmax_cross_entropy(matrix, ml.asarray([7, 0])),
     "a captured op": lambda: ml.capture(lambda x: x + vector)(matrix),
 }
 
@@ -95,6 +94,13 @@ COMPOSED: Final[Calls] = {
     "take": lambda: ml.take(matrix, integers + 9, axis=0),
     "where": lambda: ml.where(matrix, matrix, vector),
     "std": lambda: ml.std(integers),
+    "a value": lambda: ml.softmax_cross_entropy(matrix, ml.asarray([7, 0])),
+    "a loss": lambda: ml.l1(matrix, vector),
+    "einsum": lambda: ml.einsum("ij,kl", matrix),
+    "einsum's lengths": lambda: ml.einsum("ij,ik", matrix, matrix[:1, :1] + vector[:3, None]),
+    "topk": lambda: ml.topk(matrix, 9),
+    "cumulative_prod": lambda: ml.cumulative_prod(matrix),
+    "categorical": lambda: ml.random.categorical(matrix, 5),
     "conv2d": lambda: ml.conv2d(matrix, matrix),
     "astype": lambda: ml.astype(matrix, "f99"),
     "ones": lambda: ml.ones(-1),
