@@ -462,7 +462,8 @@ class Captured(Generic[P, R]):
         self, entry: _Entry, feed: _Feed, arena: Arena, signature: Signature, *, loop: bool
     ) -> Any:
         inputs = signature.inputs
-        require_writable(entry.updated(inputs))
+        if entry.updates:
+            require_writable(entry.updated(inputs))
         programs = [entry.planned.program]
         if loop:
             if entry.rebound:
@@ -502,6 +503,9 @@ class Captured(Generic[P, R]):
         results = [result.made(signature.tensors, places) for result in entry.results]
         for field, number in entry.rebound:
             field.set(results[number])
+
+        if type(entry.tree) is _Leaf:  # as `replace` below, sooner
+            return results[entry.tree.number]
 
         def made(part: Any) -> Any:
             if isinstance(part, _Computed):
