@@ -93,10 +93,10 @@ class Residuals:
         return memory.view(type.dtype.numpy).reshape(type.shape)
 
     def _more(self, nbytes: int) -> Array:
-        vm, chunk = self.arena.vm, self.arena.alloc(TensorType(u8, (nbytes,)))
-        assert isinstance(vm, LocalVMProtocol)  # or it has no host functions
+        chunk = self.arena.alloc(TensorType(u8, (nbytes,)))
         self._held.append(chunk)
-        return vm.borrow(chunk.handle)
+        memory: Array = self.arena.vm.stands_for.borrow(chunk.handle)  # type: ignore[attr-defined]
+        return memory
 
 
 def register(vm: LocalVMProtocol) -> None:

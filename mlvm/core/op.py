@@ -160,23 +160,14 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(
-    *,
-    infer: Rule,
-    flops: Flops | None = None,
-    elementwise: bool = False,
-    links: bool = False,
-    in_place: int = 0,
-) -> Callable[[Kernel], Op]:
+def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kernel], Op]:
     """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
 
-    `flops` takes what `infer` takes, and counts operations as `Op.flops` says. Every op in the
-    room elementwise is `elementwise`; an op elsewhere says so, or that it `links`, or works
-    `in_place`.
+    `flops` takes what `infer` takes, and counts operations as `Op.flops` says; the rest is `Op`'s.
     """
 
     def declare(kernel: Kernel) -> Op:
-        declared = Op(kernel, infer, flops, elementwise, links, in_place)
+        declared = Op(kernel, infer, flops, **how)
         if OPS.setdefault(declared.name, declared) is not declared:
             raise ValueError(f"an op named {declared.name!r} exists already")
         return declared

@@ -75,6 +75,7 @@ ENDS: dict[str, Callable[[Arena, ml.Tensor, Any], None]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*8th program")  # so often it is interrupted
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("race", RACES)
 def test_a_call_sees_its_own_tensors_and_changes_no_other(race: str, how: str) -> None:
