@@ -83,8 +83,8 @@ class TreeClassifier(nn.Module):
         self,
         num_symbols: int,
         num_classes: int,
-        features: int = 64,
-        hidden: int = 128,
+        features: int = 32,
+        hidden: int = 64,
         *,
         key: Tensor | None = None,
     ) -> None:
