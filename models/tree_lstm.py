@@ -3,8 +3,13 @@ as the recursion that it is: how deep it goes, the tree says."""
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
+
+State: TypeAlias = tuple[Tensor, Tensor]
+"""h and c, f[hidden] each, or f[n, hidden] of n words."""
 
 
 class TreeLstm(nn.Module):
@@ -26,30 +31,39 @@ class TreeLstm(nn.Module):
         gates = ml.concat([ml.zeros(hidden), ml.ones(2 * hidden), ml.zeros(2 * hidden)])
         self.node.bias = gates
 
-    def __call__(self, words: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        state: tuple[Tensor, Tensor] = self.state(*self.at_leaf(words), nodes, root())
+    def __call__(self, words: Tensor, nodes: Tensor) -> State:
+        return self.at_root(self.at_leaf(words), nodes)
+
+    def at_root(self, known: State, nodes: Tensor) -> State:
+        """The state at the root, given those of all words."""
+        root = ml.zeros((), dtype=ml.int64)
+        state: State = self.state(known, ml.unstack(nodes, axis=1), root)
         return state
 
     @ml.function
-    def state(self, h: Tensor, c: Tensor, nodes: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-        """The state at a node, given those of all words."""
-        word, left, right = ml.unstack(nodes[node])
+    def state(self, known: State, nodes: tuple[Tensor, ...], node: Tensor) -> State:
+        """The state at a node, given those of all words, and the columns of `nodes`."""
+        word, left, right = nodes
 
-        def at_children() -> tuple[Tensor, Tensor]:
-            return self.at_node(self.state(h, c, nodes, left), self.state(h, c, nodes, right))
+        def at_word() -> State:
+            h, c = known
+            return h[word[node]], c[word[node]]
 
-        found: tuple[Tensor, Tensor] = ml.cond(left < 0, lambda: (h[word], c[word]), at_children)
+        def at_children() -> State:
+            return self.at_node(
+                self.state(known, nodes, left[node]), self.state(known, nodes, right[node])
+            )
+
+        found: State = ml.cond(left[node] < 0, at_word, at_children)
         return found
 
-    def at_leaf(self, words: Tensor) -> tuple[Tensor, Tensor]:
+    def at_leaf(self, words: Tensor) -> State:
         """The states of words: f[n, features] -> f[n, hidden] each."""
         i, o, u = ml.split(self.leaf(words), 3, axis=-1)
         c = ml.sigmoid(i) * ml.tanh(u)
         return ml.sigmoid(o) * ml.tanh(c), c
 
-    def at_node(
-        self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def at_node(self, left: State, right: State) -> State:
         """The state above two states."""
         gates = self.node(ml.concat([left[0], right[0]]))
         i, f_left, f_right, o, u = ml.split(gates, 5)
@@ -69,8 +83,8 @@ class TreeClassifier(nn.Module):
         self,
         num_symbols: int,
         num_classes: int,
-        features: int = 64,
-        hidden: int = 128,
+        features: int = 32,
+        hidden: int = 64,
         *,
         key: Tensor | None = None,
     ) -> None:
@@ -80,15 +94,5 @@ class TreeClassifier(nn.Module):
         self.head = nn.Linear(hidden, num_classes, key=keys[2])
 
     def __call__(self, trees: Tensor) -> Tensor:
-        h, c = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
-
-        def encoded(nodes: Tensor) -> Tensor:
-            state: tuple[Tensor, Tensor] = self.encoder.state(h, c, nodes, root())
-            return state[0]
-
-        return self.head(ml.map(encoded, trees))
-
-
-def root() -> Tensor:
-    """The number of a tree's root."""
-    return ml.zeros((), dtype=ml.int64)
+        known = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
+        return self.head(ml.map(lambda nodes: self.encoder.at_root(known, nodes)[0], trees))
