@@ -28,7 +28,6 @@ LAYERS: Final = [
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.gelu, ml.nn.Dropout(0.25), ml.nn.LayerNorm({m}))",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
 ]
-NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
 CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map|function)\(")
 OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1)",
@@ -39,8 +38,6 @@ OPTIMIZERS: Final = [
     "ml.optim.Lion({p}, 0.01, weight_decay=0.1, groups=[('*', {{'betas': (0.5, 0.9)}})])",
     "ml.optim.SGD({p}, 0.1, groups=[(lambda path, x: x.ndim < 9, {{'momentum': 0.5}})])",
 ]
-
-
 RATES: Final = ["0.1 / (i + 1)", "0.1 if i < 2 else 0.05", "0.01 * i", "[0.1, 0][i % 2]"]
 NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i", "i / 3", "-0.0", "1e30", "2**40 + i"]
 
