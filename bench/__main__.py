@@ -15,6 +15,7 @@ from bench.harness import BenchError, Suite, outcomes, ratios, run, say, table
 
 SUITES = {
     "dispatch": "bench.dispatch",
+    "dynamic": "bench.dynamic",
     "inference": "bench.inference",
     "machine": "bench.machine",
     "memory": "bench.memory",

@@ -20,6 +20,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, Sh
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.capture import control as recorded
+from mlvm.eager.checkpoint import checkpoint as again
 from mlvm.eager.creation import asarray, full, zeros
 from mlvm.eager.functions import concat, expand_dims, reshape
 from mlvm.eager.indexing import getitem
@@ -92,14 +93,18 @@ def _branch(pred: Tensor, ways: Sequence[Body], operands: Sequence[Tree]) -> Any
     return with_leaves(results[0], iter(made))
 
 
-def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree) -> Tree:
+def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bool = False) -> Tree:
     """The state when `cond_fun(state)` is false for the first time: `init_val` at first, then
     `body_fun(state)` again and again.
+
+    Under a gradient, what the body needs for its way back is kept for each turn; with `checkpoint`
+    only the state is, and the body runs again (see `mlvm.eager.checkpoint`).
 
     Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure, and for a
     condition of more elements than one.
     """
     state = as_tree(init_val)
+    body_fun = _checkpointed(body_fun, checkpoint)
     if recorded.is_recorded():
         final = recorded.while_loop(
             lambda xs: _condition(cond_fun(with_leaves(state, iter(xs)))),
@@ -113,22 +118,34 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree) -> Tree:
     return _own(state)
 
 
-def fori_loop(lower: Tensor | int, upper: Tensor | int, body_fun: Body, init_val: Tree) -> Tree:
+def fori_loop(
+    lower: Tensor | int,
+    upper: Tensor | int,
+    body_fun: Body,
+    init_val: Tree,
+    *,
+    checkpoint: bool = False,
+) -> Tree:
     """The state after `state = body_fun(i, state)` for each i of `lower` .. `upper - 1`, from
-    `init_val` on. `i` is an i64[].
+    `init_val` on. `i` is an i64[]. For `checkpoint` see `while_loop`.
 
     Raises `DTypeError` for bounds that are no integers, and what `while_loop` raises.
     """
     state = as_tree(init_val)
+    body_fun = _checkpointed(body_fun, checkpoint)
     _require_integer("lower", lower)
     _require_integer("upper", upper)
     if recorded.is_recorded():
-        known = not isinstance(lower, Tensor) and not isinstance(upper, Tensor)
-        first = _as_index(lower)
-        turns = max(int(upper) - int(lower), 0) if known else _as_index(upper) - first
+        first = None if lower == 0 and isinstance(lower, int) else _as_index(lower)
+        turns: Tensor | int
+        if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+            turns = _as_index(upper) if first is None else _as_index(upper) - first
+        else:
+            turns = max(int(upper) - int(lower), 0)
 
         def turn(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
-            after = body_fun(first + i, with_leaves(state, iter(xs)))
+            number = i if first is None else first + i
+            after = body_fun(number, with_leaves(state, iter(xs)))
             return tensors(next_state(state, after)), []
 
         total = turns if isinstance(turns, int) else None
@@ -147,6 +164,7 @@ def scan(
     length: Tensor | int | None = None,
     *,
     reverse: bool = False,
+    checkpoint: bool = False,
 ) -> tuple[Tree, Tree]:
     """Go through the rows of `xs` with a state: `state, y = f(state, x)` for each row x, from
     `init` on. Returns the last state, and all y, stacked along a new first axis.
@@ -154,13 +172,14 @@ def scan(
     `xs` is a tree of tensors of equally many rows, and x the tree of one row of each. Without `xs`,
     x is None, and `length` says how many turns there are. Beside `xs` it says how many rows there
     are or, as a tensor, how many of them, from the first, to go through: that may be known at run
-    time only. Rows of the result that no turn makes are zeros. With `reverse` the last turn's row
-    comes first.
+    time only. Rows of the result that no turn makes are zeros. With `reverse` the last row comes
+    first. For `checkpoint` see `while_loop`.
 
     Raises `ShapeError` for rows that are not equally many, or are not `length`, `OperandValueError`
     for a `length` that is no number of rows, and what `while_loop` raises.
     """
     state, rows = as_tree(init), as_tree(xs)
+    f = _checkpointed(f, checkpoint)
     total = _rows(rows, length)
     if recorded.is_recorded():
         return _recorded_scan(f, state, rows, length, total, reverse)
@@ -281,6 +300,10 @@ def _spelled(tree: Any) -> Any:
 # --- pieces --------------------------------------------------------------------------
 
 
+def _checkpointed(body: Body, checkpoint: bool) -> Body:
+    return again(body) if checkpoint else body
+
+
 def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
@@ -350,5 +373,5 @@ def _integer(name: str, value: Any) -> int:
 def _as_index(value: Tensor | int) -> Tensor:
     """The integer as an i64[]."""
     if isinstance(value, Tensor):
-        return reshape(op.astype(value, dtype=i64), ())
+        return reshape(value if value.dtype is i64 else op.astype(value, dtype=i64), ())
     return full((), value, dtype=i64)

@@ -31,6 +31,7 @@ from mlvm.eager.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.changing import RecompilationWarning
 from mlvm.eager.capture.listing import program_of
+from mlvm.eager.checkpoint import checkpoint
 from mlvm.eager.context import default_arena, default_vm
 from mlvm.eager.contraction import einsum
 from mlvm.eager.control import cond, fori_loop, function, map, scan, switch, while_loop
@@ -147,6 +148,7 @@ __all__ = [
     "call",
     "can_cast",
     "capture",
+    "checkpoint",
     "clip",
     "concat",
     "cond",

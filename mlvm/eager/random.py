@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import numpy as np
@@ -108,8 +110,43 @@ def _global() -> _Global:
     return prepare(current_arena().vm)
 
 
+_source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=None)
+"""Where `next_key` has its keys from in place of the global ones, for each thread or task."""
+
+
 def next_key() -> Tensor:
     """The next global key of the current VM."""
+    source = _source.get()
+    return _draw() if source is None else source()
+
+
+@contextmanager
+def drawing(keys: list[Tensor]) -> Iterator[None]:
+    """Inside the block, each key that `next_key` gives is added to the list."""
+    source = _source.get() or _draw
+
+    def draw() -> Tensor:
+        keys.append(source())
+        return keys[-1]
+
+    token = _source.set(draw)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+@contextmanager
+def replaying(keys: Iterable[Tensor]) -> Iterator[None]:
+    """Inside the block, `next_key` gives these keys."""
+    token = _source.set(iter(keys).__next__)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def _draw() -> Tensor:
     held = _global()
     with held.lock:
         keys = apply(_SPLIT_ONE, held.state)

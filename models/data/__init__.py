@@ -1,40 +1,53 @@
-"""Image data sets: `load("digits")`, `load("mnist:DIR")` and the others of `SPECS`."""
+"""Data sets: `load("digits")`, `load("mnist:DIR")`, `load("text")` and the others of `SPECS`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from models.data import cifar10, digits, folder, mnist, npz
+from models.data import cifar10, digits, folder, lines, listops, mnist, npz, text
 from models.data.dataset import DataError as DataError
 from models.data.dataset import DataSet as DataSet
 
-READERS = {
+READERS: Final[dict[str, Callable[[Path], DataSet]]] = {
     "mnist:DIR": mnist.load,
     "cifar10:DIR": cifar10.load,
     "images:DIR": folder.load,
     "npz:FILE": npz.load,
+    "text:FILE": text.load,
+    "masked:FILE": text.load_masked,
 }
-SPECS = ["digits", *READERS]
+MAKERS: Final[dict[str, Callable[[int], DataSet]]] = {
+    "digits": digits.load,
+    "text": lambda _: text.load(),
+    "masked": lambda _: text.load_masked(),
+    "lines": lines.load,
+    "listops": listops.load,
+}
+"""Those that need no path, from a seed."""
+SPECS = [*MAKERS, *READERS]
 
 
 def parse(spec: str) -> tuple[str, Path | None]:
-    """The form of `SPECS` that a text is of, and the path in it unless the data is shipped.
+    """The form of `SPECS` that a text is of, and the path in it, if that form has one.
 
     Raises `DataError` for any other text.
     """
     name, _, path = spec.partition(":")
-    for form in SPECS:
-        if spec == form == "digits":
-            return form, None
-        if path and form.partition(":")[0] == name and form in READERS:
+    if spec in MAKERS:
+        return spec, None
+    for form in READERS:
+        if path and form.partition(":")[0] == name:
             return form, Path(path)
     raise DataError(f"no data set {spec!r}; there are {', '.join(SPECS)}")
 
 
 def load(spec: str, *, seed: int = 0) -> DataSet:
-    """The data set that `spec` names. `seed` decides which digits are held out for the test.
+    """The data set that `spec` names. `seed` decides which digits and lines are held out for the
+    test, and which trees there are.
 
     Raises `DataError` for an unknown name, and for a file that is missing or corrupt.
     """
     form, path = parse(spec)
-    return digits.load(seed) if path is None else READERS[form](path)
+    return MAKERS[form](seed) if path is None else READERS[form](path)

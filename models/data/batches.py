@@ -1,4 +1,4 @@
-"""Test images in batches of one size: what is alike in every step needs no new memory."""
+"""Test samples in batches of one size: what is alike in every step needs no new memory."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from models.data.dataset import Examples, Images, Labels
-
-NO_LABEL = -1
+from models.data.dataset import NO_LABEL, Array, Examples, Labels
 
 
-def evaluation_batches(examples: Examples, batch_size: int) -> Iterator[tuple[Images, Labels]]:
-    """The images in order. The last batch is filled up with images labelled `NO_LABEL`."""
+def evaluation_batches(examples: Examples, batch_size: int) -> Iterator[tuple[Array, Labels]]:
+    """The samples in order. The last batch is filled up with zeros labelled `NO_LABEL`."""
     for start in range(0, len(examples), batch_size):
-        images, labels = examples[np.arange(start, min(start + batch_size, len(examples)))]
+        samples, labels = examples[np.arange(start, min(start + batch_size, len(examples)))]
         missing = batch_size - len(labels)
         if missing:
-            images = np.pad(images, ((0, missing), (0, 0), (0, 0), (0, 0)))
-            labels = np.pad(labels, (0, missing), constant_values=NO_LABEL)
-        yield images, labels
+            samples = _lengthened(samples, missing, 0)
+            labels = _lengthened(labels, missing, NO_LABEL)
+        yield samples, labels
+
+
+def _lengthened(rows: Array, missing: int, value: int) -> Array:
+    """The rows, and so many more, full of the value."""
+    return np.pad(rows, ((0, missing), *[(0, 0)] * (rows.ndim - 1)), constant_values=value)

@@ -1,25 +1,31 @@
-"""What the data sets have in common: labelled images, those to train on and those to test on.
+"""What the data sets have in common: samples with labels, those to train on and those to test on.
 
-Images leave every data set as f32[B,H,W,C] with values from `BLACK` to `WHITE`, their labels
-as i64[B] with values 0 .. num_classes - 1.
+Images leave every data set as f32[B,H,W,C] with values from `BLACK` to `WHITE`, symbols of texts
+and trees as i64[B, ...] with values 0 .. num_symbols - 1. Labels are i64[B], or i64[B,T] where
+each of T symbols has one, with values 0 .. num_classes - 1, or `NO_LABEL`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
 
+Array: TypeAlias = NDArray[Any]
 Images: TypeAlias = NDArray[np.float32]
 Labels: TypeAlias = NDArray[np.int64]
 Indices: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 
+Kind: TypeAlias = Literal["images", "text", "masked text", "sequences", "trees"]
+"""What the samples of a data set are, and so which models it is for."""
+
 BLACK, WHITE = -1.0, 1.0  # the values of a channel
+NO_LABEL = -1  # of a sample, or a symbol of one, that counts for nothing
 
 
 class DataError(ml.errors.MlvmError, ValueError):
@@ -27,23 +33,26 @@ class DataError(ml.errors.MlvmError, ValueError):
 
 
 class Examples(Protocol):
-    """Labelled images by number: a `ml.Dataset` of two arrays."""
+    """Samples and their labels by number: a `ml.Dataset` of two arrays."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, indices: Indices, /) -> tuple[Images, Labels]: ...
+    def __getitem__(self, indices: Indices, /) -> tuple[Array, Labels]: ...
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Labelled images of H x W x C = `image_shape`. `augment` changes training images at
-    random, as far as they still show the same thing; None leaves them as they are."""
+    """Labelled samples of one `shape`: (H, W, C) of images. Those that are made of symbols have
+    `num_symbols` different ones. `augment` changes training samples at random, as far as they
+    still show the same thing; None leaves them as they are."""
 
     name: str
     train: Examples
     test: Examples
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     num_classes: int
     augment: ml.Transform | None = None
+    kind: Kind = "images"
+    num_symbols: int = 0
 
 
 class Column(Protocol):

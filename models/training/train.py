@@ -1,7 +1,7 @@
-"""Train a model on images: `python -m models.train --help`, or `train(...)` from Python.
+"""Train a model: `python -m models.train --help`, or `train(...)` from Python.
 
-Everything is derived from the seed: which digits are held out, the parameters at the start, the
-order of the images and how each is distorted. The same call gives the same numbers to the last
+Everything is derived from the seed: which samples are held out, the parameters at the start, the
+order of the samples and how each is distorted. The same call gives the same numbers to the last
 bit, on one kind of processor with one number of BLAS threads.
 """
 
@@ -23,9 +23,10 @@ import mlvm.eager as ml
 from models.data import SPECS, DataError, load, parse
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
+from models.training.choices import MODELS
 from models.training.plot import loss_curve
 from models.training.progress import Progress
-from models.training.trainer import MODELS, Replica, Trainer
+from models.training.trainer import Replica, Trainer
 
 LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
@@ -61,15 +62,17 @@ class ArenaReport(TypedDict):
 
 
 class Result(TypedDict):
-    """What a training run gave: `train_loss` has the mean loss of each epoch, `input_wait_share`
-    is how much of the time of all steps went into waiting for their batches. Where nothing was left
-    to do for the checkpoint resumed, `step_ms_median` is None."""
+    """What a training run gave: `test_accuracy` is the share of labels guessed right, `test_loss`
+    their mean cross-entropy in nats, `train_loss` has the mean loss of each epoch,
+    `input_wait_share` is how much of the time of all steps went into waiting for their batches.
+    Where nothing was left to do for the checkpoint resumed, `step_ms_median` is None."""
 
     model: str
     data: str
     epochs: int
     seed: int
     test_accuracy: float
+    test_loss: float
     train_loss: list[float]
     step_ms_median: float | None
     input_wait_share: float
@@ -80,7 +83,7 @@ class Result(TypedDict):
 def train(
     *,
     model: str = "mlp_mixer",
-    data: str = "digits",
+    data: str | None = None,
     epochs: int = 20,
     batch_size: int = 32,
     learning_rate: float = 5e-3,
@@ -93,7 +96,7 @@ def train(
     plot: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Train a model of `MODELS` on the data set that `data` names, and test it.
+    """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
 
     `workers` threads prepare the batches; their number changes no result. `vms` machines, a thread
     each, share every batch; their number changes how results are rounded. After every
@@ -105,18 +108,23 @@ def train(
     Raises `OptionError`, `DataError`, `CheckpointError`, `Diverged`, `OSError` for a file, and
     `ShapeError` for images that the model cannot take.
     """
+    if model not in MODELS:
+        raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
+    data = MODELS[model].data if data is None else data
     options = Options(model, data, epochs, batch_size, learning_rate, seed, vms)
     _require_possible(options, workers, save_every)
     dataset = load(data, seed=seed)
+    if dataset.kind != MODELS[model].kind:
+        raise OptionError(f"{model} is for {MODELS[model].kind}, and {data} has {dataset.kind}")
     steps = len(dataset.train) // batch_size
     if not steps:
         raise OptionError(
-            f"batch_size {batch_size} is more than the {len(dataset.train)} training images"
+            f"batch_size {batch_size} is more than the {len(dataset.train)} training samples"
         )
     progress = progress or Progress(quiet=True)
     losses: list[float] = []
     seconds: list[float] = []
-    accuracy = held_then = None
+    score = held_then = None
     with (
         Trainer(
             lambda vm: Replica(
@@ -140,9 +148,9 @@ def train(
             losses += _resumed(resume, options, steps, trainer, pipeline)
         progress.begin(epochs, epochs * steps, len(losses))
         try:
-            for images, labels in pipeline:
+            for samples, labels in pipeline:
                 began = time.perf_counter()
-                losses.append(trainer.step(images, labels))
+                losses.append(trainer.step(samples, labels))
                 seconds.append(time.perf_counter() - began)
                 if not math.isfinite(losses[-1]):
                     raise Diverged(
@@ -154,16 +162,16 @@ def train(
                 if save is not None and is_due:
                     _save(save, options, trainer, pipeline, losses)
                 if len(losses) % steps == 0:
-                    accuracy = trainer.first.accuracy(dataset.test, batch_size)
+                    score = trainer.first.test(dataset.test, batch_size)
                     loss = statistics.fmean(losses[-steps:])
-                    progress.epoch(len(losses) // steps, loss, accuracy)
+                    progress.epoch(len(losses) // steps, loss, score.accuracy)
                     held_then = held_then or trainer.consumed()
         finally:
             progress.end()
         waited = pipeline.stats().consumer_waited
         held_last = trainer.consumed()
-        if accuracy is None:
-            accuracy = trainer.first.accuracy(dataset.test, batch_size)
+        if score is None:
+            score = trainer.first.test(dataset.test, batch_size)
     train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
     improve = trainer.first.improve
     if plot is not None:
@@ -177,7 +185,8 @@ def train(
         data=data,
         epochs=epochs,
         seed=seed,
-        test_accuracy=accuracy,
+        test_accuracy=score.accuracy,
+        test_loss=score.loss,
         train_loss=train_loss,
         step_ms_median=1000 * statistics.median(seconds) if seconds else None,
         input_wait_share=waited / (sum(seconds) + waited) if seconds else 0.0,
@@ -193,9 +202,7 @@ def train(
 
 
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
-    model, _, epochs, batch_size, learning_rate, seed, vms = options
-    if model not in MODELS:
-        raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
+    _, _, epochs, batch_size, learning_rate, seed, vms = options
     if epochs < 1 or batch_size < 1:
         raise OptionError(f"epochs and batch_size must be >= 1, not {epochs} and {batch_size}")
     if not (0 < learning_rate < math.inf):
@@ -264,15 +271,21 @@ def _resumed(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m models.train",
-        description="Train a model on images, and test it.",
+        description="Train a model, and test it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
     add("--model", choices=MODELS, default="mlp_mixer", help="what to train")
-    add("--data", type=_spec, default="digits", help=f"what to train on: {', '.join(SPECS)}")
-    add("--epochs", type=int, default=20, metavar="N", help="how often each image is seen")
-    add("--batch-size", type=int, default=32, metavar="N", help="images in each step")
+    own = ", ".join(dict.fromkeys(each.data for each in MODELS.values()))
+    add(
+        "--data",
+        type=_spec,
+        help=f"what to train on: {', '.join(SPECS)} (default: of {own}, the "
+        "one that is for the model)",
+    )
+    add("--epochs", type=int, default=20, metavar="N", help="how often each sample is seen")
+    add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")
     add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
     add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
     add("--vms", type=int, default=1, metavar="N", help="machines that share each batch")

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
-from models.convnet import ConvNet
 from models.data import DataSet
 from models.data.batches import evaluation_batches
-from models.data.dataset import Examples
-from models.mlp import Mlp
-from models.mlp_mixer import MlpMixer
+from models.data.dataset import NO_LABEL, Examples
 from models.training.checkpoint import CheckpointError
+from models.training.choices import MODELS
 
 Array: TypeAlias = NDArray[Any]
 
-MODELS: Final[dict[str, Callable[..., nn.Module]]] = {
-    "mlp_mixer": MlpMixer,
-    "mlp": Mlp,
-    "convnet": ConvNet,
-}
 WEIGHT_DECAY: Final = 0.05
 WARMUP: Final = 0.1  # share of the steps in which the learning rate rises
+
+
+class Score(NamedTuple):
+    """The share of labels that a model guesses right, and its mean cross-entropy, in nats."""
+
+    accuracy: float
+    loss: float
 
 
 class Replica:
@@ -51,33 +52,38 @@ class Replica:
         schedule = ml.optim.cosine(learning_rate, steps, warmup_steps=round(WARMUP * steps))
         with self.weights.allocating():
             key = ml.random.key(seed)
-            self.model = MODELS[model](dataset.image_shape, dataset.num_classes, key=key)
+            self.model = MODELS[model].build(dataset, key)
             self.optimizer = ml.optim.AdamW(self.model, schedule, weight_decay=WEIGHT_DECAY)
         self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
-        self.guess: ml.Captured[..., Tensor] = ml.capture(self._guess)
+        self.guess: ml.Captured[..., tuple[Tensor, Tensor]] = ml.capture(self._guess)
 
-    def _improve(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _improve(self, samples: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
-        loss, grads = _loss_and_grads(self.model, images, labels)
+        loss, grads = _loss_and_grads(self.model, samples, labels)
         ml.parallel.all_reduce((loss, grads), "mean")
         self.optimizer.update(grads)
         return loss
 
-    def _guess(self, images: Tensor) -> Tensor:
-        return ml.argmax(self.model(images), axis=-1)
+    def _guess(self, samples: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(samples)
+        losses = ml.softmax_cross_entropy(logits, labels, ignore_index=NO_LABEL)
+        return ml.argmax(logits, axis=-1), losses
 
-    def step(self, images: Tensor | Array, labels: Tensor | Array) -> float:
+    def step(self, samples: Tensor | Array, labels: Tensor | Array) -> float:
         """Improve the model by one batch; its loss before is returned."""
         with self.batch:
-            return float(self.improve(images, labels))
+            return float(self.improve(samples, labels))
 
-    def accuracy(self, examples: Examples, batch_size: int) -> float:
-        """The share of the images that the model labels right."""
-        correct = 0
-        for images, labels in evaluation_batches(examples, batch_size):
+    def test(self, examples: Examples, batch_size: int) -> Score:
+        """How the model does on these samples."""
+        correct, loss, count = 0, 0.0, 0
+        for samples, labels in evaluation_batches(examples, batch_size):
             with self.batch:
-                correct += int((self.guess(images).numpy() == labels).sum())
-        return correct / len(examples)
+                guesses, losses = self.guess(samples, labels)
+                correct += int((guesses.numpy() == labels).sum())
+                loss += float(losses.numpy().sum(dtype=np.float64))
+                count += int((labels != NO_LABEL).sum())
+        return Score(correct / count, loss / count)
 
     def state(self) -> dict[str, Array]:
         """All that later steps depend on, by name: parameters, buffers, optimizer, random keys."""
@@ -136,9 +142,9 @@ class Trainer:
     def first(self) -> Replica:
         return self.replicas[0]
 
-    def step(self, images: Tensor, labels: Tensor) -> float:
+    def step(self, samples: Tensor, labels: Tensor) -> float:
         """Improve the model by one batch; its loss before is returned."""
-        return self._step(images, labels)
+        return self._step(samples, labels)
 
     def consumed(self) -> int:
         """The bytes that the VMs hold."""
@@ -159,5 +165,5 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @ml.value_and_grad
-def _loss_and_grads(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
+def _loss_and_grads(model: nn.Module, samples: Tensor, labels: Tensor) -> Tensor:
+    return ml.softmax_cross_entropy(model(samples), labels, ignore_index=NO_LABEL, reduction="mean")

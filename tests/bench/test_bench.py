@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import dispatch, inference, machine, memory, mixer, scaling
+from bench import dispatch, dynamic, inference, machine, memory, mixer, scaling
+from bench.dynamic_sizes import QUICK
 from bench.harness import (
     ROOT,
     BenchError,
@@ -291,8 +292,24 @@ def test_inference() -> None:
     assert "mlvm-1t" in {r.contender for r in records}
 
 
+def test_dynamic() -> None:
+    ours = [c for c in dynamic.SUITE.contenders if c.package == "mlvm"]
+    records = run(dataclasses.replace(dynamic.SUITE, contenders=tuple(ours)), quick=True)
+    assert {(r.case, r.metric, r.contender) for r in records} == {
+        (case, "us_per_token", c.name) for case in QUICK for c in ours
+    }
+
+
 @pytest.mark.parametrize(
-    "suite", [dispatch.SUITE, inference.SUITE, machine.SUITE, mixer.SUITE, scaling.SUITE]
+    "suite",
+    [
+        dispatch.SUITE,
+        dynamic.SUITE,
+        inference.SUITE,
+        machine.SUITE,
+        mixer.SUITE,
+        scaling.SUITE,
+    ],
 )
 def test_targets_and_limits_are_for_contenders_of_the_suite(suite: Suite) -> None:
     names = {contender.name for contender in suite.contenders}

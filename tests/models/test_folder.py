@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_images_are_labelled_by_their_folder(folder: Path) -> None:
     data = load(f"images:{folder}")
-    assert (data.image_shape, data.num_classes) == ((64, 64, 3), 2)
+    assert (data.shape, data.num_classes) == ((64, 64, 3), 2)
     assert (len(data.train), len(data.test)) == (12, 4)
     images, labels = data.train[np.array([0, 11])]
     assert images.shape == (2, 64, 64, 3)

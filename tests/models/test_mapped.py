@@ -225,7 +225,7 @@ def write(file: Path, **changes: Any) -> None:
 def test_npz_data_set(tmp_path: Path) -> None:
     write(tmp_path / "own.npz")
     data = load(f"npz:{tmp_path / 'own.npz'}")
-    assert (data.name, data.image_shape, data.num_classes) == ("npz", (8, 4, 3), 4)
+    assert (data.name, data.shape, data.num_classes) == ("npz", (8, 4, 3), 4)
     images, labels = data.train[np.array([4, 8])]
     assert images.shape == (2, 8, 4, 3)
     assert -1 <= images.min() < images.max() <= 1

@@ -19,11 +19,11 @@ from mlvm.core.errors import CaptureError, GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
 from mlvm.eager import random
-from mlvm.eager.autodiff import Pending, Pull, Tape, taping
+from mlvm.eager.autodiff import Pending, Tape, taping
 from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import zeros
-from mlvm.eager.functions import full
+from mlvm.eager.joint import closures_of, leave, or_zeros, seed
 from mlvm.eager.state import tensors
 from mlvm.eager.tensor import (
     Tensor,
@@ -80,7 +80,7 @@ def scan(
     """So many turns with a state, through the rows of `xs`, in a recorded loop. There are no more
     turns than `total`, if that is known; so many rows the results have. A body that is not
     `stacked` makes no rows."""
-    count = op.astype(turns, dtype=i64) if isinstance(turns, Tensor) else constant(turns, i64)
+    count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
     with _untaped():
         first = count - 1 if reverse else constant(0, i64)
 
@@ -182,7 +182,7 @@ def _loop(
         if isinstance(count, Tensor):
             saved.append(count)
         outs = [*finals, *results, *stacks]
-        _leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull_loop, back))
+        leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull_loop, back))
     return finals, results
 
 
@@ -224,9 +224,9 @@ def _pull_loop(
     tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_float]
     given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
-    init = [_or_zeros(of_state[k], back.params[k].type) for k in active]
+    init = [or_zeros(of_state[k], back.params[k].type) for k in active]
     cells, closures = _parted(segment.closures, held)
-    init += [_or_zeros(h, segment.closures[number]) for number, h in closures.items()]
+    init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
     if back.total is None:
         init += stacks
         stacks = []
@@ -244,13 +244,13 @@ def _pull_loop(
         pending = Pending()
         pending.update(cells)
         pending.update(zip(closures, totals, strict=True))
-        _seed(pending, segment.tape, [back.after[k] for k in active], parts)
-        _seed(pending, segment.tape, [y for y, _ in given], seeds)
+        seed(pending, segment.tape, [back.after[k] for k in active], parts)
+        seed(pending, segment.tape, [y for y, _ in given], seeds)
         segment.walk(pending, inside, outside)
-        after = [_or_zeros(pending.get(back.params[k].node), back.params[k].type) for k in active]
+        after = [or_zeros(pending.get(back.params[k].node), back.params[k].type) for k in active]
         after += [pending[number] for number in closures]
         of_rows = [pending.get(back.rows[k].node) for k in tracked]
-        of_xs = list(map(_or_zeros, of_rows, [back.rows[k].type for k in tracked]))
+        of_xs = list(map(or_zeros, of_rows, [back.rows[k].type for k in tracked]))
         return [*after, *number], of_xs
 
     finals, of_xs = scan(
@@ -315,7 +315,7 @@ def cond(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
         saved = [pred, *[x for side in sides for x in (*side.kept, *side.segment.outside)]]
         outs = [*finals, *[x for side in sides for x in side.kept]]
         pull = partial(_pull_cond, sides, closures)
-        _leave(tape, outs, [], closures, saved, pull)
+        leave(tape, outs, [], closures, saved, pull)
     return finals
 
 
@@ -338,7 +338,7 @@ def _pull_cond(
     [pred], rest = _split(saved, 1)
     of_made, of_kept = _split(cotangents, len(sides[0].made))
     cells, others = _parted(closures, held)
-    before = {number: _or_zeros(h, closures[number]) for number, h in others.items()}
+    before = {number: or_zeros(h, closures[number]) for number, h in others.items()}
 
     def back(
         side: _Side, kept: Tensors, outside: Tensors, of_kept: Sequence[Tensor | None]
@@ -347,7 +347,7 @@ def _pull_cond(
         inside = {id(x.root): y for x, y in zip(segment.inside, kept, strict=True)}
         pending = Pending()
         pending.update({**cells, **before})
-        _seed(pending, segment.tape, [*side.made, *segment.inside], [*of_made, *of_kept])
+        seed(pending, segment.tape, [*side.made, *segment.inside], [*of_made, *of_kept])
         segment.walk(pending, inside, outside)
         return [pending[number] for number in before]
 
@@ -431,7 +431,7 @@ def call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree]) 
             if not way.segment.is_constant(args):
                 pull = partial(_pull_call, way, name)
                 saved = [number, *way.segment.outside]
-                _leave(tape, made, args, way.segment.closures, saved, pull)
+                leave(tape, made, args, way.segment.closures, saved, pull)
         return with_leaves(opened.tree, iter(made))
     if known.results is None:
         known.is_guess = True
@@ -439,7 +439,7 @@ def call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree]) 
     made = _recorder().call(known.procedure, _results_of(known, tape), args)
     if tape is not None:
         number = made.pop()
-        _leave(tape, made, args, {}, [number], partial(_pull_again, known, args))
+        leave(tape, made, args, {}, [number], partial(_pull_again, known, args))
     return with_leaves(known.tree, iter(made))
 
 
@@ -541,7 +541,7 @@ def _pull_call(
     cells = [
         h
         if isinstance(h, _Cell)
-        else _Cell(record.as_cell(_initialized(record, _or_zeros(h, type))))
+        else _Cell(record.as_cell(_initialized(record, or_zeros(h, type))))
         for h, type in zip(held, types, strict=True)
     ]
 
@@ -551,9 +551,9 @@ def _pull_call(
         inside = {id(x.root): y for x, y in zip(way.kept, kept, strict=True)}
         pending = Pending()
         pending.update(zip(segment.closures, cells, strict=True))
-        _seed(pending, segment.tape, [y for y in way.made if y.dtype.is_float], parts)
+        seed(pending, segment.tape, [y for y in way.made if y.dtype.is_float], parts)
         segment.walk(pending, inside, outside)
-        return [_or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_float]
+        return [or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_float]
 
     results = [x.type for x in way.params if x.dtype.is_float]
     opened = _Open(way, f"{name}_back", results)
@@ -591,7 +591,7 @@ def _pull_again(
 def _of_floats(results: Tensors, cotangents: Sequence[Tensor | None]) -> Tensors:
     """Cotangents of those results that are floats."""
     pairs = zip(results, cotangents, strict=True)
-    return [_or_zeros(g, y.type) for y, g in pairs if y.dtype.is_float]
+    return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_float]
 
 
 def _refuse_outer_tape(what: str) -> None:
@@ -619,17 +619,7 @@ class _Segment:
         self.tape, self.start = tape, start
         self.nodes = tape.nodes[start:]
         del tape.nodes[start:]
-        self.closures: dict[int, TensorType] = {}
-        for node in self.nodes:
-            if node is not None:
-                pulls, origins, _ = node
-                types = [pull.type for pull in pulls] if isinstance(pulls, tuple) else pulls.types
-                for type, origin in zip(types, origins, strict=True):
-                    if origin < start:
-                        self.closures[origin] = type
-        for y in results:
-            if y.tape is tape and y.node < start:
-                self.closures[y.node] = y.type
+        self.closures = closures_of(tape, self.nodes, start, results)
         inside: dict[int, Tensor] = {}
         outside: dict[int, Tensor] = {}
         ids = {id(x.root) for x in known}
@@ -668,96 +658,6 @@ class _Segment:
             if node is not None and (g := pending.pop(number, None)) is not None:
                 pulls, origins, saved = node
                 pending.go_back((pulls, origins, tuple(map(now, saved))), g)
-
-
-def _seed(
-    pending: Pending, tape: Tape, results: Sequence[Tensor], parts: Sequence[Tensor | None]
-) -> None:
-    """Begin a way back with cotangents of results, where these are tracked and there is one."""
-    for y, part in zip(results, parts, strict=True):
-        if part is not None and y.tape is tape:
-            held = pending.get(y.node)
-            pending[y.node] = part if held is None else held + part
-
-
-_PARTS: Final = TensorType(i64, (0,))
-"""Stands for the type of `_Parts`."""
-
-
-class _Parts:
-    """Cotangents of several results, by their numbers."""
-
-    type = _PARTS
-
-    def __init__(self, parts: dict[int, Tensor]) -> None:
-        self.parts = parts
-
-    def __add__(self, other: _Parts) -> _Parts:
-        sums = dict(self.parts)
-        for number, part in other.parts.items():
-            sums[number] = sums[number] + part if number in sums else part
-        return _Parts(sums)
-
-
-class _Joint:
-    """The way back of control flow with several results: to the operands that are tracked, and to
-    what it reaches besides.
-
-    `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
-    closures, of which so much is held before.
-    """
-
-    def __init__(
-        self,
-        tape: Tape,
-        nresults: int,
-        operands: Tensors,
-        closures: dict[int, TensorType],
-        pull: Callable[..., Sequence[Any]],
-    ) -> None:
-        self._nresults = nresults
-        self._operands = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
-        self._noperands = len(operands)
-        self._pull = pull
-        self.origins = (*closures, *[origin for _, origin in self._operands])
-        self.types: Sequence[TensorType] = [
-            *closures.values(),
-            *[operands[k].type for k, _ in self._operands],
-        ]
-
-    def __call__(self, g: _Parts, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
-        totals = dict(zip(self.origins, held, strict=True))
-        nclosures = len(self.origins) - len(self._operands)
-        cotangents = [g.parts.get(i) for i in range(self._nresults)]
-        made = self._pull(cotangents, saved, held[:nclosures])
-        totals.update(zip(self.origins, made[self._noperands :], strict=False))
-        for k, origin in self._operands:
-            part, before = made[k], totals[origin]
-            if part is not None:
-                totals[origin] = part if before is None else before + part
-        return [totals[origin] for origin in self.origins]
-
-
-def _leave(
-    tape: Tape,
-    results: Tensors,
-    operands: Tensors,
-    closures: dict[int, TensorType],
-    saved: Tensors,
-    pull: Callable[..., Sequence[Any]],
-) -> None:
-    """Leave a node for control flow (see `_Joint`), and one for each result that is a float."""
-    joint = _Joint(tape, len(results), operands, closures, pull)
-    node = len(tape.nodes)
-    tape.nodes.append((joint, joint.origins, tuple(saved)))
-    tape.kept.update(id(x.root) for x in saved)
-    for number, y in enumerate(results):
-        if y.dtype.is_float:
-            tape.leave(y, (Pull(_PARTS, partial(_one_part, number), ()),), (node,), ())
-
-
-def _one_part(number: int, g: Tensor) -> Any:
-    return _Parts({number: g})
 
 
 # --- pieces --------------------------------------------------------------------------
@@ -829,10 +729,6 @@ def _known(total: int | None) -> int:
     if total is None:
         raise ShapeError("a loop of a length known at run time only cannot stack results")
     return total
-
-
-def _or_zeros(g: Tensor | None, type: TensorType) -> Tensor:
-    return full(type.shape, 0, dtype=type.dtype) if g is None else g
 
 
 def _split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:

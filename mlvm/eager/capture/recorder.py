@@ -278,9 +278,7 @@ class Recorder:
             outs.append(Use(self._values[key], home.type))
         ins = list(dict.fromkeys(ins))
         line = user_line()
-        self.calls.append(
-            Call(name, None, NO_ATTRIBUTES, outs, ins, line, self.again, blocks=tuple(blocks))
-        )
+        self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, line, blocks=tuple(blocks)))
 
     def parameter(self, type: TensorType) -> Tensor:
         """A tensor for an operand of the function whose block is open: memory of its caller."""
@@ -433,7 +431,8 @@ class Recorder:
             ins = [Use(value, type) for value, type in before if value is not None]
             made = {id(r): self._new_value(r, t) for r, t in zip(references, types, strict=True)}
             outs = [Use(made[id(r)], t) for r, t in zip(references, types, strict=True)]
-        self.calls.append(Call(name, op, attributes, outs, ins, line, again=self.again))
+        again = self.again and not self._open  # a block runs where it stands
+        self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
 
     def _require_writable(
         self, op: Op, references: Sequence[Reference], types: Sequence[TensorType]
@@ -593,3 +592,17 @@ def refuse_captured(what: str) -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
     if recorder.get() is not None:
         raise _refused(what)
+
+
+@contextmanager
+def made_again() -> Iterator[None]:
+    """Inside the block, a captured function computes again what was there before."""
+    on = recorder.get()
+    if on is None:
+        yield
+        return
+    before, on.again = on.again, True
+    try:
+        yield
+    finally:
+        on.again = before

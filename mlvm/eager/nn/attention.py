@@ -88,11 +88,13 @@ class MultiHeadAttention(Module):
         `memory`, f[batch, length, memory_dim].
 
         `mask`, a bool tensor that broadcasts to [batch, num_heads, time, length], is True where a
-        query may see a key; with `causal`, query i sees keys 0 .. i only.
+        query may see a key; with `causal`, query i sees keys 0 .. i only. With a cache the length
+        is its `max_length`.
 
         With a `cache` of `init_cache`, x stands at `position` .. `position + time - 1`, an int or
-        an i64[]. Its keys and values are put there, and it sees all that do not come after; so
-        `causal` is True. The result is (y, cache), with the new cache: the old one keeps its value.
+        an i64[] that is >= 0. Its keys and values are put there, and it sees all that do not come
+        after; so `causal` is True. The result is (y, cache), with the new cache: the old one keeps
+        its value.
 
         Raises `ShapeError` or `DTypeError` for operands of other types, `AttributeRefused` for a
         cache beside a memory or without a position, `OperandValueError` for a position for which
@@ -159,6 +161,8 @@ class MultiHeadAttention(Module):
             raise AttributeRefused(f"{name}: {what} is for self-attention, not for a memory")
         if (cache is None) != (position is None):
             raise AttributeRefused(f"{name}: a cache and a position go together")
+        if isinstance(position, int) and position < 0:
+            raise AttributeRefused(f"{name}: position must be >= 0, given {position}")
         size = 2 if self.rotary_base is None else 4
         if cache is not None and (not isinstance(cache, (list, tuple)) or len(cache) != size):
             raise DTypeError(f"{name}: a cache is what init_cache makes, not {brief(cache)}")

@@ -4,19 +4,19 @@ Formulas and the order of gates are those of PyTorch's documentation of `torch.n
 `RNN`; kernels are transposed, [in, gates * hidden], and a bias that PyTorch has twice is one.
 
 Sequences are time-major, f[time, batch, features]: a step's rows lie together, so none is copied
-or gathered. One product projects the inputs of all steps, before the loop; a step then makes one
-product, of the state with the kernel of all gates. With a batch of 1, reading that kernel is what
-a step costs.
+or gathered. The inputs of all steps are projected before the loop, by one product, or block by
+block as far as `lengths` reach; a step then makes one product, of the state with the kernel of all
+gates. With a batch of 1, reading that kernel is what a step costs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import creation, random
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
@@ -26,6 +26,9 @@ from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import require_float, sizes
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import map_tree
+
+_BLOCK: Final = 8
+"""Steps whose inputs are projected at once where `lengths` say how many there are."""
 
 
 class _Cell(Module):
@@ -247,7 +250,11 @@ class _Recurrent(Module):
         name = type(self).__name__
         _require_sizes(name, x, ("time", "batch"), self.input_size)
         time, batch = x.shape[:2]
-        valid = None if lengths is None else _valid(name, lengths, time, batch)
+        valid = longest = None
+        if lengths is not None:
+            x = fn.pad(x, ((0, -time % _BLOCK), (0, 0), (0, 0))) if time % _BLOCK else x
+            valid = _valid(name, lengths, x.shape[0], batch)
+            longest = _longest(lengths, time)
         layers = list(zip(self.forward, self.backward or [None] * len(self.forward), strict=True))
         cells = [cell for layer in layers for cell in layer if cell is not None]
         if state is None:
@@ -261,10 +268,11 @@ class _Recurrent(Module):
             outputs = []
             for cell, reverse in zip(layer, (False, True), strict=True):
                 if cell is not None:
-                    y, last = _passed(cell, x, begin[len(end)], valid, reverse=reverse)
+                    y, last = _passed(cell, x, begin[len(end)], valid, longest, reverse=reverse)
                     outputs.append(y)
                     end.append(last)
             x = fn.concat(outputs, axis=-1)
+        [x, *_] = fn.split(x, [time])
         return x, map_tree(lambda *each: fn.stack(each), *end)
 
 
@@ -311,9 +319,16 @@ class GRU(_Recurrent):
 
 
 def _passed(
-    cell: Any, x: Tensor, state: Any, valid: Tensor | None, *, reverse: bool
+    cell: Any,
+    x: Tensor,
+    state: Any,
+    valid: Tensor | None,
+    longest: Tensor | None,
+    *,
+    reverse: bool,
 ) -> tuple[Tensor, Any]:
-    """The outputs of one cell for a sequence, and its last state."""
+    """The outputs of one cell for a sequence, and its last state. Steps behind the `longest` are
+    not made."""
 
     def turn(state: Any, row: tuple[Tensor, Tensor | None]) -> tuple[Any, Tensor]:
         projected, counts = row
@@ -322,8 +337,24 @@ def _passed(
             after = map_tree(lambda new, old: op.where(counts, new, old), after, state)
         return after, cell.output(after)
 
-    last, y = scan(turn, state, (cell.project(x), valid), reverse=reverse)
+    projected = cell.project(x) if longest is None else _projected(cell, x, longest)
+    last, y = scan(turn, state, (projected, valid), longest, reverse=reverse)
     return (y if valid is None else fn.where(valid, y, 0.0)), last
+
+
+def _projected(cell: Any, x: Tensor, longest: Tensor) -> Tensor:
+    """`cell.project(x)`, in blocks of steps, as many as the longest sequence has."""
+    blocks = fn.reshape(x, (x.shape[0] // _BLOCK, _BLOCK, *x.shape[1:]))
+    count = (longest + (_BLOCK - 1)) // _BLOCK
+    _, y = scan(lambda _, block: (None, cell.project(block)), None, blocks, count)
+    return fn.reshape(y, (x.shape[0], *y.shape[2:]))
+
+
+def _longest(lengths: Tensor, time: int) -> Tensor | None:
+    """The most steps that count: i64[], from 0 to `time`; None without sequences."""
+    if not lengths.size:
+        return None
+    return fn.astype(fn.clip(op.max(lengths), 0, time), i64)
 
 
 def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:

@@ -16,8 +16,9 @@ import numpy as np
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine import run as reference
-from mlvm.core.machine.callee import OUT, OpFresh, OpInto, Value, WritesInto
+from mlvm.core.machine.callee import OUT, Fused, OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding, FunctionTable
+from mlvm.core.machine.fused import Chain
 from mlvm.core.machine.link import (
     CALL,
     CALL_FUNCTION,
@@ -41,6 +42,9 @@ from mlvm.machines.native.types import Type, native_type
 _RUN: Final = 32
 _BACK: Final = 33
 
+_ANY: Final = (1 << 32) - 1
+"""The bits of a parameter that may lie anywhere over others: nothing is checked."""
+
 _MOST_STEPS: Final = 1 << 62
 """More than a launch can take in a lifetime."""
 
@@ -62,13 +66,13 @@ class Site:
         self.binding = binding
         self.details = details
 
-    def resolve(self, types: Sequence[Type]) -> tuple[Plan | None, Type | None, int, bool]:
+    def resolve(self, types: Sequence[Type]) -> tuple[Plan | None, Type | None, tuple[int, ...]]:
         """What to run for parameters of these types: the plan, the type of the result that is made
-        for it, how many parameters it writes otherwise, and whether these must lie apart from the
-        rest. Without a plan, `perform` does all."""
+        for it and, of each parameter that it writes otherwise, which others that may lie exactly
+        over, as bits, or `_ANY`. Without a plan, `perform` does all."""
         given = [type.tensor_type for type in types]
         callee, attributes = self.binding.callee, self.details.attributes
-        nothing = None, None, 0, False
+        nothing = None, None, ()
         if callee.nresults is None or self.details.nresults not in (STAR, callee.nresults):
             return nothing
         try:
@@ -77,12 +81,26 @@ class Site:
             return nothing
         if isinstance(callee, OpFresh) and inferred is not None and inferred[0] is not None:
             plan = plan_of(callee.fill, [inferred[0], *given], attributes)
-            return plan, native_type(inferred[0]), 0, False
+            return plan, native_type(inferred[0]), ()
         if isinstance(callee, WritesInto):
-            plan = plan_of(callee.kernel, given, attributes)
-            apart = self.details.apart or self.details.unproven
-            return plan, None, callee.writes(attributes), apart
+            written = range(callee.writes(attributes))
+            checked = self.details.apart or self.details.unproven
+            over = [self._over(i, given) if checked else _ANY for i in written]
+            return plan_of(callee.kernel, given, attributes), None, tuple(over)
         return nothing
+
+    def _over(self, out: int, types: Sequence[TensorType]) -> int:
+        """Which parameters the result may lie exactly over, as bits: those of its layout that it
+        may replace."""
+        callee, attributes = self.binding.callee, self.details.attributes
+        allowed: Sequence[int] = ()
+        if isinstance(callee, OpInto):
+            allowed = range(1, 1 + callee.op.in_place)
+        elif isinstance(callee, Fused):
+            chain: Chain = attributes["chain"]
+            operands = range(chain.outputs, len(types))
+            allowed = [j for j in operands if chain.may_replace(out, j)]
+        return sum(1 << j for j in allowed if j < len(types) and types[j] is types[out])
 
     def perform(self, params: list[Value]) -> Sequence[Value]:
         """Call the function as the reference loop does."""

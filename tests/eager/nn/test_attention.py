@@ -265,6 +265,7 @@ listed: Any = [True]
         (lambda: layer(x, ml.ones((2, 3, 4))), ShapeError, "must be [1, length, 4], given"),
         (lambda: layer(x, x, cache=cache, position=0), AttributeRefused, "a cache is for self-"),
         (lambda: layer(x, cache=cache), AttributeRefused, "a cache and a position go together"),
+        (lambda: layer(x, cache=cache, position=-3), AttributeRefused, "must be >= 0, given -3"),
         (lambda: layer(x, position=0), AttributeRefused, "a cache and a position go together"),
         (lambda: layer(x, cache=(x,), position=0), DTypeError, "what init_cache makes"),
         (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),

@@ -82,7 +82,8 @@ def test_a_layer_is_its_cell_step_by_step_and_lengths_end_it(kind: str) -> None:
 @KINDS
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_layers_have_gradients(kind: str, bidirectional: bool) -> None:
-    layer = LAYERS[kind](2, 2, num_layers=2, bidirectional=bidirectional, dtype="f64")
+    hidden = 1 if bidirectional else 2  # each weight takes two calls
+    layer = LAYERS[kind](2, hidden, num_layers=2, bidirectional=bidirectional, dtype="f64")
     lengths = ml.asarray([3, 1])
     check(lambda layer, x: layer(x, lengths=lengths), layer, f64(3, 2, 2))
 
@@ -175,15 +176,30 @@ def test_outputs_between_layers_are_dropped_while_training() -> None:
 
 
 def test_lengths_are_an_argument_of_a_captured_layer() -> None:
+    """Of more steps than are projected at once, and of none."""
     layer = nn.LSTM(2, 3, dtype="f64")
-    step, x = ml.capture(lambda x, lengths: layer(x, lengths=lengths)), f64(4, 2, 2)
-    for lengths in ([4, 1], [2, 3]):
-        captured = numbers(step(x, ml.asarray(lengths)))
-        for found, each in zip(
-            captured, numbers(layer(x, lengths=ml.asarray(lengths))), strict=True
-        ):
+    step, x = ml.capture(lambda x, lengths: layer(x, lengths=lengths)), f64(11, 2, 2)
+    whole = layer(x)[0].numpy()
+    for lengths in ([4, 1], [2, 11], [0, 0], [-1, 8], [9, 99]):
+        given = ml.asarray(lengths)
+        captured, eager = numbers(step(x, given)), numbers(layer(x, lengths=given))
+        for found, each in zip(captured, eager, strict=True):
             np.testing.assert_allclose(found, each, rtol=1e-12)
+        counts = np.arange(11)[:, None, None] < np.array(lengths)[:, None]
+        np.testing.assert_allclose(eager[0], np.where(counts, whole, 0), rtol=1e-12)
     assert "1 program>" in repr(step)
+
+
+def test_steps_behind_the_longest_sequence_are_not_made() -> None:
+    """They may be anything: here they are nan."""
+    layer = nn.GRU(2, 3, bidirectional=True, dtype="f64")
+    x = normal(20, 2, 2)
+    expected = numbers(layer(ml.asarray(x[:5]), lengths=ml.asarray([5, 2])))
+    x[5:] = np.nan
+    found = numbers(layer(ml.asarray(x), lengths=ml.asarray([5, 2])))
+    np.testing.assert_allclose(found[0][:5], expected[0], rtol=1e-12)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-12)
+    assert not found[0][5:].any()
 
 
 lstm, gru = nn.LSTM(3, 4), nn.GRU(3, 4)

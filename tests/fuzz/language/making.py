@@ -28,14 +28,18 @@ LAYERS: Final = [
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.gelu, ml.nn.Dropout(0.25), ml.nn.LayerNorm({m}))",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
 ]
-NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
 CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map|function)\(")
 OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1)",
     "ml.optim.SGD({p}, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
     "ml.optim.Adam({p}, 0.05)",
     "ml.optim.AdamW({p}, ml.optim.cosine(0.1, total_steps=10, warmup_steps=2))",
+    "ml.optim.RMSProp({p}, 0.05, momentum=0.5, centered=True)",
+    "ml.optim.Lion({p}, 0.01, weight_decay=0.1, groups=[('*', {{'betas': (0.5, 0.9)}})])",
+    "ml.optim.SGD({p}, 0.1, groups=[(lambda path, x: x.ndim < 9, {{'momentum': 0.5}})])",
 ]
+RATES: Final = ["0.1 / (i + 1)", "0.1 if i < 2 else 0.05", "0.01 * i", "[0.1, 0][i % 2]"]
+NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i", "i / 3", "-0.0", "1e30", "2**40 + i"]
 
 
 def make(seed: int, number: int) -> Source:
@@ -55,6 +59,7 @@ class _Maker:
         self.limit = 8 * max(64, self.rows * self.columns)
         self.seeds = itertools.count(rng.randrange(1000))
         self.names = itertools.count()
+        self.changes: list[str] = []  # of hyperparameters, before each step
         self.namespace: dict[str, Any] = {}
         exec(IMPORTS, self.namespace)
 
@@ -97,7 +102,8 @@ class _Maker:
         first = calls[0]
         made = self._writer({**self.namespace, "i": 0})
         for line in first.making:
-            made.says(line)
+            if line not in self.changes:
+                made.says(line)
         for parameter, argument in zip(parameters, first.arguments, strict=True):
             body.namespace[parameter] = eval(argument, made.namespace)
             if argument.startswith("values"):  # which a captured function gets as a tensor
@@ -164,6 +170,8 @@ class _Maker:
             setup.knows(f"params{number}")
             setup.says(f"opt{number} = {rng.choice(OPTIMIZERS).format(p=f'params{number}')}")
             state += [f"params{number}", f"opt{number}"]
+            if rng.random() < 0.5:
+                self.changes.append(f"opt{number}.learning_rate = {rng.choice(RATES)}")
         return [name for name in state if name is not None]
 
     def _calls(self, setup: Writer, kept: list[str]) -> tuple[list[str], list[Call]]:
@@ -180,7 +188,7 @@ class _Maker:
         for k in range(rng.choice([1, 1, 2, 2, 3])):
             lines = self._resized(making) if k and rng.random() < 0.3 else making
             given = [self._given(each, first, sources) for each in templates]
-            calls.append(Call(tuple(lines), tuple(given)))
+            calls.append(Call((*lines, *self.changes), tuple(given)))
         return parameters, calls
 
     def _sources(self, writer: Writer, outer: list[str]) -> tuple[list[str], list[str]]:
@@ -227,7 +235,7 @@ class _Maker:
         return rng.choice(
             [
                 f"[{leaf()}, {leaf()}]",
-                f"{{'k': {leaf()}, 'l': ({leaf()}, 2)}}",
+                f"{{'k': {leaf()}, 'l': ({leaf()}, <number>)}}",
                 f"({leaf()}, None)",
                 f"Box(a={leaf()})",
             ]

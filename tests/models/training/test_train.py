@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ from models import data
 from models.data import DataError
 from models.mlp import Mlp
 from models.training.checkpoint import CheckpointError, load, save
+from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
-from models.training.trainer import MODELS, Replica, Trainer
+from models.training.trainer import Replica, Trainer
 
+IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -71,6 +74,7 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
         "epochs",
         "seed",
         "test_accuracy",
+        "test_loss",
         "train_loss",
         "step_ms_median",
         "input_wait_share",
@@ -90,11 +94,23 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
     assert timeless(one) == timeless(two)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_model_learns(model: str) -> None:
+@pytest.mark.parametrize("model", IMAGE_MODELS)
+def test_every_model_of_images_learns(model: str) -> None:
     result = train(model=model, epochs=2, seed=1)
     assert result["test_accuracy"] > 0.7
     assert result["growth_after_first_epoch_bytes"] == 0
+
+
+@pytest.mark.parametrize(("model", "data"), [("transformer", "text"), ("bert", "masked")])
+def test_models_of_text_learn(tmp_path: Path, model: str, data: str) -> None:
+    file, plots = tmp_path / "text", tmp_path / "plots"
+    file.write_bytes(b"the quick brown fox jumps over the lazy dog\n" * 80)
+    plots.mkdir()
+    result = train(model=model, data=f"{data}:{file}", epochs=6, batch_size=8, plot=plots)
+    assert result["train_loss"][-1] < 0.8 * result["train_loss"][0]
+    assert result["test_loss"] < math.log(256)
+    assert result["growth_after_first_epoch_bytes"] == 0
+    assert {each.name for each in plots.iterdir()} == {"loss.svg", "step_memory.svg"}
 
 
 def test_the_seed_matters() -> None:
@@ -102,7 +118,7 @@ def test_the_seed_matters() -> None:
     assert one != two
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", IMAGE_MODELS)
 def test_training_on_files(mnist: Path, model: str) -> None:
     result = train(model=model, data=f"mnist:{mnist}", epochs=2, batch_size=2)
     assert result["data"] == f"mnist:{mnist}"
@@ -122,8 +138,9 @@ def test_help_tells_every_default() -> None:
     done = run("--help")
     assert done.returncode == 0
     text = " ".join(done.stdout.split())
-    for default in ("mlp_mixer", "digits", "20", "32", "0.005", "0"):
+    for default in ("mlp_mixer", "20", "32", "0.005", "0"):
         assert f"(default: {default})" in text
+    assert "(default: of digits, text, masked, lines, listops, the one that is" in text
 
 
 def test_workers_change_no_result() -> None:
@@ -179,11 +196,14 @@ class Counting(Mlp):
 
 
 def test_buffers_are_part_of_a_trainings_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS, "mlp", Counting)
+    choice = MODELS["mlp"]._replace(
+        build=lambda data, key: Counting(data.shape, data.num_classes, key=key)
+    )
+    monkeypatch.setitem(MODELS, "mlp", choice)
     digits = data.load("digits")
     options: dict[str, Any] = {"steps": 3, "learning_rate": 0.1, "seed": 0}
     trainer, other = (Replica(ml.VM(), "mlp", digits, **options) for _ in range(2))
-    images, labels = np.zeros((4, *digits.image_shape), np.float32), np.zeros(4, np.int64)
+    images, labels = np.zeros((4, *digits.shape), np.float32), np.zeros(4, np.int64)
     for _ in range(2):
         trainer.step(images, labels)
     other.load_state(trainer.state())
@@ -233,7 +253,8 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--model", "transformer"],
+        ["--model", "vit"],
+        ["--model", "transformer", "--data", "digits"],
         ["--data", "imagenet"],
         ["--data", "mnist"],
         ["--epochs", "0"],
@@ -315,8 +336,10 @@ def test_an_interrupt_is_one_line_and_exit_status_130(
 def test_train_raises_typed_errors() -> None:
     with pytest.raises(OptionError, match="no model 'vit'; there are mlp_mixer, mlp, convnet"):
         train(model="vit")
-    with pytest.raises(OptionError, match="1437 training images"):
+    with pytest.raises(OptionError, match="1437 training samples"):
         train(batch_size=2000)
+    with pytest.raises(OptionError, match="lstm is for sequences, and digits has images"):
+        train(model="lstm", data="digits")
     with pytest.raises(DataError, match="no data set 'x'"):
         train(data="x")
     with pytest.raises(Diverged, match="step"):

@@ -44,7 +44,8 @@ enum Code {
     BACK = 33, /* back to Python, with no parameters and no results */
 };
 
-enum { MOST_CASES = 8, MOST_TYPES = 8, MOST_DEPTH = 10000, ALL = -1 };
+enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
+#define ANY UINT32_MAX /* parameter may lie anywhere over others */
 
 /* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
  * signals; what a jump and a call of a function in C count for. */
@@ -60,7 +61,7 @@ typedef struct {
     PlanObject *plan; /* the case's own; NULL: Python calls the function */
     TypeObject *out;  /* of the result it makes; NULL if it writes to its first parameters */
     int nwrites;
-    int apart; /* whether no result may overwrite an operand */
+    uint32_t over[MOST_TYPES]; /* for each it writes, which others it may lie exactly over */
 } Case;
 
 typedef struct {
@@ -608,9 +609,14 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
     Py_XDECREF(types);
     if (!answer)
         return NULL;
-    PyObject *plan, *out;
+    PyObject *plan, *out, *over;
     Case found = {.count = count};
-    int bad = !PyArg_ParseTuple(answer, "OOip", &plan, &out, &found.nwrites, &found.apart);
+    int bad = !PyArg_ParseTuple(answer, "OOO!", &plan, &out, &PyTuple_Type, &over);
+    found.nwrites = bad ? 0 : (int)PyTuple_Size(over);
+    bad = bad || found.nwrites > count;
+    for (int i = 0; !bad && i < found.nwrites; i++)
+        found.over[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(over, i));
+    bad = bad || PyErr_Occurred();
     if (!bad && plan != Py_None) {
         found.plan = (PlanObject *)plan;
         const Plan *its = &found.plan->plan;
@@ -648,10 +654,11 @@ static int collides(const Case *known, const Value *params, int count)
         const Tensor *out = params[i].as.tensor;
         if (out->constant)
             return 1;
-        for (int j = 0; known->apart && j < count; j++) {
+        for (int j = 0; known->over[i] != ANY && j < count; j++) {
             const Tensor *x = params[j].as.tensor;
             if (j != i && out->address < x->address + x->type->nbytes &&
-                x->address < out->address + out->type->nbytes)
+                x->address < out->address + out->type->nbytes &&
+                (out->address != x->address || !(known->over[i] >> j & 1)))
                 return 1;
         }
     }

@@ -1,0 +1,275 @@
+"""mlvm's side of the suite `dynamic`: one program for all inputs of a family, however long.
+
+Inputs are padded to the longest, and a tensor says how long each one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mlvm.eager as ml
+from bench.dynamic_sizes import (
+    TEMPERATURE,
+    TOP_K,
+    BertSize,
+    GenerationSize,
+    LstmSize,
+    LstmTrainingSize,
+    Size,
+    TransformerSize,
+    TreeSize,
+    Weights,
+    inputs_of,
+    weights_of,
+)
+from bench.mlvm_training import loss_and_grads
+from bench.sizes import LEARNING_RATE, MOMENTUM
+from mlvm.eager import Tensor, nn
+from models.bert import EncoderBlock
+from models.transformer import Transformer, generate
+from models.tree_lstm import TreeLstm
+
+Array = NDArray[Any]
+Outputs = list[Array]
+Run = Callable[[], Outputs]
+
+BLOCK = 8  # words whose part of an LSTM's gates is one product
+BUCKETS = (8, 16, 32, 48, 64, 96, 128)  # lengths that BERT has a branch for
+
+
+class Family:
+    """Inputs that one function takes, on a VM of its own."""
+
+    def __init__(self, size: Size, *, captured: bool, greedy: bool, fuse: bool) -> None:
+        self.size = size
+        self.vm = ml.VM("bench")
+        self.weights = ml.Arena(self.vm, "weights")
+        self.batch = ml.Arena(self.vm, "batch")
+        with self.weights.allocating():
+            self.function, self.inputs, self.real = _prepared(size, greedy)
+        self.captured = ml.capture(self.function, fuse=fuse) if captured else None
+
+    def run(self) -> Outputs:
+        """What comes out of each input."""
+        call = self.captured or self.function
+        outputs = []
+        for arguments, real in zip(self.inputs, self.real, strict=True):
+            with self.batch:
+                output = call(*arguments).numpy()
+            outputs.append(real(output))
+        if self.captured is not None and self.captured.signatures != 1:
+            raise ValueError(f"{self.captured.signatures} programs where one is to serve all")
+        return outputs
+
+
+def running(size: Size, *, captured: bool, greedy: bool = False, fuse: bool = True) -> Run:
+    """What a round of that size runs. `greedy` generation takes the likeliest symbols."""
+    return Family(size, captured=captured, greedy=greedy, fuse=fuse).run
+
+
+Prepared = tuple[Callable[..., Tensor], list[tuple[Any, ...]], list[Callable[[Array], Array]]]
+"""A function, its arguments for each input, and what of its result is no padding."""
+
+
+def _prepared(size: Size, greedy: bool) -> Prepared:
+    inputs = inputs_of(size)
+    match size:
+        case LstmSize():
+            longest = -(-max(size.lengths) // BLOCK) * BLOCK
+            sentences = [_padded(xs, longest).reshape(-1, BLOCK, size.features) for xs in inputs]
+            arguments = [
+                (ml.asarray(xs), ml.asarray(length))
+                for xs, length in zip(sentences, size.lengths, strict=True)
+            ]
+            return Lstm(size), arguments, [_whole] * len(inputs)
+        case TreeSize():
+            most = max(size.leaves)
+            arguments = [
+                (ml.asarray(_padded(tree.words, most)), ml.asarray(_padded(tree.nodes, 2 * most)))
+                for tree in inputs
+            ]
+            encoder = tree_lstm_of(size)
+            return lambda *tree: encoder(*tree)[0], arguments, [_whole] * len(inputs)
+        case BertSize():
+            longest = max(size.lengths)
+            arguments = [(ml.asarray(_padded(xs, longest)), ml.asarray(len(xs))) for xs in inputs]
+            return Encoder(size, longest), arguments, [_first(length) for length in size.lengths]
+        case LstmTrainingSize() | TransformerSize():
+            model = LstmLast(size) if isinstance(size, LstmTrainingSize) else transformer_of(size)
+            [batch] = inputs
+            return Training(model), [tuple(map(ml.asarray, batch))], [_whole]
+        case GenerationSize():
+            return _generating(size, greedy=greedy)
+
+
+def _padded(rows: Array, length: int) -> Array:
+    """The rows, and zeros to make them so many."""
+    return np.pad(rows, ((0, length - len(rows)), *[(0, 0)] * (rows.ndim - 1)))
+
+
+def _whole(result: Array) -> Array:
+    return result
+
+
+def _first(length: int) -> Callable[[Array], Array]:
+    return lambda result: result[:length]
+
+
+# --- the models, with the weights of all contenders ------------------------------------
+
+
+class Lstm(nn.Module):
+    """Words f[blocks, BLOCK, features], of which so many count -> the last layer's state
+    f[hidden]."""
+
+    def __init__(self, size: LstmSize) -> None:
+        weights = weights_of(size)
+        self.cell = [
+            cell_of(weights, i, size.hidden if i else size.features, size.hidden)
+            for i in range(size.layers)
+        ]
+
+    def __call__(self, words: Tensor, length: Tensor) -> Tensor:
+        def block(k: Tensor, states: list[Any]) -> list[Any]:
+            rows, count = words[k], ml.minimum(length - k * BLOCK, BLOCK)
+            after = []
+            for cell, state in zip(self.cell, states, strict=True):
+
+                def turn(state: Any, x: Tensor, cell: Any = cell) -> tuple[Any, Tensor]:
+                    state = cell.step(x, state)
+                    return state, state[0][0]
+
+                projected = ml.expand_dims(cell.project(rows), axis=1)
+                state, rows = ml.scan(turn, state, projected, count)
+                after.append(state)
+            return after
+
+        states = [cell.initial_state(1) for cell in self.cell]
+        states = ml.fori_loop(0, (length + BLOCK - 1) // BLOCK, block, states)
+        last: Tensor = states[-1][0][0]
+        return last
+
+
+def cell_of(weights: Weights, i: int, features: int, hidden: int) -> nn.LSTMCell:
+    cell = nn.LSTMCell(features, hidden)
+    cell.load_parameters(_lstm_weights(weights, i))
+    return cell
+
+
+def _lstm_weights(weights: Weights, i: int, prefix: str = "") -> dict[str, Array]:
+    names = {"input_kernel": "input", "hidden_kernel": "recurrent", "bias": "bias"}
+    return {f"{prefix}{ours}": weights[f"lstm_{i}/{name}"] for ours, name in names.items()}
+
+
+def tree_lstm_of(size: TreeSize) -> TreeLstm:
+    model = TreeLstm(size.features, size.hidden)
+    model.load_parameters(weights_of(size))
+    return model
+
+
+class Encoder(nn.Module):
+    """Words f[longest, width], of which so many count -> f[longest, width]; the first ones are
+    encoded, in the first of the `BUCKETS` that they fit into."""
+
+    def __init__(self, size: BertSize, longest: int) -> None:
+        weights = weights_of(size)
+        self.block = [
+            EncoderBlock(size.width, size.heads, size.mlp, key=ml.random.key(0))
+            for _ in range(size.layers)
+        ]
+        for i, block in enumerate(self.block):
+            _load_block(block, weights, i)
+        self.buckets = [min(bucket, longest) for bucket in BUCKETS]
+
+    def __call__(self, words: Tensor, length: Tensor) -> Tensor:
+        def encoded(bucket: int) -> Tensor:
+            x = ml.expand_dims(words[:bucket], axis=0)
+            mask = ml.arange(bucket) < length
+            for block in self.block:
+                x = block(x, mask)
+            return ml.pad(x[0], ((0, len(words) - bucket), (0, 0)))
+
+        index = sum(ml.astype(length > bucket, ml.int64) for bucket in self.buckets[:-1])
+        branches = [partial(encoded, bucket) for bucket in self.buckets]
+        result: Tensor = ml.switch(index, branches)
+        return result
+
+
+def _load_block(block: nn.Module, weights: Weights, i: int) -> None:
+    """Give a block its weights; it has what belongs to attention below that name."""
+    own = {}
+    for name, values in weights.items():
+        if name.startswith(f"block_{i}/"):
+            _, part, kind = name.split("/")
+            place = part if part.startswith(("mlp", "norm")) else f"attention/{part}"
+            own[f"{place}/{kind}"] = values
+    block.load_parameters(own)
+
+
+def transformer_of(size: TransformerSize | GenerationSize) -> Transformer:
+    weights = weights_of(size)
+    model = Transformer(size.symbols, size.length, size.width, size.layers, size.heads)
+    for i, block in enumerate(model.block):
+        _load_block(block, weights, i)
+    for part, name in ((model.norm, "norm"), (model.head, "head")):
+        part.load_parameters({kind: weights[f"{name}/{kind}"] for kind in part.named_parameters()})
+    model.tokens.load_parameters({"embedding": weights["tokens"]})
+    model.positions.load_parameters({"embedding": weights["positions"]})
+    return model
+
+
+class LstmLast(nn.Module):
+    """Sequences f[N, T, features] -> logits [N, classes], from the last state."""
+
+    def __init__(self, size: LstmTrainingSize) -> None:
+        weights = weights_of(size)
+        self.lstm = nn.LSTM(size.features, size.hidden)
+        self.lstm.load_parameters(_lstm_weights(weights, 0, "forward_0/"))
+        self.head = nn.Linear(size.hidden, size.classes)
+        self.head.load_parameters({kind: weights[f"head/{kind}"] for kind in ("kernel", "bias")})
+
+    def __call__(self, xs: Tensor) -> Tensor:
+        _, (h, _) = self.lstm(ml.permute_dims(xs, (1, 0, 2)))
+        return self.head(h[-1])
+
+
+# --- what is run -----------------------------------------------------------------------
+
+
+class Training:
+    """A step of SGD with momentum -> the loss before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = ml.optim.SGD(model, LEARNING_RATE, momentum=MOMENTUM)
+
+    def __call__(self, samples: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor
+        loss, grads = loss_and_grads(self.model, samples, labels)
+        self.optimizer.update(grads)
+        return loss
+
+
+def _generating(size: GenerationSize, *, greedy: bool) -> Prepared:
+    model = transformer_of(size)
+    [prompt] = inputs_of(size)
+    key, temperature = ml.random.key(0), ml.asarray(np.float32(TEMPERATURE))
+
+    def symbols(prompt: Tensor, length: Tensor, end: Tensor) -> Tensor:
+        return generate(
+            model,
+            prompt,
+            length,
+            key,
+            temperature=temperature,
+            end=end,
+            top_k=1 if greedy else TOP_K,
+        )[0]
+
+    arguments = _padded(prompt, size.length), np.int64(size.prompt), np.int64(-1)
+    return symbols, [tuple(map(ml.asarray, arguments))], [lambda tokens: tokens[size.prompt :]]

@@ -1,0 +1,104 @@
+"""Checkpoints: functions whose intermediate values are not kept for the way back, but made again.
+
+Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+from mlvm.core.types import TensorType
+from mlvm.eager import random
+from mlvm.eager.autodiff import Node, Pending, Tape, taping
+from mlvm.eager.capture.recorder import made_again
+from mlvm.eager.context import recording
+from mlvm.eager.joint import closures_of, leave, seed
+from mlvm.eager.state import as_tree, tensors
+from mlvm.eager.tensor import Tensor
+from mlvm.eager.tree import replace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
+    """A function that computes the same, and under a gradient runs a second time on the way back:
+    of the first time only its arguments and its result are kept.
+
+    Tensors in dicts, lists and tuples among its arguments are kept; it may use others, such as
+    weights, which must not be updated in place until the gradient is taken. Random keys are drawn
+    once. Whatever else the function does, it does twice.
+    """
+
+    @wraps(fn)
+    def checkpointed(*args: P.args, **kwargs: P.kwargs) -> R:
+        tape = taping()
+        if tape is None:
+            return fn(*args, **kwargs)
+        given = args, kwargs
+        operands: list[Tensor] = []
+        replace(operands.append, given)
+        start, keys = len(tape.nodes), list[Tensor]()
+        with random.drawing(keys):
+            result, twins = _run(fn, given, operands, tape)
+        outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
+        closures = closures_of(tape, _from(tape, start, twins), start, outs)
+        del tape.nodes[start:]
+        pull = partial(_pull, partial(_run, fn, given), tape, closures, len(operands))
+        leave(tape, outs, operands, closures, [*operands, *keys], pull)
+        return result  # type: ignore[no-any-return]
+
+    return checkpointed
+
+
+def _run(
+    fn: Callable[..., Any], given: Any, operands: Sequence[Tensor], tape: Tape
+) -> tuple[Any, list[Tensor]]:
+    """What the function makes of these operands, and the twins of them that it was given."""
+    twins = [tape.watch(x) if x.dtype.is_float else x for x in operands]
+    rest = iter(twins)
+    args, kwargs = replace(lambda _: next(rest), given)
+    return as_tree(fn(*args, **kwargs)), twins
+
+
+def _from(tape: Tape, start: int, twins: Sequence[Tensor]) -> list[Node | None]:
+    """The tape's nodes from that number on, on a way back that ends at the twins."""
+    nodes = tape.nodes[start:]
+    for x in twins:
+        if x.tape is tape:
+            nodes[x.node - start] = None
+    return nodes
+
+
+def _pull(
+    again: Callable[..., tuple[Any, list[Tensor]]],
+    tape: Tape,
+    closures: dict[int, TensorType],
+    noperands: int,
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    held: Sequence[Any],
+) -> Sequence[Any]:
+    """Run the function again, and go back through it. Returns cotangents of the operands, and what
+    is then held of the closures."""
+    start, before = len(tape.nodes), recording.set(tape)
+    try:
+        with random.replaying(saved[noperands:]), made_again():
+            result, twins = again(saved[:noperands], tape)
+    finally:
+        recording.reset(before)
+    nodes = _from(tape, start, twins)
+    if recording.get() is not tape:  # or these are part of what an outer gradient is taken of
+        del tape.nodes[start:]
+    pending = Pending()
+    pending.update((n, h) for n, h in zip(closures, held, strict=True) if h is not None)
+    outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
+    seed(pending, tape, outs, cotangents)
+    for number in reversed(range(start, start + len(nodes))):
+        node = nodes[number - start]
+        if node is not None and (g := pending.pop(number, None)) is not None:
+            pending.go_back(node, g)
+    parts = [pending.get(x.node) if x.tape is tape else None for x in twins]
+    return [*parts, *[pending.get(number) for number in closures]]

@@ -1,0 +1,130 @@
+"""ListOps (Nangia and Bowman, arXiv 1804.06028): nested lists of digits, to be evaluated.
+
+`[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. The grammar and its probabilities are those of the published
+generator; expressions longer than `MOST_SYMBOLS` and lone digits are drawn again. A tree has two
+branches at every inner node, as there: an operator takes its arguments one by one, and the bracket
+last: ((((MAX 2) 9) ...) ]).
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from models.data.dataset import Array, DataSet, Indices, Labels
+
+OPERATORS: Final = ("MIN", "MAX", "MED", "SM")
+SYMBOLS: Final = (*map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
+"""What a leaf can be, by its number. A digit's number is the digit."""
+END: Final = SYMBOLS.index("]")
+VALUE_P: Final = 0.25  # of an operator where there might be a digit
+MAX_ARGS: Final = 5
+MAX_DEPTH: Final = 20
+MOST_SYMBOLS: Final = 50
+MOST_NODES: Final = 2 * MOST_SYMBOLS - 1
+NUM_TREES: Final = 12_000
+HELD_OUT: Final = 2_000
+
+NO_CHILD: Final = -1
+
+Expression: TypeAlias = "int | tuple[int, list[Expression]]"
+"""A digit, or the number of an operator's symbol and its arguments."""
+
+
+def load(seed: int = 0, count: int = NUM_TREES, held_out: int = HELD_OUT) -> DataSet:
+    """So many different trees, each labelled with its value. `seed` decides what they are."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    found: dict[str, Expression] = {}
+    while len(found) < count:
+        expression = generate(random)
+        if isinstance(expression, tuple) and len(symbols(expression)) <= MOST_SYMBOLS:
+            found[" ".join(SYMBOLS[i] for i in symbols(expression))] = expression
+    expressions = list(found.values())
+    train, test = expressions[:-held_out], expressions[-held_out:]
+    shape = (MOST_NODES, 3)
+    return DataSet(
+        "listops", Trees(train), Trees(test), shape, 10, None, "trees", num_symbols=len(SYMBOLS)
+    )
+
+
+def generate(random: np.random.Generator, depth: int = 1) -> Expression:
+    """An expression, drawn as the published generator does."""
+    if depth >= MAX_DEPTH or random.random() > VALUE_P:
+        return int(random.integers(10))
+    count = int(random.integers(2, MAX_ARGS + 1))
+    arguments = [generate(random, depth + 1) for _ in range(count)]
+    return 10 + int(random.integers(len(OPERATORS))), arguments
+
+
+def value(expression: Expression) -> int:
+    """What the expression is: 0 .. 9. A median between two digits is rounded down."""
+    if isinstance(expression, int):
+        return expression
+    operator, arguments = expression
+    values = [value(each) for each in arguments]
+    match OPERATORS[operator - 10]:
+        case "MIN":
+            return min(values)
+        case "MAX":
+            return max(values)
+        case "MED":
+            return int(np.median(values))
+        case _:
+            return sum(values) % 10
+
+
+def symbols(expression: Expression) -> list[int]:
+    """The expression as it is written."""
+    if isinstance(expression, int):
+        return [expression]
+    operator, arguments = expression
+    return [operator, *(symbol for each in arguments for symbol in symbols(each)), END]
+
+
+def nodes(expression: Expression) -> Array:
+    """The tree: i64[MOST_NODES,3], a row (symbol, left, right) for each node, the root first.
+
+    A leaf has no children, an inner node no symbol of its own; what is missing is `NO_CHILD`, or
+    symbol 0. Rows after the last node are leaves that nobody refers to.
+    """
+    rows = np.full((MOST_NODES, 3), (0, NO_CHILD, NO_CHILD))
+    count = 0
+
+    def add(expression: Expression) -> int:
+        nonlocal count
+        here, count = count, count + 1
+        if isinstance(expression, int):
+            rows[here, 0] = expression
+            return here
+        operator, arguments = expression
+        _branch(here, [operator, *arguments, END])
+        return here
+
+    def _branch(here: int, parts: list[Expression]) -> None:
+        """The node `here` has all parts but the last on its left."""
+        nonlocal count
+        *before, last = parts
+        if len(before) == 1:
+            rows[here, 1] = add(before[0])
+        else:
+            rows[here, 1], count = count, count + 1
+            _branch(int(rows[here, 1]), before)
+        rows[here, 2] = add(last)
+
+    add(expression)
+    return rows
+
+
+class Trees:
+    """The trees of expressions, with their values: i64[B, MOST_NODES, 3] and i64[B]."""
+
+    def __init__(self, expressions: list[Expression]) -> None:
+        self._nodes = np.stack([nodes(each) for each in expressions]).astype(np.int8)
+        self._values = np.array([value(each) for each in expressions])
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, indices: Indices) -> tuple[Array, Labels]:
+        return self._nodes[indices].astype(np.int64), self._values[indices]

@@ -1,0 +1,127 @@
+"""Text as bytes, cut into windows: by default the sources of Python's standard library.
+
+The running interpreter brings them, so that nothing has to be shipped or fetched; they differ a
+little from one version of Python to the next.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import mlvm.eager as ml
+from models.data.dataset import NO_LABEL, Array, Bytes, DataError, DataSet, Indices, Labels
+from models.data.files import opened
+
+LENGTH: Final = 128  # bytes in a window
+MOST: Final = 1 << 20  # bytes of the standard library's text
+NUM_BYTES: Final = 256
+MASK: Final = NUM_BYTES  # the symbol that hides a byte
+MASKED: Final = round(0.15 * LENGTH)  # bytes of a window that are to be guessed, as BERT has it
+HELD_OUT: Final = 0.05  # share of the text, at its end, that is for the test
+
+
+def load(file: Path | None = None) -> DataSet:
+    """Windows of the text, each byte labelled with the one that follows it.
+
+    Raises `DataError` for a file that is missing or too short.
+    """
+    train, test = (Windows(part) for part in _parts(file))
+    return DataSet("text", train, test, (LENGTH,), NUM_BYTES, None, "text", NUM_BYTES)
+
+
+def load_masked(file: Path | None = None) -> DataSet:
+    """Windows of the text of which some bytes are hidden, and have what they were as a label.
+
+    Raises what `load` does.
+    """
+    train, test = _parts(file)
+    return DataSet(
+        "masked",
+        Windows(train),
+        Hidden(Windows(test)),
+        (LENGTH,),
+        NUM_BYTES,
+        hide,
+        "masked text",
+        NUM_BYTES + 1,
+    )
+
+
+def standard_library(most: int = MOST) -> bytes:
+    """The modules of the standard library that are single files, one after the other by name, cut
+    off after `most` bytes. Those that begin with an underscore are left out.
+
+    Raises `DataError` for an interpreter that has none.
+    """
+    text = b""
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py")):
+        if len(text) < most:
+            text += file.read_bytes()
+    if not text:
+        raise DataError("this Python has no sources of its standard library; see text:FILE")
+    return text[:most]
+
+
+def _parts(file: Path | None) -> tuple[Bytes, Bytes]:
+    """The text to train on and the text to test on."""
+    text = standard_library() if file is None else _content(file)
+    held_out = round(len(text) * HELD_OUT)
+    if held_out <= LENGTH:
+        raise DataError(f"{file} has {len(text)} bytes; {round(LENGTH / HELD_OUT)} are too few")
+    tokens = np.frombuffer(text, np.uint8)
+    return tokens[:-held_out], tokens[-held_out:]
+
+
+def _content(file: Path) -> bytes:
+    try:
+        with opened(file) as stream:
+            return stream.read()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+class Windows:
+    """The windows of a text one after the other: i64[B, LENGTH], each beside itself one byte
+    later."""
+
+    def __init__(self, tokens: Bytes) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - 1) // LENGTH
+
+    def __getitem__(self, indices: Indices) -> tuple[Array, Labels]:
+        places = indices[:, None] * LENGTH + np.arange(LENGTH + 1)
+        tokens = self._tokens[places].astype(np.int64)
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class Hidden:
+    """Windows as `hide` leaves them, each of them always alike."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, indices: Indices) -> tuple[Array, Labels]:
+        samples, labels = hide(self._windows[indices], ml.SampleRandom(0, 0, indices))
+        return samples, labels
+
+
+def hide(arrays: tuple[Array, ...], random: ml.SampleRandom) -> tuple[Array, ...]:
+    """Choose `MASKED` bytes of each window: 8 of 10 become `MASK`, one any byte, one stays. They
+    are labelled with what they were, and the others with `NO_LABEL` (Devlin et al., arXiv
+    1810.04805, 3.1)."""
+    tokens, _ = arrays
+    order = np.argsort(random.uniform(shape=(tokens.shape[1],)), axis=1)
+    chosen = order < MASKED
+    fate = random.uniform(shape=(tokens.shape[1],))
+    others = random.integers(0, NUM_BYTES, (tokens.shape[1],))
+    shown = np.where(fate < 0.8, MASK, np.where(fate < 0.9, others, tokens))
+    return np.where(chosen, shown, tokens), np.where(chosen, tokens, NO_LABEL)

@@ -1,0 +1,156 @@
+"""Go on with a text as a trained transformer would: `python -m models.generate --help`.
+
+All bytes are made by one launch of one program, which loops until it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.eager import Tensor
+from models.data.text import LENGTH, NUM_BYTES
+from models.training import checkpoint
+from models.training.checkpoint import CheckpointError
+from models.training.train import OptionError
+from models.transformer import Transformer, generate
+
+NO_END: Final = -1  # what no byte is
+
+
+class Generator:
+    """A transformer of bytes, with weights from a checkpoint of `python -m models.train`.
+
+    Raises `CheckpointError` for a file of another model, `OSError` for one that cannot be read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        tensors, metadata = checkpoint.load(file)
+        try:
+            model = json.loads(metadata["training"])["model"]
+        except (KeyError, ValueError, TypeError, RecursionError):
+            raise CheckpointError(f"{file} was not written by a training") from None
+        if model != "transformer":
+            raise CheckpointError(f"{file} is of a training of {model}, not of transformer")
+        self.vm = ml.VM("generate")
+        self.weights, self.batch = ml.Arena(self.vm, "weights"), ml.Arena(self.vm, "batch")
+        with self.weights.allocating():
+            self.model = Transformer(NUM_BYTES, LENGTH, key=ml.random.key(0))
+        own = {
+            name.removeprefix("model/"): array
+            for name, array in tensors.items()
+            if name.startswith("model/")
+        }
+        try:
+            self.model.load_state(own)
+        except ml.errors.MlvmError as error:
+            raise CheckpointError(f"{file} is of another transformer: {error}") from None
+        self.generate = ml.capture(self._generate)
+
+    def _generate(
+        self,
+        prompt: Tensor,
+        prompt_length: Tensor,
+        key: Tensor,
+        temperature: Tensor,
+        end: Tensor,
+        top_k: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        return generate(
+            self.model, prompt, prompt_length, key, temperature=temperature, end=end, top_k=top_k
+        )
+
+    def __call__(
+        self,
+        prompt: bytes,
+        *,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        end: bytes | None = None,
+    ) -> bytes:
+        """The prompt and what follows it, up to and with the byte `end`, or as long as the model
+        can. The same arguments give the same bytes.
+
+        Raises `OptionError` for a prompt that is empty or leaves no room, and for other options
+        that are out of range.
+        """
+        if not 0 < len(prompt) < self.model.length:
+            raise OptionError(f"a prompt has 1 to {self.model.length - 1} bytes, not {len(prompt)}")
+        if not 0 < temperature < math.inf:
+            raise OptionError(f"temperature must be positive, not {temperature}")
+        if top_k is not None and not 1 <= top_k <= NUM_BYTES:
+            raise OptionError(f"top_k must be 1 .. {NUM_BYTES}, not {top_k}")
+        if end is not None and len(end) != 1:
+            raise OptionError(f"end is one byte, not {end!r}")
+        if not 0 <= seed < 2**64:
+            raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
+        padded = np.zeros(self.model.length, np.int64)
+        padded[: len(prompt)] = list(prompt)
+        with self.batch:
+            tokens, count = self.generate(
+                ml.asarray(padded),
+                ml.asarray(len(prompt)),
+                ml.random.key(seed),
+                ml.asarray(np.float32(temperature)),
+                ml.asarray(NO_END if end is None else end[0]),
+                top_k,
+            )
+            return bytes(tokens.numpy()[: int(count)].astype(np.uint8))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.generate",
+        description="Go on with a text as a trained transformer would.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="what models.train --save wrote")
+    add("--prompt", default="def ", metavar="TEXT", help="what to go on with")
+    add("--temperature", type=float, default=0.8, metavar="X", help="below 1, likelier bytes")
+    add("--top-k", type=int, metavar="N", help="draw among the N likeliest bytes only")
+    add("--end", metavar="C", help="stop after that character")
+    add("--seed", type=int, default=0, metavar="N", help="what the draws derive from")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0, 1 for an error, 130 for an interrupt."""
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    prompt = options.pop("prompt").encode()
+    if "end" in options:
+        options["end"] = options["end"].encode()
+    try:
+        generator = Generator(options.pop("file"))
+        text = generator(prompt, **options)
+        began = time.perf_counter()
+        text = generator(prompt, **options)  # without the time of the recording
+        seconds = time.perf_counter() - began
+    except OptionError as error:
+        parser.error(str(error))
+    except (ml.errors.MlvmError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    print(text.decode(errors="replace"))
+    made = len(text) - len(prompt)
+    print(f"{made} bytes; {made / seconds:.0f} a second", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

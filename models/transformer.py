@@ -1,0 +1,125 @@
+"""A decoder-only transformer (Radford et al., Language Models are Unsupervised Multitask Learners,
+2019: GPT-2), and generation as one program that runs until it is done."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import mlvm.eager as ml
+from mlvm.eager import Tensor, nn
+
+Known: TypeAlias = tuple[Tensor, ...]
+"""What a cache of `nn.MultiHeadAttention` has: keys and values of all places, zeros at first."""
+Cache: TypeAlias = list[Known]
+"""What each block knows."""
+
+
+class Block(nn.Module):
+    """Attention to what came before, and a perceptron: [N, T, width] -> [N, T, width]."""
+
+    def __init__(self, width: int, num_heads: int, key: Tensor) -> None:
+        keys = ml.random.split(key, 3)
+        self.norm = [nn.LayerNorm(width) for _ in range(2)]
+        self.attention = nn.MultiHeadAttention(width, num_heads, key=keys[0])
+        self.mlp = [
+            nn.Linear(width, 4 * width, key=keys[1]),
+            nn.Linear(4 * width, width, key=keys[2]),
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.think(x + self.attention(self.norm[0](x), causal=True))
+
+    def step(self, x: Tensor, cache: Known, position: Tensor) -> tuple[Tensor, Known]:
+        """The same for one place [N, 1, width], given what is known of those before."""
+        mixed, cache = self.attention(self.norm[0](x), cache=cache, position=position)
+        return self.think(x + mixed), cache
+
+    def think(self, x: Tensor) -> Tensor:
+        return x + self.mlp[1](ml.gelu(self.mlp[0](self.norm[1](x)), approximate=True))
+
+
+class Transformer(nn.Module):
+    """Symbols i64[N, T] -> logits [N, T, num_symbols] of those that follow, with T <= `length`."""
+
+    def __init__(
+        self,
+        num_symbols: int,
+        length: int,
+        width: int = 128,
+        num_blocks: int = 4,
+        num_heads: int = 4,
+        *,
+        key: Tensor | None = None,
+    ) -> None:
+        keys = ml.random.split(ml.random.next_key() if key is None else key, num_blocks + 3)
+        self.length = length
+        self.tokens = nn.Embedding(num_symbols, width, key=keys[0])
+        self.positions = nn.Embedding(length, width, key=keys[1])
+        self.block = [Block(width, num_heads, keys[3 + i]) for i in range(num_blocks)]
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_symbols, key=keys[2])
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] > self.length:
+            raise ml.errors.ShapeError(f"built for {self.length} symbols, given {tokens.type}")
+        x = self.tokens(tokens) + self.positions.embedding[: tokens.shape[1]]
+        for block in self.block:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def init_cache(self, batch: int) -> Cache:
+        """Room for keys and values of `length` places."""
+        return [block.attention.init_cache(batch, self.length) for block in self.block]
+
+    def step(self, tokens: Tensor, cache: Cache, position: Tensor) -> tuple[Tensor, Cache]:
+        """One symbol i64[N], at that position -> logits [N, num_symbols], and the cache with it."""
+        x = ml.expand_dims(self.tokens(tokens) + self.positions(position), axis=1)
+        after = []
+        for block, known in zip(self.block, cache, strict=True):
+            x, known = block.step(x, known, position)
+            after.append(known)
+        return self.head(self.norm(x[:, 0])), after
+
+
+def generate(
+    model: Transformer,
+    prompt: Tensor,
+    prompt_length: Tensor,
+    key: Tensor,
+    *,
+    temperature: Tensor,
+    end: Tensor,
+    top_k: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Go on from a prompt, symbol by symbol, until `end` is drawn or the model's length is reached.
+
+    `prompt` i64[length] has `prompt_length` symbols, one or more, and zeros after them. Returns all
+    symbols i64[length], and how many they are. A symbol is drawn with the probabilities
+    softmax(logits / temperature), f32[] above 0, or among the `top_k` likeliest alone.
+    """
+
+    def unfinished(state: tuple[Tensor, ...]) -> Tensor:
+        tokens, count, *_ = state
+        return (count < model.length) & ((count <= prompt_length) | (tokens[count - 1] != end))
+
+    def body(state: tuple[Tensor, Tensor, Cache, Tensor]) -> tuple[Tensor, Tensor, Cache, Tensor]:
+        tokens, count, cache, key = state
+        place = count - 1
+        logits, cache = model.step(ml.expand_dims(tokens[place], axis=0), cache, place)
+        key, draw = ml.unstack(ml.random.split(key))
+        drawn = sample(logits[0] / temperature, top_k, draw)
+        token = ml.where(count < prompt_length, tokens[count], drawn)
+        return ml.dynamic_update(tokens, token, count), count + 1, cache, key
+
+    start = (prompt, ml.ones((), dtype=ml.int64), model.init_cache(1), key)
+    tokens, count, *_ = ml.while_loop(unfinished, body, start)
+    return tokens, count
+
+
+def sample(logits: Tensor, top_k: int | None, key: Tensor) -> Tensor:
+    """The number of one of the logits f[n], drawn with probabilities softmax(logits), or among the
+    `top_k` largest alone."""
+    if top_k is None:
+        return ml.random.categorical(logits, key=key)
+    largest, numbers = ml.topk(logits, top_k)
+    return numbers[ml.random.categorical(largest, key=key)]

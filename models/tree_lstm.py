@@ -1,0 +1,98 @@
+"""A Tree-LSTM for trees of two branches (Tai, Socher and Manning, arXiv 1503.00075, section 3.2),
+as the recursion that it is: how deep it goes, the tree says."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import mlvm.eager as ml
+from mlvm.eager import Tensor, nn
+
+State: TypeAlias = tuple[Tensor, Tensor]
+"""h and c, f[hidden] each, or f[n, hidden] of n words."""
+
+
+class TreeLstm(nn.Module):
+    """The state h, c f[hidden] at the root of a tree whose leaves are words: f[words, features].
+
+    `nodes` i64[n,3] has a row (word, left, right) for each node, the root first; a leaf has
+    children below zero. A word counts as often as leaves refer to it, and is looked at once.
+    Equations 9 to 14 with N = 2; as in the paper's constituency trees, leaves have no children,
+    inner nodes no word. The biases of the forget gates begin at one.
+    """
+
+    leaf: nn.Linear  # gates input, output; new
+    node: nn.Linear  # gates input, forget left, forget right, output; new
+
+    def __init__(self, features: int, hidden: int, *, key: Tensor | None = None) -> None:
+        keys = ml.random.split(ml.random.next_key() if key is None else key)
+        self.leaf = nn.Linear(features, 3 * hidden, key=keys[0])
+        self.node = nn.Linear(2 * hidden, 5 * hidden, key=keys[1])
+        gates = ml.concat([ml.zeros(hidden), ml.ones(2 * hidden), ml.zeros(2 * hidden)])
+        self.node.bias = gates
+
+    def __call__(self, words: Tensor, nodes: Tensor) -> State:
+        return self.at_root(self.at_leaf(words), nodes)
+
+    def at_root(self, known: State, nodes: Tensor) -> State:
+        """The state at the root, given those of all words."""
+        root = ml.zeros((), dtype=ml.int64)
+        state: State = self.state(known, ml.unstack(nodes, axis=1), root)
+        return state
+
+    @ml.function
+    def state(self, known: State, nodes: tuple[Tensor, ...], node: Tensor) -> State:
+        """The state at a node, given those of all words, and the columns of `nodes`."""
+        word, left, right = nodes
+
+        def at_word() -> State:
+            h, c = known
+            return h[word[node]], c[word[node]]
+
+        def at_children() -> State:
+            return self.at_node(
+                self.state(known, nodes, left[node]), self.state(known, nodes, right[node])
+            )
+
+        found: State = ml.cond(left[node] < 0, at_word, at_children)
+        return found
+
+    def at_leaf(self, words: Tensor) -> State:
+        """The states of words: f[n, features] -> f[n, hidden] each."""
+        i, o, u = ml.split(self.leaf(words), 3, axis=-1)
+        c = ml.sigmoid(i) * ml.tanh(u)
+        return ml.sigmoid(o) * ml.tanh(c), c
+
+    def at_node(self, left: State, right: State) -> State:
+        """The state above two states."""
+        gates = self.node(ml.concat([left[0], right[0]]))
+        i, f_left, f_right, o, u = ml.split(gates, 5)
+        c = ml.sigmoid(i) * ml.tanh(u)
+        c = c + ml.sigmoid(f_left) * left[1] + ml.sigmoid(f_right) * right[1]
+        return ml.sigmoid(o) * ml.tanh(c), c
+
+
+class TreeClassifier(nn.Module):
+    """Trees i64[N,n,3] -> logits [N, num_classes]; a leaf's word is the number of a symbol."""
+
+    embedding: nn.Embedding
+    encoder: TreeLstm
+    head: nn.Linear
+
+    def __init__(
+        self,
+        num_symbols: int,
+        num_classes: int,
+        features: int = 32,
+        hidden: int = 64,
+        *,
+        key: Tensor | None = None,
+    ) -> None:
+        keys = ml.random.split(ml.random.next_key() if key is None else key, 3)
+        self.embedding = nn.Embedding(num_symbols, features, key=keys[0])
+        self.encoder = TreeLstm(features, hidden, key=keys[1])
+        self.head = nn.Linear(hidden, num_classes, key=keys[2])
+
+    def __call__(self, trees: Tensor) -> Tensor:
+        known = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
+        return self.head(ml.map(lambda nodes: self.encoder.at_root(known, nodes)[0], trees))

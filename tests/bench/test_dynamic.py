@@ -1,0 +1,138 @@
+"""The contenders of the suite `dynamic` compute the same, and one that does not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import dynamic
+from bench.dynamic_sizes import (
+    CASES,
+    QUICK,
+    SENTENCES,
+    GenerationSize,
+    LstmTrainingSize,
+    TransformerSize,
+    random_tree,
+    reference,
+)
+from bench.mlvm_dynamic import Family
+
+TRAINING = [
+    name for name, size in QUICK.items() if isinstance(size, LstmTrainingSize | TransformerSize)
+]
+STEPS = 3
+
+
+def check(case: str, run: dynamic.Run) -> None:
+    expected = reference(QUICK[case])
+    dynamic.check(run(), expected)
+    if case not in TRAINING:
+        dynamic.check(run(), expected)
+
+
+def test_the_sizes_are_those_of_the_paper() -> None:
+    assert QUICK.keys() == CASES.keys()
+    assert SENTENCES[0] == 5
+    assert SENTENCES[-1] == 50
+    assert CASES["lstm 2 layers"][:3] == (300, 512, 2)
+    assert CASES["tree-lstm"][:2] == (300, 150)
+    assert CASES["bert"][:4] == (12, 768, 12, 3072)
+    assert isinstance(CASES["lstm training"], LstmTrainingSize)
+    assert isinstance(CASES["transformer training"], TransformerSize)
+
+
+def test_a_random_tree_has_all_its_words_in_order() -> None:
+    nodes = random_tree(9, np.random.default_rng(0))
+    assert nodes.shape == (17, 3)
+
+    def words(node: int) -> list[int]:
+        word, left, right = nodes[node]
+        return [word] if left < 0 else [*words(left), *words(right)]
+
+    assert words(0) == list(range(9))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("case", QUICK)
+def test_mlvm(case: str, captured: bool) -> None:
+    check(case, dynamic.mlvm(QUICK[case], greedy=True, captured=captured))
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_replay_is_eager_to_the_bit(case: str) -> None:
+    eager, captured = (
+        Family(QUICK[case], captured=captured, greedy=False, fuse=False)
+        for captured in (False, True)
+    )
+    for _ in range(STEPS):
+        for one, other in zip(eager.run(), captured.run(), strict=True):
+            assert one.tobytes() == other.tobytes()
+    assert captured.captured is not None
+    assert captured.captured.signatures == 1
+
+
+def test_a_second_program_is_an_error() -> None:
+    family = Family(QUICK["lstm 1 layer"], captured=True, greedy=False, fuse=True)
+    words, length = family.inputs[0]
+    with family.weights.allocating():
+        family.inputs[1] = (words[:1], length)
+    with pytest.raises(ValueError, match="2 programs where one is to serve all"):
+        family.run()
+
+
+@pytest.mark.parametrize("cells", [False, True])
+@pytest.mark.parametrize("case", QUICK)
+def test_torch(case: str, cells: bool) -> None:
+    pytest.importorskip("torch")
+    if not cells or dynamic.has_cells(QUICK[case]):
+        check(case, dynamic.torch(QUICK[case], greedy=True, cells=cells))
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_jax(case: str) -> None:
+    pytest.importorskip("jax")
+    check(case, dynamic.jax(QUICK[case], greedy=True))
+
+
+@pytest.mark.parametrize("case", TRAINING)
+def test_the_contenders_train_alike(case: str) -> None:
+    ours = dynamic.mlvm(QUICK[case], greedy=False, captured=True)
+    losses = [float(ours()[0]) for _ in range(STEPS)]
+    assert losses == sorted(losses, reverse=True)
+    for package, contender in (("torch", dynamic.torch), ("jax", dynamic.jax)):
+        pytest.importorskip(package)
+        run = contender(QUICK[case], greedy=False)
+        assert [float(run()[0]) for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "spoil", "message"),
+    [
+        ("tree-lstm", lambda x: x[:-1], "input 0: a result (4,) in place of (5,)"),
+        ("bert", lambda x: x * 1.001, "input 0: a result is off by 1.0e-03 of the largest"),
+        ("lstm training", lambda x: x * np.nan, "input 0: a result is off by nan"),
+        ("generation", lambda x: x + 1, "input 0: symbols ["),
+    ],
+)
+def test_others_are_refused(case: str, spoil: Callable[[Any], Any], message: str) -> None:
+    expected = reference(QUICK[case])
+    with pytest.raises(ValueError) as caught:
+        dynamic.check([spoil(each) for each in expected], expected)
+    assert str(caught.value).startswith(message)
+    with pytest.raises(ValueError, match="0 results in place of 1"):
+        dynamic.check([], expected[:1])
+
+
+def test_a_contender_with_other_results_is_not_timed() -> None:
+    prepare = dynamic.preparing(
+        lambda size, greedy: lambda: [each + greedy + 1 for each in reference(size)],
+        lambda size: isinstance(size, GenerationSize),
+    )
+    rounds = prepare(True)
+    assert list(rounds) == ["generation"]
+    with pytest.raises(ValueError, match="in place of"):
+        rounds["generation"]()
