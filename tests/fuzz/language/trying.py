@@ -26,6 +26,7 @@ from mlvm.arena.arena import STALE
 from mlvm.arena.residuals import Residuals
 from mlvm.core.errors import CaptureError, GradientError, MlvmError
 from mlvm.core.types import Array
+from mlvm.eager.tensor import prepare_constants
 from tests.fuzz import machines
 
 Kind = Literal["values", "roles", "errors", "ends", "bytes", "plans", "machines"]
@@ -334,6 +335,7 @@ def require_same(build: Callable[[], World], *, skip: Collection[Kind] = ()) -> 
         raise
     except Exception as error:
         raise NoProgram("it does not run eagerly") from error
+    prepare_constants(vm)
     size = _held(vm)  # with constants, which stay
     outcome = next((type(seen.error).__name__ for seen in eager.seen if seen.error), "same")
     if vm.native and "machines" not in skip:
