@@ -189,6 +189,7 @@ def scan(
         if total is not None and turns > total:
             raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
     state, made = _own(state), list[Tree]()
+    rows = _alias(rows)  # whose gradient is added up by itself, as it is in a captured function
     for i in reversed(range(turns)) if reverse else range(turns):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
         state, y = _turn(f, state, row)
@@ -250,7 +251,7 @@ class Function(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given = as_tree((args, kwargs))
         if not recorded.is_recorded():
-            args, kwargs = replace(lambda x: alias(_COPY, x, x.type), given)
+            args, kwargs = _alias(given)
             return _own(as_tree(self.fn(*args, **kwargs)))  # type: ignore[no-any-return]
         return self._recorded(given)  # type: ignore[no-any-return]
 
@@ -308,6 +309,11 @@ def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
     return as_like(before, as_tree(after), "a body makes another state than it is given")
+
+
+def _alias(tree: Tree) -> Tree:
+    """The tree with other tensors over the same bytes, which cannot be updated in place."""
+    return replace(lambda x: alias(_COPY, x, x.type), tree)
 
 
 def _own(tree: Tree) -> Tree:
