@@ -142,7 +142,7 @@ def _loop(
         if tape is not None:
             params, rows = _watched(tape, params), _watched(tape, rows)
             if total is not None:
-                kept = [x for x in params if x.dtype.is_float]
+                kept = params  # all, as the body has not told yet which of them it needs
                 stacks = [_stacked(record, x, i, total) for x in kept]
         try:
             after, made = body(now, params, rows)
@@ -157,7 +157,7 @@ def _loop(
             if segment.is_constant([*init, *xs]):
                 segment = None
             elif last is None:
-                kept += segment.inside
+                kept = kept + segment.inside
                 stacks += [_stacked(record, x, i, _known(total)) for x in segment.inside]
             else:
                 kept = [x for x in params if segment.needs(x)] + segment.inside
