@@ -30,7 +30,7 @@ PUSH: Final = "residuals.push"
 READ: Final = "residuals.read"
 END: Final = "residuals.end"
 
-_CHUNK: Final = 1 << 20
+_CHUNK: Final = 1 << 16
 
 
 class Residuals:
@@ -87,7 +87,7 @@ class Residuals:
         while chunk < len(self._chunks) and used + nbytes > self._chunks[chunk].size:
             chunk, used = chunk + 1, 0
         if chunk == len(self._chunks):
-            self._chunks.append(self._more(max(nbytes, _CHUNK << min(chunk, 8))))
+            self._chunks.append(self._more(max(nbytes, _CHUNK << min(chunk, 10))))
         self._top = chunk, used + nbytes
         memory = self._chunks[chunk][used : used + type.nbytes]
         return memory.view(type.dtype.numpy).reshape(type.shape)

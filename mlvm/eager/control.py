@@ -2,7 +2,8 @@
 
 Names and meaning are JAX's (`jax.lax`). Eagerly they are what they look like: Python's own `if` and
 `for` over eager calls. State, operands and results are trees of tensors; numbers and arrays among
-them become tensors. What goes round in a loop keeps its structure and its types.
+them become tensors. What goes round in a loop keeps its structure and its types. Results have
+memory of their own: an update in place of one changes nothing else.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError, brief
-from mlvm.core.types import i64
+from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.capture import control as recorded
 from mlvm.eager.checkpoint import checkpoint as again
 from mlvm.eager.creation import asarray, full, zeros
 from mlvm.eager.functions import concat, expand_dims, reshape
 from mlvm.eager.indexing import getitem
-from mlvm.eager.state import as_tree, require_same, tensors
-from mlvm.eager.tensor import Tensor
-from mlvm.eager.tree import Tree, leaves, map_tree, replace, with_leaves
+from mlvm.eager.state import as_like, as_tree, tensors
+from mlvm.eager.tensor import Tensor, alias, one_op
+from mlvm.eager.tree import Tree, leaves, replace, with_leaves
 
 __all__ = ["cond", "fori_loop", "function", "map", "scan", "switch", "while_loop"]
+
+_COPY: Final = one_op("copy")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,9 +45,10 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
     In a captured function both are recorded, and have results of the same structure and types.
     Raises `ShapeError` for a `pred` of more elements than one.
     """
+    given = [as_tree(each) for each in operands]
     if isinstance(pred, Tensor) and recorded.is_recorded():
-        return _branch(pred, [true_fun, false_fun], operands)
-    return true_fun(*operands) if bool(pred) else false_fun(*operands)
+        return _branch(pred, [true_fun, false_fun], given)
+    return _own(as_tree(true_fun(*given) if bool(pred) else false_fun(*given)))
 
 
 def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> Any:
@@ -55,16 +59,18 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     """
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
+    given = [as_tree(each) for each in operands]
     if isinstance(index, Tensor) and recorded.is_recorded():
         _require_integer("index", index)
-        return _switch(index, 0, branches, operands)
-    return branches[min(max(_integer("index", index), 0), len(branches) - 1)](*operands)
+        return _switch(index, 0, branches, given)
+    number = min(max(_integer("index", index), 0), len(branches) - 1)
+    return _own(as_tree(branches[number](*given)))
 
 
 def _switch(index: Tensor, first: int, branches: Sequence[Body], operands: Sequence[Tree]) -> Any:
     """The branches numbered from `first` on, by halves."""
     if len(branches) == 1:
-        return branches[0](*operands)
+        return _own(as_tree(branches[0](*operands)))
     half = len(branches) // 2
     halves = [(first, branches[:half]), (first + half, branches[half:])]
     ways = [partial(_switch, index, number, each, operands) for number, each in halves]
@@ -78,9 +84,10 @@ def _branch(pred: Tensor, ways: Sequence[Body], operands: Sequence[Tree]) -> Any
     results: list[Tree] = []
 
     def run(way: Body) -> Tensors:
-        results.append(as_tree(way(*operands)))
-        require_same(results[0], results[-1], "a branch makes another result than the first")
-        return tensors(results[-1])
+        result = as_tree(way(*operands))
+        results.append(result)
+        what = "a branch makes another result than the first"
+        return tensors(as_like(results[0], result, what))
 
     made = recorded.cond(pred, [partial(run, way) for way in ways])
     return with_leaves(results[0], iter(made))
@@ -105,9 +112,10 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
             tensors(state),
         )
         return with_leaves(state, iter(final))
-    while bool(cond_fun(state)):
+    state = _own(state)
+    while bool(_condition(cond_fun(state))):
         state = next_state(state, body_fun(state))
-    return state
+    return _own(state)
 
 
 def fori_loop(
@@ -128,20 +136,25 @@ def fori_loop(
     _require_integer("lower", lower)
     _require_integer("upper", upper)
     if recorded.is_recorded():
-        known = not isinstance(lower, Tensor) and not isinstance(upper, Tensor)
-        first = _as_index(lower)
-        turns = max(int(upper) - int(lower), 0) if known else _as_index(upper) - first
+        first = None if isinstance(lower, int) and lower == 0 else _as_index(lower)
+        turns: Tensor | int
+        if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+            turns = _as_index(upper) if first is None else _as_index(upper) - first
+        else:
+            turns = max(int(upper) - int(lower), 0)
 
         def turn(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
-            after = body_fun(first + i, with_leaves(state, iter(xs)))
+            number = i if first is None else first + i
+            after = body_fun(number, with_leaves(state, iter(xs)))
             return tensors(next_state(state, after)), []
 
         total = turns if isinstance(turns, int) else None
         final, _ = recorded.scan(turn, tensors(state), [], turns, total, stacked=False)
         return with_leaves(state, iter(final))
+    state = _own(state)
     for i in range(_integer("lower", lower), _integer("upper", upper)):
         state = next_state(state, body_fun(asarray(i), state))
-    return state
+    return _own(state)
 
 
 def scan(
@@ -170,27 +183,34 @@ def scan(
     total = _rows(rows, length)
     if recorded.is_recorded():
         return _recorded_scan(f, state, rows, length, total, reverse)
-    turns = total if total is not None else 0
+    turns = total or 0
     if isinstance(length, Tensor):
-        turns = _integer("length", length)
-        if turns < 0 or (total is not None and turns > total):
+        turns = max(_integer("length", length), 0)
+        if total is not None and turns > total:
             raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
-    made: dict[int, Tree] = {}
+    state, made = _own(state), list[Tree]()
     for i in reversed(range(turns)) if reverse else range(turns):
-        state, made[i] = _turn(f, state, map_tree(lambda x, i=i: getitem(x, i), rows))
-    if not made:  # one turn, which counts for nothing, tells what the rows are
-        none = map_tree(lambda x: zeros(x.shape[1:], dtype=x.dtype), rows)
-        made[0] = map_tree(lambda x: zeros(x.shape, dtype=x.dtype), _turn(f, state, none)[1])
-        turns = 1 if total else 0
+        row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
+        state, y = _turn(f, state, row)
+        made.append(_own(as_like(made[0], y, "a turn makes another row") if made else y))
+    if reverse:
+        made.reverse()
+
+    def unrun() -> Tree:
+        none = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
+        return _turn(f, state, with_leaves(rows, iter(none)))[1]
+
+    like = made[0] if made else recorded.unrun(unrun)
     if total is None:
-        _require_no_rows(made[min(made)])
-    first, *others = [made[i] for i in sorted(made)]
+        _require_no_rows(like)
 
-    def stacked(*each: Tensor) -> Tensor:
-        missing = zeros(((total or 0) - turns, *each[0].shape), dtype=each[0].dtype)
-        return concat([*[expand_dims(x, axis=0) for x in each[:turns]], missing])
+    def stacked(type: TensorType, parts: Tensors) -> Tensor:
+        missing = zeros(((total or 0) - len(parts), *type.shape), dtype=type.dtype)
+        return concat([*[expand_dims(x, axis=0) for x in parts], missing])
 
-    return state, map_tree(stacked, first, *others)
+    columns = [tensors(y) for y in made]
+    results = [stacked(x.type, [each[k] for each in columns]) for k, x in enumerate(tensors(like))]
+    return _own(state), with_leaves(like, iter(results))
 
 
 def _recorded_scan(
@@ -230,7 +250,8 @@ class Function(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given = as_tree((args, kwargs))
         if not recorded.is_recorded():
-            return self.fn(*given[0], **given[1])
+            args, kwargs = replace(lambda x: alias(_COPY, x, x.type), given)
+            return _own(as_tree(self.fn(*args, **kwargs)))  # type: ignore[no-any-return]
         return self._recorded(given)  # type: ignore[no-any-return]
 
     def _recorded(self, given: Any) -> Any:
@@ -286,9 +307,12 @@ def _checkpointed(body: Body, checkpoint: bool) -> Body:
 def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
-    after = as_tree(after)
-    require_same(before, after, "a body makes another state than it is given")
-    return after
+    return as_like(before, as_tree(after), "a body makes another state than it is given")
+
+
+def _own(tree: Tree) -> Tree:
+    """The tree with copies of its tensors."""
+    return with_leaves(tree, iter([op.copy(x) for x in tensors(tree)]))
 
 
 def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
@@ -312,7 +336,9 @@ def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
     if isinstance(length, Tensor) or length is None:
         return total
     given = _integer("length", length)
-    if given < 0 or (total is not None and total != given):
+    if given < 0:
+        raise ShapeError(f"length is 0 or more, not {given}")
+    if total is not None and total != given:
         raise ShapeError(f"xs has {total} rows, and length is {given}")
     return given
 
@@ -347,5 +373,5 @@ def _integer(name: str, value: Any) -> int:
 def _as_index(value: Tensor | int) -> Tensor:
     """The integer as an i64[]."""
     if isinstance(value, Tensor):
-        return reshape(op.astype(value, dtype=i64), ())
+        return reshape(value if value.dtype is i64 else op.astype(value, dtype=i64), ())
     return full((), value, dtype=i64)

@@ -7,10 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError
-from mlvm.core.types import TensorType, bool_, f32, i64
+from mlvm.core.types import bool_, f32, i64
 from mlvm.eager.creation import asarray, full
 from mlvm.eager.tensor import Tensor
-from mlvm.eager.tree import Tree, leaves, replace
+from mlvm.eager.tree import Tree, children, leaves, replace, with_leaves
 
 _NUMBERS: Final = {bool: bool_, int: i64, float: f32}
 
@@ -21,8 +21,10 @@ def as_tree(tree: Any) -> Tree:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    dtype = _NUMBERS.get(type(value))
-    return asarray(value) if dtype is None else full((), value, dtype=dtype)
+    if isinstance(value, np.ndarray | np.generic):
+        return asarray(value)
+    dtype = next(dtype for kind, dtype in _NUMBERS.items() if isinstance(value, kind))
+    return full((), value, dtype=dtype)
 
 
 def tensors(tree: Tree) -> list[Tensor]:
@@ -30,21 +32,39 @@ def tensors(tree: Tree) -> list[Tensor]:
     return [x for _, x in leaves(tree, buffers=True)]
 
 
-def require_same(before: Tree, after: Tree, what: str) -> None:
-    """Raise `DTypeError` or `ShapeError` if the second tree has another structure than the first,
-    or other types. `what` says what has made it, out of what: "a body", "the state"."""
-    was, now = (
-        {path: x.type for path, x in leaves(tree, buffers=True)} for tree in (before, after)
-    )
+def as_like(before: Tree, after: Tree, what: str) -> Tree:
+    """The second tree, in the order of the first. Raise `DTypeError` or `ShapeError` if it has
+    another structure, or other types. `what` says what has made it, out of what: "a body makes
+    another state than it is given"."""
+    found: list[Tensor] = []
+    _collect(found, "", before, after, what)
+    return with_leaves(before, iter(found))
+
+
+def _collect(found: list[Tensor], path: str, before: Tree, after: Tree, what: str) -> None:
+    """Add the tensors of the second tree, in the order of the first."""
+    where = f" at {path}" if path else ""
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        if after.type is not before.type:
+            refused = DTypeError if after.dtype is not before.dtype else ShapeError
+            raise refused(f"{what}: {after.type}{where}, not {before.type}")
+        found.append(after)
+        return
+    if isinstance(before, Tensor) or type(before) is not type(after):
+        raise DTypeError(f"{what}: {_listed(path, after)}, not {_listed(path, before)}")
+    if before is None:
+        return
+    was, now = children(before, path, buffers=True), children(after, path, buffers=True)
     if was.keys() != now.keys():
-        raise DTypeError(f"{what}: {_listed(now)}, not {_listed(was)}")
-    for path, type in was.items():
-        if now[path] is not type:
-            refused = DTypeError if now[path].dtype is not type.dtype else ShapeError
-            where = f" at {path}" if path else ""
-            raise refused(f"{what}: {now[path]}{where}, not {type}")
+        raise DTypeError(f"{what}: {_listed(path, after)}, not {_listed(path, before)}")
+    for name, child in was.items():
+        _collect(found, f"{path}/{name}" if path else name, child, now[name], what)
 
 
-def _listed(types: dict[str, TensorType]) -> str:
-    named = [f"{path} {type}" if path else str(type) for path, type in types.items()]
-    return ", ".join(named) or "no tensors"
+def _listed(path: str, tree: Tree) -> str:
+    """The tree in words: what it is, and what is in it."""
+    if isinstance(tree, Tensor):
+        return str(tree.type)
+    named = [f"{name} {x.type}" for name, x in leaves(tree, path, buffers=True)]
+    kind = "None" if tree is None else f"a {type(tree).__name__}"
+    return f"{kind} of {', '.join(named)}" if named else kind

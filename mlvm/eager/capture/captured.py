@@ -28,6 +28,7 @@ import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena, using
 from mlvm.arena.planner import Plan
+from mlvm.arena.residuals import Residuals
 from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -319,6 +320,12 @@ class Captured(Generic[P, R]):
     def plan(self) -> Plan:
         return self.planned.plan
 
+    @property
+    def residuals(self) -> Arena:
+        """The arena with the stack on which programs of the current VM keep what gradients need of
+        loops of unknown length, and of functions (see `mlvm.arena.residuals`)."""
+        return current_arena().vm.attached(Residuals).arena
+
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the scratch memory of the last call's program as SVG: what lies where, and when.
         Raises `CaptureError` before the first call, and `OSError`."""
@@ -455,7 +462,8 @@ class Captured(Generic[P, R]):
         self, entry: _Entry, feed: _Feed, arena: Arena, signature: Signature, *, loop: bool
     ) -> Any:
         inputs = signature.inputs
-        require_writable(entry.updated(inputs))
+        if entry.updates:
+            require_writable(entry.updated(inputs))
         programs = [entry.planned.program]
         if loop:
             if entry.rebound:
@@ -495,6 +503,9 @@ class Captured(Generic[P, R]):
         results = [result.made(signature.tensors, places) for result in entry.results]
         for field, number in entry.rebound:
             field.set(results[number])
+
+        if type(entry.tree) is _Leaf:  # as `replace` below, sooner
+            return results[entry.tree.number]
 
         def made(part: Any) -> Any:
             if isinstance(part, _Computed):
@@ -783,5 +794,6 @@ def _with_tensors(tree: Any) -> Any:
 def _name_line(error: Exception, planned: Planned) -> None:
     """Note on an error of a planned program which line of Python the failing call is from."""
     function, pc = getattr(error, "function", None), getattr(error, "pc", None)
-    if function == "main" and pc in planned.lines:
-        error.add_note(f"recorded at {planned.lines[pc]}")
+    line = planned.lines.get((str(function), pc)) if isinstance(pc, int) else None
+    if line is not None:
+        error.add_note(f"recorded at {line}")

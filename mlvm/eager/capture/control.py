@@ -18,13 +18,22 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.errors import CaptureError, GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
+from mlvm.eager import random
 from mlvm.eager.autodiff import Pending, Tape, taping
-from mlvm.eager.capture.recorder import Recorder, recorder
-from mlvm.eager.context import recording
-from mlvm.eager.functions import full
+from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
+from mlvm.eager.context import current_arena, recording
+from mlvm.eager.creation import zeros
 from mlvm.eager.joint import closures_of, leave, or_zeros, seed
 from mlvm.eager.state import tensors
-from mlvm.eager.tensor import Tensor, alias, constant, one_op, overwrite, stop_gradient
+from mlvm.eager.tensor import (
+    Tensor,
+    alias,
+    constant,
+    one_op,
+    overwrite,
+    prepare_constants,
+    stop_gradient,
+)
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.eager.vjps import Sparse
 from mlvm.step.flow import Block, Procedure
@@ -45,6 +54,16 @@ def is_recorded() -> bool:
     return recorder.get() is not None
 
 
+def unrun(fn: Callable[[], Tree]) -> Tree:
+    """What a function of tensors makes, which is recorded and not run: tensors that have ended,
+    whose types tell what they would be."""
+    vm = current_arena().vm
+    prepare_constants(vm)
+    random.prepare(vm)
+    with recording_of(vm), _untaped():
+        return fn()
+
+
 # --- loops ---------------------------------------------------------------------------
 
 
@@ -61,7 +80,7 @@ def scan(
     """So many turns with a state, through the rows of `xs`, in a recorded loop. There are no more
     turns than `total`, if that is known; so many rows the results have. A body that is not
     `stacked` makes no rows."""
-    count = op.astype(turns, dtype=i64) if isinstance(turns, Tensor) else constant(turns, i64)
+    count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
     with _untaped():
         first = count - 1 if reverse else constant(0, i64)
 
@@ -151,7 +170,7 @@ def _loop(
     if not is_known:
         return _released(record, state), []
     for stack in results if isinstance(turns, Tensor) else []:
-        overwrite(stack, _COPY, full(stack.shape, 0, dtype=stack.dtype))
+        overwrite(stack, _COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     finals, results = _released(record, state), _released(record, results)
     stacks = _released(record, stacks)
@@ -384,6 +403,9 @@ class _Way(NamedTuple):
     back: list[_Open]
 
 
+_MOST_OPEN: Final = 16
+"""Functions of one name, each called by the one before, while they are recorded."""
+
 _opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
 
 
@@ -391,11 +413,16 @@ def call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree]) 
     """What `run(args)` makes, as a function of the program. While it is recorded it is known again
     by its key: then it calls itself.
 
-    Raises `CaptureError` for a function that calls itself in any case.
+    Raises `CaptureError` for a function that calls itself in any case, or each time as another.
     """
     tape = taping()
     known = next((each for each in _opened.get() if each.key == (key, tape is None)), None)
     if known is None:
+        if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:
+            raise CaptureError(
+                f"{name} calls itself each time with arguments of other types, or other objects "
+                f"among them, such as a Module that is made for the call"
+            )
         opened = _Open((key, tape is None), name)
         made = _call_new(opened, args, run)
         way = opened.way
@@ -675,7 +702,10 @@ def _stacked(record: Recorder, row: Tensor, i: Tensor, total: int) -> Tensor:
     """A variable, of which a turn writes that row."""
     with _untaped():
         stack = record.variable(_with_axis(row.type, total), outside=True)
-        overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+        if total:
+            overwrite(stack, _REPLACE_ROW, stack, _seen_as(row, _with_axis(row.type, 1)), i)
+        else:
+            overwrite(stack, _COPY, zeros(stack.shape, dtype=stack.dtype))
     return stack
 
 

@@ -186,7 +186,7 @@ class Signature:
         if kind is Tensor or isinstance(value, Tensor):
             if id(value) in self._reached:
                 return Tensor, id(value)
-            root = value.root
+            root = value if value.base is None else value.base
             if isinstance(root.arena, ScratchPad):
                 raise CaptureError(
                     f"a captured function was given a {value.type} of scratch pad "

@@ -11,6 +11,7 @@ from typing import Any, Final
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Shape
+from tests.fuzz.language.branching import Branching
 from tests.fuzz.language.source import IMPORTS, Block, Call, Node, Source
 from tests.fuzz.language.writing import DTYPES, UNPREDICTABLE, Writer, shapes_of
 
@@ -27,24 +28,35 @@ LAYERS: Final = [
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.gelu, ml.nn.Dropout(0.25), ml.nn.LayerNorm({m}))",
     "ml.nn.Sequential(ml.nn.Linear({n}, {m}), ml.nn.Dropout(0.25)).eval()",
 ]
+CONTROL: Final = re.compile(r"ml\.(cond|switch|while_loop|fori_loop|scan|map|function)\(")
 OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1)",
     "ml.optim.SGD({p}, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
     "ml.optim.Adam({p}, 0.05)",
     "ml.optim.AdamW({p}, ml.optim.cosine(0.1, total_steps=10, warmup_steps=2))",
 ]
+MORE_OPTIMIZERS: Final = [
+    "ml.optim.RMSProp({p}, 0.05, momentum=0.5, centered=True)",
+    "ml.optim.Lion({p}, 0.01, weight_decay=0.1, groups=[('*', {{'betas': (0.5, 0.9)}})])",
+    "ml.optim.SGD({p}, 0.1, groups=[(lambda path, x: x.ndim < 9, {{'momentum': 0.5}})])",
+]
+RATES: Final = ["0.1 / (i + 1)", "0.1 if i < 2 else 0.05", "0.01 * i", "[0.1, 0][i % 2]"]
+NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
+MORE_NUMBERS: Final = ["i / 3", "-0.0", "1e30", "2**40 + i"]
 
 
 def make(seed: int, number: int) -> Source:
     """The program of that number, always the same one for the same seed."""
-    return _Maker(random.Random(f"language:{seed}:{number}")).source()
+    name = f"language:{seed}:{number}"
+    return _Maker(random.Random(name), random.Random(f"{name}:more")).source()
 
 
 class _Maker:
     """Makes one program: its state, the arguments of its calls, and its step."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, more: random.Random) -> None:
         self.rng = rng
+        self.more = more  # for what came later, so that the rest of a program stays as it was
         roll = rng.random()
         big = 1 if roll < 0.85 else 60 if roll < 0.97 else 200
         self.rows = rng.choice([1, 2, 3, 4]) * big
@@ -52,6 +64,7 @@ class _Maker:
         self.limit = 8 * max(64, self.rows * self.columns)
         self.seeds = itertools.count(rng.randrange(1000))
         self.names = itertools.count()
+        self.changes: list[str] = []  # of hyperparameters, before each step
         self.namespace: dict[str, Any] = {}
         exec(IMPORTS, self.namespace)
 
@@ -76,7 +89,7 @@ class _Maker:
             arena.close()
 
     def _writer(self, namespace: dict[str, Any]) -> Writer:
-        self.writers.append(Writer(self.rng, namespace, self.names, self.limit))
+        self.writers.append(Branching(self.rng, namespace, self.names, self.limit))
         return self.writers[-1]
 
     def _source(self) -> Source:
@@ -94,7 +107,8 @@ class _Maker:
         first = calls[0]
         made = self._writer({**self.namespace, "i": 0})
         for line in first.making:
-            made.says(line)
+            if line not in self.changes:
+                made.says(line)
         for parameter, argument in zip(parameters, first.arguments, strict=True):
             body.namespace[parameter] = eval(argument, made.namespace)
             if argument.startswith("values"):  # which a captured function gets as a tensor
@@ -109,6 +123,8 @@ class _Maker:
         outer = sorted(names.intersection(state))
         if outer:
             body.lines.insert(0, f"nonlocal {', '.join(outer)}")
+        if any(CONTROL.search(line) for line in _lines(body.lines)):
+            calls = [call for call in calls if _is_alike(call, first)]
         order = [*range(len(calls)), *[rng.randrange(len(calls)) for _ in range(2)]]
         order += [0] * (3 - len(order))
         return Source(
@@ -157,8 +173,11 @@ class _Maker:
                 )
             setup.says(line)
             setup.knows(f"params{number}")
-            setup.says(f"opt{number} = {rng.choice(OPTIMIZERS).format(p=f'params{number}')}")
+            made = self.more.choice([rng.choice(OPTIMIZERS)] * 4 + MORE_OPTIMIZERS)
+            setup.says(f"opt{number} = {made.format(p=f'params{number}')}")
             state += [f"params{number}", f"opt{number}"]
+            if self.more.random() < 0.5:
+                self.changes.append(f"opt{number}.learning_rate = {self.more.choice(RATES)}")
         return [name for name in state if name is not None]
 
     def _calls(self, setup: Writer, kept: list[str]) -> tuple[list[str], list[Call]]:
@@ -175,7 +194,7 @@ class _Maker:
         for k in range(rng.choice([1, 1, 2, 2, 3])):
             lines = self._resized(making) if k and rng.random() < 0.3 else making
             given = [self._given(each, first, sources) for each in templates]
-            calls.append(Call(tuple(lines), tuple(given)))
+            calls.append(Call((*lines, *self.changes), tuple(given)))
         return parameters, calls
 
     def _sources(self, writer: Writer, outer: list[str]) -> tuple[list[str], list[str]]:
@@ -233,7 +252,7 @@ class _Maker:
 
         def chosen(match: re.Match[str]) -> str:
             if match[1] == "number":
-                return self.rng.choice(["2", "0.5", "-1.0", "3", "True", "i"])
+                return self.more.choice([self.rng.choice(NUMBERS)] * 4 + MORE_NUMBERS)
             return self.rng.choice(
                 [each for each in sources if str(writer.types[each]) == match[1]]
             )
@@ -255,6 +274,15 @@ class _Maker:
         if rng.random() < 0.1:
             results.append(rng.choice(["None", "'text'", "2.5", "(1, True)"]))
         return results
+
+
+def _is_alike(call: Call, first: Call) -> bool:
+    """Whether two calls have arguments of the same types: a branch that eager code does not take
+    need not fit others."""
+    given = zip(call.arguments, first.arguments, strict=True)
+    return call.making == first.making and not any(
+        each != other and {each, other} & set(NUMBERS) for each, other in given
+    )
 
 
 def _lines(nodes: Collection[Node]) -> Iterator[str]:

@@ -65,6 +65,10 @@ class Source:
             Block("def state():", (_returned(self.state, "[]"),)),
             f"return World(step, arguments, state, steps={len(self.order)}, resets={self.resets})",
         ]
+        if any(
+            "ml.function(" in line for line in rendered(self.body)
+        ):  # of which some call themselves
+            build[-1] = f"{build[-1][:-1]}, cycles=True)"
         lines = rendered([Block("def build():", tuple(build))])
         return f"{IMPORTS}\n\n" + "\n".join(lines) + "\n"
 
@@ -94,10 +98,13 @@ class Source:
 
 
 def without_one(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
-    """The statements without one of them or of those inside, the last first."""
+    """The statements without one of them or of those inside, the last first. What a function
+    returns stays: a branch has to make what the others do."""
     for i in reversed(range(len(nodes))):
-        yield _without(nodes, i)
         node = nodes[i]
+        if isinstance(node, str) and node.startswith("return "):
+            continue
+        yield _without(nodes, i)
         if isinstance(node, Block):
             for body in without_one(node.body):
                 yield (*nodes[:i], node._replace(body=body), *nodes[i + 1 :])

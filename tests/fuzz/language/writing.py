@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -163,7 +163,7 @@ class Writer:
     """Writes statements that run where those before have run.
 
     `types` has the tensors that may be named, by expression, `namespace` what the names hold.
-    `own` are those of them that statements here have made.
+    `own` are those of them that statements here have made. What is in `fixed` names is not updated.
     """
 
     def __init__(
@@ -181,7 +181,8 @@ class Writer:
         self.depth = 0
         self.rebinds = False
         self.layer = ""
-        self.inner: list[Writer] = []
+        self.inner: list[Self] = []
+        self.fixed: set[str] = set()
 
     def forget(self) -> None:
         """Drop what the names hold: gradients that were tried are in the way of other updates."""
@@ -189,10 +190,11 @@ class Writer:
         for each in self.inner:
             each.forget()
 
-    def within(self) -> Writer:
+    def within(self) -> Self:
         """A writer of the statements of a function inside."""
-        inner = Writer(self.rng, dict(self.namespace), self.names, self.limit)
+        inner = type(self)(self.rng, dict(self.namespace), self.names, self.limit)
         self.inner.append(inner)
+        inner.fixed = set(self.fixed)
         inner.types, inner.modules = dict(self.types), dict(self.modules)
         inner.numbers, inner.depth = [*self.numbers], self.depth + 1
         return inner
@@ -355,6 +357,9 @@ class Writer:
         target = re.match(r"(\w+) [-+*/]=", text)
         if self.depth and target and target[1] not in self.own:  # which needs a `nonlocal`
             return False
+        written = re.match(r"(\w+).* [-+*/]=|.*out=(\w+).*", text)
+        if written and self.fixed.intersection(written.groups()):
+            return False
         item = re.match(r"(.*)\[[^]]*\] [-+*/]=", text)
         if item and isinstance(eval(item[1], self.namespace), tuple):
             return False
@@ -391,7 +396,7 @@ class Writer:
         return True
 
     def function(self) -> bool:
-        """A function of tensors, called with them in one order and another."""
+        """A function of tensors, called with them in one order and, of one type, in another."""
         given = [self.some() for _ in range(self.rng.randint(1, 3))]
         operands = [each for each in given if each is not None]
         name, inner, parameters = self.name("f"), self.within(), []
@@ -403,7 +408,8 @@ class Writer:
         if not self.says(Block(f"def {name}({', '.join(parameters)}):", body)):
             return False
         self.makes(f"{name}({', '.join(operands)})")
-        self.makes(f"{name}({', '.join(reversed(operands))})")
+        if len({self.types[each] for each in operands}) == 1:  # what is in it may fit no others
+            self.makes(f"{name}({', '.join(reversed(operands))})")
         return True
 
     def takes(self, expression: str, prefix: str = "p") -> str:
@@ -413,8 +419,8 @@ class Writer:
         self.knows(name)
         return name
 
-    def writes(self, statements: int) -> None:
-        """Write so many statements, or as many as are found."""
+    def kinds(self) -> list[tuple[int, Callable[[], bool]]]:
+        """What may be written, by how often."""
         kinds: list[tuple[int, Callable[[], bool]]] = [
             (60, self.expression),
             (7 if not self.depth else 2, self.update),
@@ -424,7 +430,11 @@ class Writer:
         ]
         if self.depth < 2:
             kinds += [(4, self.function), (9, self.gradient), (4, self.training)]
-        written = 0
+        return kinds
+
+    def writes(self, statements: int) -> None:
+        """Write so many statements, or as many as are found."""
+        kinds, written = self.kinds(), 0
         for _ in range(6 * statements):
             [write] = self.rng.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
             lines, types, modules = [*self.lines], dict(self.types), dict(self.modules)
