@@ -37,7 +37,7 @@ class Planned:
     """A program and its plan.
 
     `arguments` says what to launch it with, `plan.nbytes` how much scratch memory it needs.
-    `lines` has the line of Python that each call comes from, by the pc of its `cfunc`; `takes` has
+    `lines` has the line of Python that each call comes from, by function and pc; `takes` has
     those pcs at which an element is taken from a queue.
     `lifetimes` are those of what lies in the scratch memory, in moments of a unit of calls each.
     """
@@ -45,7 +45,7 @@ class Planned:
     program: Program
     arguments: tuple[Location, ...]
     plan: Plan
-    lines: dict[int, str]
+    lines: dict[tuple[str, int], str]
     lifetimes: tuple[Lifetime, ...]
     takes: tuple[int, ...] = ()
 
@@ -188,7 +188,8 @@ class _Written:
 
     def __init__(self) -> None:
         self.code: list[Instruction] = []
-        self.lines: dict[int, str] = {}
+        self.lines: dict[int, str] = {}  # by pc
+        self.inner_lines: dict[tuple[str, int], str] = {}  # those of functions
         self.takes: list[int] = []
         self.lifetimes: list[Lifetime] = []
         self.numbers: dict[Location, int] = {}  # of arguments, in the order they are met
@@ -249,7 +250,8 @@ class _Written:
         main = Function("main", 0, STAR, (*renumbered(self.code), Instruction(Opcode.halt)))
         program = Program([main, *functions])
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
-        return Planned(program, tuple(arguments), plan, self.lines, lifetimes, tuple(self.takes))
+        lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
+        return Planned(program, tuple(arguments), plan, lines, lifetimes, tuple(self.takes))
 
     def _location(self, use: Use, level: _Level, base: int) -> Location:
         each, home = placed(use.value), use.value.home
@@ -351,7 +353,10 @@ class _Written:
         """The code of a function."""
         inner = _Frame(self, procedure)
         inner.level(body, 0)
-        return Function(self._names[procedure], len(procedure.params), 0, tuple(inner.whole()))
+        name, code = self._names[procedure], inner.whole()
+        ahead = len(code) - 1 - len(inner.code)
+        self.inner_lines.update(((name, pc + ahead), line) for pc, line in inner.lines.items())
+        return Function(name, len(procedure.params), 0, tuple(code))
 
     def _jump(self, opcode: Opcode) -> int:
         """Write a jump to a place that is not known yet. Returns where it is."""

@@ -39,7 +39,8 @@ class SavedStep(NamedTuple):
         writer.sequence(self.results, _write_location)
         writer.sequence(self.states, Writer.array)
         writer.value((plan.nbytes, plan.lower_bound, plan.unfused, plan.order))
-        writer.mapping({str(pc): line for pc, line in planned.lines.items()}, Writer.text)
+        lines = {f"{function} {pc}": line for (function, pc), line in planned.lines.items()}
+        writer.mapping(lines, Writer.text)
         writer.sequence(planned.lifetimes, _write_lifetime)
         return writer.message(Kind.step)
 
@@ -56,11 +57,13 @@ class SavedStep(NamedTuple):
         lines = reader.mapping(Reader.text)
         lifetimes = tuple(reader.sequence(_read_lifetime))
         reader.end()
-        try:
-            by_pc = {int(pc): line for pc, line in lines.items()}
-        except ValueError:
-            raise EncodingError(f"lines have numbers, not {brief(list(lines))}") from None
-        planned = Planned(program, arguments, plan, by_pc, lifetimes)
+        by_place: dict[tuple[str, int], str] = {}
+        for place, line in lines.items():
+            function, _, pc = place.rpartition(" ")
+            if not pc.isdecimal():
+                raise EncodingError(f"a line has a function and a pc, not {brief(place)}")
+            by_place[function, int(pc)] = line
+        planned = Planned(program, arguments, plan, by_place, lifetimes)
         step = SavedStep(planned, inputs, outputs, results, states)
         step._check()
         return step

@@ -95,7 +95,6 @@ COMPOSED: Final[Calls] = {
     "take": lambda: ml.take(matrix, integers + 9, axis=0),
     "where": lambda: ml.where(matrix, matrix, vector),
     "std": lambda: ml.std(integers),
-    "a value": lambda: ml.softmax_cross_entropy(matrix, ml.asarray([7, 0])),
     "a loss": lambda: ml.l1(matrix, vector),
     "einsum": lambda: ml.einsum("ij,kl", matrix),
     "einsum's lengths": lambda: ml.einsum("ij,ik", matrix, matrix[:1, :1] + vector[:3, None]),

@@ -217,7 +217,7 @@ def test_each_call_knows_a_line_it_is_from(step: Step, fuse: bool) -> None:
     planned = compile_flow(step.flow, fuse=fuse)
     code = planned.program.main.code
     calls = [pc for pc, each in enumerate(code) if each.opcode is Opcode.cfunc]
-    assert sorted(planned.lines) == calls
+    assert sorted(planned.lines) == [("main", pc) for pc in calls]
     assert set(planned.lines.values()) <= {each.line for each in step.calls}
 
 

@@ -794,5 +794,6 @@ def _with_tensors(tree: Any) -> Any:
 def _name_line(error: Exception, planned: Planned) -> None:
     """Note on an error of a planned program which line of Python the failing call is from."""
     function, pc = getattr(error, "function", None), getattr(error, "pc", None)
-    if function == "main" and pc in planned.lines:
-        error.add_note(f"recorded at {planned.lines[pc]}")
+    line = planned.lines.get((str(function), pc)) if isinstance(pc, int) else None
+    if line is not None:
+        error.add_note(f"recorded at {line}")

@@ -403,6 +403,9 @@ class _Way(NamedTuple):
     back: list[_Open]
 
 
+_MOST_OPEN: Final = 16
+"""Functions of one name, each called by the one before, while they are recorded."""
+
 _opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
 
 
@@ -410,11 +413,16 @@ def call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree]) 
     """What `run(args)` makes, as a function of the program. While it is recorded it is known again
     by its key: then it calls itself.
 
-    Raises `CaptureError` for a function that calls itself in any case.
+    Raises `CaptureError` for a function that calls itself in any case, or each time as another.
     """
     tape = taping()
     known = next((each for each in _opened.get() if each.key == (key, tape is None)), None)
     if known is None:
+        if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:
+            raise CaptureError(
+                f"{name} calls itself each time with arguments of other types, or other objects "
+                f"among them, such as a Module that is made for the call"
+            )
         opened = _Open((key, tape is None), name)
         made = _call_new(opened, args, run)
         way = opened.way

@@ -79,7 +79,7 @@ class Recorder:
         self._open: list[Block] = []
         self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
         self.cells: set[int] = set()  # what functions may update, by the id of the reference
-        self._left: dict[int, list[int]] = {}  # what each block, by id, has written outside of it
+        self._left: dict[Block, list[int]] = {}  # what each block has written outside of it
         self._reached: dict[StorageHandle, int] = {}  # the end of the bytes used in a storage
         self._given: set[StorageHandle] = set()  # storages of arguments
         self._allocating: set[StorageHandle] = set()
@@ -245,7 +245,7 @@ class Recorder:
                 if key not in before:
                     self._values[key] = _ENDED
                 elif value is not before[key]:
-                    self._left.setdefault(id(block), []).append(key)
+                    self._left.setdefault(block, []).append(key)
                     self._values[key] = before[key]
 
     @contextmanager
@@ -272,7 +272,7 @@ class Recorder:
         ins = [] if condition is None else [self.use(condition)]
         ins += free(blocks)
         outs: list[Use] = []
-        for key in dict.fromkeys(key for block in blocks for key in self._left.pop(id(block), [])):
+        for key in dict.fromkeys(key for block in blocks for key in self._left.pop(block, [])):
             home = self._homes[key]
             ins.append(Use(self._values[key], home.type))
             self._values[key] = Value(home.type.nbytes, home)

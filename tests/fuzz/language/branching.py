@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import is_
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -84,7 +86,7 @@ class Branching(Writer):
         most = str(self.rng.randint(0, 4))
         test = self.rng.choice(TESTS).replace("{most}", most).replace("{i}", "s[0]")
         test = test.replace("{h}", "s[1]" + form.paths[0])
-        return self._makes_by(body, f"ml.while_loop(lambda s: {test}, {{}}, {init})")
+        return self._makes_by(body, f"ml.while_loop(lambda s: {test}, {{}}, {init}{self._again()})")
 
     def fori_loop(self) -> bool:
         upper = self.filled(self.rng.choice(TURNS))
@@ -96,7 +98,7 @@ class Branching(Writer):
         i = self.name("i")
         inner, parameter, after = self._body(init, form.paths, {i: "1"})
         body = self._defined("body", f"{i}, {parameter}", inner, self._written(form, after))
-        return self._makes_by(body, f"ml.fori_loop({lower}, {upper}, {{}}, {init})")
+        return self._makes_by(body, f"ml.fori_loop({lower}, {upper}, {{}}, {init}{self._again()})")
 
     def scan(self) -> bool:
         xs, row, length = self._rows()
@@ -109,7 +111,7 @@ class Branching(Writer):
         result = f"({self._written(form, after)}, {y[len(ys)].format(*ys)})"
         body = self._defined("body", f"{parameter}, {name}", inner, result)
         reverse = self.rng.choice(["", "", ", reverse=True"])
-        return self._makes_by(body, f"ml.scan({{}}, {init}, {xs}{length}{reverse})")
+        return self._makes_by(body, f"ml.scan({{}}, {init}, {xs}{length}{reverse}{self._again()})")
 
     def map(self) -> bool:
         xs, row, _ = self._rows()
@@ -225,8 +227,8 @@ class Branching(Writer):
             results: list[str] = []
             if types:
                 for type in types:
-                    found = inner.some(type.__eq__)
-                    new = f"ml.full({type.shape}, 1, dtype='{type.dtype}')"
+                    found = inner.some(partial(is_, type))
+                    new = f"ml.ones({type.shape}, dtype='{type.dtype}')"
                     results.append(found if found and self.rng.random() < 0.9 else new)
             else:
                 for _ in form.paths:
@@ -262,6 +264,9 @@ class Branching(Writer):
         if k is not None and self.rng.random() < 0.2 and not xs.endswith(":0]"):
             return xs, row, f", ml.clip({k}, 0, {n})"
         return xs, row, ""
+
+    def _again(self) -> str:
+        return self.rng.choice(["", "", "", ", checkpoint=True"])
 
     def _defined(self, prefix: str, parameters: str, inner: Branching, result: str) -> Block:
         self.defined = self.name(prefix)

@@ -65,6 +65,10 @@ class Source:
             Block("def state():", (_returned(self.state, "[]"),)),
             f"return World(step, arguments, state, steps={len(self.order)}, resets={self.resets})",
         ]
+        if any(
+            "ml.function(" in line for line in rendered(self.body)
+        ):  # of which some call themselves
+            build[-1] = f"{build[-1][:-1]}, cycles=True)"
         lines = rendered([Block("def build():", tuple(build))])
         return f"{IMPORTS}\n\n" + "\n".join(lines) + "\n"
 
