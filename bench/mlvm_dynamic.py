@@ -38,8 +38,8 @@ Array = NDArray[Any]
 Outputs = list[Array]
 Run = Callable[[], Outputs]
 
-BLOCK = 8  # words whose part of an LSTM's gates is one product
-BUCKETS = (8, 16, 32, 48, 64, 96, 128)  # lengths that BERT has a branch for
+BLOCK = 12  # words whose part of an LSTM's gates is one product; kernels take rows by six
+BUCKETS = tuple(range(8, 129, 8))  # lengths that BERT has a branch for
 
 
 class Family:

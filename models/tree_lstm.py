@@ -46,8 +46,8 @@ class TreeLstm(nn.Module):
         word, left, right = nodes
 
         def at_word() -> State:
-            h, c = known
-            return h[word[node]], c[word[node]]
+            (h, c), i = known, word[node]
+            return h[i], c[i]
 
         def at_children() -> State:
             return self.at_node(

@@ -21,8 +21,10 @@ def as_tree(tree: Any) -> Tree:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    dtype = _NUMBERS.get(type(value))
-    return asarray(value) if dtype is None else full((), value, dtype=dtype)
+    if isinstance(value, np.ndarray | np.generic):
+        return asarray(value)
+    dtype = next(dtype for kind, dtype in _NUMBERS.items() if isinstance(value, kind))
+    return full((), value, dtype=dtype)
 
 
 def tensors(tree: Tree) -> list[Tensor]:

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from bench import dynamic
 from bench.dynamic_sizes import (
     CASES,
     QUICK,
     SENTENCES,
     GenerationSize,
+    LstmSize,
     LstmTrainingSize,
     TransformerSize,
     random_tree,
@@ -75,11 +77,22 @@ def test_replay_is_eager_to_the_bit(case: str) -> None:
     assert captured.captured.signatures == 1
 
 
+def test_planned_bytes_do_not_grow_with_the_length() -> None:
+    planned = []
+    for longest in (10, 200):
+        size = LstmSize(6, 8, 2, (5, longest))
+        family = Family(size, captured=True, greedy=False, fuse=True)
+        family.run()
+        assert family.captured is not None
+        planned.append(family.captured.plan.nbytes)
+    assert planned[0] == planned[1]
+
+
 def test_a_second_program_is_an_error() -> None:
     family = Family(QUICK["lstm 1 layer"], captured=True, greedy=False, fuse=True)
     words, length = family.inputs[0]
     with family.weights.allocating():
-        family.inputs[1] = (words[:1], length)
+        family.inputs[1] = (ml.concat([words, words]), length)
     with pytest.raises(ValueError, match="2 programs where one is to serve all"):
         family.run()
 

@@ -34,24 +34,29 @@ OPTIMIZERS: Final = [
     "ml.optim.SGD({p}, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
     "ml.optim.Adam({p}, 0.05)",
     "ml.optim.AdamW({p}, ml.optim.cosine(0.1, total_steps=10, warmup_steps=2))",
+]
+MORE_OPTIMIZERS: Final = [
     "ml.optim.RMSProp({p}, 0.05, momentum=0.5, centered=True)",
     "ml.optim.Lion({p}, 0.01, weight_decay=0.1, groups=[('*', {{'betas': (0.5, 0.9)}})])",
     "ml.optim.SGD({p}, 0.1, groups=[(lambda path, x: x.ndim < 9, {{'momentum': 0.5}})])",
 ]
 RATES: Final = ["0.1 / (i + 1)", "0.1 if i < 2 else 0.05", "0.01 * i", "[0.1, 0][i % 2]"]
-NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i", "i / 3", "-0.0", "1e30", "2**40 + i"]
+NUMBERS: Final = ["2", "0.5", "-1.0", "3", "True", "i"]
+MORE_NUMBERS: Final = ["i / 3", "-0.0", "1e30", "2**40 + i"]
 
 
 def make(seed: int, number: int) -> Source:
     """The program of that number, always the same one for the same seed."""
-    return _Maker(random.Random(f"language:{seed}:{number}")).source()
+    name = f"language:{seed}:{number}"
+    return _Maker(random.Random(name), random.Random(f"{name}:more")).source()
 
 
 class _Maker:
     """Makes one program: its state, the arguments of its calls, and its step."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, more: random.Random) -> None:
         self.rng = rng
+        self.more = more  # for what came later, so that the rest of a program stays as it was
         roll = rng.random()
         big = 1 if roll < 0.85 else 60 if roll < 0.97 else 200
         self.rows = rng.choice([1, 2, 3, 4]) * big
@@ -168,10 +173,11 @@ class _Maker:
                 )
             setup.says(line)
             setup.knows(f"params{number}")
-            setup.says(f"opt{number} = {rng.choice(OPTIMIZERS).format(p=f'params{number}')}")
+            made = self.more.choice([rng.choice(OPTIMIZERS)] * 4 + MORE_OPTIMIZERS)
+            setup.says(f"opt{number} = {made.format(p=f'params{number}')}")
             state += [f"params{number}", f"opt{number}"]
-            if rng.random() < 0.5:
-                self.changes.append(f"opt{number}.learning_rate = {rng.choice(RATES)}")
+            if self.more.random() < 0.5:
+                self.changes.append(f"opt{number}.learning_rate = {self.more.choice(RATES)}")
         return [name for name in state if name is not None]
 
     def _calls(self, setup: Writer, kept: list[str]) -> tuple[list[str], list[Call]]:
@@ -235,7 +241,7 @@ class _Maker:
         return rng.choice(
             [
                 f"[{leaf()}, {leaf()}]",
-                f"{{'k': {leaf()}, 'l': ({leaf()}, <number>)}}",
+                f"{{'k': {leaf()}, 'l': ({leaf()}, 2)}}",
                 f"({leaf()}, None)",
                 f"Box(a={leaf()})",
             ]
@@ -246,7 +252,7 @@ class _Maker:
 
         def chosen(match: re.Match[str]) -> str:
             if match[1] == "number":
-                return self.rng.choice(NUMBERS)
+                return self.more.choice([self.rng.choice(NUMBERS)] * 4 + MORE_NUMBERS)
             return self.rng.choice(
                 [each for each in sources if str(writer.types[each]) == match[1]]
             )

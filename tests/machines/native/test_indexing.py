@@ -75,6 +75,23 @@ def test_along_an_axis(indexed: Any, count: int, dtype: str) -> None:
         _check("scatter_add_along_axis", x, indices, axis=axis, length=length)
 
 
+@given(_indexed(), st.data(), st.sampled_from(ELEMENTS))
+def test_dynamic_update(indexed: Any, data: st.DataObject, dtype: str) -> None:
+    rng, shape, axis, kind, low = indexed
+    rows = data.draw(st.integers(0, shape[axis]))
+    last = min(shape[axis] - rows, shape[axis] - 1)
+    start = np.asarray(data.draw(st.integers(0, last)), kind)
+    if low and data.draw(st.booleans()):
+        start = np.asarray(start.item() - shape[axis], kind)
+    x = _numbers(rng, shape, dtype)
+    update = _numbers(rng, [*shape[:axis], rows, *shape[axis + 1 :]], dtype)
+    _check("dynamic_update", x, update, start, axis=axis)
+    (out, *others), bound = prepared("dynamic_update", x, update, start, axis=axis)
+    out[...] = x
+    KERNELS[2]["dynamic_update"](out, out, *others[1:], **bound)
+    assert out.tobytes() == reference("dynamic_update", x, update, start, axis=axis).tobytes()
+
+
 @pytest.mark.parametrize("behind", [1, 2, 15, 16, 17, 70])
 def test_more_indices_than_are_looked_at_together(behind: int) -> None:
     rng = np.random.default_rng(behind)
@@ -127,6 +144,7 @@ def test_indices_out_of_range_are_refused(kind: str) -> None:
         along = np.zeros((4, 3), kind)
         along[2, 1] = index
         _refused("take_along_axis", x, along, axis=0)
+        _refused("dynamic_update", x, x[:2], np.array(index, kind), axis=0)
         _refused("scatter_add_along_axis", x, along, axis=0, length=4)
 
 

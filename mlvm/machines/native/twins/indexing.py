@@ -28,6 +28,21 @@ def take(types: Types, attributes: Attributes) -> Plan:
     return _rows(kernel, indices.dtype, before, indices.size, length, width, out.nbytes)
 
 
+@twin("dynamic_update")
+def dynamic_update(types: Types, attributes: Attributes) -> Plan:
+    out, _, update, start = types
+    axis = normalize_axis(attributes["axis"], out.ndim)
+    before, length, behind = _split(out.shape, axis)
+    ints = [integer_kind(start.dtype), before, update.shape[axis], length]
+    return Plan(
+        "update_rows",
+        4,
+        [*ints, behind * out.dtype.itemsize],
+        units=max(1, before),
+        work=before * 2 + update.nbytes / 20,
+    )
+
+
 @twin("take_along_axis")
 def take_along_axis(types: Types, attributes: Attributes) -> Plan:
     out, x, indices = types

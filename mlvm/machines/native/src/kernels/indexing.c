@@ -138,6 +138,31 @@ TAKE(2)
 TAKE(4)
 TAKE(8)
 
+/* --- dynamic_update: x with `count` rows from an index on replaced; a unit is a row of `before`.
+ * Where out is x, only these are written --- */
+
+static int update_rows(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = plan->n, length = n[LENGTH], behind = n[BEHIND];
+    if (!in_range(p[3], n[KIND], 1, -length, length))
+        return 1;
+    int64_t first = place(p[3], n[KIND], 0, length), rest = length - first - n[COUNT];
+    if (rest < 0)
+        return 1;
+    for (int64_t b = begin; b < least(end, n[BEFORE]); b++) {
+        char *out = p[0] + b * length * behind;
+        const char *x = p[1] + b * length * behind, *rows = p[2] + b * n[COUNT] * behind;
+        if (out != x) {
+            copy_run(out, x, first * behind);
+            copy_run(out + (length - rest) * behind, x + (length - rest) * behind, rest * behind);
+        }
+        if (out + first * behind != rows)
+            copy_run(out + first * behind, rows, n[COUNT] * behind);
+    }
+    return 0;
+}
+
 /* --- take_along_axis: out[b, i, c] = x[b, indices[b, i, c], c]; units are as above --- */
 
 #define TAKE_ALONG(size)                                                                 \
@@ -372,6 +397,7 @@ static int mask_scatter(const Plan *plan, char *const *p, int64_t begin, int64_t
     }
 
 const KernelEntry TARGETED(indexing_kernels)[] = {
+    {"update_rows", update_rows, NULL},
     {"take_rows", take_rows, NULL}, SIZED(1),   SIZED(2),   SIZED(4),
     SIZED(8),                       TYPED(1),   TYPED(2),   TYPED(4),
     TYPED(8),                       TYPED(f32), TYPED(f64), {"one_hot", one_hot, NULL},
