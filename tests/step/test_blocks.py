@@ -1,0 +1,227 @@
+"""Steps with blocks: a branch or a loop leaves what its calls leave, however it is planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlvm.core.op import OPS
+from mlvm.core.program.program import Opcode
+from mlvm.core.types import Array, TensorType, bool_, f32
+from mlvm.step.blocks import free, taken, with_blocks, without_dead_calls, without_moves
+from mlvm.step.compile import compile_flow
+from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
+from tests.step.flows import assert_same_bits, floats, run
+
+TYPE = TensorType(f32, (4, 6))
+FLAG = TensorType(bool_, ())
+OPERATIONS = ["add", "multiply", "maximum", "subtract", "negative", "tanh", "relu", "copy"]
+SIZES = [("state", 0), ("state", 1), ("scratch", 0), ("scratch", 1), ("scratch", 2)]
+
+
+def op_call(name: str, out: Use, *ins: Use) -> Call:
+    op = OPS[name]
+    return Call(f"{name}.out", op, op.bind({}), [out], list(ins), f"line of {name}")
+
+
+class Machine:
+    """Calls recorded as a recorder does it, and what numpy makes of them when they run: variables
+    with a home keep what was written last, other values are made by one call."""
+
+    def __init__(self) -> None:
+        self.homes = [Home(role, i, TYPE) for role, i in SIZES]  # type: ignore[arg-type]
+        self.now = [Value(TYPE.nbytes, home) for home in self.homes]
+        self.flag = Value(FLAG.nbytes, Home("input", 0, FLAG))
+        self.calls: list[Call] = []
+        self.made: list[Value] = []
+        self.run: list[Any] = []  # functions of (arrays by home, arrays by value)
+
+    def read(self, which: int) -> Use:
+        values = [*self.now, *self.made]
+        return Use(values[which % len(values)], TYPE)
+
+    def op(self, name: str, into: int | None, operands: list[int]) -> None:
+        ins = [self.read(each) for each in operands[: len(OPS[name].inputs)]]
+        home = None if into is None else self.homes[into]
+        if home is not None and any(use.value.home is home for use in ins[OPS[name].in_place :]):
+            return
+        out = Use(Value(TYPE.nbytes, home), TYPE)
+        self.calls.append(op_call(name, out, *ins))
+        keys = [use.value.home or use.value for use in ins]
+
+        def compute(there: dict[Any, Array]) -> None:
+            made = np.empty(TYPE.shape, np.float32)
+            OPS[name].kernel(made, *[there[key] for key in keys])
+            there[home or out.value] = made
+
+        self.run.append(compute)
+        if into is None:
+            self.made.append(out.value)
+        else:
+            self.now[into] = out.value
+
+    def control(self, name: str, blocks: list[Any]) -> None:
+        """Control flow whose blocks the functions write. A loop turns until a flag is set, which
+        its body sets at once."""
+        written: set[int] = set()
+        inner: list[Block] = []
+        runs: list[list[Any]] = []
+        before, made = [*self.now], [*self.made]
+        outer_calls, outer_run = self.calls, self.run
+        for write in blocks:
+            block = Block()
+            self.calls, self.run = block.calls, []
+            self.now, self.made = [*before], [*made]
+            write()
+            inner.append(block)
+            runs.append(self.run)
+            written |= {i for i in range(len(before)) if self.now[i] is not before[i]}
+        self.calls, self.run = outer_calls, outer_run
+        self.now, self.made = [*before], made
+        ins = [Use(self.flag, FLAG), *free(inner), *[Use(before[i], TYPE) for i in written]]
+        for i in written:
+            self.now[i] = Value(TYPE.nbytes, self.homes[i])
+        outs = [Use(self.now[i], TYPE) for i in sorted(written)]
+        self.calls.append(
+            Call(name, None, {}, outs, list(dict.fromkeys(ins)), "line", blocks=tuple(inner))
+        )
+
+        def compute(there: dict[Any, Array]) -> None:
+            for each in runs[0 if there["flag"] else 1]:
+                each(there)
+
+        self.run.append(compute)
+
+
+def cond(machine: Machine, first: Any, second: Any) -> None:
+    machine.control("cond", [first, second])
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    machine = Machine()
+
+    def write(depth: int) -> None:
+        for _ in range(draw(st.integers(1, 5))):
+            if depth and draw(st.integers(0, 3)) == 0:
+                cond(machine, lambda: write(depth - 1), lambda: write(depth - 1))
+            else:
+                into = draw(st.sampled_from([None, None, *range(len(SIZES))]))
+                numbers = draw(st.lists(st.integers(0, 20), min_size=2, max_size=2))
+                machine.op(draw(st.sampled_from(OPERATIONS)), into, numbers)
+
+    for i in range(2, len(SIZES)):  # what is in scratch memory is written first
+        machine.op("negative", i, [i % 2])
+    write(2)
+    machine.op("add", 0, [1, 2])
+    machine.op("multiply", 1, [1, 3])
+    return machine
+
+
+@given(machines(), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=40)
+def test_branches_leave_what_their_calls_leave(
+    machine: Machine, flag: bool, fuse: bool, recompute: bool
+) -> None:
+    states = [floats(4, 6, seed=i) for i in range(2)]
+    there: dict[Any, Array] = {"flag": np.array(flag)}
+    there |= {machine.homes[i]: states[i] for i in range(2)}
+    with np.errstate(all="ignore"):
+        for each in machine.run:
+            each(there)
+    planned = compile_flow(Flow(machine.calls, []), fuse=fuse, recompute=recompute)
+    with np.errstate(all="ignore"):
+        _, made, _ = run(planned, [np.array(flag)], states, [])
+    assert_same_bits(made, [there[machine.homes[i]] for i in range(2)])
+    plain = compile_flow(Flow(machine.calls, []), fuse=False, recompute=recompute)
+    assert planned.plan.nbytes <= plain.plan.nbytes
+
+
+# --- what nobody needs ---------------------------------------------------------------
+
+
+def state() -> tuple[Machine, Call]:
+    """A branch that writes state 0, and scratch 0, which nobody reads."""
+    machine = Machine()
+
+    def first() -> None:
+        machine.op("tanh", 2, [0])
+        machine.op("relu", 0, [1])
+
+    cond(machine, first, lambda: machine.op("negative", 2, [1]))
+    return machine, machine.calls[0]
+
+
+def test_a_branch_loses_what_nobody_reads() -> None:
+    machine, call = state()
+    [kept] = without_dead_calls(Flow(machine.calls, []))
+    assert [[each.name for each in block.calls] for block in kept.blocks] == [["relu.out"], []]
+    assert [use.value.home for use in kept.outs] == [machine.homes[0]]
+    assert [each.name for each in with_blocks([call])] == [
+        "cond", "tanh.out", "relu.out", "negative.out"
+    ]  # fmt: skip
+
+
+def test_a_loop_keeps_what_its_next_turn_reads() -> None:
+    """State 0 is what is asked for; it reads scratch 0 of the turn before, and that scratch 1."""
+    machine = Machine()
+    test, body = Block(result=Use(machine.flag, FLAG)), Block()
+    for name, into, source in (("tanh", 0, 2), ("relu", 2, 3), ("negative", 3, 1), ("tanh", 4, 1)):
+        machine.calls = body.calls
+        machine.op(name, into, [source])
+    outs = [Use(machine.now[i], TYPE) for i in (0, 2, 3, 4)]
+    ins = [Use(Value(TYPE.nbytes, machine.homes[i]), TYPE) for i in (0, 2, 3, 4)]
+    call = Call("while", None, {}, outs, [*free([test, body]), *ins], blocks=(test, body))
+    [kept] = without_dead_calls(Flow([call], []))
+    assert [each.name for each in kept.blocks[1].calls] == ["tanh.out", "relu.out", "negative.out"]
+    assert {use.value.home for use in kept.outs} == {machine.homes[i] for i in (0, 2, 3)}
+
+
+def test_a_branch_that_nobody_reads_is_gone() -> None:
+    machine, call = state()
+    unread = replace(call, outs=[use for use in call.outs if use.value.home is machine.homes[2]])
+    assert without_dead_calls(Flow([unread], [])) == []
+
+
+# --- moves ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reads_after", [False, True])
+def test_a_result_is_made_in_its_place(reads_after: bool) -> None:
+    """tanh(state 1) is copied to state 0: it is made there, unless the old state 0 is read then."""
+    machine = Machine()
+
+    def write() -> None:
+        machine.op("tanh", None, [1])
+        if reads_after:
+            machine.op("negative", 1, [0])
+        machine.op("copy", 0, [len(machine.now)])
+
+    cond(machine, write, lambda: None)
+    [call] = without_moves(Flow(machine.calls, [])).calls
+    names = [each.name for each in call.blocks[0].calls]
+    assert names == (["tanh.out", "negative.out", "copy.out"] if reads_after else ["tanh.out"])
+
+
+def test_a_block_taken_out_names_what_lies_outside() -> None:
+    machine, call = state()
+    blocks, outer = taken(call)
+    inner = [each for block in blocks for each in block.calls]
+    homes = {use.value.home for each in inner for use in (*each.outs, *each.ins)}
+    roles = {home.role for home in homes if home is not None}
+    assert roles == {"outer", "state"}
+    assert {value.home for value in outer.values()} == {machine.homes[2]}
+
+
+def test_blocks_become_jumps() -> None:
+    machine, _ = state()
+    code = compile_flow(Flow(machine.calls, [])).program.main.code
+    jumps = [each.opcode for each in code if "label" in each.opcode.immediates]
+    assert jumps == [Opcode.jump_if_false, Opcode.jump]
+    ends = [each.immediates[0] for each in code if each.opcode in jumps]
+    assert all(0 < end < len(code) for end in ends)
