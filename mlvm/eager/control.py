@@ -148,7 +148,7 @@ def fori_loop(
     _require_integer("lower", lower)
     _require_integer("upper", upper)
     if recorded.is_recorded():
-        first = None if lower == 0 and isinstance(lower, int) else _as_index(lower)
+        first = None if isinstance(lower, int) and lower == 0 else _as_index(lower)
         turns: Tensor | int
         if isinstance(lower, Tensor) or isinstance(upper, Tensor):
             turns = _as_index(upper) if first is None else _as_index(upper) - first

@@ -30,7 +30,7 @@ WAYS: dict[str, Way] = {
 }
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
+@pytest.fixture(params=[*WAYS.values()], ids=[*WAYS])
 def way(request: pytest.FixtureRequest) -> Way:
     made: Way = request.param
     return made
@@ -59,7 +59,7 @@ class Counter(ml.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "pred", [True, 0.5, np.nan, -0.0, np.uint8(200), np.int64(-1), np.float32([[0]]), np.array([0])]
+    "pred", [True, 0.5, np.nan, -0.0, np.uint8(200), np.int64(-1), np.zeros((1, 1)), np.array([0])]
 )
 def test_cond_takes_the_branch_that_a_number_names(way: Way, pred: Any) -> None:
     array = np.asarray(pred)
@@ -145,8 +145,8 @@ def test_while_loop_goes_on_for_as_long_as_it_is_true(way: Way, n: int) -> None:
 @pytest.mark.parametrize("dtype", [None, "i64"])
 def test_fori_loop_counts_as_range_does(way: Way, lower: int, upper: int, dtype: Any) -> None:
     def step(bounds: ml.Tensor) -> Any:
-        bound = (bounds[0], bounds[1]) if dtype else (lower, upper)
-        return ml.fori_loop(*bound, lambda i, s: s * 3 + i % 7, 1)
+        first, last = (bounds[0], bounds[1]) if dtype else (lower, upper)
+        return ml.fori_loop(first, last, lambda i, s: s * 3 + i % 7, 1)
 
     expected = 1
     for i in range(lower, upper):
@@ -158,7 +158,7 @@ ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
 def plain_scan(rows: Any, turns: int, reverse: bool) -> tuple[Any, Any]:
-    state, ys = np.float32([1, 1]), np.zeros((len(rows), 2), np.float32)
+    state, ys = np.array([1, 1], np.float32), np.zeros((len(rows), 2), np.float32)
     for i in reversed(range(turns)) if reverse else range(turns):
         state = state * 2 + rows[i]
         ys[i] = state - 1
@@ -428,15 +428,18 @@ def test_a_function_that_is_another_each_time_is_an_error() -> None:
 x = ml.asarray([1.0, 2.0])
 n = ml.asarray(1)
 
+untyped: Any = ml
+"""The language as one calls it who heeds no types."""
+
 REFUSED: list[tuple[Callable[[ml.Tensor, ml.Tensor], Any], type[Exception], str]] = [
     (lambda x, n: ml.cond(x, lambda: 1, lambda: 2), ShapeError, r"one element"),
     (lambda x, n: ml.cond(n, lambda: "a", lambda: "a"), DTypeError, "a tree has tensors as leaves"),
     (lambda x, n: ml.switch(0, []), AttributeRefused, "switch takes one branch or more"),
     (lambda x, n: ml.switch(x[0], [lambda: x]), DTypeError, r"index is one integer, not f32\[\]"),
-    (lambda x, n: ml.switch(0.0, [lambda: x]), DTypeError, "index is an integer, not 0.0"),
+    (lambda x, n: untyped.switch(0.0, [lambda: x]), DTypeError, "index is an integer, not 0.0"),
     (lambda x, n: ml.while_loop(lambda s: s > 0, lambda s: s, x), ShapeError, "one element"),
     (lambda x, n: ml.while_loop(lambda s: None, lambda s: s, x), ShapeError, "one element, not"),
-    (lambda x, n: ml.fori_loop(0.0, 3, lambda i, s: s, x), DTypeError, "lower is an integer"),
+    (lambda x, n: untyped.fori_loop(0.0, 3, lambda i, s: s, x), DTypeError, "lower is an integer"),
     (lambda x, n: ml.fori_loop(0, x, lambda i, s: s, x), DTypeError, r"upper is one integer"),
     (lambda x, n: ml.fori_loop(0, 1, lambda i, s: s > 0, x), DTypeError,
      r"another state than it is given: bool\[2\], not f32\[2\]"),
@@ -506,7 +509,7 @@ def programs(draw: st.DrawFn) -> Callable[[Any], Callable[[Any], Any]]:
 @settings(max_examples=10)
 def test_beside_jax(program: Callable[[Any], Callable[[Any], Any]], values: list[int]) -> None:
     jax = pytest.importorskip("jax")
-    array = np.float32(values) / 4
+    array = np.array(values, np.float32) / 4
     expected = [
         np.asarray(each) for each in jax.tree.leaves(program(jax.lax)(jax.numpy.asarray(array)))
     ]

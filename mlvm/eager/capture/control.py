@@ -142,7 +142,7 @@ def _loop(
         if tape is not None:
             params, rows = _watched(tape, params), _watched(tape, rows)
             if total is not None:
-                kept = [x for x in params if x.dtype.is_float]
+                kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stacked(record, x, i, total) for x in kept]
         try:
             after, made = body(now, params, rows)

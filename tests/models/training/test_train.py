@@ -106,8 +106,8 @@ def test_models_of_text_learn(tmp_path: Path, model: str, data: str) -> None:
     file, plots = tmp_path / "text", tmp_path / "plots"
     file.write_bytes(b"the quick brown fox jumps over the lazy dog\n" * 80)
     plots.mkdir()
-    result = train(model=model, data=f"{data}:{file}", epochs=6, batch_size=8, plot=plots)
-    assert result["train_loss"][-1] < 0.8 * result["train_loss"][0]
+    result = train(model=model, data=f"{data}:{file}", epochs=2, batch_size=2, plot=plots)
+    assert result["train_loss"][-1] < 0.9 * result["train_loss"][0]
     assert result["test_loss"] < math.log(256)
     assert result["growth_after_first_epoch_bytes"] == 0
     assert {each.name for each in plots.iterdir()} == {"loss.svg", "step_memory.svg"}
