@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -521,8 +522,6 @@ def test_beside_jax(program: Callable[[Any], Callable[[Any], Any]], values: list
 
 def test_a_branch_is_a_function() -> None:
     x: Any = ml.ones(2)
-    for call in (lambda: ml.cond(True, x, x), lambda: ml.switch(0, [x])):
-        with pytest.raises(
-            DTypeError, match=r"a branch is a function, not f32\[2\]; .* take where"
-        ):
-            call()
+    for branch in (partial(ml.cond, True, x, x), partial(ml.switch, 0, [x])):
+        with pytest.raises(DTypeError, match=r"a branch is a function, not f32\[2\]; .* where"):
+            branch()
