@@ -12,23 +12,24 @@ import mlvm.eager as ml
 from mlvm.core.errors import GradientError
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Loss = Callable[[ml.Tensor], Any]
 
 
 def _none(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-def _uses(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
+def _uses(wrap: Wrap) -> Loss:
     """A function in which an inner one uses what the outer one makes."""
 
     def loss(x: ml.Tensor) -> ml.Tensor:
         @wrap
-        def outer(x: ml.Tensor) -> ml.Tensor:
+        def outer(x: ml.Tensor) -> Any:
             a = ml.tanh(x)
             b = ml.sin(a)
 
             @wrap
-            def inner(y: ml.Tensor) -> ml.Tensor:
+            def inner(y: ml.Tensor) -> Any:
                 c = ml.sin(y) * a
                 innermost = wrap(lambda z: z * c + b * a)
                 return innermost(c) * y
@@ -40,12 +41,12 @@ def _uses(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
     return loss
 
 
-def _returns(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
+def _returns(wrap: Wrap) -> Loss:
     """A function in which an inner one returns what the outer one has made."""
 
     def loss(x: ml.Tensor) -> ml.Tensor:
         @wrap
-        def outer(x: ml.Tensor) -> ml.Tensor:
+        def outer(x: ml.Tensor) -> Any:
             a = ml.tanh(x)
             p, q = wrap(lambda y: (ml.sin(y), a))(x)
             return p * q
@@ -55,11 +56,11 @@ def _returns(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
     return loss
 
 
-def _first(loss: Callable[[ml.Tensor], ml.Tensor]) -> Callable[[ml.Tensor], ml.Tensor]:
+def _first(loss: Callable[[ml.Tensor], ml.Tensor]) -> Loss:
     return ml.grad(loss)
 
 
-def _second(loss: Callable[[ml.Tensor], ml.Tensor]) -> Callable[[ml.Tensor], ml.Tensor]:
+def _second(loss: Callable[[ml.Tensor], ml.Tensor]) -> Loss:
     return ml.grad(lambda x: ml.sum(ml.grad(loss)(x) ** 2))
 
 
@@ -77,7 +78,7 @@ def test_a_loop_with_checkpoints_in_another_uses_what_that_makes() -> None:
     x = ml.asarray([0.5, -0.8, 1.2], dtype="f64")
 
     def loss(x: ml.Tensor, checkpoint: bool) -> ml.Tensor:
-        def outer(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+        def outer(i: ml.Tensor, s: ml.Tensor) -> Any:
             a = ml.tanh(s)
             turns = ml.fori_loop(0, 2, lambda j, t: ml.sin(t) * a + s, s, checkpoint=checkpoint)
             return turns * a

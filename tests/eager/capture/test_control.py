@@ -49,7 +49,7 @@ def both(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     return result
 
 
-Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], ml.Tensor]
+Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], Any]
 
 # Functions of x, w (f32[3] each) and n (i64[], 0 .. 3). With `True`: of a length that is known.
 LOSSES: dict[str, tuple[bool, Loss]] = {
@@ -401,7 +401,7 @@ def test_elements_of_queues() -> None:
             ml.add(seen, made, out=seen)
             return made
 
-        def put(values: list[tuple[float, int]]) -> None:
+        def put(values: list[Any]) -> None:
             for value, n in values:
                 with q.reserve() as (x, count):
                     x[...], count[...] = value, n
@@ -471,7 +471,7 @@ def test_an_optimizer_in_a_loop() -> None:
 
     def trained(way: Callable[..., Any], turns: ml.Tensor) -> list[Any]:
         ml.random.seed(3)
-        layers = [ml.nn.Linear(3, 4), ml.tanh, ml.nn.Dropout(0.5), ml.nn.Linear(4, 1)]
+        layers: list[Any] = [ml.nn.Linear(3, 4), ml.tanh, ml.nn.Dropout(0.5), ml.nn.Linear(4, 1)]
         model = ml.nn.Sequential(*layers)
         optimizer = ml.optim.AdamW(model, 1e-2)
 
