@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager import random
 from mlvm.eager.autodiff import Node, Pending, Tape, taping
@@ -29,7 +30,8 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
 
     Tensors in dicts, lists and tuples among its arguments are kept; it may use others, such as
     weights, which must not be updated in place until the gradient is taken. Random keys are drawn
-    once. Whatever else the function does, it does twice.
+    once. Whatever else the function does, it does twice. A gradient through a tensor that it has
+    made and not returned raises `GradientError`.
     """
 
     @wraps(fn)
@@ -45,12 +47,26 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
             result, twins = _run(fn, given, operands, tape)
         outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
         closures = closures_of(tape, _from(tape, start, twins), start, outs)
-        del tape.nodes[start:]
-        pull = partial(_pull, partial(_run, fn, given), tape, closures, len(operands))
+        tape.nodes[start:] = [_LEFT] * (len(tape.nodes) - start)
+        pull = partial(_pull, partial(_run, fn, given), tape, start, closures, len(operands))
         leave(tape, outs, operands, closures, [*operands, *keys], pull)
         return result  # type: ignore[no-any-return]
 
     return checkpointed
+
+
+class _Left:
+    """The way back of a node that has been taken off the tape."""
+
+    types: Sequence[TensorType] = ()
+
+    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
+        raise GradientError(
+            "a tensor that a checkpointed function has made is used outside of it; return it"
+        )
+
+
+_LEFT: Final[Node] = (_Left(), (), ())
 
 
 def _run(
@@ -75,14 +91,18 @@ def _from(tape: Tape, start: int, twins: Sequence[Tensor]) -> list[Node | None]:
 def _pull(
     again: Callable[..., tuple[Any, list[Tensor]]],
     tape: Tape,
+    first: int,
     closures: dict[int, TensorType],
     noperands: int,
     cotangents: Sequence[Tensor | None],
     saved: Sequence[Tensor],
     held: Sequence[Any],
 ) -> Sequence[Any]:
-    """Run the function again, and go back through it. Returns cotangents of the operands, and what
-    is then held of the closures."""
+    """Run the function again, whose nodes began with the number `first`, and go back through it.
+    Returns cotangents of the operands, and what is then held of the closures."""
+    length = len(tape.nodes)
+    # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
+    tape.nodes += [None] * (first - length)
     start, before = len(tape.nodes), recording.set(tape)
     try:
         with random.replaying(saved[noperands:]), made_again():
@@ -91,7 +111,7 @@ def _pull(
         recording.reset(before)
     nodes = _from(tape, start, twins)
     if recording.get() is not tape:  # or these are part of what an outer gradient is taken of
-        del tape.nodes[start:]
+        del tape.nodes[length:]
     pending = Pending()
     pending.update((n, h) for n, h in zip(closures, held, strict=True) if h is not None)
     outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]

@@ -9,7 +9,6 @@ something else needs another program.
 
 from __future__ import annotations
 
-import gc
 import math
 import numbers
 import operator
@@ -20,6 +19,8 @@ from contextvars import ContextVar
 from typing import Any, Final, Self
 
 import numpy as np
+
+from mlvm.eager.garbage import collect
 
 _COMPUTED: Final = frozenset({bool, int, float})
 """Python computes with these as it does with the number itself."""
@@ -60,7 +61,7 @@ class Numbers:
     def see_kept(self) -> None:
         """Count as seen what somebody still has: later calls would not give him theirs."""
         if any(reference() is not None for reference in self._made):
-            gc.collect()
+            collect()
         for kept in [reference() for reference in self._made]:
             if kept is not None:
                 self.seen[kept.place] = None

@@ -206,7 +206,7 @@ class Optimizer:
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
-            made = name in vars(self) or "_state" not in vars(self)
+            made = hasattr(self, name) or "_state" not in vars(self)
             if not made and not name.startswith("_"):
                 raise _unknown(self._name, name, self._options)
             super().__setattr__(name, value)

@@ -146,6 +146,16 @@ def replaying(keys: Iterable[Tensor]) -> Iterator[None]:
         _source.reset(token)
 
 
+@contextmanager
+def drawing_nowhere() -> Iterator[None]:
+    """Inside the block, which is recorded and not run, no keys are added to a list, or taken."""
+    token = _source.set(None)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
 def _draw() -> Tensor:
     held = _global()
     with held.lock:

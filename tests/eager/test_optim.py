@@ -780,7 +780,9 @@ def test_groups_that_are_refused(groups: Any, message: str) -> None:
 
 
 def test_an_unknown_hyperparameter_is_not_assigned() -> None:
-    optimizer: Any = optim.SGD({"w": ml.ones(2), "b": ml.ones(2)}, 0.1, groups=[("b", {})])
+    optimizer: Any = optim.SGD(
+        {"w": asarray([1.0, 2.0]), "b": asarray([3.0])}, 0.1, groups=[("b", {})]
+    )
     for owner, name in ((optimizer, "SGD"), (optimizer.groups[0], "a group")):
         with pytest.raises(AttributeRefused, match=f"{name} has no hyperparameter 'lr'; there are"):
             owner.lr = 0.2

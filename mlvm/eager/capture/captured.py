@@ -13,7 +13,6 @@ and all later ones launch it. Python runs no more, so whatever it did besides is
 from __future__ import annotations
 
 import copy
-import gc
 import operator
 import os
 import threading
@@ -40,6 +39,7 @@ from mlvm.eager.capture.signature import ASKS_CLASS, CALLED, Signature, objects_
 from mlvm.eager.capture.surroundings import Field, Surroundings, dict_of
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import asarray
+from mlvm.eager.garbage import collect
 from mlvm.eager.number import Number, Numbers, is_same, plain
 from mlvm.eager.tensor import Tensor, explain, prepare_constants, scalar_array
 from mlvm.eager.tree import replace, require_writable
@@ -372,7 +372,7 @@ class Captured(Generic[P, R]):
             self.close()
 
     def __repr__(self) -> str:
-        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
         return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
 
     def _last_entry(self) -> _Entry:
@@ -733,7 +733,7 @@ def _refuse_kept(record: Recorder, around: Surroundings) -> None:
     """Raise `CaptureError` if a tensor that the function has made or was given is kept somewhere:
     later calls would put no other there. Names that keep one get their old values back."""
     if record.made():
-        gc.collect()
+        collect()
     kept = record.made()
     if not kept:
         return

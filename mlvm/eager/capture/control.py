@@ -60,7 +60,7 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
     vm = current_arena().vm
     prepare_constants(vm)
     random.prepare(vm)
-    with recording_of(vm), _untaped():
+    with recording_of(vm), _untaped(), random.drawing_nowhere():
         return fn()
 
 

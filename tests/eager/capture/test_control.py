@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def both(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     return result
 
 
-Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], ml.Tensor]
+Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], Any]
 
 # Functions of x, w (f32[3] each) and n (i64[], 0 .. 3). With `True`: of a length that is known.
 LOSSES: dict[str, tuple[bool, Loss]] = {
@@ -402,7 +402,7 @@ def test_elements_of_queues() -> None:
             ml.add(seen, made, out=seen)
             return made
 
-        def put(values: Sequence[tuple[float, int]]) -> None:
+        def put(values: list[Any]) -> None:
             for value, n in values:
                 with q.reserve() as (x, count):
                     x[...], count[...] = value, n
