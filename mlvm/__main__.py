@@ -17,6 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from mlvm import __version__
+from mlvm.arena import residuals
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
     AssemblyError,
@@ -245,13 +246,21 @@ def _check_count(wanted: int, given: int, what: str) -> None:
         raise BadInput(f"the program loads {wanted} arguments; {given} {what} given")
 
 
+def functions_for(program: Program) -> FunctionTable:
+    """The functions that the program finds on a VM here: also those of residuals, if it has any."""
+    vm = LocalVM()
+    residuals.require(vm, program)
+    return vm.functions
+
+
 # --- the commands ----------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write what it leaves."""
     found = read_file(options.file)
-    verify(program_of(found), FunctionTable())
+    program = program_of(found)
+    verify(program, functions_for(program))
     wanted = len(found.inputs) if isinstance(found, SavedStep) else nargs_of(found)
     _check_count(wanted, len(options.arg), "with --arg are")
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
@@ -280,11 +289,11 @@ def check(options: argparse.Namespace) -> None:
     types = (
         [each.type for each in found.planned.arguments] if isinstance(found, SavedStep) else None
     )
-    verdict = verify(program, FunctionTable(), types)
+    verdict = verify(program, functions_for(program), types)
     if options.type:
         _check_count(nargs_of(program), len(options.type), "with --type are")
         types = [read_type(number, text) for number, text in enumerate(options.type)]
-        verdict = verify(program, FunctionTable(), types)
+        verdict = verify(program, functions_for(program), types)
     places = [
         (f.name, pc, instruction)
         for f in program.functions.values()
@@ -312,7 +321,7 @@ def memory(options: argparse.Namespace) -> None:
         return
     found = read_file(options.file)
     program = program_of(found)
-    verify(program, FunctionTable())
+    verify(program, functions_for(program))
     if isinstance(found, SavedStep):
         if options.arg:
             raise BadInput("a captured step brings its own plan: it takes no --arg here")

@@ -60,7 +60,7 @@ class _Left:
 
     types: Sequence[TensorType] = ()
 
-    def __call__(self, *_: object) -> Sequence[Any]:
+    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
         raise GradientError(
             "a tensor that a checkpointed function has made is used outside of it; return it"
         )

@@ -23,12 +23,12 @@ def _uses(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
 
     def loss(x: ml.Tensor) -> ml.Tensor:
         @wrap
-        def outer(x: ml.Tensor) -> ml.Tensor:
+        def outer(x: ml.Tensor) -> Any:
             a = ml.tanh(x)
             b = ml.sin(a)
 
             @wrap
-            def inner(y: ml.Tensor) -> ml.Tensor:
+            def inner(y: ml.Tensor) -> Any:
                 c = ml.sin(y) * a
                 innermost = wrap(lambda z: z * c + b * a)
                 return innermost(c) * y
@@ -45,7 +45,7 @@ def _returns(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
 
     def loss(x: ml.Tensor) -> ml.Tensor:
         @wrap
-        def outer(x: ml.Tensor) -> ml.Tensor:
+        def outer(x: ml.Tensor) -> Any:
             a = ml.tanh(x)
             p, q = wrap(lambda y: (ml.sin(y), a))(x)
             return p * q
@@ -77,7 +77,7 @@ def test_a_loop_with_checkpoints_in_another_uses_what_that_makes() -> None:
     x = ml.asarray([0.5, -0.8, 1.2], dtype="f64")
 
     def loss(x: ml.Tensor, checkpoint: bool) -> ml.Tensor:
-        def outer(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+        def outer(i: ml.Tensor, s: ml.Tensor) -> Any:
             a = ml.tanh(s)
             turns = ml.fori_loop(0, 2, lambda j, t: ml.sin(t) * a + s, s, checkpoint=checkpoint)
             return turns * a
