@@ -41,6 +41,7 @@ from mlvm.core.program.assembly import (
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
+from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.show.memory import show_plan, show_program, show_script
@@ -246,27 +247,27 @@ def _check_count(wanted: int, given: int, what: str) -> None:
         raise BadInput(f"the program loads {wanted} arguments; {given} {what} given")
 
 
-def functions_for(program: Program) -> FunctionTable:
-    """The functions that the program finds on a VM here: also those of residuals, if it has any."""
-    vm = LocalVM()
+# --- the commands ----------------------------------------------------------------------
+
+
+def _functions_for(program: Program) -> FunctionTable:
+    """The functions that a program may call."""
+    vm = VM()
     residuals.require(vm, program)
     return vm.functions
-
-
-# --- the commands ----------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write what it leaves."""
     found = read_file(options.file)
-    program = program_of(found)
-    verify(program, functions_for(program))
+    verify(program_of(found), _functions_for(program_of(found)))
     wanted = len(found.inputs) if isinstance(found, SavedStep) else nargs_of(found)
     _check_count(wanted, len(options.arg), "with --arg are")
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
     vm = LocalVM()
+    residuals.require(vm, program_of(found))
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(found, SavedStep):
             outputs = LoadedStep(found, vm)(*arrays, max_steps=options.max_steps)
@@ -289,11 +290,11 @@ def check(options: argparse.Namespace) -> None:
     types = (
         [each.type for each in found.planned.arguments] if isinstance(found, SavedStep) else None
     )
-    verdict = verify(program, functions_for(program), types)
+    verdict = verify(program, _functions_for(program), types)
     if options.type:
         _check_count(nargs_of(program), len(options.type), "with --type are")
         types = [read_type(number, text) for number, text in enumerate(options.type)]
-        verdict = verify(program, functions_for(program), types)
+        verdict = verify(program, _functions_for(program), types)
     places = [
         (f.name, pc, instruction)
         for f in program.functions.values()
@@ -321,7 +322,7 @@ def memory(options: argparse.Namespace) -> None:
         return
     found = read_file(options.file)
     program = program_of(found)
-    verify(program, functions_for(program))
+    verify(program, _functions_for(program))
     if isinstance(found, SavedStep):
         if options.arg:
             raise BadInput("a captured step brings its own plan: it takes no --arg here")

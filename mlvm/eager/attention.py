@@ -80,7 +80,8 @@ def _require_mask(mask: Any, scores: Tensor) -> None:
     shape, given = list(scores.shape), mask.type if isinstance(mask, Tensor) else brief(mask)
     if not isinstance(mask, Tensor) or mask.dtype.kind != "bool":
         raise DTypeError(
-            f"attention: a mask is bool{shape}, True where a query may see a key, not {given}"
+            f"attention: a mask is of bools that broadcast to {shape}, True where a query may "
+            f"see a key, not {given}"
         )
     fits = zip(mask.shape[::-1], scores.shape[::-1], strict=False)
     if mask.ndim > scores.ndim or any(n not in (1, length) for n, length in fits):

@@ -33,7 +33,7 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     Raises `AttributeRefused` for subscripts that make no sense, `ShapeError` for operands that do
     not fit them, `DTypeError` for bools that would be added or multiplied.
     """
-    types = [type_of(x) for x in operands]
+    types = [type_of(x, "einsum") for x in operands]
     try:
         if not isinstance(subscripts, str):
             raise AttributeRefused(f"subscripts are a string, not a {type(subscripts).__name__}")

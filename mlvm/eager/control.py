@@ -43,8 +43,10 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
     """`true_fun(*operands)` if `pred` is true, `false_fun(*operands)` if not.
 
     In a captured function both are recorded, and have results of the same structure and types.
-    Raises `ShapeError` for a `pred` of more elements than one.
+    Raises `ShapeError` for a `pred` of more elements than one, `DTypeError` for a branch that is no
+    function: `where` chooses between tensors.
     """
+    _require_functions("cond", (true_fun, false_fun))
     given = [as_tree(each) for each in operands]
     if isinstance(pred, Tensor) and recorded.is_recorded():
         return _branch(pred, [true_fun, false_fun], given)
@@ -55,16 +57,26 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     """`branches[index](*operands)`; of an index out of range, the nearest branch.
 
     In a captured function all are recorded, as by `cond`. Raises `AttributeRefused` without
-    branches, `DTypeError` for an index that is no integer.
+    branches, `DTypeError` for an index that is no integer and a branch that is no function.
     """
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
+    _require_functions("switch", branches)
     given = [as_tree(each) for each in operands]
     if isinstance(index, Tensor) and recorded.is_recorded():
         _require_integer("index", index)
         return _switch(index, 0, branches, given)
     number = min(max(_integer("index", index), 0), len(branches) - 1)
     return _own(as_tree(branches[number](*given)))
+
+
+def _require_functions(name: str, branches: Sequence[Body]) -> None:
+    for each in branches:
+        if not callable(each):
+            given = each.type if isinstance(each, Tensor) else brief(each)
+            raise DTypeError(
+                f"{name}: a branch is a function, not {given}; to choose between tensors take where"
+            )
 
 
 def _switch(index: Tensor, first: int, branches: Sequence[Body], operands: Sequence[Tree]) -> Any:
@@ -189,6 +201,7 @@ def scan(
         if total is not None and turns > total:
             raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
     state, made = _own(state), list[Tree]()
+    rows = _alias(rows)  # whose gradient is added up by itself, as it is in a captured function
     for i in reversed(range(turns)) if reverse else range(turns):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
         state, y = _turn(f, state, row)
@@ -250,7 +263,7 @@ class Function(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given = as_tree((args, kwargs))
         if not recorded.is_recorded():
-            args, kwargs = replace(lambda x: alias(_COPY, x, x.type), given)
+            args, kwargs = _alias(given)
             return _own(as_tree(self.fn(*args, **kwargs)))  # type: ignore[no-any-return]
         return self._recorded(given)  # type: ignore[no-any-return]
 
@@ -308,6 +321,11 @@ def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
     return as_like(before, as_tree(after), "a body makes another state than it is given")
+
+
+def _alias(tree: Tree) -> Tree:
+    """The tree with other tensors over the same bytes, which cannot be updated in place."""
+    return replace(lambda x: alias(_COPY, x, x.type), tree)
 
 
 def _own(tree: Tree) -> Tree:

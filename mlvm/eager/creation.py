@@ -29,11 +29,23 @@ _DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32}
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
-def type_of(x: Tensor) -> TensorType:
-    """The tensor's type. Raises `DTypeError` for anything but a tensor."""
+def type_of(x: Tensor, function: str | None = None) -> TensorType:
+    """The tensor's type. Raises `DTypeError`, which names the function, for anything else."""
     if not isinstance(x, Tensor):
-        raise DTypeError(f"takes a tensor, not {_kind(x)}; make one with asarray")
+        error = DTypeError(f"takes a tensor, not {_kind(x)}; make one with asarray")
+        raise error.at(function, ()) if function else error
     return x.type
+
+
+def integer(value: int, name: str, function: str) -> int:
+    """An int. Raises `AttributeRefused`, which names the value and the function, for anything else
+    and for one of more than 64 bits."""
+    try:
+        if -(2**63) <= (n := operator.index(value)) < 2**63:
+            return n
+    except TypeError:
+        pass
+    raise AttributeRefused(f"{name} is an int, not {brief(value)}").at(function, ())
 
 
 def integers(value: int | Sequence[int], name: str, function: str | None = None) -> tuple[int, ...]:

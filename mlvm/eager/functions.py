@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, cast
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
 from mlvm.core.ops.neural import Pair
 from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
 from mlvm.core.types import DType, Shape, TensorType, f32, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray, integers, type_of
+from mlvm.eager.creation import asarray, integer, integers, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
 from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
@@ -289,9 +291,12 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
 
     In a captured loop the rows are written where they stand, and x is not copied, if nothing else
     needs it. Raises `ShapeError` for an update that is no part of x, `OperandValueError` for rows
-    that lie outside of x.
+    that lie outside of x, `DTypeError` for what is no tensor, and a start that is no integer.
     """
-    if type_of(update).ndim == type_of(x).ndim - 1:
+    types = (type_of(x, "dynamic_update"), type_of(update, "dynamic_update"))
+    if not isinstance(start, (Tensor, int, np.integer)):
+        raise DTypeError(f"start is an integer, not {brief(start)}").at("dynamic_update", types)
+    if types[1].ndim == types[0].ndim - 1:
         update = expand_dims(update, axis=axis)
     at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
     return op.dynamic_update(x, update, at, axis=axis)
@@ -402,7 +407,7 @@ def topk(x: Tensor, k: int, /, *, axis: int = -1) -> tuple[Tensor, Tensor]:
     `jax.lax.top_k`. Raises `AttributeRefused` unless 0 <= k <= the axis's length.
     """
     [along] = _axes("topk", axis, x)
-    [count] = _counts("topk", (k,), "k", x)
+    [count] = _counts("topk", integer(k, "k", "topk"), "k", x)
     if count > x.shape[along]:
         raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}").at(
             "topk", (x.type,)

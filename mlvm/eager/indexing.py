@@ -53,7 +53,10 @@ def _item(key: object) -> Item | EllipsisType:
             return operator.index(key)  # type: ignore[arg-type]
     except TypeError:
         pass
-    raise IndexRefused(f"a {type(key).__name__} is no index; make a tensor of it with asarray")
+    kind = type(key).__name__
+    if isinstance(key, float):
+        raise IndexRefused(f"a {kind} is no index, but integers, slices, None and ... are")
+    raise IndexRefused(f"a {kind} is no index; make a tensor of it with asarray")
 
 
 def _masked(x: Tensor, items: list[Item | EllipsisType]) -> Tensor:

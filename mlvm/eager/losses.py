@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import integers, type_of
+from mlvm.eager.creation import integer, type_of
 from mlvm.eager.tensor import Tensor, constant
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
@@ -102,7 +102,7 @@ def softmax_cross_entropy(
         ).at("softmax_cross_entropy", types)
     ignored = None
     if ignore_index is not None:
-        [number] = integers((ignore_index,), "ignore_index", "softmax_cross_entropy")
+        number = integer(ignore_index, "ignore_index", "softmax_cross_entropy")
         ignored = op.equal(labels, number)
         labels = op.where(ignored, constant(0, labels.dtype), labels)
     losses = op.softmax_cross_entropy(logits, labels)

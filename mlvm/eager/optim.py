@@ -15,10 +15,10 @@ Groups give some parameters hyperparameters of their own; a parameter is in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
 from mlvm.core.types import DType, TensorType, f32
@@ -75,9 +75,17 @@ class Group(SimpleNamespace):
     Another may be assigned later."""
 
     paths: tuple[str, ...]
+    _known: tuple[str, ...]
+
+    if not TYPE_CHECKING:  # else a type checker would allow any name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in self._known:
+                raise _unknown("a group", name, self._known)
+            super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        options = {name: x for name, x in vars(self).items() if name != "paths"}
+        options = {name: x for name, x in vars(self).items() if name in self._known}
         return f"<group of {len(self.paths)} tensors: {_listed(options)}>"
 
 
@@ -89,8 +97,12 @@ class Optimizer:
     belongs to. An update leaves nothing behind in the current arena.
 
     `groups` are those that were given, and a last one with all other parameters, if there are any.
-    Hyperparameters may be assigned, to the optimizer or to a group; a captured function then needs
-    no other program.
+    Hyperparameters may be assigned, to the optimizer or to a group; from the second time on, a
+    captured function needs no other program. To assign an unknown one raises `AttributeRefused`.
+
+    `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
+    have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
+    paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
 
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
     without parameters, `DTypeError` for parameters that are not floats, are views, or none at
@@ -145,10 +157,7 @@ class Optimizer:
         for which, options in given:
             unknown = [name for name in options if name not in known]
             if unknown:
-                raise AttributeRefused(
-                    f"{self._name}: no hyperparameter {unknown[0]!r} for the group {which!r}; "
-                    f"there are: {', '.join(known)}"
-                )
+                raise _unknown(f"{self._name}: the group {which!r}", unknown[0], known)
             paths = tuple([path for path, x in rest.items() if _is_in(which, path, x)])
             if not paths:
                 raise AttributeRefused(
@@ -158,10 +167,14 @@ class Optimizer:
             for path in paths:
                 del rest[path]
             groups.append(
-                Group(paths=paths, **self._checked_options({**known, **options}, options))
+                Group(
+                    paths=paths,
+                    _known=tuple(known),
+                    **self._checked_options({**known, **options}, options),
+                )
             )
         if rest:
-            groups.append(Group(paths=tuple(rest)))
+            groups.append(Group(paths=tuple(rest), _known=tuple(known)))
         return tuple(groups)
 
     def _checked_options(
@@ -189,6 +202,14 @@ class Optimizer:
                     f"{self._name}: {name} must be True or False, given {value!r}"
                 )
         return checked if wanted is None else {name: checked[name] for name in wanted}
+
+    if not TYPE_CHECKING:  # else a type checker would allow any name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            made = hasattr(self, name) or "_state" not in vars(self)
+            if not made and not name.startswith("_"):
+                raise _unknown(self._name, name, self._options)
+            super().__setattr__(name, value)
 
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
@@ -313,6 +334,12 @@ class Optimizer:
         public = {name: vars(self)[name] for name in self._options}
         groups = f", {len(self.groups)} groups" if len(self.groups) > 1 else ""
         return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
+
+
+def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:
+    return AttributeRefused(
+        f"{where} has no hyperparameter {name!r}; there are: {', '.join(known)}"
+    )
 
 
 def _is_in(which: object, path: str, x: Tensor) -> bool:

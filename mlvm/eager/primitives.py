@@ -11,7 +11,7 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
 from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, one_op, operand
@@ -97,6 +97,12 @@ def _dtype(op: Op, given: object) -> str:
 
 def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The operands, with tensors of the first tensor's dtype for Python scalars."""
+    most = len(call.op.inputs)
+    if len(operands) > most and call.op.attributes and not call.op.variadic:
+        raise ShapeError(
+            f"takes {most} by position, was given {len(operands)}; by keyword it takes "
+            f"{', '.join(call.op.attributes)}"
+        ).at(call.op.name, [x.type if isinstance(x, Tensor) else brief(x) for x in operands])
     beside = next((x for x in operands if isinstance(x, Tensor)), None)
     if beside is None:
         given = ", ".join(type(x).__name__ for x in operands)

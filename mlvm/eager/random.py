@@ -32,7 +32,7 @@ from mlvm.core.rules import broadcast_shapes, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena
-from mlvm.eager.creation import asarray, full, integers
+from mlvm.eager.creation import asarray, full, integer, integers
 from mlvm.eager.tensor import (
     Scalar,
     Tensor,
@@ -321,7 +321,7 @@ def choice(
         except OpError as error:
             raise error.at("choice", types) from None
     else:
-        [n], types = integers((a,), "a", "choice"), ()
+        n, types = integer(a, "a", "choice"), ()
     wanted = integers(shape, "shape")
     draws = math.prod(wanted)
     if n < 0 or (draws > n and not replace) or (draws and not n):

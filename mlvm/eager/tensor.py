@@ -359,8 +359,9 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
-def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
-    """A second operand as a tensor: itself, or a Python scalar beside a tensor.
+def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
+    """An operand as a tensor: itself, or a Python scalar beside a tensor. An error names it as the
+    `first` of the two, or the second.
 
     Raises `DTypeError` for anything else; arrays are to be copied in explicitly.
     """
@@ -369,13 +370,15 @@ def operand(value: object, beside: Tensor, call: OneOp) -> Tensor:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (bool, int, float)):
-        raise DTypeError(
-            f"{value.__class__.__name__} is no operand; make a tensor of it with asarray"
-        ).at(call.op.name, (beside.type, value.__class__.__name__))
+        kinds = (beside.type, value.__class__.__name__)
+        raise DTypeError(f"{kinds[1]} is no operand; make a tensor of it with asarray").at(
+            call.op.name, kinds[::-1] if first else kinds
+        )
     try:
         return constant(value, beside.dtype)
     except (DTypeError, OperandValueError) as error:
-        raise error.at(call.op.name, (beside.type, brief(value))) from None
+        both = (beside.type, brief(value))
+        raise error.at(call.op.name, both[::-1] if first else both) from None
 
 
 Forward: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
@@ -400,7 +403,7 @@ def _binary(name: str) -> tuple[Forward, Forward]:
 
     def reflected(self: Tensor, other: Operand) -> Tensor:
         try:
-            return apply(call, operand(other, self, call), self)
+            return apply(call, operand(other, self, call, first=True), self)
         except MlvmError as error:
             error.__traceback__ = None
             raise
@@ -642,7 +645,9 @@ class Tensor(Allocation):
     """`x[key]`; see `mlvm.eager.indexing`, which adds it."""
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise TypeError("a Tensor is immutable; use where, or an update in place such as x += y")
+        raise TypeError(
+            "a Tensor is immutable; use x = dynamic_update(x, row, i), or x = where(mask, y, x)"
+        )
 
     @property
     def T(self) -> Tensor:

@@ -291,7 +291,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--vms", type=int, default=1, metavar="N", help="machines that share each batch")
     add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
     add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
-    add("--save-every", type=int, metavar="N", help="steps between them; those of an epoch")
+    add(
+        "--save-every",
+        type=int,
+        metavar="N",
+        help="steps between two of them (default: an epoch's)",
+    )
     add("--resume", type=Path, metavar="FILE", help="go on from that checkpoint")
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")

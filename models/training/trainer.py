@@ -75,14 +75,16 @@ class Replica:
             return float(self.improve(samples, labels))
 
     def test(self, examples: Examples, batch_size: int) -> Score:
-        """How the model does on these samples."""
+        """How the model does on these samples, in its mode for that."""
         correct, loss, count = 0, 0.0, 0
+        self.model.eval()
         for samples, labels in evaluation_batches(examples, batch_size):
             with self.batch:
                 guesses, losses = self.guess(samples, labels)
                 correct += int((guesses.numpy() == labels).sum())
                 loss += float(losses.numpy().sum(dtype=np.float64))
                 count += int((labels != NO_LABEL).sum())
+        self.model.train()
         return Score(correct / count, loss / count)
 
     def state(self) -> dict[str, Array]:

@@ -12,13 +12,14 @@ import mlvm.eager as ml
 from mlvm.core.errors import GradientError
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Loss = Callable[[ml.Tensor], Any]
 
 
 def _none(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-def _uses(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
+def _uses(wrap: Wrap) -> Loss:
     """A function in which an inner one uses what the outer one makes."""
 
     def loss(x: ml.Tensor) -> ml.Tensor:
@@ -40,7 +41,7 @@ def _uses(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
     return loss
 
 
-def _returns(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
+def _returns(wrap: Wrap) -> Loss:
     """A function in which an inner one returns what the outer one has made."""
 
     def loss(x: ml.Tensor) -> ml.Tensor:
@@ -55,11 +56,11 @@ def _returns(wrap: Wrap) -> Callable[[ml.Tensor], ml.Tensor]:
     return loss
 
 
-def _first(loss: Callable[[ml.Tensor], ml.Tensor]) -> Callable[[ml.Tensor], ml.Tensor]:
+def _first(loss: Callable[[ml.Tensor], ml.Tensor]) -> Loss:
     return ml.grad(loss)
 
 
-def _second(loss: Callable[[ml.Tensor], ml.Tensor]) -> Callable[[ml.Tensor], ml.Tensor]:
+def _second(loss: Callable[[ml.Tensor], ml.Tensor]) -> Loss:
     return ml.grad(lambda x: ml.sum(ml.grad(loss)(x) ** 2))
 
 

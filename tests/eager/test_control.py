@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -517,3 +518,10 @@ def test_beside_jax(program: Callable[[Any], Callable[[Any], Any]], values: list
         made = [each.numpy() for _, each in leaves(way(program(ml))(ml.asarray(array)))]
         for ours, each in zip(made, expected, strict=True):
             np.testing.assert_allclose(ours, each, rtol=1e-5, atol=1e-6)
+
+
+def test_a_branch_is_a_function() -> None:
+    x: Any = ml.ones(2)
+    for branch in (partial(ml.cond, True, x, x), partial(ml.switch, 0, [x])):
+        with pytest.raises(DTypeError, match=r"a branch is a function, not f32\[2\]; .* where"):
+            branch()

@@ -126,6 +126,7 @@ REFUSED: list[tuple[Any, str]] = [
     ((0, -4), "index -4 is out of range for length 3"),
     ((0, 0, 0, 0, 0), "5 indices are too many for 4 dimensions"),
     ((..., 0, ...), "more than one"),
+    (1.0, "a float is no index, but integers, slices, None and ... are"),
     ([0, 1], "a list is no index; make a tensor of it with asarray"),
     (np.array([0, 1]), "a ndarray is no index; make a tensor of it with asarray"),
     (True, "a bool is no index"),

@@ -762,7 +762,7 @@ def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
     [
         ([("bais", {})], "SGD: no parameter is in the group 'bais'; left to be in one are: kernel"),
         ([("*", {}), ("bias", {})], "in the group 'bias'; left to be in one are: none"),
-        ([("bias", {"lr": 0.1})], "no hyperparameter 'lr' for the group 'bias'; there are: learn"),
+        ([("bias", {"lr": 0.1})], "the group 'bias' has no hyperparameter 'lr'; there are: learn"),
         ([("bias", {"momentum": 1.0})], "SGD: momentum must be in [0, 1), given 1.0"),
         ([("bias", {"learning_rate": -1})], "SGD: learning_rate must be in [0, inf), given -1"),
         ([("bias", {"nesterov": True})], "SGD: nesterov needs a momentum > 0"),
@@ -777,6 +777,16 @@ def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
 def test_groups_that_are_refused(groups: Any, message: str) -> None:
     with pytest.raises(AttributeRefused, match=re.escape(message)):
         optim.SGD(tensors(START), 0.1, groups=groups)
+
+
+def test_an_unknown_hyperparameter_is_not_assigned() -> None:
+    optimizer: Any = optim.SGD(
+        {"w": asarray([1.0, 2.0]), "b": asarray([3.0])}, 0.1, groups=[("b", {})]
+    )
+    for owner, name in ((optimizer, "SGD"), (optimizer.groups[0], "a group")):
+        with pytest.raises(AttributeRefused, match=f"{name} has no hyperparameter 'lr'; there are"):
+            owner.lr = 0.2
+        owner.learning_rate = 0.3
 
 
 def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:

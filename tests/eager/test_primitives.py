@@ -98,6 +98,12 @@ x = ml.asarray(X)
             ml.errors.AttributeRefused,
             "no attribute 'axes'; there are",
         ),
+        (
+            lambda: untyped.sum(x, 1),
+            ml.errors.ShapeError,
+            r"sum\(f32\[2,3\], 1\): takes 1 by position, was given 2; by keyword it takes axis",
+        ),
+        (lambda: X - x, ml.errors.DTypeError, r"subtract\(ndarray, f32\[2,3\]\): ndarray is no op"),
         (lambda: untyped.sum(x, axis=1.0), ml.errors.AttributeRefused, "was given 1.0"),
         (lambda: untyped.slice(x, start=(0, 0)), ml.errors.AttributeRefused, "'length' is missing"),
         (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),

@@ -372,7 +372,7 @@ class Captured(Generic[P, R]):
             self.close()
 
     def __repr__(self) -> str:
-        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
         return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
 
     def _last_entry(self) -> _Entry:

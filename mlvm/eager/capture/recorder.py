@@ -154,7 +154,8 @@ class Recorder:
         self._require_live(handle)
         raise CaptureError(
             f"{user_line()}: a value is read inside a captured function, and a later call would "
-            f"not see its own; return the tensor, and read it outside"
+            f"not see its own; return the tensor, and read it outside, or let the program decide: "
+            f"where, cond, while_loop, fori_loop, logical_and"
         )
 
     def write(self, handle: TensorHandle, array: Array) -> None:
@@ -165,8 +166,8 @@ class Recorder:
             return
         raise CaptureError(
             f"{user_line()}: a value from Python is copied into a tensor inside a captured "
-            f"function, and later calls would all get this one; make the tensor outside, or give "
-            f"the array as an argument"
+            f"function, and later calls would all get this one; make the tensor outside, give the "
+            f"array as an argument, or take full for a number"
         )
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
@@ -523,7 +524,10 @@ class Recorder:
         if value is None:
             raise _refused("a tensor is read that nothing has been written to")
         if value is _ENDED:
-            raise _refused("a tensor that a loop's body or a branch has made is used outside of it")
+            raise CaptureError(
+                f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
+                f"ml.function has made is used outside of it; return it from there"
+            )
         key, inner = id(reference), self.frames[1:]
         if inner and key in inner[-1] and key not in (self.frames[0].keys() | self.cells):
             raise _refused("a tensor of one ml.function is used in another that it calls")

@@ -161,6 +161,8 @@ class MultiHeadAttention(Module):
             raise AttributeRefused(f"{name}: {what} is for self-attention, not for a memory")
         if (cache is None) != (position is None):
             raise AttributeRefused(f"{name}: a cache and a position go together")
+        if position is not None and not isinstance(position, (int, Tensor)):
+            raise DTypeError(f"{name}: position must be an integer, given {brief(position)}")
         if isinstance(position, int) and position < 0:
             raise AttributeRefused(f"{name}: position must be >= 0, given {position}")
         size = 2 if self.rotary_base is None else 4

@@ -49,8 +49,10 @@ def _size(value: Any) -> int:
 def checked_padding(
     layer: str, padding: str | P, explicit: str = "((top, bottom), (left, right))"
 ) -> str | P:
-    """The padding. Raises `AttributeRefused` for an unknown word."""
-    if isinstance(padding, str) and padding not in ("SAME", "VALID"):
+    """The padding. Raises `AttributeRefused` for an unknown word, and for one number."""
+    if isinstance(padding, (int, float)) or (
+        isinstance(padding, str) and padding not in ("SAME", "VALID")
+    ):
         raise AttributeRefused(
             f'{layer}: padding must be "SAME", "VALID" or {explicit}, given {padding!r}'
         )

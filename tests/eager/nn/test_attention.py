@@ -252,6 +252,7 @@ layer = nn.MultiHeadAttention(4, 2)
 x, scores = ml.ones((1, 3, 4)), ml.ones((3, 4))
 cache = layer.init_cache(1, 3)
 listed: Any = [True]
+real: Any = 1.0
 
 
 @pytest.mark.parametrize(
@@ -269,8 +270,9 @@ listed: Any = [True]
         (lambda: layer(x, position=0), AttributeRefused, "a cache and a position go together"),
         (lambda: layer(x, cache=(x,), position=0), DTypeError, "what init_cache makes"),
         (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),
-        (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "a mask is bool[1, 2, 3, 3], True"),
-        (lambda: layer(x, mask=listed), DTypeError, "a mask is bool[1, 2, 3, 3], True where"),
+        (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "broadcast to [1, 2, 3, 3], True"),
+        (lambda: layer(x, cache=cache, position=real), DTypeError, "must be an integer"),
+        (lambda: layer(x, mask=listed), DTypeError, "a mask is of bools that broadcast to"),
         (
             lambda: layer(x, mask=ml.ones((2, 1, 3, 3), dtype="bool")),
             ShapeError,

@@ -162,11 +162,19 @@ def test_conv_transpose2d_beside_torch(stride: int, padding: int, more: int) -> 
 x4, x3 = ml.ones((1, 3, 3, 4)), ml.ones((1, 3, 4))
 
 
+untyped: Any = 1
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: nn.Conv2d(4, 6, 3, groups=3), AttributeRefused, "groups must divide"),
         (lambda: nn.Conv2d(4, 4, 3, groups=0), AttributeRefused, "groups must be an integer >= 1"),
+        (
+            lambda: nn.Conv2d(4, 4, 3, padding=untyped),
+            AttributeRefused,
+            'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), given 1',
+        ),
         (
             lambda: nn.Conv1d(4, 4, 3, padding="FULL"),
             AttributeRefused,

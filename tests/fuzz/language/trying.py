@@ -40,7 +40,7 @@ EXPECTED: Final = {
     "a second gradient": r"a gradient through the gradient of a (loop whose|function that)",
     "a function calls others": r"calls itself each time with arguments of other types, or other",
     "a function in a function": r"a tensor of one ml.function is used in another that it calls",
-    "a gradient that no turn makes": r"cannot be updated in place, as it is tracked",
+    "tracked by way of another branch": r"cannot be updated in place|has no gradient for",
     "a function updates": r"a tensor from outside of an ml.function .* is updated in place",
     "a value is read": r"a value is read inside a captured function",
     "a value is copied in": r"a value from Python is copied into a tensor",
