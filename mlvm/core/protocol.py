@@ -86,7 +86,6 @@ class LocalVMProtocol(VMProtocol, Protocol):
 
     depth: int
 
-    def borrow(self, handle: TensorHandle) -> Array: ...
     def register(
         self,
         name: str,
