@@ -24,15 +24,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("first", [0, 100])
-def test_two_hundred_programs_in_the_eager_language(first: int) -> None:
-    options = ["--programs", "100", "--seed", "0", "--first", str(first)]
+def test_a_hundred_programs_in_the_eager_language(first: int) -> None:
+    options = ["--programs", "50", "--seed", "0", "--first", str(first)]
     options += [option for kind in KNOWN for option in ("--skip", kind)]
     command = [sys.executable, "-m", "tests.fuzz", "--language", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = {what: int(n) for n, what in re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)}
-    assert sum(counts.values()) == 100
-    assert counts["same"] > (40 if KNOWN else 80)
+    assert sum(counts.values()) == 50
+    assert counts["same"] > (20 if KNOWN else 40)
 
 
 def test_a_program_is_made_again_from_its_numbers() -> None:
@@ -47,6 +47,8 @@ def test_programs_cover_the_language() -> None:
         assert each in text
     for each in ("ml.random.", "ml.dropout(", "'f64'", "'i32'", "'bool'", "np.float32(", "Box("):
         assert each in text
+    for each in ("cond", "switch", "while_loop", "fori_loop", "scan", "map", "function"):
+        assert f"ml.{each}(" in text
     for each in ("ml.reshape(", "ml.concat(", "ml.where(", "ml.sum(", "[::-1]", "@", "for _ in"):
         assert each in text
 

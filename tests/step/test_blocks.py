@@ -20,7 +20,7 @@ from tests.step.flows import assert_same_bits, floats, run
 
 TYPE = TensorType(f32, (4, 6))
 FLAG = TensorType(bool_, ())
-OPERATIONS = ["add", "multiply", "maximum", "subtract", "negative", "tanh", "relu", "copy"]
+OPERATIONS = ["add", "multiply", "maximum", "subtract", "negative", "abs", "relu", "copy"]
 SIZES = [("state", 0), ("state", 1), ("scratch", 0), ("scratch", 1), ("scratch", 2)]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from mlvm.core.types import TensorType
 from mlvm.eager.state import as_tree
-from tests.fuzz.language.source import Block
+from tests.fuzz.language.source import Block, rendered
 from tests.fuzz.language.writing import Writer, apart
 
 MOST_ROWS: Final = 6
@@ -48,8 +49,14 @@ TESTS: Final = apart("""
 INDICES: Final = ["{k}", "{k} % 3", "0", "1", "ml.sum({b}) % 3", "ml.sum({b})"]
 
 
+REFUSED: Final = re.compile(r"ml\.(random|dropout|function)|model|out=|[-+*/]= |\.update\(")
+"""What an `ml.function` may not do in a captured one."""
+
+
 class Branching(Writer):
-    """A writer that also writes control flow."""
+    """A writer that also writes control flow. `is_body`: what it writes is part of some."""
+
+    is_body = False
 
     def kinds(self) -> list[tuple[int, Callable[[], bool]]]:
         kinds = super().kinds()
@@ -130,6 +137,9 @@ class Branching(Writer):
         init = form.text.format(*given)
         n = self.name("n")
         inner, parameter, after = self._body(init, form.paths, {n: "2"})
+        text = "\n".join(rendered(inner.lines))
+        if "Box" in form.text or (REFUSED.search(text) and self.rng.random() < 0.95):
+            return False
         name = self.name("again")
         deeper = f"{name}({n} - 1, {self._written(form, after)})"
         if form.text == "{0}" and inner.types[parameter].dtype.is_float:
@@ -154,7 +164,7 @@ class Branching(Writer):
 
     def _inner(self) -> Branching:
         inner = self.within()
-        assert isinstance(inner, Branching)
+        inner.is_body = True
         return inner
 
     def _operands(self) -> list[str]:
@@ -265,7 +275,14 @@ class Branching(Writer):
             return xs, row, f", ml.clip({k}, 0, {n})"
         return xs, row, ""
 
+    def within(self) -> Self:
+        inner = super().within()
+        inner.is_body = self.is_body
+        return inner
+
     def _again(self) -> str:
+        if self.is_body:  # what runs again cannot use what the body around it has made
+            return ""
         return self.rng.choice(["", "", "", ", checkpoint=True"])
 
     def _defined(self, prefix: str, parameters: str, inner: Branching, result: str) -> Block:
