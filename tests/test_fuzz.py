@@ -117,6 +117,7 @@ def test_what_is_wrong_is_found_and_printed(
 # --- threads ------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
 def test_two_seconds_of_threads() -> None:
     command = [sys.executable, "-m", "tests.fuzz.threads", "--seconds", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
@@ -126,6 +127,7 @@ def test_two_seconds_of_threads() -> None:
         assert re.search(rf"^ +[1-9]\d*  {operation}$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "reason"),
     [

@@ -555,6 +555,22 @@ def test_run_goes_on_from_where_a_step_was_saved(step: Any, capsys: Captured) ->
             assert found.tobytes() == expected[name].numpy().tobytes()
 
 
+def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Captured) -> None:
+    @ml.capture
+    @ml.grad
+    def gradient(x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.while_loop(lambda x: ml.max(x) > 0.1, lambda x: ml.sin(x) * 0.5, x))
+
+    x = pair(0)[0]
+    expected = gradient(ml.asarray(x)).numpy()
+    gradient.save("gradient.mlvm")
+    np.save("x.npy", x)
+    assert command_line("run gradient.mlvm --arg x.npy --out out") == 0
+    assert np.load("out/0.npy").tobytes() == expected.tobytes()
+    for command in ("check", "disasm", "memory"):
+        assert command_line(f"{command} gradient.mlvm") == 0
+
+
 def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> None:
     assert command_line("disasm step.mlvm") == 0
     assert assemble(capsys.readouterr().out) == step.program

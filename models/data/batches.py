@@ -10,16 +10,13 @@ from models.data.dataset import NO_LABEL, Array, Examples, Labels
 
 
 def evaluation_batches(examples: Examples, batch_size: int) -> Iterator[tuple[Array, Labels]]:
-    """The samples in order. The last batch is filled up with zeros labelled `NO_LABEL`."""
+    """The samples in order. The last batch is filled up with its last sample, labelled `NO_LABEL`:
+    zeros need not be a sample, as a tree of zeros would never end."""
     for start in range(0, len(examples), batch_size):
         samples, labels = examples[np.arange(start, min(start + batch_size, len(examples)))]
         missing = batch_size - len(labels)
         if missing:
-            samples = _lengthened(samples, missing, 0)
-            labels = _lengthened(labels, missing, NO_LABEL)
+            samples = np.concatenate([samples, np.repeat(samples[-1:], missing, axis=0)])
+            none = np.full((missing, *labels.shape[1:]), NO_LABEL, labels.dtype)
+            labels = np.concatenate([labels, none])
         yield samples, labels
-
-
-def _lengthened(rows: Array, missing: int, value: int) -> Array:
-    """The rows, and so many more, full of the value."""
-    return np.pad(rows, ((0, missing), *[(0, 0)] * (rows.ndim - 1)), constant_values=value)

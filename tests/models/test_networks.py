@@ -13,7 +13,8 @@ from bench.mlvm_dynamic import tree_lstm_of
 from mlvm.eager import Tensor, nn
 from models.bert import Bert
 from models.data import listops
-from models.data.dataset import Array
+from models.data.batches import evaluation_batches
+from models.data.dataset import NO_LABEL, Array
 from models.lstm import LstmClassifier
 from models.tree_lstm import TreeClassifier
 
@@ -92,6 +93,14 @@ def test_rows_that_nobody_refers_to_change_nothing() -> None:
     unused = trees[0, :, 1:].max() + 1
     changed[0, unused:] = (7, 1, 2)
     assert np.array_equal(model(ml.asarray(trees)).numpy(), model(ml.asarray(changed)).numpy())
+
+
+def test_a_batch_of_trees_that_is_filled_up_has_trees_only() -> None:
+    model = TreeClassifier(15, 10, 6, 5, key=ml.random.key(0))
+    *_, (trees, labels) = evaluation_batches(listops.load(0, 20, 3).test, 2)
+    first, second = model(ml.asarray(trees)).tolist()
+    assert first == second
+    assert labels[1] == NO_LABEL
 
 
 def test_the_tree_lstm_learns() -> None:

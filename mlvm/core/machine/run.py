@@ -152,7 +152,10 @@ def run(
                 if left is not None:
                     left = _spend(left, current, since, pc)
                 if len(frames) >= MAX_DEPTH:
-                    raise LimitExceeded(f"{MAX_DEPTH} calls lie within each other")
+                    raise LimitExceeded(
+                        f"{MAX_DEPTH} calls lie within each other, the most that may; the next one "
+                        f"would be of {value.function.name!r}"
+                    )
                 frames.append((current, pc, base, nparams))
                 current, steps, base, nparams, pc = value, value.steps, len(stack), number, 0
                 since = 0

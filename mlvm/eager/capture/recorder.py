@@ -526,7 +526,8 @@ class Recorder:
         if value is _ENDED:
             raise CaptureError(
                 f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
-                f"ml.function has made is used outside of it; return it from there"
+                f"ml.function has made is used outside of it; return it from there, or give it "
+                f"to a checkpoint as an argument"
             )
         key, inner = id(reference), self.frames[1:]
         if inner and key in inner[-1] and key not in (self.frames[0].keys() | self.cells):
