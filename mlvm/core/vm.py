@@ -36,7 +36,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array
 
 _MOST_LAUNCHES: Final = 50
-_BOUND_LIMIT: Final = 8192  # steps remembered for each program, over all operand tuples
+_BOUND_LIMIT: Final = 1 << 16  # steps remembered for each program, over all operand tuples
 _numbers = itertools.count()
 
 
