@@ -21,7 +21,7 @@ SECONDS: Final = 60
 CUTTING_SECONDS: Final = 120
 """For cutting one program down."""
 
-MOST_REFUSED: Final = 0.12  # what random functions do is refused oftener than the rest
+MOST_REFUSED: Final = 0.05
 """Of all programs, as a fraction, that may be refused by a `CaptureError`."""
 
 
