@@ -151,7 +151,6 @@ class _Entry:
         record, flow, self.tree, self.results, self.outputs, self.rebound, *_ = recorded
         self.numbers, self.free = recorded.numbers, recorded.free
         self.feed = _Feed(signature.numbers, self.numbers.values, [])
-        self.fed = self.feed  # what its tensors hold
         written = {use.value.home for call in flow.calls for use in call.outs}
         self.updates = [
             (home.role, home.index) for home in written if home and home.role in ("input", "state")
@@ -188,7 +187,8 @@ class _Entry:
     def takes(self, given: list[float]) -> _Feed | None:
         """What it is launched with for these numbers; None if it is not for them."""
         last = self.feed
-        if all(map(operator.is_, given, last.given)):
+        whole = len(last.arrays) == len(self.numbers.tensors)  # the first has none
+        if whole and all(map(operator.is_, given, last.given)):
             return last
         free = set(self.free)
         for i, (x, was) in enumerate(zip(given, last.given, strict=True)):
@@ -204,8 +204,8 @@ class _Entry:
             ]
         except OpError:  # the call that is recorded anew raises it
             return None
-        self.feed = _Feed(given, values, arrays)
-        return self.feed
+        feed = self.feed = _Feed(given, values, arrays)  # another thread may replace it at once
+        return feed
 
 
 def _as_type(x: Allocation, type: TensorType) -> Allocation:
@@ -294,7 +294,7 @@ class Captured(Generic[P, R]):
         entry, feed = self._find(key, signature)
         if entry is None or feed is None:
             entry = self._record(arena, given, named, signature, key)
-            feed = entry.feed
+            feed = entry.takes(signature.numbers) or entry.feed
         self._last = entry
         return self._replay(entry, feed, arena, signature, loop=loop)
 
@@ -486,10 +486,8 @@ class Captured(Generic[P, R]):
         try:
             with scratch.lock, using(used):
                 handles = (*[x.handle for x in used], *scratch.reserve(arena.vm, entry))
-                if entry.fed is not feed:
-                    for x, array in feed.arrays:
-                        arena.vm.write(x.handle, array)
-                    entry.fed = feed
+                for x, array in feed.arrays:  # another thread's may be there
+                    arena.vm.write(x.handle, array)
                 for program in programs:
                     arena.vm.launch(program, handles)
         except HandleError as error:
