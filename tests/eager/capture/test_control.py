@@ -222,15 +222,18 @@ def bodies(depth: int, *, top: bool = True) -> st.SearchStrategy[Callable[..., m
     )
 
 
-@pytest.mark.skipif("config.getoption('--wire')", reason="numpy's last bit depends on memory")
 @given(bodies(3), st.integers(0, 3), st.booleans(), st.booleans())
 @settings(max_examples=40)
 def test_any_nest_is_the_eager_one(body: Any, n: int, fuse: bool, recompute: bool) -> None:
+    """In f64, and close: where a tensor enters a loop by several doors (its state, its rows, its
+    body), the captured gradient has another order of sums."""
     eager = ml.value_and_grad(lambda s, w, n: ml.sum(body(s, w, n)), (0, 1))
     step = ml.capture(eager, fuse=fuse, recompute=recompute)
     for seed in (0, 1):
-        given = vector(seed=seed), vector(seed=5 + seed), ml.asarray(n)
-        assert bits(step(*given)) == bits(eager(*given))
+        given = *(ml.astype(vector(seed=k + seed), ml.float64) for k in (0, 5)), ml.asarray(n)
+        for (_, ours), (_, theirs) in zip(leaves(step(*given)), leaves(eager(*given)), strict=True):
+            largest = float(ml.max(ml.abs(theirs)))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest)
 
 
 # --- what is compiled ----------------------------------------------------------------
