@@ -31,7 +31,8 @@ CALLS = {name for name in CALLS if not name.startswith("_")}
 
 def wire(vm: VM) -> None:
     """Have all calls of the protocol to the VM pass as bytes."""
-    behind: Any = SimpleNamespace(name=vm.name, **{name: getattr(vm, name) for name in CALLS})
+    calls = {name: getattr(vm, name) for name in CALLS}
+    behind: Any = SimpleNamespace(name=vm.name, functions=vm.functions, **calls)
     client = WireVM(behind)
 
     def layer(name: str) -> Layer:
