@@ -386,7 +386,11 @@ class WireVM(Identity):
 
     def _call(self, name: str, *args: Any) -> Any:
         """Make a call, and wait for its result."""
-        return decode_answer(name, self._send(encode_call(name, args)))
+        message = self._send(encode_call(name, args))
+        try:
+            return decode_answer(name, message)
+        except Exception as error:
+            raise error.with_traceback(None) from None
 
     def _post(self, name: str, *args: Any) -> None:
         """Make a call that has no result."""

@@ -222,7 +222,7 @@ class RemoteVM(WireVM):
                 raise self._give_up(error) from None
             except Exception as error:
                 self._explain(error, lines)
-                raise
+                raise error.with_traceback(None) from None
 
     def _pass_over(self, name: str) -> None:
         """Receive an answer that nobody waits for."""
