@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mlvm.core.errors import LimitExceeded, OutOfMemory
@@ -28,8 +27,8 @@ class BoundedVM(LocalVM):
     """A VM that takes no more than `limits` allow. It raises `OutOfMemory` and `LimitExceeded`, and
     goes on.
 
-    `launches` counts them. Before each, `client` is the socket of whoever waits for it in this
-    thread, if the launch is to end when that is gone.
+    `launches` counts them. `client.is_gone`, of each thread, tells whether nobody waits for its
+    launches any more: then they end.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class BoundedVM(LocalVM):
     ) -> None:
         self.limits = limits
         self.launches = 0
-        self.client = threading.local()
+        self.client = _Client()
         self._watchdog = watchdog
         super().__init__(name, checked=True, **options)
         self.door = None  # the short way of eager calls, which would pass the limits by
@@ -71,8 +70,7 @@ class BoundedVM(LocalVM):
         """The machine's loop, watched, unless it runs within a launch that is."""
         if self.depth > 1:
             return self._unbounded(*args)
-        client: socket.socket | None = getattr(self.client, "socket", None)
-        with self._watchdog.watch(self.limits.launch_seconds, client):
+        with self._watchdog.watch(self.limits.launch_seconds, self.client.is_gone):
             try:
                 self._made.begin()
                 return self._unbounded(*args)
@@ -94,6 +92,13 @@ class BoundedVM(LocalVM):
             store = self._store
             assert isinstance(store, _BoundedStore)
             store.end_all()
+
+
+class _Client(threading.local):
+    """Who waits for the launches of a thread."""
+
+    def __init__(self) -> None:
+        self.is_gone: Callable[[], bool] = lambda: False
 
 
 class _BoundedStore(FreeStore):

@@ -5,10 +5,11 @@
     client  proof      HMAC(secret, "client", all that passed)
     server  welcome    what it is; HMAC(secret, "server", all that passed)
 
-The HMAC (RFC 2104, SHA-256) of each side covers both nonces, the versions and wishes of both, which
-side it is from and, under TLS, the channel (RFC 5929). So the secret itself is never sent, each side
-proves that it knows it, and what was heard on one connection is of no use on another. In place of a
-challenge or welcome there may be `refused`, with a reason; its layout is the same in all versions.
+The HMAC (RFC 2104, SHA-256) of each side covers both nonces, the versions and wishes of both, the
+side that it is from and, under TLS, the channel (RFC 5929). So the secret itself is never sent,
+each side proves that it knows it, and what was heard on one connection is of no use on another. In
+place of a challenge or welcome there may be `refused`, with a reason; its layout is the same in all
+versions.
 docs/wire.md has the bytes.
 """
 
@@ -21,7 +22,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -241,14 +242,15 @@ def admit(
     secret: bytes | None,
     *,
     trusted: bool,
-    about: Mapping[str, object],
+    decide: Callable[[Hello], Mapping[str, object]],
     deadline: float,
-) -> Hello:
-    """Go through the handshake as the server, and return what the client wants. The client has been
-    told `about` the server, or why it is refused.
+) -> None:
+    """Go through the handshake as the server. The client is told why it is refused.
 
-    Who is `trusted` needs no secret, but one that it has is proved both ways. Raises
-    `AccessRefused`, `ConnectionLost`, `EncodingError`.
+    Who is `trusted` needs no secret, but one that it has is proved both ways. When the client has
+    proved what it has to, `decide` on what it wants: the function returns what the client is told
+    of the server, or raises `AccessRefused`. Raises `AccessRefused`, `ConnectionLost`,
+    `EncodingError`.
     """
     version, kind, first = receive(sock, deadline)
     if version != VERSION:
@@ -271,12 +273,15 @@ def admit(
         raise EncodingError(f"a proof ({Greeting.proof.value}) is wanted, not {kind}")
     if not hmac.compare_digest(proof[HEADER.size :], _proof(shared, b"client", *heard)):
         raise _refused(sock, "the secret is another", deadline)
+    try:
+        about = decide(hello)
+    except AccessRefused as error:
+        raise _refused(sock, str(error), deadline) from None
     writer, described = _Body(), _Body()
-    described.mapping(dict(about), Writer.value)
+    described.mapping(about, Writer.value)
     writer.blob(_proof(shared, b"server", *heard, proof, described.body()))
     writer.blob(described.body())
     send(sock, pack(Greeting.welcome, writer.body()), deadline)
-    return hello
 
 
 def _read_hello(message: bytes) -> Hello:

@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -32,11 +32,11 @@ class Stopped(LimitExceeded):
 class Watch:
     """One launch in the thread that made this."""
 
-    def __init__(self, seconds: float, sock: socket.socket | None) -> None:
+    def __init__(self, seconds: float, is_gone: Callable[[], bool]) -> None:
         self.thread = threading.get_ident()
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
-        self.socket = sock
+        self.is_gone = is_gone
         self.reason: str | None = None
         self.raised = 0.0
 
@@ -44,7 +44,7 @@ class Watch:
         """Why the launch has to end, if it has to."""
         if now > self.deadline:
             return f"the launch takes longer than the {self.seconds:g} seconds it is allowed"
-        if self.socket is not None and _is_gone(self.socket):
+        if self.is_gone():
             return "the client of this launch is gone"
         return None
 
@@ -60,10 +60,10 @@ class Watchdog:
         self._stop: str | None = None
 
     @contextmanager
-    def watch(self, seconds: float, sock: socket.socket | None = None) -> Iterator[None]:
+    def watch(self, seconds: float, is_gone: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Inside the block, which this thread may be in once, raise `LimitExceeded` after so many
-        seconds, or when the other end of the socket is gone."""
-        watch = Watch(seconds, sock)
+        seconds, or when the client `is_gone`."""
+        watch = Watch(seconds, is_gone)
         try:
             try:
                 self._begin(watch)
@@ -120,7 +120,7 @@ class Watchdog:
                         _raise_in(watch.thread, Stopped)
 
 
-def _is_gone(sock: socket.socket) -> bool:
+def has_hung_up(sock: socket.socket) -> bool:
     """Whether the other end has closed the connection."""
     try:
         poll = select.poll()
