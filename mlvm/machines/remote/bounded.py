@@ -155,7 +155,9 @@ class _Made:
         self._bytes = 0
         self._alive: dict[int, weakref.ref[Array]] = {}
         self._numbers = itertools.count()
-        self._limit_native = extension.EXTENSION.limit_made if native else _no_native
+        self._limit_native: Callable[[int | None], int] = _no_native
+        if native and extension.EXTENSION is not None:
+            self._limit_native = extension.EXTENSION.limit_made
 
     def begin(self) -> None:
         self._bytes = 0

@@ -119,8 +119,9 @@ def _add_serve(commands: Commands) -> None:
         "limits", "of one client, but for the number of connections; bytes also as 64M or 2G"
     )
     for each in fields(Limits):
-        whole = isinstance(each.default, int)
-        shown = _with_unit(each.default) if "bytes" in each.name else f"{each.default:,.0f}"
+        default: Any = each.default
+        whole = isinstance(default, int)
+        shown = _with_unit(default) if "bytes" in each.name else f"{default:,.0f}"
         limits.add_argument(
             f"--{each.name.replace('_', '-')}",
             dest=each.name,
@@ -256,7 +257,7 @@ def _rates(
     found.update(
         {each["client"]: (each["seconds"], each["launches"]) for each in status["clients"]}
     )
-    rates = {}
+    rates: dict[Any, float] = {}
     for key, (seconds, launches) in found.items():
         then, count = before.get(key, (now - seconds, 0))
         rates[key] = (launches - count) / max(now - then, 1e-9)

@@ -183,7 +183,7 @@ def greet(
         reader = Reader(welcome, HEADER.size)
         mac, body = reader.blob(), reader.blob()
         reader.end()
-        about = Reader(body, 0).mapping()
+        about: dict[str, Any] = Reader(body, 0).mapping()
     except EncodingError as error:
         raise AccessRefused(f"the server's welcome is none: {error}") from None
     if not hmac.compare_digest(mac, _proof(secret, b"server", *heard, proof, body)):

@@ -15,7 +15,7 @@ _RECORD: Final = 1 << 14  # bytes of a TLS record
 class SecureSocket(ssl.SSLSocket):
     """A TLS socket that takes a message in pieces, as a plain one does."""
 
-    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
         """Send some of the bytes; how many."""
         record = bytearray()
         for each in buffers:
