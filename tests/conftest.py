@@ -9,6 +9,7 @@ tests/machines/test_wire.py runs these two folders so.
 
 from __future__ import annotations
 
+import signal
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,8 @@ CALLS = {name for name in CALLS if not name.startswith("_")}
 
 def wire(vm: VM) -> None:
     """Have all calls of the protocol to the VM pass as bytes."""
-    behind: Any = SimpleNamespace(name=vm.name, **{name: getattr(vm, name) for name in CALLS})
+    calls = {name: getattr(vm, name) for name in CALLS}
+    behind: Any = SimpleNamespace(name=vm.name, functions=vm.functions, **calls)
     client = WireVM(behind)
 
     def layer(name: str) -> Layer:
@@ -69,6 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Half of hypothesis' examples: the whole suite is to take five minutes on two cores.
     settings.register_profile("untimed", deadline=None, max_examples=50)
     settings.load_profile("untimed")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As under nohup, or in the background of a script: the processes of tests would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--native"):
         make_native()
     if config.getoption("--wire"):
