@@ -35,8 +35,7 @@
     ├── WorkerDied              (RuntimeError) a pipeline's worker ended before its work did
     ├── MissingExtra            (ImportError) an optional package is not installed
     ├── AddressError            (ValueError)  an address that names no place to connect or listen
-    ├── AccessRefused           (PermissionError) a server does not let this client in, or must not
-    └── ConnectionLost          (ConnectionError) a server, or the way to it, is gone
+    └── AccessRefused           (PermissionError) a server does not let this client in, or must not
 
 Each also derives from the built-in exception that is named in brackets.
 """
@@ -238,10 +237,6 @@ class AddressError(MlvmError, ValueError):
 
 class AccessRefused(MlvmError, PermissionError):
     """A server refuses a client, or a client a server, before the first call; the text says why."""
-
-
-class ConnectionLost(MlvmError, ConnectionError):
-    """The server, or the way to it, is gone. All that was on it is lost."""
 
 
 __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubclass(x, MlvmError)]

@@ -64,6 +64,8 @@ class Session(WireServer):
             self._posts += 1
             if self._failed is None:
                 try:
+                    if reader.left % 8 or not reader.left:
+                        raise reader.error("a launch is 8 bytes for its program and each handle")
                     number, *handles = launch_struct(reader.left // 8 - 1).unpack(reader.rest())
                     self.launches += 1
                     self.vm.launch(self.program(number), tuple(handles))

@@ -10,16 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mlvm.__main__ import main
-from mlvm.core.errors import ConnectionLost
+from mlvm.core.errors import ConnectionLost, LimitExceeded
 from mlvm.machines.remote import command
-from mlvm.machines.remote.connect import connect
+from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
-from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served
+from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served, wait_for
+from tests.threads import PATIENCE, start
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,29 +60,34 @@ def test_a_server_prints_its_secret_and_its_port() -> None:
         assert made[1] not in log
 
 
+def is_busy(address: str) -> bool:
+    with Observer(address) as observer:
+        return any(each["busy"] for each in observer.status()["clients"])
+
+
 def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
     with serving("--listen", f"unix:{tmp_path}/s", "--grace", "600") as (server, event):
-        vm = connect(event["address"])
-        vm.launch(FOR_EVER)
-        with pytest.raises(ConnectionLost):
+        with connect(event["address"]) as vm:
+            launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
+            wait_for(lambda: is_busy(event["address"]))
             server.send_signal(signal.SIGINT)
             time.sleep(0.3)
             assert server.poll() is None
             server.send_signal(signal.SIGINT)
-            vm.synchronize()
-        assert server.wait(20) == 0
-        vm.close()
+            assert server.wait(20) == 0
+            with pytest.raises((ConnectionLost, LimitExceeded)):
+                launching.result(PATIENCE)
     assert not (tmp_path / "s").exists()
 
 
 def test_a_killed_server_is_a_lost_connection(tmp_path: Path) -> None:
-    with serving("--listen", f"unix:{tmp_path}/s") as (server, event):
-        with connect(event["address"]) as vm:
-            server.kill()
-            server.wait(20)
-            with pytest.raises(ConnectionLost):
-                vm.alloc_storage(1)
-    with serving("--listen", f"unix:{tmp_path}/s") as (server, event):  # its file is replaced
+    listen = ["--listen", f"unix:{tmp_path}/s"]
+    with serving(*listen) as (server, event), connect(event["address"]) as vm:
+        server.kill()
+        server.wait(20)
+        with pytest.raises(ConnectionLost):
+            vm.alloc_storage(1)
+    with serving(*listen) as (server, event):  # its file is replaced
         connect(event["address"]).close()
 
 

@@ -52,10 +52,10 @@ def test_nothing_comes_after_the_end() -> None:
 
     def work(n: int) -> int:
         ended = 0
-        for k in range(30):
+        for k in range(15):
             try:
                 with dog.watch(0.02):
-                    spin(0.005 + (n * 30 + k) % 40 * 0.001)
+                    spin(0.005 + (n * 15 + k) % 40 * 0.001)
             except LimitExceeded:
                 ended += 1
             spin(0.002)
@@ -63,7 +63,7 @@ def test_nothing_comes_after_the_end() -> None:
 
     dog = Watchdog()
     ended = in_threads(work, range(3))
-    assert 0 < sum(ended) < 90
+    assert 0 < sum(ended) < 45
 
 
 def test_a_stop_ends_all_that_runs_and_comes() -> None:
@@ -77,9 +77,13 @@ def test_a_stop_ends_all_that_runs_and_comes() -> None:
 def test_what_is_masked_stays_whole() -> None:
     dog = Watchdog()
     whole = []
-    with pytest.raises(LimitExceeded), dog.watch(0.05):
+
+    def work() -> None:
         with dog.masked:
             spin(0.2)
             whole.append(1)
         spin(60)
+
+    with pytest.raises(LimitExceeded), dog.watch(0.05):
+        work()
     assert whole
