@@ -1,4 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | ops | info`."""
+"""The command line: `python -m mlvm run | check | disasm | memory | ops | info`, and, for machines
+elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -44,6 +45,7 @@ from mlvm.core.types import Array, DType, TensorType
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
+from mlvm.machines.remote import command as remote
 from mlvm.show.memory import show_plan, show_program, show_script
 from mlvm.show.trace import trace
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -75,8 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             memory(options)
         elif options.command == "ops":
             print_ops(options.names)
-        else:
+        elif options.command == "info":
             print_info()
+        else:
+            remote.run(options, __version__)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -142,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
 
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
+    remote.add_commands(commands)
     return parser
 
 

@@ -108,10 +108,13 @@ class Site:
 
 
 class Helper:
-    """What the loop asks about the free store and types."""
+    """What the loop asks Python: about the free store and types, and to raise what is due."""
 
     def __init__(self, store: FreeStore) -> None:
         self._store = store
+
+    def breathe(self) -> None:
+        """Do nothing: Python raises here what another thread has for this one."""
 
     def type_of(self, array: Array) -> Type:
         return native_type(TensorType.of(array))

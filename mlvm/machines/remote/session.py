@@ -73,6 +73,8 @@ class Session(WireServer):
             self._posts += 1
             if self._failed is None:
                 try:
+                    if reader.left % 8 or not reader.left:
+                        raise reader.error("a launch is 8 bytes for its program and each handle")
                     body = reader.rest()
                     number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
                     self.launches += 1
