@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlvm.core.machine.link import Code
     from mlvm.core.program.program import Program
     from mlvm.core.protocol import TensorHandle
-    from mlvm.machines.native._native import Door
+    from mlvm.machines.native._native import Door, Pool
     from mlvm.machines.native.known import KnownLaunches
 
 _MOST_THREADS: Final = 256
@@ -87,6 +87,7 @@ class LocalVM(VM):
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
         self.door = None
+        self._pool: Pool | None = None
         if self.native and not workers:
             self.door = open_door(self.functions, self._store, self._lock, pool)
             self._pool = pool
@@ -95,7 +96,7 @@ class LocalVM(VM):
 
     def known_launches(self) -> KnownLaunches | None:
         """A table of the launches that a client makes, for a native VM without workers."""
-        if self.door is None:
+        if self._pool is None:
             return None
         from mlvm.machines.native.known import KnownLaunches
 
@@ -104,9 +105,11 @@ class LocalVM(VM):
             found = linked.bound.get(args) if linked is not None else None
             return found[0] if found is not None else None
 
-        return KnownLaunches(
-            self.functions, self._store, self._lock, self.door, self._pool, code_of
-        )
+        def is_watched() -> bool:
+            return self.functions.instrument is not None or "launch" in vars(self)
+
+        table, store = self.functions, self._store
+        return KnownLaunches(table, store, self._lock, self._pool, code_of, is_watched)
 
     def _forget_links(self) -> None:
         super()._forget_links()

@@ -329,6 +329,9 @@ class Server:
         try:
             while True:
                 sock.settimeout(limits.idle_seconds)
+                if count := session.run_known(stream):
+                    client.messages += count
+                    continue
                 kind, reader = stream.receive()
                 client.busy = True
                 client.messages += 1

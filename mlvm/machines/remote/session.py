@@ -55,16 +55,22 @@ class Session(WireServer):
         """Perform what comes until the connection ends. Raises `ConnectionLost` then, and
         `EncodingError` for bytes that no client sends."""
         while True:
-            if self._known is not None and self._failed is None:
-                stream.wait()
-                count = stream.run(self._known.run)
-                self._posts += count
-                self.launches += count
-                if count:
-                    continue
+            if self.run_known(stream):
+                continue
             answer = self.handle(*stream.receive())
             if answer is not None:
                 stream.send(answer)
+
+    def run_known(self, stream: Stream) -> int:
+        """Wait for messages, and run those at the beginning that are launches which were made
+        before. Returns how many. Raises `ConnectionLost`."""
+        if self._known is None or self._failed is not None:
+            return 0
+        stream.wait()
+        count = stream.run(self._known.run)
+        self._posts += count
+        self.launches += count
+        return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
         """The answer to a message, if it is to have one. Raises `EncodingError` for a message that
