@@ -12,6 +12,7 @@ from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
+from mlvm.machines import residuals
 from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
 from mlvm.machines.workers import Workers
@@ -87,6 +88,7 @@ class LocalVM(VM):
             self.door = open_door(self.functions, self._store, self._lock, pool)
         if workers:
             self._scheduler = Workers(workers, self.name)
+        residuals.register(self)
 
     def _forget_links(self) -> None:
         super()._forget_links()

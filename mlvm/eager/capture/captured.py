@@ -27,7 +27,6 @@ import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena, using
 from mlvm.arena.planner import Plan
-from mlvm.arena.residuals import Residuals
 from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -43,6 +42,7 @@ from mlvm.eager.garbage import collect
 from mlvm.eager.number import Number, Numbers, is_same, plain
 from mlvm.eager.tensor import Tensor, explain, prepare_constants, scalar_array
 from mlvm.eager.tree import replace, require_writable
+from mlvm.machines import residuals
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow, Home, Value
@@ -321,10 +321,10 @@ class Captured(Generic[P, R]):
         return self.planned.plan
 
     @property
-    def residuals(self) -> Arena:
-        """The arena with the stack on which programs of the current VM keep what gradients need of
-        loops of unknown length, and of functions (see `mlvm.arena.residuals`)."""
-        return current_arena().vm.attached(Residuals).arena
+    def residuals(self) -> int:
+        """The bytes of the stack on which programs of the current VM keep what gradients need of
+        loops of unknown length, and of functions (see `mlvm.machines.residuals`)."""
+        return residuals.held(current_arena().vm)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the scratch memory of the last call's program as SVG: what lies where, and when.

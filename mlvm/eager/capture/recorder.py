@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
-from mlvm.arena import residuals
 from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
@@ -25,7 +24,6 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import (
     Estimate,
-    LocalVMProtocol,
     StorageHandle,
     T,
     TensorHandle,
@@ -36,6 +34,7 @@ from mlvm.eager.tensor import Tensor, prepare_constants
 from mlvm.eager.tree import require_writable
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
+from mlvm.machines import residuals
 from mlvm.step.blocks import free, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
@@ -339,9 +338,6 @@ class Recorder:
 
     def push(self, xs: Sequence[Tensor]) -> Tensor:
         """Keep copies of the tensors in a record of the residuals. Returns its number."""
-        if not isinstance(self.vm, LocalVMProtocol):
-            raise _refused("a loop of unknown length, on a VM that is not of this process, is used")
-        residuals.register(self.vm)
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
         return number
 
