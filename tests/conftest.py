@@ -1,42 +1,52 @@
-"""`--wire`: run the tests on VMs behind the protocol's byte encoding. `--native`: give the plain
-VMs, which the tests of `mlvm.core` make, the native kernels and loop.
+"""`--wire`: run the tests on VMs of which there is nothing but the protocol, as bytes. `--native`:
+give the plain VMs, which the tests of `mlvm.core` make, the native kernels and loop.
 
     python -m pytest --wire tests/eager tests/arena
 
-Every call of the protocol to a VM of this process then goes to it, and back, as bytes.
+Every VM that a test makes is then a `WireVM`, and so is the default VM. Tests that are about what
+only a VM of this process has are marked `local`, with the reason, and skipped.
 tests/machines/test_wire.py runs these two folders so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
-from types import SimpleNamespace
+from importlib import import_module
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from mlvm.core.observe import Layer, observe
-from mlvm.core.protocol import VMProtocol
+import mlvm.__main__
+import mlvm.eager  # with `__main__` all of mlvm, which keeps the VMs that it imports
 from mlvm.core.vm import VM
 from mlvm.machines.wire import WireVM
 
-LOCAL = {"attached", "is_same"}
-"""What is asked of a VM, but is no call to it."""
 
-CALLS = {name for name, each in vars(VMProtocol).items() if callable(each)} - LOCAL
-CALLS = {name for name in CALLS if not name.startswith("_")}
+def wired(kind: Callable[..., VM]) -> Callable[..., WireVM]:
+    """What makes a VM of that kind behind the protocol's byte encoding."""
+
+    @wraps(kind)
+    def make(*args: Any, **options: Any) -> WireVM:
+        return WireVM(kind(*args, **options))
+
+    return make
 
 
-def wire(vm: VM) -> None:
-    """Have all calls of the protocol to the VM pass as bytes."""
-    behind: Any = SimpleNamespace(name=vm.name, **{name: getattr(vm, name) for name in CALLS})
-    client = WireVM(behind)
-
-    def layer(name: str) -> Layer:
-        return lambda proceed, *args, **options: getattr(client, name)(*args, **options)
-
-    observe(vm, **{name: layer(name) for name in CALLS})
+def make_wired() -> None:
+    """Have tests that are imported from now on, and the default VM, find wired VMs."""
+    for place in (
+        "mlvm.core.vm.VM",
+        "mlvm.machines.local.LocalVM",
+        "mlvm.machines.dry.DryVM",
+        "mlvm.eager.context.LocalVM",
+        "mlvm.eager.VM",
+        "mlvm.eager.DryVM",
+    ):
+        module, _, name = place.rpartition(".")
+        found = import_module(module)
+        setattr(found, name, wired(getattr(found, name)))
 
 
 def make_native() -> None:
@@ -66,17 +76,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give examples all the time they take; with `--wire` wire every VM that is made."""
+    config.addinivalue_line("markers", "local(reason): needs a VM of this process")
     # Half of hypothesis' examples: the whole suite is to take five minutes on two cores.
     settings.register_profile("untimed", deadline=None, max_examples=50)
     settings.load_profile("untimed")
     if config.getoption("--native"):
         make_native()
     if config.getoption("--wire"):
-        init = VM.__init__
+        make_wired()
 
-        @wraps(init)
-        def wired(vm: VM, *args: Any, **options: Any) -> None:
-            init(vm, *args, **options)
-            wire(vm)
 
-        VM.__init__ = wired  # type: ignore[method-assign,assignment]
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """With `--wire` skip what needs a VM of this process."""
+    mark = item.get_closest_marker("local")
+    if mark is not None and item.config.getoption("--wire"):
+        pytest.skip(f"needs a VM of this process: {mark.kwargs['reason']}")

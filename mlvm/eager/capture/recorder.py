@@ -69,6 +69,8 @@ class Recorder:
         self.again = False
         self.same: set[int] = set()
         self.held: list[object] = []
+        self.ahead: list[QueueTensor] = []  # an element of each is an input after the others
+        self.ahead_homes: set[Home] = set()
         self._arguments = 0
         self._elements = 0
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
@@ -210,6 +212,8 @@ class Recorder:
         """Stand-ins for the next element of the queue, which each launch will take."""
         if self.frames:
             raise _refused("a queue's element is taken in an ml.function")
+        if not queue.in_programs:
+            return self._take_ahead(queue)
         twins = []
         for type in queue.types:
             twin = self._given_tensor(type)
@@ -222,6 +226,24 @@ class Recorder:
         self.calls.append(Call(NAME, None, attributes, outs, [], line, queue=queue.handle))
         self.held.append(queue)
         return tuple(twins)
+
+    def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
+        """Stand-ins for an element that is taken in this process, ahead of each launch, whose input
+        it is. Raises `CaptureError` where that would not be the same."""
+        homes = [use.value.home for call in self.calls for use in call.outs]
+        updated = any(home is not None and home.role in ("input", "state") for home in homes)
+        if self._open or updated:
+            raise CaptureError(
+                f"{user_line() or 'here'}: an element is taken "
+                f"{'in a branch or loop' if self._open else 'after an update'}; on {self.name}, "
+                f"which is not of this process, elements are taken ahead of a launch: take it at "
+                f"the start, or outside of the captured function, as its argument"
+            )
+        twins = tuple([self._argument(type) for type in queue.types])
+        self.ahead.append(queue)
+        self.ahead_homes.update(self.home_of(twin) for twin in twins)
+        self.held.append(queue)
+        return twins
 
     # --- control flow -----------------------------------------------------------------
 
