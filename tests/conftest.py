@@ -10,7 +10,6 @@ tests/machines/test_wire.py runs these two folders so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from typing import Any
@@ -18,20 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-import mlvm.__main__
-import mlvm.eager  # with `__main__` all of mlvm, which keeps the VMs that it imports
 from mlvm.core.vm import VM
-from mlvm.machines.wire import WireVM
-
-
-def wired(kind: Callable[..., VM]) -> Callable[..., WireVM]:
-    """What makes a VM of that kind behind the protocol's byte encoding."""
-
-    @wraps(kind)
-    def make(*args: Any, **options: Any) -> WireVM:
-        return WireVM(kind(*args, **options))
-
-    return make
+from tests.wired import wired
 
 
 def make_wired() -> None:

@@ -27,6 +27,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.observe import observed
 from mlvm.core.program.builder import ProgramBuilder
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
@@ -46,7 +47,7 @@ def pair(value: int) -> tuple[Array, Array]:
     return np.full((2, 3), value, np.float32), np.full(2, value)
 
 
-def values(vm: VM, tensors: tuple[Allocation, ...]) -> set[int]:
+def values(vm: VMProtocol, tensors: tuple[Allocation, ...]) -> set[int]:
     return {int(x) for tensor in tensors for x in vm.read(tensor.handle).ravel()}
 
 

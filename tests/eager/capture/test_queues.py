@@ -23,7 +23,6 @@ def vm() -> Iterator[Any]:
     vm = ml.VM("queues")
     with ml.Arena(vm, "weights").allocating():
         yield vm
-    vm.close()
 
 
 @pytest.fixture
