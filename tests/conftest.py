@@ -23,6 +23,8 @@ from tests.wired import wired
 
 def make_wired() -> None:
     """Have tests that are imported from now on, and the default VM, find wired VMs."""
+    for all_that_keeps_a_vm in ("mlvm.__main__", "mlvm.eager"):
+        import_module(all_that_keeps_a_vm)
     for place in (
         "mlvm.core.vm.VM",
         "mlvm.machines.local.LocalVM",
