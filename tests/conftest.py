@@ -10,6 +10,7 @@ tests/machines/test_wire.py runs these two folders so.
 
 from __future__ import annotations
 
+import gc
 from functools import wraps
 from importlib import import_module
 from typing import Any
@@ -66,13 +67,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Give examples all the time they take; with `--wire` wire every VM that is made."""
     config.addinivalue_line("markers", "local(reason): needs a VM of this process")
-    # Half of hypothesis' examples: the whole suite is to take five minutes on two cores.
-    settings.register_profile("untimed", deadline=None, max_examples=50)
+    # Half of hypothesis' examples: the whole suite is to take five minutes on two cores. Behind a
+    # wire the calls are to be seen once more, not all that they may be called with.
+    examples = 10 if config.getoption("--wire") else 50
+    settings.register_profile("untimed", deadline=None, max_examples=examples)
     settings.load_profile("untimed")
     if config.getoption("--native"):
         make_native()
     if config.getoption("--wire"):
         make_wired()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collections_are_short() -> None:
+    """Leave what lives before the tests of a file, such as other files, out of the collections of
+    garbage that tests and captured functions ask for: each would look at all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
