@@ -30,6 +30,7 @@
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
+    ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
     ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible
     ├── WorkerDied              (RuntimeError) a pipeline's worker ended before its work did
     └── MissingExtra            (ImportError) an optional package is not installed
@@ -215,6 +216,10 @@ class CaptureError(MlvmError, RuntimeError):
 
 class GroupError(MlvmError, RuntimeError):
     """VMs of a group cannot go on together: they call different things, or one has ended."""
+
+
+class ConnectionLost(MlvmError, ConnectionError):
+    """The way to a VM elsewhere has ended, and with it all that was made there."""
 
 
 class PipelineError(MlvmError, ValueError):
