@@ -12,6 +12,7 @@ from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
+from mlvm.machines import residuals
 from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
 from mlvm.machines.workers import Workers
@@ -93,6 +94,7 @@ class LocalVM(VM):
             self._pool = pool
         if workers:
             self._scheduler = Workers(workers, self.name)
+        residuals.register(self)
 
     def known_launches(self) -> KnownLaunches | None:
         """A table of the launches that a client makes, for a native VM without workers."""
