@@ -18,8 +18,9 @@ from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import integers
 from mlvm.eager.tensor import OneOp, Tensor, apply, launch_for_values
 from mlvm.eager.tree import Tree, named_tensors, require_writable
-from mlvm.parallel.collectives import Member, Reduction
+from mlvm.parallel.collectives import Member
 from mlvm.parallel.group import member_of
+from mlvm.parallel.meeting import Reduction
 
 __all__ = [
     "all_gather",
