@@ -139,12 +139,12 @@ class Collector(Protocol):
     def add(self, i: int, g: Tensor) -> None:
         """Take the gradient of variable number i, which has memory of its own."""
 
-    def gradients(self) -> Mapping[int, Tensor]:
-        """What has become of all of them, by number."""
+    def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """What has become of the value, and of the gradients by number."""
 
 
-Collect: TypeAlias = Callable[[Sequence[Tree], Sequence[Tensor]], Collector]
-"""Makes the collector for arguments and their variables, each once, in order."""
+Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collector]
+"""Makes the collector for a value, arguments, and their variables, each once, in order."""
 
 
 class Tape:
@@ -421,8 +421,9 @@ class _Session:
             made[x.node] = g
         return [map_tree(lambda x: made[x.node], argument) for argument in self.arguments]
 
-    def pull_into(self, out: Tensor, seed: Tensor, collector: Collector) -> list[Tree]:
-        """`pull`, with what the collector makes of the cotangents."""
+    def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
+        """The value and what `pull` returns, as the collector makes them."""
+        collector = collect(op.copy(out), self.arguments, self.variables)
         numbers = {x.node: i for i, x in reversed([*enumerate(self.variables)])}
 
         def final(number: int, g: Tensor | None, others: Pending) -> None:
@@ -435,8 +436,8 @@ class _Session:
 
         origins = [x.node for x in self.variables]
         self.tape.cotangents(out, seed, origins, self.start, keep=False, final=final)
-        made = collector.gradients()
-        return [map_tree(lambda x: made[numbers[x.node]], each) for each in self.arguments]
+        value, made = collector.finish()
+        return value, [map_tree(lambda x: made[numbers[x.node]], each) for each in self.arguments]
 
     def unaliased(self, value: Tensor) -> Tensor:
         """The value, or a copy of it if an update of an argument would change it."""
@@ -507,10 +508,9 @@ def collecting(
             if collect is None:
                 gradients = session.pull(value, one, keep=False)
             elif session.outer is not None:
-                raise GradientError("gradients that members have averaged have no gradient")
+                raise GradientError("there is no gradient of gradients that members have averaged")
             else:
-                collector = collect(session.arguments, session.variables)
-                gradients = session.pull_into(value, one, collector)
+                value, gradients = session.pull_into(value, one, collect)
         finally:
             session.close()
         value = session.unaliased(value)

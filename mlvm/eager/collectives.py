@@ -25,6 +25,8 @@ from mlvm.parallel.meeting import Reduction
 __all__ = [
     "all_gather",
     "all_reduce",
+    "all_reduce_start",
+    "all_reduce_wait",
     "barrier",
     "broadcast",
     "rank",
@@ -65,6 +67,17 @@ def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
     for a view, `GradientError` for a tensor that a tape needs, `StaleTensor`.
     """
     _in_place("all_reduce", tree, op=op)
+
+
+def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
+    """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
+    nothing may use its tensors. Raises what `all_reduce` raises."""
+    _in_place("all_reduce.start", tree, op=op)
+
+
+def all_reduce_wait(tree: Tree) -> None:
+    """End what `all_reduce_start` has begun with this tree. Raises `GroupError` for another."""
+    _in_place("all_reduce.wait", tree)
 
 
 def broadcast(tree: Tree, root: int = 0) -> None:

@@ -11,18 +11,22 @@ collectives. `data_parallel` has them share the batches of a training:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.protocol import LocalVMProtocol
 from mlvm.core.types import Array
-from mlvm.eager import primitives as op
 from mlvm.eager import shards
 from mlvm.eager.autodiff import collecting
 from mlvm.eager.collectives import (
     all_gather,
     all_reduce,
+    all_reduce_start,
+    all_reduce_wait,
     barrier,
     broadcast,
     rank,
@@ -35,13 +39,15 @@ from mlvm.eager.shards import Parts, Shard
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import Node, Tree
 from mlvm.machines.local import LocalVM
-from mlvm.parallel.group import Group
+from mlvm.parallel.group import AnyGroup, Group
 
 __all__ = [
     "Group",
     "Parts",
     "all_gather",
     "all_reduce",
+    "all_reduce_start",
+    "all_reduce_wait",
     "barrier",
     "broadcast",
     "data_parallel",
@@ -80,59 +86,66 @@ def value_and_grad(
 
     def averaged(*args: Any, **kwargs: Any) -> Any:
         primal, gradients = differentiated(*args, **kwargs)
-        value = primal[0] if has_aux else primal
-        value = value if value.base is None else op.copy(value)
-        all_reduce(value, "mean")
         if shards.wanted() is not None:
             given = gradients if several else [gradients]
             given = [Parts(each) if isinstance(each, dict) else each for each in given]
             gradients = tuple(given) if several else given[0]
-        return ((value, primal[1]) if has_aux else value), gradients
+        return primal, gradients
 
     return averaged
 
 
 class _Buckets:
-    """The gradients of a differentiation, averaged a bucket at a time.
+    """The value and the gradients of a differentiation, averaged a bucket at a time.
 
-    A gradient with respect to a piece was averaged when it went back to the piece. Under
-    `shard="optimizer"` of the others a piece is left, but of those in a list or tuple.
+    Of those with respect to what is in parts nothing is left to do: they were averaged on their
+    way. Under `shard="optimizer"` a piece is left of the others, but for those in a list or tuple.
     """
 
-    def __init__(self, arguments: Sequence[Tree], variables: Sequence[Tensor]) -> None:
+    def __init__(
+        self, value: Tensor, arguments: Sequence[Tree], variables: Sequence[Tensor]
+    ) -> None:
+        self._value = value
         self._gradients: dict[int, Tensor] = {}
         self._buckets: list[tuple[bool, list[int]]] = []  # from the last parameter to the first
         self._next = 0
+        self._started: list[Tree] = []
         numbers = {id(x): i for i, x in enumerate(variables)}
-        scatters = shards.wanted() == "optimizer"
         for argument in reversed(arguments):
+            scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
             whole = [numbers[id(x)] for x in shards.parted(argument)[0]][::-1]
-            into_pieces = scatters and isinstance(argument, (dict, Node))
             for bucket in shards.buckets([variables[i].type for i in whole]):
-                self._buckets.append((into_pieces, [whole[i] for i in bucket]))
+                self._buckets.append((scatters, [whole[i] for i in bucket]))
+        self._start(value)
 
     def add(self, i: int, g: Tensor) -> None:
         self._gradients[i] = g
         while self._next < len(self._buckets):
-            into_pieces, bucket = self._buckets[self._next]
+            scatters, bucket = self._buckets[self._next]
             if not all(j in self._gradients for j in bucket):
                 return
             self._next += 1
             gradients = [self._gradients[j] for j in bucket]
-            if into_pieces:
+            if scatters:
                 self._gradients.update(zip(bucket, shards.scattered(gradients), strict=True))
             else:
-                all_reduce(gradients, "mean")
+                self._start(gradients)
 
-    def gradients(self) -> Mapping[int, Tensor]:
-        return self._gradients
+    def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
+        for tree in self._started:
+            all_reduce_wait(tree)
+        return self._value, self._gradients
+
+    def _start(self, tree: Tree) -> None:
+        self._started.append(tree)
+        all_reduce_start(tree, "mean")
 
 
 # --- data parallelism ----------------------------------------------------------------
 
 
 def data_parallel(
-    make_step: Callable[[LocalVM], Callable[..., R]], group: Group, *, shard: Shard | None = None
+    make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
     """A training step that the members of the group share: each takes its part of the batch.
 
@@ -176,27 +189,36 @@ def data_parallel(
             f"data_parallel: shard is None, 'optimizer' or 'all', not {brief(shard)}"
         )
 
-    def make(rank: int, vm: LocalVM) -> Callable[..., R]:
-        with shards.sharding(shard):
-            return make_step(vm)
-
-    steps = group.run(make)
+    kept = group.keep(_Maker(make_step, shard))
 
     def step(*batch: Any, **common: Any) -> R:
-        rows = _rows(batch, group.size)
-
-        def take_part(rank: int, vm: LocalVM) -> R:
-            with shards.sharding(shard):
-                return steps[rank](*rows[rank], **common)
-
-        return group.run(take_part)[0]
+        return kept(*_rows(batch, group.size), **common)[0]
 
     return step
 
 
+@dataclass(frozen=True)
+class _Maker(Generic[R]):
+    """Makes a member's step; it may be pickled if `make_step` may."""
+
+    make_step: Callable[[LocalVM], Callable[..., R]]
+    shard: Shard | None
+
+    def __call__(self, rank: int, vm: LocalVM) -> Callable[..., R]:
+        with shards.sharding(self.shard):
+            step = self.make_step(vm)
+
+        def take_part(*rows: Array, **common: Any) -> R:
+            with shards.sharding(self.shard):
+                return step(*rows, **common)
+
+        return take_part
+
+
 def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
-    """For each member its rows of every array; views, not copies."""
-    arrays = [np.asarray(each) for each in batch]
+    """Of every array the rows of each member; views, not copies, also of tensors of this
+    process."""
+    arrays = [_array(each) for each in batch]
     lengths = {array.shape[0] if array.ndim else None for array in arrays}
     if len(lengths) > 1 or None in lengths or any(n % members for n in lengths if n is not None):
         types = ", ".join(brief(array.shape) for array in arrays)
@@ -207,7 +229,18 @@ def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
     return [
         [
             array[rank * len(array) // members : (rank + 1) * len(array) // members]
-            for array in arrays
+            for rank in range(members)
         ]
-        for rank in range(members)
+        for array in arrays
     ]
+
+
+def _array(x: Any) -> Array:
+    if not isinstance(x, Tensor):
+        return np.asarray(x)
+    vm = x.arena.vm
+    if x.handle == STALE or not isinstance(vm, LocalVMProtocol):
+        return x.numpy()
+    view = vm.borrow(x.handle).view()
+    view.flags.writeable = False
+    return view
