@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import reduce
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
@@ -747,20 +748,12 @@ def global_norm(tree: Tree) -> Tensor:
     members have in parts (`ml.parallel.Parts`) it is the norm of the whole: they all call this.
     """
     whole, pieces = shards.parted(tree)
-    total = _sum_of_squares(whole)
+    parts = [op.sum(op.square(x)) for x in whole]
     if pieces:
-        part = _sum_of_squares(pieces)
-        all_reduce(part)
-        total = part if total is None else total + part
-    return creation.zeros((), dtype=f32) if total is None else op.sqrt(total)
-
-
-def _sum_of_squares(xs: Iterable[Tensor]) -> Tensor | None:
-    total: Tensor | None = None
-    for x in xs:
-        part = op.sum(op.square(x))
-        total = part if total is None else total + part
-    return total
+        of_pieces = reduce(op.add, [op.sum(op.square(x)) for x in pieces])
+        all_reduce(of_pieces)
+        parts.append(of_pieces)
+    return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
 
 
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:

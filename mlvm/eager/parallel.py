@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
-from mlvm.core.protocol import LocalVMProtocol
 from mlvm.core.types import Array
 from mlvm.eager import shards
 from mlvm.eager.autodiff import collecting
@@ -81,10 +81,14 @@ def value_and_grad(
 
     Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
     """
+    alone = collecting(fn, argnums, has_aux=has_aux)
     differentiated = collecting(fn, argnums, has_aux=has_aux, collect=_Buckets)
     several = isinstance(argnums, tuple)
 
+    @wraps(fn, updated=())
     def averaged(*args: Any, **kwargs: Any) -> Any:
+        if size() == 1:
+            return alone(*args, **kwargs)
         primal, gradients = differentiated(*args, **kwargs)
         if shards.wanted() is not None:
             given = gradients if several else [gradients]
@@ -239,8 +243,8 @@ def _array(x: Any) -> Array:
     if not isinstance(x, Tensor):
         return np.asarray(x)
     vm = x.arena.vm
-    if x.handle == STALE or not isinstance(vm, LocalVMProtocol):
+    if x.handle == STALE or not isinstance(vm, LocalVM):
         return x.numpy()
-    view = vm.borrow(x.handle).view()
+    view = vm.borrow(x.handle)
     view.flags.writeable = False
     return view

@@ -265,11 +265,12 @@ def _whole_field(name: str, types: tuple[TensorType, ...], node: Node) -> Any:
 
 
 def _whole(piece: Tensor, type: TensorType) -> Tensor:
-    """The tensor of a piece, recorded on the tape. The rule has no rule itself."""
+    """The tensor of a piece, recorded on the tape."""
     [whole] = gathered([stop_gradient(piece)], [type])
     tape = taping()
-    if tape is not None and piece.tape is tape:
-        tape.leave(whole, (Pull(piece.type, _scattered_alone, ()),), (piece.node,), ())
+    if tape is None or piece.tape is not tape:
+        return whole
+    tape.leave(whole, (Pull(piece.type, _scattered_alone, ()),), (piece.node,), ())
     return whole
 
 

@@ -189,7 +189,7 @@ def test_members_keep_their_part_and_no_more() -> None:
 
     bytes_of = {}
     for shard in (None, "optimizer", "all"):
-        found = train(4, OPTIMIZERS["adamw"], model_of=wide, shard=shard, steps=1)  # type: ignore[arg-type]
+        found = train(4, OPTIMIZERS["adamw"], model_of=wide, shard=shard, steps=1)
         assert len(found.nbytes) == 4
         bytes_of[shard] = max(found.nbytes)
     parameters = 4 * (5 * 999 + 999 + 999 * 3 + 3)
