@@ -268,9 +268,11 @@ def _whole(piece: Tensor, type: TensorType) -> Tensor:
     """The tensor of a piece, recorded on the tape."""
     [whole] = gathered([stop_gradient(piece)], [type])
     tape = taping()
-    if tape is None or piece.tape is not tape:
+    if tape is None:
         return whole
-    tape.leave(whole, (Pull(piece.type, _scattered_alone, ()),), (piece.node,), ())
+    is_tracked = piece.tape is tape
+    if is_tracked:
+        tape.leave(whole, (Pull(piece.type, _scattered_alone, ()),), (piece.node,), ())
     return whole
 
 
