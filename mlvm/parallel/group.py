@@ -22,6 +22,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.collectives import Member
+from mlvm.parallel.meeting import Meeting
 from mlvm.parallel.rendezvous import Rendezvous
 
 R = TypeVar("R")
@@ -33,6 +34,50 @@ _GRACE: Final = 1.0
 """Seconds that an interrupt waits for members which are computing and call no collective."""
 
 _Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
+
+
+class Seat:
+    """A VM as a member of a group: between this and `close` it has the collectives.
+
+    Raises `GroupError` for a VM that is in a group already, or has functions of such names.
+    """
+
+    def __init__(self, vm: LocalVM, rank: int, size: int) -> None:
+        self.vm = vm
+        self.member = Member(name_of(rank, vm.name), rank, size)
+        if member_of(vm) is not None:
+            raise GroupError(f"{vm.name} is in a group already; close that one first")
+        names = self.member.functions()
+        taken = [name for name in vm.functions if name in names]
+        if taken:
+            raise GroupError(f"{vm.name} has a function {taken[0]!r} of its own")
+        self._arena = Arena(vm, "default", trims=True)
+        vm.attached(Membership).member = self.member
+        vm.register_callees(names)
+
+    def do(self, task: Task[R], meeting: Meeting) -> R:
+        """Do a task, on the member's thread or in its process."""
+        self.member.begin(meeting)
+        try:
+            with self._arena.allocating():
+                result = task(self.member.rank, self.vm)
+            self.member.finish()
+        finally:
+            self.member.leave()
+        return result
+
+    def close(self) -> None:
+        """Take the collectives out of the VM."""
+        self.member.close()
+        self._arena.close()
+        for name in self.member.functions():
+            self.vm.remove(name)
+        self.vm.attached(Membership).member = None
+
+
+def name_of(rank: int, vm: str) -> str:
+    """What errors call the member of that rank, whose VM has that name."""
+    return f"member {rank} ({vm})"
 
 
 class AnyGroup(ABC):
@@ -165,20 +210,22 @@ class Group(AnyGroup):
     def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:
         super().__init__()
         self.vms: tuple[LocalVM, ...] = _checked_vms(vms)
-        pins = _checked_cores(cores, len(self.vms))
+        pins = checked_cores(cores, len(self.vms))
         one_blas_thread.prepare()
-        names = [f"member {rank} ({vm.name})" for rank, vm in enumerate(self.vms)]
-        self._names = names
-        self._members = [Member(name, rank, len(names)) for rank, name in enumerate(names)]
-        self._arenas = [Arena(vm, "default", trims=True) for vm in self.vms]
+        self._names = [name_of(rank, vm.name) for rank, vm in enumerate(self.vms)]
         self._lock = threading.Lock()
         self._busy: set[int] = set()
         self._closed = False
         mailboxes: list[_Mailbox] = [SimpleQueue() for _ in self.vms]
         self._mailboxes = mailboxes
-        for vm, member in zip(self.vms, self._members, strict=True):
-            vm.attached(Membership).member = member
-            vm.register_callees(member.functions())
+        self._seats: list[Seat] = []
+        try:
+            for rank, vm in enumerate(self.vms):
+                self._seats.append(Seat(vm, rank, len(self.vms)))
+        except GroupError:
+            for seat in self._seats:
+                seat.close()
+            raise
         self._threads = [
             threading.Thread(target=_serve, args=(mailbox, core), name=vm.name, daemon=True)
             for vm, mailbox, core in zip(self.vms, mailboxes, pins, strict=True)
@@ -230,17 +277,12 @@ class Group(AnyGroup):
         ended: SimpleQueue[int],
     ) -> None:
         """A member's part of a run, on the member's thread."""
-        member = self._members[rank]
-        member.begin(rendezvous)
         try:
-            with self._arenas[rank].allocating():
-                results[rank] = task(rank, self.vms[rank])
-            member.finish()
+            results[rank] = self._seats[rank].do(task, rendezvous)
             rendezvous.end(rank)
         except BaseException as error:  # `run` raises it on the caller's thread
             rendezvous.fail(rank, error)
         finally:
-            member.leave()
             with self._lock:
                 self._busy.discard(rank)
             ended.put(rank)
@@ -258,13 +300,8 @@ class Group(AnyGroup):
             idle = set(range(self.size)) - self._busy
         self._dismiss()
         for rank in idle:
-            vm, member = self.vms[rank], self._members[rank]
             self._threads[rank].join()
-            member.close()
-            self._arenas[rank].close()
-            for name in member.functions():
-                vm.remove(name)
-            vm.attached(Membership).member = None
+            self._seats[rank].close()
 
     def __repr__(self) -> str:
         return f"<Group of {', '.join(vm.name for vm in self.vms)}>"
@@ -302,17 +339,11 @@ def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
         raise GroupError(f"a group is of VMs of this process, or of a number, not of {vms!r}")
     if len(set(map(id, vms))) < len(vms):
         raise GroupError(f"a VM occurs twice in the group {[vm.name for vm in vms]}")
-    names = Member("", 0, 1).functions()
-    for vm in vms:
-        if member_of(vm) is not None:
-            raise GroupError(f"{vm.name} is in a group already; close that one first")
-        taken = [name for name in vm.functions if name in names]
-        if taken:
-            raise GroupError(f"{vm.name} has a function {taken[0]!r} of its own")
     return tuple(vms)
 
 
-def _checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:
+def checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:
+    """A core for each member, or none. Raises `GroupError` for those that there are not."""
     if cores is None:
         return [None] * members
     if not hasattr(os, "sched_setaffinity"):

@@ -9,6 +9,8 @@ number of members alone, and not on the place.
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -28,6 +30,8 @@ that they fit a second-level cache."""
 
 _MOST_TYPES: Final = 4  # in the text of an error
 
+_MOST_DESCRIBED: Final = 200  # types, to another member
+
 _UFUNCS: Final = {
     "sum": np.add,
     "mean": np.add,
@@ -41,7 +45,8 @@ class Collective:
     """A collective as one member calls it.
 
     The members with these `ranks` take part. `key` and `types` (dtype and shape) must be equal for
-    all of them. `arrays` are the member's own: what `name` changes or reads, and where it writes.
+    all of them; between two members, `send` and `recv`, there is no key. `arrays` are the
+    member's own: what `name` changes or reads, and where it writes.
     `nbytes` tells how much work there is.
     """
 
@@ -53,6 +58,11 @@ class Collective:
     arrays: tuple[Array, ...]
     nbytes: int
 
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is between two members, and not of the whole group."""
+        return not self.key
+
     def fits(self, other: Collective) -> bool:
         """Whether both are the same collective on tensors of the same types."""
         return self.key == other.key and self.types == other.types
@@ -61,6 +71,23 @@ class Collective:
         """The call as text, beginning with the first tensor that differs from the other call's."""
         pairs = enumerate(zip(self.types, other.types, strict=False))
         return self._text(next((i for i, (mine, theirs) in pairs if mine != theirs), 0))
+
+    def described(self) -> bytes:
+        """All but the arrays, as bytes for another member; of very many types the first."""
+        types = [(dtype.str, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
+        return pickle.dumps((self.name, dict(self.attributes), self.key, types, self.ranks))
+
+    @staticmethod
+    def of(description: bytes) -> Collective:
+        """The call that is described so, without its arrays."""
+        name, attributes, key, types, ranks = pickle.loads(description)
+        types = [(np.dtype(dtype), shape) for dtype, shape in types]
+        return Collective(name, attributes, key, types, ranks, (), 0)
+
+    def digest(self) -> bytes:
+        """16 bytes that are equal for calls that fit each other, and for no others."""
+        told = repr((self.key, [(dtype.str, shape) for dtype, shape in self.types], self.ranks))
+        return hashlib.blake2b(told.encode(), digest_size=16).digest()
 
     def __str__(self) -> str:
         return self._text(0)
