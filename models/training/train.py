@@ -124,9 +124,7 @@ def train(
     score = held_then = None
     with opened(group) as members:
         if members is not None and batch_size % members.size:
-            raise OptionError(
-                f"batch_size {batch_size} is not divisible by {members.size} members"
-            )
+            raise OptionError(f"batch_size {batch_size} is not divisible by {members.size} members")
         is_first = speaks(members)
         progress = progress if progress is not None and is_first else Progress(quiet=True)
         trainer = Trainer(make, members, shard=shard)
@@ -351,18 +349,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     json_file: Path | None = options.pop("json", None)
     plot: Path | None = options.get("plot")
     progress = Progress(quiet=options.pop("quiet", False))
-    is_first = True
     try:
-        if json_file is not None:
-            _require_writable(json_file)
-        if "save" in options:
-            _require_writable(options["save"])
-        if plot is not None:
-            plot.mkdir(parents=True, exist_ok=True)
-            for name in (LOSS_FILE, STEP_FILE):
-                _require_writable(plot / name)
-        result = train(**options, progress=progress)
-        if json_file is not None:
+        with opened(options.pop("group", None)) as group:
+            is_first = speaks(group)
+            if json_file is not None and is_first:
+                _require_writable(json_file)
+            if "save" in options and is_first:
+                _require_writable(options["save"])
+            if plot is not None and is_first:
+                plot.mkdir(parents=True, exist_ok=True)
+                for name in (LOSS_FILE, STEP_FILE):
+                    _require_writable(plot / name)
+            result = train(**options, group=group, progress=progress)
+        if json_file is not None and is_first:
             json_file.write_text(json.dumps(result) + "\n")
     except OptionError as error:
         parser.error(str(error))
@@ -372,6 +371,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
+    if not is_first:
+        return 0
     pace = result["step_ms_median"]
     print(
         f"{result['model']} on {result['data']}: test accuracy "

@@ -137,14 +137,11 @@ class Replica:
         for name, (dtype, shape) in own.items():
             given = arrays[name]
             if (given.dtype, given.shape) != (dtype, shape):
-                raise CheckpointError(
-                    f"{name} is {dtype} {shape}, not {given.dtype} {given.shape}"
-                )
+                raise CheckpointError(f"{name} is {dtype} {shape}, not {given.dtype} {given.shape}")
         self.model.load_state(_below("model/", arrays))
         self.optimizer.load_state(_below("optimizer/", arrays))
         with self.weights.allocating():
             ml.random.set_state(arrays["random"])
-
 
     def consumed(self) -> int:
         """The bytes that the VMs of all members hold."""
@@ -215,9 +212,7 @@ class Trainer:
     ) -> None:
         self.vm = ml.VM("train" if group is None else "input")
         self._ask: Callable[..., Any] = (
-            make(self.vm)
-            if group is None
-            else ml.parallel.data_parallel(make, group, shard=shard)
+            make(self.vm) if group is None else ml.parallel.data_parallel(make, group, shard=shard)
         )
         self._alone = group is None
 
