@@ -30,10 +30,10 @@ import numpy as np
 from mlvm.core.errors import GroupError, OutOfMemory
 from mlvm.core.types import Array
 from mlvm.machines.shared_memory import new_source
-from mlvm.parallel.meeting import SMALL, Collective
+from mlvm.parallel.meeting import Collective, brief_error
 from mlvm.parallel.passing import NOTHING, Passing, most_at_once, pack
 
-_SPIN: Final = 60e-6  # seconds to look for the others before sleep
+_SPIN: Final = 200e-6  # seconds to look for the others before sleep
 _LOOK: Final = 50  # milliseconds of sleep until the next look at who has ended, and who waits
 _TEXT: Final = 1 << 15  # bytes of a description, or of a reason
 _DIGEST: Final = 16
@@ -53,7 +53,7 @@ class Board:
 
     def __init__(self, size: int, _source: Any = None) -> None:
         self.size = size
-        window = size * most_at_once(size)
+        window = size * most_at_once(size)  # more than SMALL
         layout: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
             "counts": (np.int64, (size, size)),
             "waits": (np.int64, (size, 2)),
@@ -63,8 +63,8 @@ class Board:
             "digests": (np.uint8, (size, size, 2, _DIGEST)),
             "calls": (np.uint8, (size, _TEXT)),
             "reasons": (np.uint8, (size + 1, _TEXT)),
-            "windows": (np.uint8, (size, 2, max(window, SMALL))),
-            "pair_windows": (np.uint8, (size, 2, SMALL)),
+            "windows": (np.uint8, (size, 2, window)),
+            "pair_windows": (np.uint8, (size, 2, most_at_once(size))),
         }
         sizes = {name: prod(shape) * dtype().itemsize for name, (dtype, shape) in layout.items()}
         nbytes = sum(-(-each // _PAGE) * _PAGE for each in sizes.values())
@@ -183,21 +183,22 @@ class BoardMeeting(Passing):
 
     # --- a member's life ---
 
-    def end(self) -> None:
-        """The member has ended, and will call nothing more."""
+    def end(self, rank: int) -> None:
         fence()
-        self._board.ended[self.rank] = 1
+        self._board.ended[rank] = 1
+        fence()
         self._wake(range(self._board.size))
 
-    def fail(self, reason: str) -> None:
-        """The member has ended with an error, which ends the others."""
-        self._board.end_run(self.rank, reason)
-        self.end()
+    def fail(self, rank: int, error: BaseException) -> None:
+        if not self.is_broken:
+            reason = f"{self.names[rank]} failed: {brief_error(error)}"
+            self._board.end_run(rank, reason)
+        self.end(rank)
 
     @property
     def is_mine(self) -> bool:
-        """Whether this member was the one that ended the run, or nobody has."""
-        return not self.is_broken or bool(self._broken[self.rank])
+        """Whether this member has ended the run."""
+        return bool(self._broken[self.rank])
 
     @property
     def is_broken(self) -> bool:

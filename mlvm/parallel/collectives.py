@@ -74,9 +74,11 @@ class Member:
             each.result()
 
     def leave(self) -> None:
-        """The run is over, however it ended."""
+        """The run is over, however it ended: what was started ends as well."""
         self._meeting = None
-        self._started.clear()
+        started, self._started = self._started, {}
+        for each in started.values():
+            each.exception()
 
     def close(self) -> None:
         """The VM leaves the group. What was kept is dropped, and the thread ends when it can."""

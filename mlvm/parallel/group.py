@@ -56,12 +56,17 @@ class Seat:
         vm.register_callees(names)
 
     def do(self, task: Task[R], meeting: Meeting) -> R:
-        """Do a task, on the member's thread or in its process."""
+        """Do a task, on the member's thread or in its process, and tell the others how it ended."""
         self.member.begin(meeting)
         try:
             with self._arena.allocating():
                 result = task(self.member.rank, self.vm)
             self.member.finish()
+        except BaseException as error:
+            meeting.fail(self.member.rank, error)
+            raise
+        else:
+            meeting.end(self.member.rank)
         finally:
             self.member.leave()
         return result
@@ -279,9 +284,8 @@ class Group(AnyGroup):
         """A member's part of a run, on the member's thread."""
         try:
             results[rank] = self._seats[rank].do(task, rendezvous)
-            rendezvous.end(rank)
-        except BaseException as error:  # `run` raises it on the caller's thread
-            rendezvous.fail(rank, error)
+        except BaseException:  # which the rendezvous has; `run` raises it on the caller's thread
+            pass
         finally:
             with self._lock:
                 self._busy.discard(rank)

@@ -112,6 +112,12 @@ class Meeting(Protocol):
         has ended or failed, or because all wait.
         """
 
+    def end(self, rank: int) -> None:
+        """The member has ended, and will call nothing more."""
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """The member has ended with an error, which ends the others."""
+
 
 # --- what every place computes -------------------------------------------------------
 

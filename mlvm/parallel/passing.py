@@ -16,10 +16,14 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import BLOCK_NBYTES, SMALL, Collective, blocks, combine, flat
+from mlvm.parallel.meeting import SMALL, Collective, blocks, combine, flat
 
 NOTHING: Final = np.empty(0, np.uint8)
 """The message that a member gets from itself."""
+
+_BATCH_NBYTES: Final = 1 << 21
+"""Bytes that a member gives to all others at once: so many that they seldom wait for each other,
+and so few that they stay in a third-level cache."""
 
 _ALIGNMENT: Final = 8  # of an array in a message: the largest element
 
@@ -55,6 +59,14 @@ class Passing(ABC):
         """Wait until all members of the call are here, with calls that fit. Raises `GroupError`."""
 
     @abstractmethod
+    def end(self, rank: int) -> None:
+        """The member has ended, and will call nothing more."""
+
+    @abstractmethod
+    def fail(self, rank: int, error: BaseException) -> None:
+        """The member has ended with an error, which ends the others."""
+
+    @abstractmethod
     def depart(self, call: Collective) -> None:
         """The call's work is done for this member."""
 
@@ -73,7 +85,7 @@ class Passing(ABC):
 
 def most_at_once(size: int) -> int:
     """The most bytes that one of so many members gives to each other one at once."""
-    return max(2 * BLOCK_NBYTES // size, 1 << 14)
+    return max(_BATCH_NBYTES // size, 1 << 14)
 
 
 def packed_nbytes(nbytes: int) -> int:
@@ -160,25 +172,26 @@ def _all_reduce(place: Passing, call: Collective) -> None:
 
 def _reduce_scatter(place: Passing, call: Collective) -> None:
     out, x = flat(call.arrays)
-    me = call.ranks.index(place.rank)
-    pieces = [x[i * out.size : (i + 1) * out.size] for i in range(len(call.ranks))]
+    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    pieces = [x[i * out.size : (i + 1) * out.size] for i in range(parts)]
     for batch in _batches([out], 0, 1, place.most):
-        [(_, block)] = batch
-        given = [[piece[block]] for piece in pieces]
-        got = place.exchange(call, given, size_of(given[me]))
-        each = [given[me][0] if i == me else m.view(x.dtype) for i, m in enumerate(got)]
-        combine(call.attributes["op"], [y[: out[block].size] for y in each], out[block])
+        given = [_pieces([piece], batch) for piece in pieces]
+        mine = given[me]
+        got = place.exchange(call, given, size_of(mine))
+        each = [mine if i == me else _unpacked(message, mine) for i, message in enumerate(got)]
+        for y, *theirs in zip(_pieces([out], batch), *each, strict=True):
+            combine(call.attributes["op"], theirs, y)
 
 
 def _all_gather(place: Passing, call: Collective) -> None:
     out, x = flat(call.arrays)
     me, parts = call.ranks.index(place.rank), len(call.ranks)
-    for batch in _batches([x], 0, 1, SMALL):
-        [(_, block)] = batch
-        given = [x[block]]
+    outs = [out[i * x.size : (i + 1) * x.size] for i in range(parts)]
+    for batch in _batches([x], 0, 1, place.most):
+        given = _pieces([x], batch)
         for i, message in enumerate(place.share(call, given, [size_of(given)] * parts)):
             theirs = given if i == me else _unpacked(message, given)
-            np.copyto(out[i * x.size : (i + 1) * x.size][block], theirs[0])
+            _copy(theirs, _pieces([outs[i]], batch))
 
 
 def _broadcast(place: Passing, call: Collective) -> None:
@@ -193,7 +206,7 @@ def _from_one(place: Passing, call: Collective, root: int) -> None:
     """The arrays of the member at `call.ranks[root]` become everybody's."""
     xs = flat(call.arrays)
     is_root = call.ranks[root] == place.rank
-    for batch in _batches(xs, 0, 1, SMALL):
+    for batch in _batches(xs, 0, 1, place.most):
         pieces = _pieces(xs, batch)
         wanted = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
         got = place.share(call, pieces if is_root else (), wanted)

@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from mlvm.core.errors import GroupError, brief
 from mlvm.machines.failure import Failure
@@ -31,6 +31,7 @@ from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.board import Bells, Board, BoardMeeting
 from mlvm.parallel.group import AnyGroup, Seat, Task, checked_cores, name_of
 from mlvm.parallel.meeting import brief_error
+from mlvm.parallel.outcome import Outcome, results_of
 from mlvm.parallel.pickling import pickled
 
 R = TypeVar("R")
@@ -42,14 +43,6 @@ _LAST: Final = 3.0
 """Seconds that the members have to end when one of them has died."""
 
 _MOST: Final = 256
-
-
-class _Outcome(NamedTuple):
-    """How a task ended in a member. `first`: the member's error was no other's doing."""
-
-    value: Any
-    failure: Failure | None = None
-    first: bool = False
 
 
 class ProcessGroup(AnyGroup):
@@ -156,7 +149,7 @@ class _Run:
         self._connections = group._connections
         self._board = group._board
         self._bells = group._bells
-        self._outcomes: dict[int, _Outcome] = {}
+        self._outcomes: dict[int, Outcome] = {}
         self.missing = set(range(group.size))
         self.dead: str | None = None
 
@@ -197,15 +190,7 @@ class _Run:
         """What the members returned. Raises the first error of one."""
         if self.dead is not None:
             raise GroupError(self.dead)
-        failed = [rank for rank, outcome in self._outcomes.items() if outcome.failure is not None]
-        failed.sort(key=lambda rank: not self._outcomes[rank].first)
-        for rank in failed:
-            failure = self._outcomes[rank].failure
-            assert failure is not None
-            error = failure.error(self._names[rank], GroupError)
-            error.add_note(f"raised by {self._names[rank]} of a group of {len(self._names)}")
-            raise error
-        return [self._outcomes[rank].value for rank in range(len(self._names))]
+        return results_of(self._outcomes, self._names)
 
     def _receive(self, rank: int) -> None:
         try:
@@ -218,7 +203,7 @@ class _Run:
             self._outcomes[rank] = pickle.loads(message)
         except Exception as error:  # of somebody's __setstate__, or for a module that is not here
             told = GroupError(f"what {self._names[rank]} returned cannot be read: {error}")
-            self._outcomes[rank] = _Outcome(None, Failure.of(told), True)
+            self._outcomes[rank] = Outcome(None, Failure.of(told), True)
 
     def _bury(self, rank: int) -> None:
         self.missing.discard(rank)
@@ -303,15 +288,11 @@ def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
 
 def _done(seat: Seat, meeting: BoardMeeting, message: bytes) -> bytes:
     """Do the task, and return its outcome as bytes."""
+
+    def task(rank: int, vm: LocalVM) -> bytes:
+        return pickled(Outcome(pickle.loads(message)(rank, vm)))
+
     try:
-        task = pickle.loads(message)
-        answer = pickled(_Outcome(seat.do(task, meeting)))
-        meeting.end()
+        return seat.do(task, meeting)
     except BaseException as error:  # the parent raises it
-        first = meeting.is_mine
-        if not meeting.is_broken:
-            meeting.fail(f"{seat.member.name} failed: {brief_error(error)}")
-        else:
-            meeting.end()
-        answer = pickled(_Outcome(None, Failure.of(error), first))
-    return answer
+        return pickled(Outcome(None, Failure.of(error), meeting.is_mine))
