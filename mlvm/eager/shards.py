@@ -41,7 +41,7 @@ from mlvm.eager.tree import (
 Shard: TypeAlias = Literal["optimizer", "all"]
 """What members keep in parts: the optimizer's state, or the weights too."""
 
-BUCKET_NBYTES: Final = 4 << 20
+BUCKET_NBYTES: Final = 1 << 20
 """Bytes that members exchange at once: so many that a meeting's latency does not count, and so few
 that the last ones, which nothing is computed beside, do not either."""
 

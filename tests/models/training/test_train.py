@@ -373,10 +373,10 @@ def test_two_members_train_as_one_does_wherever_they_meet(tmp_path: Path) -> Non
         assert results[-1]["growth_after_first_epoch_bytes"] == 0
     assert results[0]["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
     assert results[0]["test_accuracy"] > 0.8
-    for result, file in zip(results, files, strict=True):
+    for result, content in zip(results, files, strict=True):
         assert result["train_loss"] == results[0]["train_loss"]
         assert result["test_loss"] == results[0]["test_loss"]
-        assert file == files[0]
+        assert content == files[0]
     held = [result["arenas"][0]["high_water"] for result in results]
     assert held[1] < held[3] < held[0] == held[2]
 
