@@ -325,10 +325,10 @@ class Server:
         limits, sock = self._limits, client.socket
         vm.client.is_gone = client.is_gone
         stream = Stream(sock, limits.message_bytes)
+        stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
         try:
             while True:
-                sock.settimeout(limits.idle_seconds)
                 if count := session.run_known(stream):
                     client.messages += count
                     continue
@@ -337,7 +337,6 @@ class Server:
                 client.messages += 1
                 answer = session.handle(kind, reader)
                 if answer is not None:
-                    sock.settimeout(limits.send_seconds)
                     stream.send(answer)
                 client.busy = False
                 if self._draining and not stream.has_received():
@@ -346,7 +345,6 @@ class Server:
             return "the server stops" if self._draining else str(error)
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
             with contextlib.suppress(MlvmError, OSError):
-                sock.settimeout(limits.send_seconds)
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
