@@ -353,11 +353,13 @@ class Server:
         """Give up a client that has gone, and all that it had."""
         launches = client.session.launches if client.session is not None else 0
         own = client.vm if client.own else None
-        if own is not None:
-            own.close()
-        with self._lock:
-            del self._clients[client.number]
-            self._launches += launches
+        try:
+            if own is not None:
+                own.close()
+        finally:
+            with self._lock:
+                del self._clients[client.number]
+                self._launches += launches
         self._log.event(
             "disconnected",
             client=client.number,

@@ -60,23 +60,25 @@ def test_a_server_prints_its_secret_and_its_port() -> None:
         assert made[1] not in log
 
 
-def is_busy(address: str) -> bool:
+def is_launching(address: str) -> bool:
+    """Whether a client has loaded a program, and is busy with the message after that."""
     with Observer(address) as observer:
-        return any(each["busy"] for each in observer.status()["clients"])
+        clients = observer.status()["clients"]
+    return any(each["busy"] and each["messages"] == 2 for each in clients)
 
 
 def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
-    with serving("--listen", f"unix:{tmp_path}/s", "--grace", "600") as (server, event):
-        with connect(event["address"]) as vm:
-            launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
-            wait_for(lambda: is_busy(event["address"]))
-            server.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-            assert server.poll() is None
-            server.send_signal(signal.SIGINT)
-            assert server.wait(20) == 0
-            with pytest.raises((ConnectionLost, LimitExceeded)):
-                launching.result(PATIENCE)
+    listen = ["--listen", f"unix:{tmp_path}/s", "--grace", "600"]
+    with serving(*listen) as (server, event), connect(event["address"]) as vm:
+        launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: is_launching(event["address"]))
+        server.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert server.poll() is None
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+        with pytest.raises((ConnectionLost, LimitExceeded)):
+            launching.result(PATIENCE)
     assert not (tmp_path / "s").exists()
 
 
