@@ -69,7 +69,12 @@ class Served(Server):
             vm.close()
         super().__exit__(*error)
 
-    def events(self, event: str) -> list[dict[str, Any]]:
+    def events(self, event: str, least: int = 0) -> list[dict[str, Any]]:
+        """The events of that name, once there are so many: a log comes after what it tells of."""
+        wait_for(lambda: len(self._events(event)) >= least)
+        return self._events(event)
+
+    def _events(self, event: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [line for line in lines if line["event"] == event]
 

@@ -99,7 +99,7 @@ def test_what_a_client_made_ends_with_its_connection() -> None:
         wait_for(lambda: len(server.status()["clients"]) == 1)
         assert server.status()["bytes"] == 12
         assert other.read(kept).tolist() == [0, 0, 0]
-        assert server.events("disconnected")[0]["left"] == 0
+        assert server.events("disconnected", 1)[0]["left"] == 0
 
 
 def test_what_was_made_in_a_launch_is_freed_too() -> None:
@@ -121,7 +121,7 @@ def test_what_was_made_in_a_launch_is_freed_too() -> None:
         assert server.status()["bytes"] == 1 << 16
         vm.close()
         wait_for(lambda: not server.status()["clients"])
-        assert server.events("disconnected")[0]["left"] == 0
+        assert server.events("disconnected", 1)[0]["left"] == 0
 
 
 CLIENT = f"""
@@ -312,7 +312,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
         with pytest.raises((LimitExceeded, ConnectionLost)):
             vm.synchronize()
         wait_for(lambda: server.events("disconnected"))
-        assert "the limit is 131,072" in server.events("disconnected")[0]["reason"]
+        assert "the limit is 131,072" in server.events("disconnected", 1)[0]["reason"]
 
 
 def test_connections_are_limited_and_a_place_is_free_again() -> None:
