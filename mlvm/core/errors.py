@@ -52,7 +52,7 @@ from typing import Final, Self, TypeAlias
 
 _BRIEF: Final = 100
 _PACKAGE: Final = str(Path(__file__).parent.parent)
-_OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
+OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
 
 class MlvmError(Exception):
@@ -262,10 +262,10 @@ def user_place() -> Place | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        ours = _OURS.get(code.co_filename)
+        ours = OURS.get(code.co_filename)
         if ours is None:
             ours = code.co_filename.startswith((_PACKAGE, "<frozen"))
-            _OURS[code.co_filename] = ours
+            OURS[code.co_filename] = ours
         if not ours:
             return code, frame.f_lasti
         frame = frame.f_back

@@ -18,7 +18,11 @@ from mlvm.machines.workers import Workers
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
+    from mlvm.core.machine.link import Code
+    from mlvm.core.program.program import Program
+    from mlvm.core.protocol import TensorHandle
     from mlvm.machines.native._native import Door
+    from mlvm.machines.native.known import KnownLaunches
 
 _MOST_THREADS: Final = 256
 
@@ -85,8 +89,24 @@ class LocalVM(VM):
         self.door = None
         if self.native and not workers:
             self.door = open_door(self.functions, self._store, self._lock, pool)
+            self._pool = pool
         if workers:
             self._scheduler = Workers(workers, self.name)
+
+    def known_launches(self) -> KnownLaunches | None:
+        """A table of the launches that a client makes, for a native VM without workers."""
+        if self.door is None:
+            return None
+        from mlvm.machines.native.known import KnownLaunches
+
+        def code_of(program: Program, args: tuple[TensorHandle, ...]) -> Code | None:
+            linked = self._linked.get(id(program))
+            found = linked.bound.get(args) if linked is not None else None
+            return found[0] if found is not None else None
+
+        return KnownLaunches(
+            self.functions, self._store, self._lock, self.door, self._pool, code_of
+        )
 
     def _forget_links(self) -> None:
         super()._forget_links()

@@ -250,7 +250,9 @@ def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Po
         store.caches[id(door)] = door  # is to be cleared once handles change
         return entry.array, entry.type
 
-    def plan(name: str, types: Sequence[TensorType], attributes: Attributes) -> Plan | None:
+    def plan(
+        _: object, name: str, types: Sequence[TensorType], attributes: Attributes
+    ) -> Plan | None:
         functions = functions_of()
         if functions is None:
             return None

@@ -2,6 +2,7 @@
 #include "module.h"
 
 #include "dispatch.h"
+#include "posts.h"
 #include "loop.h"
 #include "tables.h"
 #include "value.h"
@@ -387,7 +388,7 @@ PyMODINIT_FUNC PyInit__native(void)
     plan_type = add_type(module, "Plan", &plan_spec);
     pool_type = add_type(module, "Pool", &pool_spec);
     if (!plan_type || !pool_type || value_init(module) || loop_init(module) ||
-        dispatch_init(module)) {
+        posts_init(module) || dispatch_init(module)) {
         Py_DECREF(module);
         return NULL;
     }
