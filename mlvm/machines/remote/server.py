@@ -327,18 +327,23 @@ class Server:
         stream = Stream(sock, limits.message_bytes)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
         try:
+            sock.settimeout(limits.idle_seconds)
             while True:
-                sock.settimeout(limits.idle_seconds)
-                kind, reader = stream.receive()
+                stream.wait()
                 client.busy = True
-                client.messages += 1
-                answer = session.handle(kind, reader)
-                if answer is not None:
-                    sock.settimeout(limits.send_seconds)
-                    stream.send(answer)
+                if count := session.run_known(stream):
+                    client.messages += count
+                    vm.launches += count
+                else:
+                    client.messages += 1
+                    answer = session.handle(*stream.receive())
+                    if answer is not None:
+                        sock.settimeout(limits.send_seconds)
+                        stream.send(answer)
+                        sock.settimeout(limits.idle_seconds)
+                        if self._draining:
+                            return "the server stops"
                 client.busy = False
-                if self._draining and not stream.has_received():
-                    return "the server stops"
         except ConnectionLost as error:
             return "the server stops" if self._draining else str(error)
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart

@@ -55,16 +55,21 @@ class Session(WireServer):
         """Perform what comes until the connection ends. Raises `ConnectionLost` then, and
         `EncodingError` for bytes that no client sends."""
         while True:
-            if self._known is not None and self._failed is None:
-                stream.wait()
-                count = stream.run(self._known.run)
-                self._posts += count
-                self.launches += count
-                if count:
-                    continue
+            stream.wait()
+            if self.run_known(stream):
+                continue
             answer = self.handle(*stream.receive())
             if answer is not None:
                 stream.send(answer)
+
+    def run_known(self, stream: Stream) -> int:
+        """Run the launches that have arrived first, as far as they were met before; how many."""
+        if self._known is None or self._failed is not None:
+            return 0
+        count = stream.run(self._known.run)
+        self._posts += count
+        self.launches += count
+        return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
         """The answer to a message, if it is to have one. Raises `EncodingError` for a message that

@@ -87,6 +87,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+def is_launching(status: dict[str, Any]) -> bool:
+    """Whether a client has loaded a program, and is busy with the message after that."""
+    return any(each["busy"] and each["messages"] == 2 for each in status["clients"])
+
+
 def limits(**given: Any) -> Limits:
     """Limits with a second for a launch."""
     return Limits(**{"launch_seconds": 1.0, **given})

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,14 @@ from mlvm.core.errors import ConnectionLost, LimitExceeded
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
-from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served, wait_for
+from tests.machines.remote.serving import (
+    CERTIFICATE,
+    FOR_EVER,
+    SECRET,
+    Served,
+    is_launching,
+    wait_for,
+)
 from tests.threads import PATIENCE, start
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,18 +68,16 @@ def test_a_server_prints_its_secret_and_its_port() -> None:
         assert made[1] not in log
 
 
-def is_launching(address: str) -> bool:
-    """Whether a client has loaded a program, and is busy with the message after that."""
+def status_of(address: str) -> dict[str, Any]:
     with Observer(address) as observer:
-        clients = observer.status()["clients"]
-    return any(each["busy"] and each["messages"] == 2 for each in clients)
+        return observer.status()
 
 
 def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
     listen = ["--listen", f"unix:{tmp_path}/s", "--grace", "600"]
     with serving(*listen) as (server, event), connect(event["address"]) as vm:
         launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
-        wait_for(lambda: is_launching(event["address"]))
+        wait_for(lambda: is_launching(status_of(event["address"])))
         server.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert server.poll() is None
