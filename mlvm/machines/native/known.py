@@ -17,7 +17,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import FreeStore
 from mlvm.core.types import TensorType
-from mlvm.machines.native._native import Bound, Door, Pool, run_launches
+from mlvm.machines.native._native import Bound, Pool, run_launches
 from mlvm.machines.native.loop import plan_of
 
 _MOST_ARRAYS: Final = 15  # as src/posts.c has room for
@@ -26,22 +26,22 @@ _MOST: Final = 1 << 16
 
 class KnownLaunches:
     """The launches of one client of a VM, whose parts are given. `code_of` tells what the VM has
-    linked for a launch."""
+    linked for a launch, `is_watched` whether somebody wants to see each."""
 
     def __init__(
         self,
         functions: FunctionTable,
         store: FreeStore,
         lock: AbstractContextManager[object],
-        door: Door,
         pool: Pool,
         code_of: Callable[[Program, tuple[TensorHandle, ...]], Code | None],
+        is_watched: Callable[[], bool],
     ) -> None:
         self._functions = functions
         self._store = store
         self._lock = lock
         self._code_of = code_of
-        self._door = door
+        self._is_watched = is_watched
         self._pool = pool
         self._bound: dict[bytes, Bound] = {}
         self._version = -1
@@ -49,7 +49,7 @@ class KnownLaunches:
     def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
         """Run the launches at the beginning of the buffer's part, as far as they are known. Returns
         where the next message begins, and how many were run."""
-        if not self._bound or self._door.observed or self._door.instrumented:
+        if not self._bound or self._is_watched():
             return start, 0
         with self._lock:
             if self._functions.version != self._version:

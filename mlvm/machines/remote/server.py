@@ -329,20 +329,20 @@ class Server:
         try:
             sock.settimeout(limits.idle_seconds)
             while True:
-                stream.wait()
-                client.busy = True
                 if count := session.run_known(stream):
                     client.messages += count
                     vm.launches += count
-                else:
-                    client.messages += 1
-                    answer = session.handle(*stream.receive())
-                    if answer is not None:
-                        sock.settimeout(limits.send_seconds)
-                        stream.send(answer)
-                        sock.settimeout(limits.idle_seconds)
-                        if self._draining:
-                            return "the server stops"
+                    continue
+                kind, reader = stream.receive()
+                client.busy = True
+                client.messages += 1
+                answer = session.handle(kind, reader)
+                if answer is not None:
+                    sock.settimeout(limits.send_seconds)
+                    stream.send(answer)
+                    sock.settimeout(limits.idle_seconds)
+                    if self._draining:
+                        return "the server stops"
                 client.busy = False
         except ConnectionLost as error:
             return "the server stops" if self._draining else str(error)

@@ -55,7 +55,6 @@ class Session(WireServer):
         """Perform what comes until the connection ends. Raises `ConnectionLost` then, and
         `EncodingError` for bytes that no client sends."""
         while True:
-            stream.wait()
             if self.run_known(stream):
                 continue
             answer = self.handle(*stream.receive())
@@ -63,9 +62,11 @@ class Session(WireServer):
                 stream.send(answer)
 
     def run_known(self, stream: Stream) -> int:
-        """Run the launches that have arrived first, as far as they were met before; how many."""
+        """Wait for messages, and run those at the beginning that are launches which were made
+        before. Returns how many. Raises `ConnectionLost`."""
         if self._known is None or self._failed is not None:
             return 0
+        stream.wait()
         count = stream.run(self._known.run)
         self._posts += count
         self.launches += count

@@ -112,6 +112,10 @@ class Stream:
         self._start, count = launches(self._buffer, self._start, self._end[0])
         return count
 
+    def has_received(self) -> bool:
+        """Whether there are bytes that were received and not handed out."""
+        return self._start != self._end[0]
+
     def wait(self) -> None:
         """Wait until there are bytes that were not handed out. Raises `ConnectionLost`."""
         if self._incoming is None:
