@@ -328,9 +328,11 @@ class Server:
         stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
         try:
+            sock.settimeout(limits.idle_seconds)
             while True:
                 if count := session.run_known(stream):
                     client.messages += count
+                    vm.launches += count
                     continue
                 kind, reader = stream.receive()
                 client.busy = True
@@ -338,9 +340,10 @@ class Server:
                 answer = session.handle(kind, reader)
                 if answer is not None:
                     stream.send(answer)
+                    sock.settimeout(limits.idle_seconds)
+                    if self._draining:
+                        return "the server stops"
                 client.busy = False
-                if self._draining and not stream.has_received():
-                    return "the server stops"
         except ConnectionLost as error:
             return "the server stops" if self._draining else str(error)
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
@@ -354,11 +357,13 @@ class Server:
         """Give up a client that has gone, and all that it had."""
         launches = client.session.launches if client.session is not None else 0
         own = client.vm if client.own else None
-        if own is not None:
-            own.close()
-        with self._lock:
-            del self._clients[client.number]
-            self._launches += launches
+        try:
+            if own is not None:
+                own.close()
+        finally:
+            with self._lock:
+                del self._clients[client.number]
+                self._launches += launches
         self._log.event(
             "disconnected",
             client=client.number,
