@@ -1,4 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | ops | info`."""
+"""The command line: `python -m mlvm run | check | disasm | memory | mpirun | ops | info`, and, for
+machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -42,6 +43,8 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
+from mlvm.machines.remote import command as remote
+from mlvm.parallel.mpirun import mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
 from mlvm.show.trace import trace
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -59,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.command == "mpirun" and not (options.script or options.module):
+        parser.error("mpirun: a script is wanted, or -m and a module")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some
     try:
@@ -71,10 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(disassemble(program_of(read_file(options.file))), end="")
         elif options.command == "memory":
             memory(options)
+        elif options.command == "mpirun":
+            mpirun(options.processes, options.script or ["-m", *options.module])
         elif options.command == "ops":
             print_ops(options.names)
-        else:
+        elif options.command == "info":
             print_info()
+        else:
+            remote.run(options, __version__)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -136,10 +146,22 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE"
     )
 
+    command = commands.add_parser(
+        "mpirun", help="run a script in several processes, for ml.parallel.MpiGroup"
+    )
+    command.add_argument("-n", dest="processes", type=_count, required=True, metavar="N")
+    command.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="with its arguments"
+    )
+    command.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a .py file, with its arguments"
+    )
+
     command = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
     command.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
 
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
+    remote.add_commands(commands)
     return parser
 
 

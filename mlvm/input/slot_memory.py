@@ -1,17 +1,13 @@
 """The memory of a queue's slots: private to this process, or shared with others.
 
-Shared memory has no name and vanishes with the last of its processes, however that ends. On Linux
-it is a memory file (memfd_create(2)), on other POSIX systems a temporary file that is unlinked at
-once, on Windows a mapping of the paging file.
+How shared memory is made, `mlvm.machines.shared_memory` says.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import sys
-import tempfile
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
@@ -23,9 +19,7 @@ import numpy as np
 from mlvm.arena.placement import rounded
 from mlvm.core.errors import EncodingError, OutOfMemory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_zeros
-
-Source = int | str
-"""How the system knows shared memory: by a file descriptor, on Windows by a tag."""
+from mlvm.machines.shared_memory import Source, new_source
 
 
 class SlotMemory:
@@ -55,7 +49,7 @@ class SlotMemory:
             if nbytes > MAX_NBYTES:
                 raise MemoryError
             if shared and _source is None:
-                self._source = _new_source(nbytes)
+                self._source = new_source(nbytes)
             self.data = (
                 aligned_zeros(nbytes)
                 if self._source is None
@@ -105,22 +99,3 @@ def _attach(types: tuple[TensorType, ...], maxsize: int, source: Any) -> SlotMem
     if not isinstance(source, str):
         source = source.detach()
     return SlotMemory(types, maxsize, _source=source)
-
-
-def _new_source(nbytes: int) -> Source:
-    """Shared memory of so many zero bytes. Only the returned value leads to it."""
-    if sys.platform == "win32":
-        return f"mlvm-{secrets.token_hex(16)}"
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("mlvm-queue", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    try:
-        if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-            raise MemoryError  # the system would notice only when the bytes are used
-        os.ftruncate(descriptor, nbytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor

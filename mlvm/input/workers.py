@@ -13,19 +13,19 @@ import pickle
 import signal
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Final, NamedTuple
+from typing import Final
 
 from mlvm.core.errors import PipelineError, ShutDown, WorkerDied
 from mlvm.input.batches import Batch, Recipe
 from mlvm.input.queue import QueueTensor, Reservation
 from mlvm.input.slot_memory import SlotMemory
+from mlvm.machines.failure import Failure
 
 _POLL: Final = 0.05  # seconds between looks at a silent process, and at whether to go on
 _GRACE: Final = 1.0  # seconds that a process has to end by itself
@@ -181,39 +181,6 @@ class _Closing(Exception):
     """The crew closes while a process is at work."""
 
 
-class _Failure(NamedTuple):
-    """What a process reports of an exception: its pickle if it has one, its text, its traceback.
-
-    The receiver unpickles it, and only there can tell whether an exception comes out.
-    """
-
-    pickled: bytes | None
-    text: str
-    traceback: str
-
-    @staticmethod
-    def of(error: Exception) -> _Failure:
-        try:
-            pickled = pickle.dumps(error)
-        except Exception:  # of somebody's own __reduce__
-            pickled = None
-        [*_, text] = traceback.format_exception_only(error)
-        return _Failure(pickled, text.strip(), "".join(traceback.format_exception(error)))
-
-    def error(self) -> Exception:
-        """The exception with its traceback as a note, or a `PipelineError` that tells of it."""
-        note = f"in a worker process:\n{self.traceback}"
-        if self.pickled is not None:
-            with suppress(BaseException):  # SystemExit, say, which would end the thread unseen
-                error = pickle.loads(self.pickled)
-                if isinstance(error, Exception):
-                    error.add_note(note)
-                    return error
-        told = PipelineError(self.text)
-        told.add_note(note)
-        return told
-
-
 class _WorkerProcess:
     """A process that makes batches in shared slots, for the thread that calls `fill`.
 
@@ -239,7 +206,7 @@ class _WorkerProcess:
         except (EOFError, OSError):
             raise self._death(batch) from None
         if failure is not None:
-            raise failure.error()
+            raise failure.error("a worker process", PipelineError)
 
     def end(self) -> None:
         """Let the process end by itself, and kill it after a second."""
@@ -273,7 +240,7 @@ class _WorkerProcess:
         self._process = process
         return ours
 
-    def _answer(self, connection: Connection) -> _Failure | None:
+    def _answer(self, connection: Connection) -> Failure | None:
         """What the process says of its batch. Raises `EOFError` if it has died."""
         assert self._process is not None
         while not connection.poll(_POLL):
@@ -281,7 +248,7 @@ class _WorkerProcess:
                 raise _Closing
             if not self._process.is_alive() and not connection.poll():
                 raise EOFError
-        answer: _Failure | None = connection.recv()
+        answer: Failure | None = connection.recv()
         return answer
 
     def _death(self, batch: Batch) -> WorkerDied:
@@ -304,5 +271,5 @@ def _serve(recipe: Recipe, slots: Mapping[int, SlotMemory], connection: Connecti
             try:
                 recipe.fill(batch, slots[batch.size].slots[index])
             except Exception as error:
-                failure = _Failure.of(error)
+                failure = Failure.of(error)
             connection.send(failure)

@@ -5,15 +5,20 @@ Collectives are declared as ops are. `all_reduce` and `broadcast` ( x1..xn -- ) 
 of tensors in place, in one meeting. A collective with a result has the two forms of an op:
 `all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
 
-Members share their memory, so no data is sent. Large work is divided: each member computes a part
-and writes it to all members, in blocks that stay in its cache. Elements are combined in the order
-of ranks, whichever member does it, so results have the same bits in every run.
+`all_reduce.start` ( x1..xn -- ) and `all_reduce.wait` ( x1..xn -- ), with the same tensors, are the
+two halves of `all_reduce`. In between the program goes on, and must leave the tensors alone. A
+thread of the member meets the others meanwhile. Collectives take place in the order in which the
+program calls them, started ones too, so a program that starts some meets others that do not.
+
+How the members meet is their group's meeting place's to know; see `mlvm.parallel.meeting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, TypeAlias
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,46 +26,65 @@ from mlvm.core.errors import AttributeRefused, DTypeError, GroupError, MachineEr
 from mlvm.core.machine.callee import OUT, Callee, OpFresh, OpInto, Value
 from mlvm.core.op import Attributes, Kernel, Op
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.parallel.rendezvous import Arrays, Collective, Rendezvous, Work
+from mlvm.parallel.meeting import Collective, Meeting, Reduction
 
-Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
-
-BLOCK_NBYTES: Final = 1 << 18
-"""Bytes that are combined at once: so many that threads seldom wait for Python's lock, and so few
-that they fit a second-level cache."""
-
-_UFUNCS: Final = {
-    "sum": np.add,
-    "mean": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-}
+_Key: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Member:
     """A VM's place in its group: `rank` of `size`. `ops` are the collectives of that place by
-    name.
-
-    `rendezvous` is where the members of the current run meet, None between runs.
+    name. `kept` is what the member keeps between runs (see `AnyGroup.keep`).
     """
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name = name
         self.rank = rank
         self.size = size
-        self.rendezvous: Rendezvous | None = None
+        self.kept: dict[int, Any] = {}
+        self._meeting: Meeting | None = None  # of the current run
+        self._thread = 0  # the program's
+        self._beside: ThreadPoolExecutor | None = None  # one thread for what was started
+        self._started: dict[_Key, Future[None]] = {}
         self.ops: dict[str, Op] = {
             op.name: op
             for op in (
                 Op(self.all_reduce, self._reduced),
+                _named("all_reduce.start", Op(self.all_reduce_start, self._reduced)),
+                _named("all_reduce.wait", Op(self.all_reduce_wait, _anything)),
                 Op(self.all_gather, self._gathered),
                 Op(self.reduce_scatter, self._scattered),
                 Op(self.broadcast, self._broadcast),
                 Op(self.recv, self._received),
                 Op(self.send, self._sent),
-                Op(self.barrier, _nothing),
+                Op(self.barrier, _anything),
             )
         }
+
+    # --- a run ---
+
+    def begin(self, meeting: Meeting) -> None:
+        """A run begins, on the thread that calls this."""
+        self._meeting = meeting
+        self._thread = threading.get_ident()
+
+    def finish(self) -> None:
+        """Wait for what was started and not waited for. Raises its error."""
+        started, self._started = self._started, {}
+        for each in started.values():
+            each.result()
+
+    def leave(self) -> None:
+        """The run is over, however it ended: what was started ends as well."""
+        self._meeting = None
+        started, self._started = self._started, {}
+        for each in started.values():
+            each.exception()
+
+    def close(self) -> None:
+        """The VM leaves the group. What was kept is dropped, and the thread ends when it can."""
+        self.kept.clear()
+        if self._beside is not None:
+            self._beside.shutdown(wait=False)
 
     def functions(self) -> dict[str, Callee]:
         """The functions to register: two forms of a collective with a result, one of any other."""
@@ -80,85 +104,76 @@ class Member:
         for x in xs:
             _require_writable("all_reduce", x)
 
-        def work(arrays: Arrays, part: int, parts: int) -> None:
-            members = [_flat(each) for each in arrays]
-            scratch = np.empty(BLOCK_NBYTES, np.uint8)
-            for i, block in _blocks(members[0], part, parts):
-                each = [member[i][block] for member in members]
-                total = scratch.view(each[0].dtype)[: each[0].size]
-                _combine(op, each, total)
-                for x in each:
-                    np.copyto(x, total)
+        self._meet(self._call("all_reduce", xs, xs, op=op))
 
-        self._meet("all_reduce", xs, xs, work, op=op)
+    def all_reduce_start(self, *xs: Array, op: Reduction = "sum") -> None:
+        """Begin what `all_reduce` does. `all_reduce.wait` of the same tensors ends it."""
+        for x in xs:
+            _require_writable("all_reduce.start", x)
+        call, key = self._call("all_reduce", xs, xs, op=op), _key(xs)
+        meeting = self._here(call)
+        if key in self._started:
+            raise GroupError(f"{call} was started, and not waited for yet")
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(
+                1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
+            )
+        self._started[key] = self._beside.submit(meeting.meet, self.rank, call)
+
+    def all_reduce_wait(self, *xs: Array) -> None:
+        """End what `all_reduce.start` has begun with these tensors."""
+        call = self._call("all_reduce.wait", xs, xs)
+        self._here(call)
+        started = self._started.pop(_key(xs), None)
+        if started is None:
+            raise GroupError(f"{call}: no all_reduce.start of these tensors is under way")
+        started.result()
 
     def reduce_scatter(self, out: Array, x: Array, *, op: Reduction = "sum") -> None:
         """A piece of the sum, mean, maximum or minimum of all members' x. That is cut along axis 0
         into as many pieces as there are members, and each member gets the piece of its rank."""
         _require_apart("reduce_scatter", out, x)
 
-        def work(arrays: Arrays, part: int, parts: int) -> None:
-            outs, xs = (_flat(each) for each in zip(*arrays, strict=True))
-            for rank, block in _blocks(outs, part, parts):
-                out = outs[rank]
-                pieces = [x[rank * out.size : (rank + 1) * out.size] for x in xs]
-                _combine(op, [piece[block] for piece in pieces], out[block])
-
-        self._meet("reduce_scatter", [x], (out, x), work, op=op)
+        self._meet(self._call("reduce_scatter", [x], (out, x), op=op))
 
     def all_gather(self, out: Array, x: Array) -> None:
         """All members' x, one after the other along axis 0 in order of rank; a scalar counts as
         a tensor of one element."""
         _require_apart("all_gather", out, x)
 
-        def work(arrays: Arrays, part: int, parts: int) -> None:
-            outs, xs = (_flat(each) for each in zip(*arrays, strict=True))
-            for rank, block in _blocks(xs, part, parts):
-                x = xs[rank]
-                for out in outs:
-                    np.copyto(out[rank * x.size : (rank + 1) * x.size][block], x[block])
-
-        self._meet("all_gather", [x], (out, x), work)
+        self._meet(self._call("all_gather", [x], (out, x)))
 
     def broadcast(self, *xs: Array, root: int = 0) -> None:
         """Each x becomes the x of the member with rank `root`."""
         for x in xs:
             _require_writable("broadcast", x)
 
-        def work(arrays: Arrays, part: int, parts: int) -> None:
-            sources = _flat(arrays[root])
-            others = [_flat(each) for rank, each in enumerate(arrays) if rank != root]
-            for i, block in _blocks(sources, part, parts):
-                for other in others:
-                    np.copyto(other[i][block], sources[i][block])
-
-        self._meet("broadcast", xs, xs, work, root=root)
+        self._meet(self._call("broadcast", xs, xs, root=root))
 
     def send(self, x: Array, *, to: int) -> None:
         """Give x to the member with rank `to`, when it calls `recv`."""
-        self._meet("send", [x], (x,), _transfer, ranks=(self.rank, to), to=to)
+        self._meet(self._call("send", [x], (x,), ranks=(self.rank, to), to=to))
 
     def recv(self, out: Array, *, source: int, shape: tuple[int, ...], dtype: str) -> None:
         """The tensor that the member with rank `source` gives to this one with `send`."""
         _require_writable("recv.out", out)
-        self._meet("recv", [out], (out,), _transfer, ranks=(source, self.rank), source=source)
+        self._meet(self._call("recv", [out], (out,), ranks=(source, self.rank), source=source))
 
     def barrier(self) -> None:
         """Wait until all members have called this."""
-        self._meet("barrier", [], (), _no_work)
+        self._meet(self._call("barrier", [], ()))
 
-    def _meet(
+    def _call(
         self,
         name: str,
         xs: Sequence[Array],
         arrays: tuple[Array, ...],
-        work: Work,
         *,
         ranks: tuple[int, ...] | None = None,
         **attributes: Any,
-    ) -> None:
-        """Call `name` on `xs` together with all members, or with the two members of `ranks`."""
-        call = Collective(
+    ) -> Collective:
+        """The call of `name` on `xs` for all members, or for the two members of `ranks`."""
+        return Collective(
             name=name,
             attributes=attributes,
             key=(name, *attributes.values()) if ranks is None else (),
@@ -166,11 +181,23 @@ class Member:
             ranks=tuple(range(self.size)) if ranks is None else ranks,
             arrays=arrays,
             nbytes=sum([x.nbytes for x in xs]),
-            work=work,
         )
-        if self.rendezvous is None:
+
+    def _here(self, call: Collective) -> Meeting:
+        """Where the members meet now. Raises `GroupError` outside of a run and on any thread but
+        the member's own."""
+        if self._meeting is None:
             raise GroupError(f"{call}: {self.name} is in no run of its group; see Group.run")
-        self.rendezvous.meet(self.rank, call)
+        if self._thread != threading.get_ident():
+            raise GroupError(f"{call} of {self.name} was called on another thread than its own")
+        return self._meeting
+
+    def _meet(self, call: Collective) -> None:
+        """Take part in a collective, after those that were started."""
+        meeting = self._here(call)
+        for each in self._started.values():
+            each.exception()  # waits; whoever waits for it raises
+        meeting.meet(self.rank, call)
 
     # --- type rules ---
 
@@ -245,54 +272,18 @@ class Effect:
         return ()
 
 
-def _nothing() -> None:
-    """The type rule of `barrier`, which has neither operands nor a result."""
+def _anything(*xs: TensorType) -> None:
+    """The type rule of what takes any operands, or none, and leaves no result."""
 
 
-# --- the work ------------------------------------------------------------------------
+def _named(name: str, op: Op) -> Op:
+    op.name = name
+    return op
 
 
-def _no_work(arrays: Arrays, part: int, parts: int) -> None:
-    pass
-
-
-def _transfer(arrays: Arrays, part: int, parts: int) -> None:
-    """Copy the sender's array, which is the first, into the receiver's."""
-    [source], [out] = map(_flat, arrays)
-    for _, block in _blocks([source], part, parts):
-        np.copyto(out[block], source[block])
-
-
-def _combine(op: Reduction, xs: list[Array], total: Array) -> None:
-    """total = x0 + x1 + ... from the left, or another reduction. `total` overlaps no x."""
-    ufunc = _UFUNCS[op]
-    if len(xs) == 1:
-        np.copyto(total, xs[0])
-    else:
-        ufunc(xs[0], xs[1], out=total)
-    for x in xs[2:]:
-        ufunc(total, x, out=total)
-    if op == "mean":
-        np.divide(total, len(xs), out=total)
-
-
-def _flat(arrays: Sequence[Array]) -> list[Array]:
-    """The arrays in one dimension. A VM's tensors are contiguous, so none is copied."""
-    return [x.reshape(-1) for x in arrays]
-
-
-def _blocks(xs: Sequence[Array], part: int, parts: int) -> Iterator[tuple[int, slice]]:
-    """The blocks of one of `parts` equal parts of the flat arrays, which count as one long array.
-    A block is the number of an array and a slice of it."""
-    total = sum([x.size for x in xs])
-    begin, end = total * part // parts, total * (part + 1) // parts
-    for i, x in enumerate(xs):
-        first, last = max(begin, 0), min(end, x.size)
-        step = BLOCK_NBYTES // x.itemsize
-        for start in range(first, last, step):
-            yield i, slice(start, min(start + step, last))
-        begin -= x.size
-        end -= x.size
+def _key(xs: Sequence[Array]) -> _Key:
+    """Which tensors these are: by their addresses and sizes."""
+    return tuple([(x.__array_interface__["data"][0], x.nbytes) for x in xs])
 
 
 def _require_apart(name: str, out: Array, x: Array) -> None:

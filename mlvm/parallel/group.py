@@ -1,29 +1,193 @@
-"""A group of VMs in one process: a thread for each, on which functions run side by side."""
+"""A group of VMs: what all groups can do, and the group whose members are threads of this process.
+
+The members of other groups are processes; see `mlvm.parallel.processes` and `mlvm.parallel.mpi`.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import GroupError
+from mlvm.core.errors import GroupError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.collectives import Member
+from mlvm.parallel.meeting import Meeting
 from mlvm.parallel.rendezvous import Rendezvous
 
 R = TypeVar("R")
+
+Task: TypeAlias = Callable[[int, LocalVM], R]
+"""What a member does in a run, given its rank and its VM."""
 
 _GRACE: Final = 1.0
 """Seconds that an interrupt waits for members which are computing and call no collective."""
 
 _Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
+
+
+class Seat:
+    """A VM as a member of a group: between this and `close` it has the collectives.
+
+    Raises `GroupError` for a VM that is in a group already, or has functions of such names.
+    """
+
+    def __init__(self, vm: LocalVM, rank: int, size: int) -> None:
+        self.vm = vm
+        self.member = Member(name_of(rank, vm.name), rank, size)
+        if member_of(vm) is not None:
+            raise GroupError(f"{vm.name} is in a group already; close that one first")
+        names = self.member.functions()
+        taken = [name for name in vm.functions if name in names]
+        if taken:
+            raise GroupError(f"{vm.name} has a function {taken[0]!r} of its own")
+        self._arena = Arena(vm, "default", trims=True)
+        vm.attached(Membership).member = self.member
+        vm.register_callees(names)
+
+    def do(self, task: Task[R], meeting: Meeting) -> R:
+        """Do a task, on the member's thread or in its process, and tell the others how it ended."""
+        self.member.begin(meeting)
+        try:
+            with self._arena.allocating():
+                result = task(self.member.rank, self.vm)
+            self.member.finish()
+        except BaseException as error:
+            meeting.fail(self.member.rank, error)
+            raise
+        else:
+            meeting.end(self.member.rank)
+        finally:
+            self.member.leave()
+        return result
+
+    def close(self) -> None:
+        """Take the collectives out of the VM."""
+        self.member.close()
+        self._arena.close()
+        for name in self.member.functions():
+            self.vm.remove(name)
+        self.vm.attached(Membership).member = None
+
+
+def name_of(rank: int, vm: str) -> str:
+    """What errors call the member of that rank, whose VM has that name."""
+    return f"member {rank} ({vm})"
+
+
+class AnyGroup(ABC):
+    """VMs that run together and exchange tensors by collectives, wherever they are.
+
+    Until `close`, the function table of each VM has `all_reduce`, `all_gather`, `reduce_scatter`,
+    `broadcast`, `send`, `recv`, `barrier`, `all_reduce.start` and `all_reduce.wait`. With the same
+    number of members they leave the same bits in every group.
+    """
+
+    def __init__(self) -> None:
+        self._keys = count()
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many members there are; their ranks are 0 .. size - 1."""
+
+    def run(self, fn: Task[R]) -> list[R]:
+        """Call `fn(rank, vm)` for each member where it lives, and return the results by rank.
+
+        Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not
+        use the VM of another. The first error of a member is raised here. The other members end at
+        their next collective, and the group can run again. The same holds for Ctrl-C. Raises
+        `GroupError` when members call different things, when one ends while others wait for it,
+        when they all wait, and for a group that is closed or runs already.
+        """
+        return self._each([fn] * self.size)
+
+    def keep(self, fn: Task[Callable[..., R]]) -> Kept[R]:
+        """Call `fn(rank, vm)` for each member, and have each keep what that returns: a function
+        which only the member itself can call. It stays until the group is closed.
+
+        Raises what `run` raises.
+        """
+        key = next(self._keys)
+        self._each([_Keep(key, fn)] * self.size)
+        return Kept(self, key)
+
+    @abstractmethod
+    def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
+        """Have each member do the task of its rank, and return the results by rank."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the members, and take the collectives out of their VMs. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Kept(Generic[R]):
+    """Functions that stay with the members of a group, one with each."""
+
+    def __init__(self, group: AnyGroup, key: int) -> None:
+        self.group = group
+        self._key = key
+
+    def __call__(self, *args: Sequence[Any], **common: Any) -> list[R]:
+        """Call each member's function, and return the results by rank.
+
+        Each of `args` has one item for each member, in order of rank: `kept([a0, a1], x=x)` calls
+        f0(a0, x=x) and f1(a1, x=x). Raises `GroupError` for another number of items, and what
+        `AnyGroup.run` raises.
+        """
+        size = self.group.size
+        for each in args:
+            if len(each) != size:
+                raise GroupError(
+                    f"an argument has one item for each of {size} members, not {brief(each)}"
+                )
+        rows = [tuple([each[rank] for each in args]) for rank in range(size)]
+        return self.group._each([_Call(self._key, row, common) for row in rows])
+
+
+@dataclass(frozen=True)
+class _Keep:
+    """A task: keep what `fn` returns."""
+
+    key: int
+    fn: Task[Any]
+
+    def __call__(self, rank: int, vm: LocalVM) -> None:
+        _member(vm).kept[self.key] = self.fn(rank, vm)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A task: call what was kept."""
+
+    key: int
+    args: tuple[Any, ...]
+    common: dict[str, Any]
+
+    def __call__(self, rank: int, vm: LocalVM) -> Any:
+        return _member(vm).kept[self.key](*self.args, **self.common)
+
+
+def _member(vm: LocalVM) -> Member:
+    member = member_of(vm)
+    assert member is not None  # a task is done by a member
+    return member
 
 
 class Membership:
@@ -38,11 +202,8 @@ def member_of(vm: VMProtocol) -> Member | None:
     return vm.attached(Membership).member
 
 
-class Group:
-    """VMs that run together and exchange tensors by collectives.
-
-    Until `close`, the function table of each VM has `all_reduce`, `all_gather`, `reduce_scatter`,
-    `broadcast`, `send`, `recv` and `barrier`.
+class Group(AnyGroup):
+    """A group whose members are VMs of this process, with a thread for each.
 
     `vms` are VMs of this process, or how many to make. A VM is in one group at a time. `cores`
     has, for each VM, the core on which its thread stays (Linux only). While a group runs, BLAS has
@@ -52,21 +213,24 @@ class Group:
     """
 
     def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:
+        super().__init__()
         self.vms: tuple[LocalVM, ...] = _checked_vms(vms)
-        pins = _checked_cores(cores, len(self.vms))
+        pins = checked_cores(cores, len(self.vms))
         one_blas_thread.prepare()
-        names = [f"member {rank} ({vm.name})" for rank, vm in enumerate(self.vms)]
-        self._names = names
-        self._members = [Member(name, rank, len(names)) for rank, name in enumerate(names)]
-        self._arenas = [Arena(vm, "default", trims=True) for vm in self.vms]
+        self._names = [name_of(rank, vm.name) for rank, vm in enumerate(self.vms)]
         self._lock = threading.Lock()
         self._busy: set[int] = set()
         self._closed = False
         mailboxes: list[_Mailbox] = [SimpleQueue() for _ in self.vms]
         self._mailboxes = mailboxes
-        for vm, member in zip(self.vms, self._members, strict=True):
-            vm.attached(Membership).member = member
-            vm.register_callees(member.functions())
+        self._seats: list[Seat] = []
+        try:
+            for rank, vm in enumerate(self.vms):
+                self._seats.append(Seat(vm, rank, len(self.vms)))
+        except GroupError:
+            for seat in self._seats:
+                seat.close()
+            raise
         self._threads = [
             threading.Thread(target=_serve, args=(mailbox, core), name=vm.name, daemon=True)
             for vm, mailbox, core in zip(self.vms, mailboxes, pins, strict=True)
@@ -77,18 +241,9 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many members there are; their ranks are 0 .. size - 1."""
         return len(self.vms)
 
-    def run(self, fn: Callable[[int, LocalVM], R]) -> list[R]:
-        """Call `fn(rank, vm)` for each member on its thread, and return the results by rank.
-
-        Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not
-        use the VM of another. The first error of a member is raised here unchanged. The other
-        members end at their next collective, and the group can run again. The same holds for
-        Ctrl-C. Raises `GroupError` when members call different things, when one ends while others
-        wait for it, when they all wait, and for a group that is closed or runs already.
-        """
+    def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
         with self._lock:
             if self._closed:
                 raise GroupError("the group is closed")
@@ -102,7 +257,8 @@ class Group:
         with one_blas_thread.held():
             try:
                 for rank, mailbox in enumerate(self._mailboxes):
-                    mailbox.put(partial(self._take_part, rank, fn, rendezvous, results, ended))
+                    task = partial(self._take_part, rank, tasks[rank], rendezvous, results, ended)
+                    mailbox.put(task)
                 for _ in self.vms:
                     ended.get()
             except BaseException as error:  # Ctrl-C
@@ -120,23 +276,17 @@ class Group:
     def _take_part(
         self,
         rank: int,
-        fn: Callable[[int, LocalVM], R],
+        task: Task[R],
         rendezvous: Rendezvous,
         results: dict[int, R],
         ended: SimpleQueue[int],
     ) -> None:
         """A member's part of a run, on the member's thread."""
-        member = self._members[rank]
-        member.rendezvous = rendezvous
-        rendezvous.start(rank)
         try:
-            with self._arenas[rank].allocating():
-                results[rank] = fn(rank, self.vms[rank])
-            rendezvous.end(rank)
-        except BaseException as error:  # `run` raises it on the caller's thread
-            rendezvous.fail(rank, error)
+            results[rank] = self._seats[rank].do(task, rendezvous)
+        except BaseException:  # which the rendezvous has; `run` raises it on the caller's thread
+            pass
         finally:
-            member.rendezvous = None
             with self._lock:
                 self._busy.discard(rank)
             ended.put(rank)
@@ -154,18 +304,8 @@ class Group:
             idle = set(range(self.size)) - self._busy
         self._dismiss()
         for rank in idle:
-            vm, member = self.vms[rank], self._members[rank]
             self._threads[rank].join()
-            self._arenas[rank].close()
-            for name in member.functions():
-                vm.remove(name)
-            vm.attached(Membership).member = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self._seats[rank].close()
 
     def __repr__(self) -> str:
         return f"<Group of {', '.join(vm.name for vm in self.vms)}>"
@@ -203,17 +343,11 @@ def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
         raise GroupError(f"a group is of VMs of this process, or of a number, not of {vms!r}")
     if len(set(map(id, vms))) < len(vms):
         raise GroupError(f"a VM occurs twice in the group {[vm.name for vm in vms]}")
-    names = Member("", 0, 1).functions()
-    for vm in vms:
-        if member_of(vm) is not None:
-            raise GroupError(f"{vm.name} is in a group already; close that one first")
-        taken = [name for name in vm.functions if name in names]
-        if taken:
-            raise GroupError(f"{vm.name} has a function {taken[0]!r} of its own")
     return tuple(vms)
 
 
-def _checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:
+def checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:
+    """A core for each member, or none. Raises `GroupError` for those that there are not."""
     if cores is None:
         return [None] * members
     if not hasattr(os, "sched_setaffinity"):

@@ -1,4 +1,4 @@
-"""Where the members of a group meet for a collective, or learn that they cannot meet.
+"""The meeting place of threads: members of one process, which share their memory.
 
 A member that arrives waits for the others. They cannot meet if another member calls something
 else, has ended or has failed, or if all members wait. That is noticed as soon as it is so, without
@@ -8,65 +8,17 @@ a timeout. The run is then over: every member that waits or arrives later raises
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias
-
-import numpy as np
+from typing import NoReturn, TypeAlias
 
 from mlvm.core.errors import GroupError
-from mlvm.core.types import Array, TensorType
-
-SMALL: Final = 1 << 18
-"""Up to so many bytes, the last member to arrive does all the work: to wake the others would take
-longer."""
-
-_MOST_TYPES: Final = 4  # in the text of an error
+from mlvm.core.types import Array
+from mlvm.parallel.meeting import SMALL, Collective, brief_error
+from mlvm.parallel.sharing import WORK
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
 """The arrays that each member brings to a collective, in the order of `Collective.ranks`."""
-
-Work: TypeAlias = Callable[[Arrays, int, int], None]
-"""`work(arrays, part, parts)` does part number `part` of `parts` equal ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """A collective as one member calls it.
-
-    The members with these `ranks` take part. `key` and `types` (dtype and shape) must be equal for
-    all of them. `arrays` are the member's own. `nbytes` tells how much work there is.
-    """
-
-    name: str
-    attributes: Mapping[str, object]
-    key: tuple[object, ...]
-    types: list[tuple[np.dtype[Any], tuple[int, ...]]]
-    ranks: tuple[int, ...]
-    arrays: tuple[Array, ...]
-    nbytes: int
-    work: Work
-
-    def fits(self, other: Collective) -> bool:
-        """Whether both are the same collective on tensors of the same types."""
-        return self.key == other.key and self.types == other.types
-
-    def beside(self, other: Collective) -> str:
-        """The call as text, beginning with the first tensor that differs from the other call's."""
-        pairs = enumerate(zip(self.types, other.types, strict=False))
-        return self._text(next((i for i, (mine, theirs) in pairs if mine != theirs), 0))
-
-    def __str__(self) -> str:
-        return self._text(0)
-
-    def _text(self, first: int) -> str:
-        last = first + _MOST_TYPES
-        parts = [f"{first} tensors"] if first else []
-        parts += [str(TensorType(*type)) for type in self.types[first:last]]
-        if len(self.types) > last:
-            parts.append(f"{len(self.types) - last} more")
-        parts += [f"{name}={value!r}" for name, value in self.attributes.items()]
-        return f"{self.name}({', '.join(parts)})"
 
 
 @dataclass(slots=True)
@@ -89,7 +41,6 @@ class Rendezvous:
         self.error: BaseException | None = None
         self._reason = ""
         self._lock = threading.Lock()
-        self._threads: list[int | None] = [None] * len(names)
         self._calls: list[Collective | None] = [None] * len(names)  # of who waits for others
         self._ended = [False] * len(names)
         self._meetings: list[_Meeting | None] = [None] * len(names)
@@ -100,10 +51,6 @@ class Rendezvous:
             gate.acquire()
 
     # --- a member's life ---
-
-    def start(self, rank: int) -> None:
-        """The member begins, on the thread that calls this."""
-        self._threads[rank] = threading.get_ident()
 
     def end(self, rank: int) -> None:
         """The member has ended, and will call nothing more."""
@@ -126,24 +73,20 @@ class Rendezvous:
             self._ended[rank] = True
             if self.error is None:
                 error.add_note(f"raised by {self.names[rank]} of a group of {len(self.names)}")
-            self._break(f"{self.names[rank]} failed: {_brief(error)}", error)
+            self._break(f"{self.names[rank]} failed: {brief_error(error)}", error)
 
     def abort(self, error: BaseException) -> None:
         """End the run from outside."""
         with self._lock:
-            self._break(f"the run was ended from outside: {_brief(error)}", error)
+            self._break(f"the run was ended from outside: {brief_error(error)}", error)
 
     # --- meeting ---
 
     def meet(self, rank: int, call: Collective) -> None:
         """Take part in a collective. Returns when its work is done for all members that take part.
 
-        Raises `GroupError` when the members cannot meet, and on any thread but the member's own.
+        Raises `GroupError` when the members cannot meet.
         """
-        if self._threads[rank] != threading.get_ident():
-            raise GroupError(
-                f"{call} of {self.names[rank]} was called on another thread than its own"
-            )
         with self._lock:
             meeting = self._arrive(rank, call)
             if meeting is None:
@@ -192,10 +135,10 @@ class Rendezvous:
         """Do one part of the work. An error ends the run, since the others' results are
         incomplete."""
         try:
-            call.work(meeting.arrays, part, parts)
+            WORK[call.name](call, meeting.arrays, part, parts)
         except BaseException as error:
             with self._lock:
-                self._break(f"{self.names[rank]} failed in {call}: {_brief(error)}", error)
+                self._break(f"{self.names[rank]} failed in {call}: {brief_error(error)}", error)
             raise
 
     def _leave(self, rank: int, call: Collective, meeting: _Meeting) -> None:
@@ -256,8 +199,3 @@ class Rendezvous:
         self._break(reason)
         assert self.error is not None
         raise self.error
-
-
-def _brief(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

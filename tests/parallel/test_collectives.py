@@ -23,7 +23,7 @@ from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
-from mlvm.parallel.rendezvous import SMALL
+from mlvm.parallel.meeting import SMALL
 from tests.parallel.members import call, gathered, run, tensor
 
 pytest.importorskip("threadpoolctl")

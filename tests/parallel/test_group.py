@@ -20,7 +20,7 @@ from mlvm.core.errors import GroupError, MissingExtra, ShapeError, UnknownFuncti
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
 from mlvm.parallel.group import Group, member_of
-from mlvm.parallel.rendezvous import SMALL
+from mlvm.parallel.meeting import SMALL
 from tests.parallel.members import Step, call, run, run_in
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
@@ -229,7 +229,7 @@ def test_an_error_within_a_collective_ends_the_run(
     def fail(*_: object) -> None:
         raise MemoryError("no scratch")
 
-    monkeypatch.setattr("mlvm.parallel.collectives._combine", fail)
+    monkeypatch.setattr("mlvm.parallel.sharing.combine", fail)
     with pytest.raises(MemoryError, match="no scratch"):
         run(2, lambda rank, vm: call(vm, "all_reduce", np.ones(length, np.float32)))
 

@@ -7,25 +7,35 @@ the error, which names the line of Python that made the post; what was posted af
 
 from __future__ import annotations
 
-import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from struct import error as StructError
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from mlvm.core.errors import ConnectionLost, HandleError, Place, line_of, notes_of, user_place
+from mlvm.core.errors import (
+    OURS,
+    ConnectionLost,
+    HandleError,
+    Place,
+    line_of,
+    notes_of,
+    user_place,
+)
 from mlvm.core.program.encoding import MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType
+from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.remote.outbox import Outbox, PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
-from mlvm.machines.remote.stream import HEADER, LARGE, Buffer, Outgoing, Stream
+from mlvm.machines.remote.stream import HEADER, Buffer, Outgoing, Stream
 from mlvm.machines.wire import WireVM, read_answer, write_call
 
-_MOST_GATHERED: Final = 32
+if TYPE_CHECKING:
+    from mlvm.machines.native._native import Door
+
 _MOST_BEHIND: Final = 4096  # posts that another thread may keep from being sent
-_PAUSE: Final = 100e-6
-"""Seconds after which a post is sent at once, as the server may have nothing to do."""
 _MOST_UNCONFIRMED: Final = 1 << 16
 """Posts whose lines are remembered. Then the client waits for the server."""
 
@@ -43,14 +53,15 @@ class RemoteVM(WireVM):
         self._shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
-        self._posts: deque[tuple[Sequence[Buffer], Place | None]] = deque()
+        self._outbox: Outbox = new_outbox()
         self._lines: deque[Place | None] = deque()  # of the last posts, in order
         self._sent = 0  # how many posts
-        self._flushed = 0.0
         self._owed: deque[str] = deque()  # calls whose answers nobody waits for any more
         self._whole = True
         self._lost: str | None = None
         self.name = name or self._call("name")
+        self.door = None if EXTENSION is None else open_post_door(self)
+        """The short way of eager calls: see `mlvm.machines.native.loop.open_door`."""
 
     # --- calls ---
 
@@ -101,8 +112,7 @@ class RemoteVM(WireVM):
         except (TypeError, StructError):  # it says what is wrong with them
             return super().launch(program, args)
         self._require(args)
-        header = HEADER.pack(MAGIC, VERSION, Kind.launch.value, len(body))
-        self._add_post((header + body,))
+        self._add_post(HEADER.pack(MAGIC, VERSION, Kind.launch.value, len(body)) + body)
         return []
 
     def synchronize(self) -> None:
@@ -139,12 +149,14 @@ class RemoteVM(WireVM):
     def _post(self, name: str, *args: Any) -> None:
         writer = Outgoing()
         write_call(writer, name, args)
-        parts = writer.parts(Kind.post)
+        first, *rest = writer.parts(Kind.post)
         self._require_connection()
-        self._add_post(parts)
-        if len(parts) > 1:  # with memory of the caller's, who may change it
-            with self._lock:
-                self._flush()
+        if not rest:
+            self._add_post(bytes(first))
+            return
+        with self._lock:  # memory of the caller's, who may change it: it is sent now
+            self._add_to_stream((first, *rest), user_place())
+            self._flush()
 
     def _post_freeing(self, name: str, handle: int) -> None:
         """A post that is not sent now: the garbage collector may have come in the middle of
@@ -152,49 +164,44 @@ class RemoteVM(WireVM):
         if self._lost is None:
             writer = Outgoing()
             write_call(writer, name, (handle,))
-            self._posts.append((writer.parts(Kind.post), None))
+            [message] = writer.parts(Kind.post)
+            self._outbox.add(bytes(message), None)
 
-    def _add_post(self, parts: Sequence[Buffer]) -> None:
-        self._posts.append((parts, user_place()))
-        count = len(self._posts)
-        due = count >= _MOST_GATHERED or time.perf_counter() - self._flushed > _PAUSE
-        # Another thread that waits for an answer sends them later: the server is at work.
-        if due and self._lock.acquire(blocking=count >= _MOST_BEHIND):
+    def _add_post(self, message: bytes) -> None:
+        if self._outbox.add(message, user_place()):
+            self.flush_if_free()
+
+    def flush_if_free(self) -> None:
+        """Send what was posted, unless another thread waits for an answer: it sends that later, as
+        the server is at work."""
+        if self._lock.acquire(blocking=len(self._outbox) >= _MOST_BEHIND):
             try:
                 self._flush()
             finally:
                 self._lock.release()
 
     def _flush(self) -> None:
-        """Send all posts. The lock is held."""
-        self._add_to_stream(())
+        """Send all that was posted. The lock is held."""
+        self._add_to_stream()
         try:
             self._stream.flush()
         except ConnectionLost as error:
             raise self._give_up(error) from None
-        self._flushed = time.perf_counter()
         if len(self._lines) > _MOST_UNCONFIRMED:
             self.synchronize()
 
-    def _add_to_stream(self, call: Sequence[Buffer]) -> None:
-        """Hand the posts, and a call after them, to the stream."""
+    def _add_to_stream(self, message: Sequence[Buffer] = (), *places: Place | None) -> None:
+        """Hand what was posted, and a message after it, to the stream. If that is a post, its place
+        is given."""
         self._require_connection()
         if not self._whole:
             raise self._give_up("it was interrupted in the middle of a message")
         self._whole = False
-        pieces: list[Buffer] = []
-        gathered = bytearray()
-        while self._posts:
-            parts, place = self._posts.popleft()
-            self._lines.append(place)
-            self._sent += 1
-            for part in parts:
-                if len(part) < LARGE:
-                    gathered += part
-                else:
-                    pieces += [gathered, part]
-                    gathered = bytearray()
-        self._stream.add([*pieces, gathered, *call])
+        posts, lines = self._outbox.take()
+        lines += places
+        self._lines += lines
+        self._sent += len(lines)
+        self._stream.add([posts, *message])
         self._whole = True
 
     # --- answers ---
@@ -214,7 +221,6 @@ class RemoteVM(WireVM):
             except ConnectionLost as error:
                 raise self._give_up(error) from None
             self._owed.popleft()
-            self._flushed = time.perf_counter()
             lines, self._lines = self._lines, deque()
             try:
                 return read_answer(kind, reader, name)
@@ -257,3 +263,27 @@ class RemoteVM(WireVM):
             self._lost = str(error)
             self._stream.close()
         return ConnectionLost(f"{self.name}: {self._lost}")
+
+
+def new_outbox() -> Outbox:
+    """An outbox, in C if the extension is here."""
+    return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(OURS, user_place)
+
+
+def open_post_door(vm: RemoteVM) -> Door:
+    """The short way of eager calls to that VM. It does not keep the VM alive."""
+    of_vm = weakref.ref(vm)
+
+    def plan(program: Program, *_: object) -> int | None:
+        vm = of_vm()
+        loaded = vm.loaded(program) if vm is not None else None
+        return None if loaded is None or loaded.outputs else loaded.number
+
+    def flush() -> None:
+        vm = of_vm()
+        if vm is not None:
+            vm.flush_if_free()
+
+    assert EXTENSION is not None
+    door: Door = EXTENSION.Door(plan=plan, outbox=vm._outbox, flush=flush)
+    return door

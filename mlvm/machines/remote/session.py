@@ -19,6 +19,7 @@ from mlvm.core.errors import EncodingError, HandleError
 from mlvm.core.program.encoding import Kind
 from mlvm.core.types import check_array
 from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.stream import Buffer, Incoming, Outgoing, Received, Stream
 from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_name
 
@@ -48,14 +49,28 @@ class Session(WireServer):
         self._storages: set[int] = set()
         self._posts = 0
         self._failed: Exception | None = None
+        self._known = vm.known_launches() if isinstance(vm, LocalVM) else None
 
     def serve(self, stream: Stream) -> None:
         """Perform what comes until the connection ends. Raises `ConnectionLost` then, and
         `EncodingError` for bytes that no client sends."""
         while True:
+            if self.run_known(stream):
+                continue
             answer = self.handle(*stream.receive())
             if answer is not None:
                 stream.send(answer)
+
+    def run_known(self, stream: Stream) -> int:
+        """Wait for messages, and run those at the beginning that are launches which were made
+        before. Returns how many. Raises `ConnectionLost`."""
+        if self._known is None or self._failed is not None:
+            return 0
+        stream.wait()
+        count = stream.run(self._known.run)
+        self._posts += count
+        self.launches += count
+        return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
         """The answer to a message, if it is to have one. Raises `EncodingError` for a message that
@@ -64,9 +79,15 @@ class Session(WireServer):
             self._posts += 1
             if self._failed is None:
                 try:
-                    number, *handles = launch_struct(reader.left // 8 - 1).unpack(reader.rest())
+                    if reader.left % 8 or not reader.left:
+                        raise reader.error("a launch is 8 bytes for its program and each handle")
+                    body = reader.rest()
+                    number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
                     self.launches += 1
-                    self.vm.launch(self.program(number), tuple(handles))
+                    program, args = self.program(number), tuple(handles)
+                    self.vm.launch(program, args)
+                    if self._known is not None:
+                        self._known.learn(bytes(body), program, args)
                 except Exception as error:
                     self._fail(error)
             return None

@@ -13,7 +13,7 @@ import contextlib
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -74,10 +74,6 @@ class Stream:
 
     # --- receive ---
 
-    def has_received(self) -> bool:
-        """Whether there are bytes that were received and not handed out."""
-        return self._start != self._end[0]
-
     def receive(self) -> tuple[Kind, Received]:
         """The next message: its kind, and a reader of what follows its header, good until the
         next call.
@@ -107,6 +103,23 @@ class Stream:
         start = self._start + HEADER.size
         self._start = start + length
         return kind, Received(self._buffer[start : start + length], 0)
+
+    def run(self, launches: Callable[[memoryview, int, int], tuple[int, int]]) -> int:
+        """Have `launches(buffer, start, end)` take messages off what was received. Returns how many
+        it says that it took."""
+        if self._incoming is not None:
+            return 0
+        self._start, count = launches(self._buffer, self._start, self._end[0])
+        return count
+
+    def has_received(self) -> bool:
+        """Whether there are bytes that were received and not handed out."""
+        return self._start != self._end[0]
+
+    def wait(self) -> None:
+        """Wait until there are bytes that were not handed out. Raises `ConnectionLost`."""
+        if self._incoming is None:
+            self._fill(1)
 
     def _fill(self, n: int) -> None:
         """Receive until the buffer has n bytes."""

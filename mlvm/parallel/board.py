@@ -1,0 +1,389 @@
+"""The meeting place of processes: shared memory, where each writes what it calls and gives.
+
+Members go through rounds. In a round each writes to its window, publishes the number of the round,
+and waits until the others have published it too; then all read. There are two windows, used in
+turn: who publishes a round has read all of the one before, so what is overwritten has been read.
+The whole group has rounds of its own, and so has each pair of members.
+
+Who waits looks again and again for some microseconds, and then sleeps until another member wakes
+it. Nobody holds a lock, so the death of a member leaves the memory usable; the parent process sees
+it and writes so.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
+from mmap import mmap
+from multiprocessing.connection import Connection
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from mlvm.core.errors import GroupError, OutOfMemory
+from mlvm.core.types import Array
+from mlvm.machines.shared_memory import new_source
+from mlvm.parallel.meeting import Collective, brief_error
+from mlvm.parallel.passing import NOTHING, Passing, most_at_once, pack
+
+_SPIN: Final = 200e-6  # seconds to look for the others before sleep
+_LOOK: Final = 50  # milliseconds of sleep until the next look at who has ended, and who waits
+_TEXT: Final = 1 << 15  # bytes of a description, or of a reason
+_DIGEST: Final = 16
+_PAGE: Final = 4096
+
+
+class Board:
+    """The shared memory of a group of processes. The parent makes it and hands it to the members.
+
+    `counts[r, c]` is the last round that member r has published on channel c: r stands for the
+    whole group, another number for the pair with that member. `waits[r]` are channel and round
+    that r waits for, if the round is not 0. `ended[r]` says that r will call nothing more in this
+    run, `broken[r]` that it has ended the run, for a reason; the last one is the parent's.
+    `calls[r]` describes what r calls. `asleep[r]` asks for a byte in the pipe of r. Raises
+    `OutOfMemory`.
+    """
+
+    def __init__(self, size: int, _source: Any = None) -> None:
+        self.size = size
+        window = size * most_at_once(size)  # more than SMALL
+        layout: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+            "counts": (np.int64, (size, size)),
+            "waits": (np.int64, (size, 2)),
+            "ended": (np.int64, (size,)),
+            "broken": (np.int64, (size + 1,)),
+            "asleep": (np.int64, (size,)),
+            "digests": (np.uint8, (size, size, 2, _DIGEST)),
+            "calls": (np.uint8, (size, _TEXT)),
+            "reasons": (np.uint8, (size + 1, _TEXT)),
+            "windows": (np.uint8, (size, 2, window)),
+            "pair_windows": (np.uint8, (size, 2, most_at_once(size))),
+        }
+        sizes = {name: prod(shape) * dtype().itemsize for name, (dtype, shape) in layout.items()}
+        nbytes = sum(-(-each // _PAGE) * _PAGE for each in sizes.values())
+        try:
+            source: Any = new_source(nbytes) if _source is None else _source
+        except (MemoryError, OSError) as error:
+            raise OutOfMemory(f"{nbytes:,} bytes that {size} processes share: {error}") from None
+        self._source: int = source
+        weakref.finalize(self, os.close, self._source)
+        memory = mmap(self._source, nbytes)
+        parts: dict[str, Array] = {}
+        start = 0
+        for name, (dtype, shape) in layout.items():
+            parts[name] = np.frombuffer(memory, dtype, prod(shape), start).reshape(shape)
+            start += -(-sizes[name] // _PAGE) * _PAGE
+        self.counts = parts["counts"]
+        self.waits = parts["waits"]
+        self.ended = parts["ended"]
+        self.broken = parts["broken"]
+        self.asleep = parts["asleep"]
+        self.digests = parts["digests"]
+        self.windows = parts["windows"]
+        self.pair_windows = parts["pair_windows"]
+        self.calls = parts["calls"]
+        self._reasons = parts["reasons"]
+
+    def clear(self) -> None:
+        """Forget the last run. No member is in one."""
+        for part in (self.counts, self.waits, self.ended, self.broken, self.asleep):
+            part[:] = 0
+
+    def end_run(self, i: int, reason: str) -> None:
+        """End the run on behalf of member i, or of the parent. Members that wait now or arrive
+        later raise."""
+        write_text(self._reasons[i], reason.encode(errors="replace"))
+        fence()
+        self.broken[i] = 1
+
+    def reason(self) -> str | None:
+        """Why the run has ended, or None."""
+        if not self.broken.any():
+            return None
+        fence()
+        return text_of(self._reasons[int(self.broken.argmax())]).decode(errors="replace")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            raise GroupError("a group's shared memory is handed to its processes as they start")
+        from multiprocessing.reduction import DupFd
+
+        return _attached, (self.size, DupFd(self._source))
+
+
+def _attached(size: int, source: Any) -> Board:
+    """The same memory in another process."""
+    return Board(size, source.detach())
+
+
+def write_text(place: Array, text: bytes) -> None:
+    """Write the text, if need be cut short, where `text_of` finds it."""
+    text = text[: len(place) - 8]
+    place[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
+    place[:8].view(np.int64)[0] = len(text)
+
+
+def text_of(place: Array) -> bytes:
+    """The text that was written there."""
+    return place[8 : 8 + int(place[:8].view(np.int64)[0])].tobytes()
+
+
+def fence() -> None:
+    """What was written before is seen by others before what is written after, on any processor: the
+    release of a lock and the acquisition after it keep their order."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+class Bells:
+    """A pipe for each process, to wake it from sleep."""
+
+    def __init__(self, readers: Sequence[Connection], writers: Sequence[Connection]) -> None:
+        self.readers = readers
+        self._writers = writers
+        for each in (*readers, *writers):
+            os.set_blocking(each.fileno(), False)
+
+    def ring(self, rank: int) -> None:
+        """Wake that member."""
+        with suppress(OSError):  # full, so that it wakes anyway; or dead, which others will tell
+            os.write(self._writers[rank].fileno(), b"\0")
+
+    def close(self) -> None:
+        for each in (*self.readers, *self._writers):
+            each.close()
+
+
+class BoardMeeting(Passing):
+    """One run of a group of processes, as the member of that rank sees it."""
+
+    def __init__(self, board: Board, names: Sequence[str], rank: int, bells: Bells) -> None:
+        super().__init__(rank, board.size)
+        self.names = names
+        self._board = board
+        self._bells = bells
+        self._bell = bells.readers[rank].fileno()
+        self._poll = select.poll()
+        self._poll.register(self._bell, select.POLLIN)
+        # A memoryview is read faster than an array.
+        self._counts = board.counts.reshape(-1).data
+        self._asleep = board.asleep.data
+        self._broken = board.broken.data
+        self._described: tuple[object, ...] | None = None
+        self._digest = b""
+
+    # --- a member's life ---
+
+    def end(self, rank: int) -> None:
+        fence()
+        self._board.ended[rank] = 1
+        fence()
+        self._wake(range(self._board.size))
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        if not self.is_broken:
+            reason = f"{self.names[rank]} failed: {brief_error(error)}"
+            self._board.end_run(rank, reason)
+        self.end(rank)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this member has ended the run."""
+        return bool(self._broken[self.rank])
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether somebody has ended the run."""
+        return any(self._broken)
+
+    # --- meeting ---
+
+    def arrive(self, call: Collective) -> None:
+        self._require_unbroken(call)
+        if len(call.ranks) == 1:
+            return
+        self._describe(call)
+        board, rank = self._board, self.rank
+        channel, count = self._next(call)
+        digest = np.frombuffer(self._digest, np.uint8)
+        board.digests[rank, channel, count & 1] = digest
+        self._round(call)
+        for other in call.ranks:
+            if other != rank:
+                theirs = board.digests[other, self._channel(call, other), count & 1]
+                if theirs.tobytes() != self._digest:
+                    self._refuse(call, other)
+
+    def depart(self, call: Collective) -> None:
+        if call.is_pair:  # the next pair has the same windows
+            self._round(call)
+
+    def exchange(
+        self, call: Collective, given: Sequence[Sequence[Array]], wanted: int
+    ) -> list[Array]:
+        if len(call.ranks) == 1:
+            return [NOTHING]
+        window, most = self._window(call, self.rank), self.most
+        for i, other in enumerate(call.ranks):
+            if other != self.rank:
+                pack(given[i], window[i * most : (i + 1) * most])
+        self._round(call)
+        start = call.ranks.index(self.rank) * most
+        return self._received(call, [(start, wanted)] * len(call.ranks))
+
+    def share(self, call: Collective, given: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+        if len(call.ranks) == 1:
+            return [NOTHING]
+        pack(given, self._window(call, self.rank))
+        self._round(call)
+        return self._received(call, [(0, nbytes) for nbytes in wanted])
+
+    def _received(self, call: Collective, where: Sequence[tuple[int, int]]) -> list[Array]:
+        """From the window of each member, so many bytes from some place on."""
+        return [
+            NOTHING if other == self.rank else self._window(call, other, 0)[start : start + nbytes]
+            for other, (start, nbytes) in zip(call.ranks, where, strict=True)
+        ]
+
+    def _window(self, call: Collective, rank: int, ahead: int = 1) -> Array:
+        """The window of that member in the last round, or so many ahead."""
+        windows = self._board.pair_windows if call.is_pair else self._board.windows
+        _, count = self._next(call)
+        window: Array = windows[rank, (count - 1 + ahead) & 1]
+        return window
+
+    # --- rounds ---
+
+    def _channel(self, call: Collective, rank: int) -> int:
+        """The channel of the call, as the member of that rank numbers it."""
+        if not call.is_pair:
+            return rank
+        first, second = call.ranks
+        return second if rank == first else first
+
+    def _next(self, call: Collective) -> tuple[int, int]:
+        """The channel, and the number of its next round."""
+        channel = self._channel(call, self.rank)
+        return channel, self._counts[self.rank * self._board.size + channel] + 1
+
+    def _round(self, call: Collective) -> None:
+        """Publish what was written, and wait for the others of the call."""
+        size = self._board.size
+        channel, count = self._next(call)
+        others = [other for other in call.ranks if other != self.rank]
+        watched = [other * size + self._channel(call, other) for other in others]
+        counts = self._counts
+        fence()
+        counts[self.rank * size + channel] = count
+        fence()
+        self._wake(others)
+        until = time.perf_counter() + _SPIN
+        while True:
+            for i in watched:
+                if counts[i] < count:
+                    break
+            else:
+                fence()
+                return
+            if time.perf_counter() > until:
+                break
+            os.sched_yield()
+        self._sleep(call, channel, count, dict(zip(others, watched, strict=True)))
+
+    def _sleep(self, call: Collective, channel: int, count: int, watched: dict[int, int]) -> None:
+        """Wait for the others, without looking all the time."""
+        board, rank = self._board, self.rank
+        board.waits[rank] = (channel, count)
+        try:
+            while True:
+                self._asleep[rank] = 1
+                fence()
+                late = [other for other, i in watched.items() if self._counts[i] < count]
+                if not late:
+                    return
+                self._require_unbroken(call)
+                for other in late:
+                    if board.ended[other]:
+                        fence()
+                        if self._counts[watched[other]] < count:
+                            self._break(
+                                f"{self.names[other]} has ended while {self.names[rank]} waits for "
+                                f"it in {call}"
+                            )
+                if self._poll.poll(_LOOK):
+                    os.read(self._bell, _PAGE)
+                else:
+                    self._require_progress()
+        finally:
+            self._asleep[rank] = 0
+            board.waits[rank] = 0
+            fence()
+
+    def _wake(self, others: Sequence[int]) -> None:
+        for other in others:
+            if self._asleep[other]:
+                self._bells.ring(other)
+
+    # --- the end of a run ---
+
+    def _describe(self, call: Collective) -> None:
+        """Write down what this member calls, unless that is there already."""
+        told = (call.name, call.key, call.ranks, tuple(call.types), *call.attributes.values())
+        if told != self._described:
+            write_text(self._board.calls[self.rank], call.described())
+            self._digest = call.digest()
+            self._described = told
+
+    def _call_of(self, rank: int) -> Collective:
+        return Collective.of(text_of(self._board.calls[rank]))
+
+    def _refuse(self, call: Collective, other: int) -> NoReturn:
+        theirs = self._call_of(other)
+        calls = {self.rank: call.beside(theirs), other: theirs.beside(call)}
+        texts = [f"{self.names[rank]} {calls[rank]}" for rank in sorted(calls)]
+        self._break(f"members call different things: {', '.join(texts)}")
+
+    def _require_unbroken(self, call: Collective) -> None:
+        if self.is_broken:
+            raise GroupError(f"{self.names[self.rank]} gives up {call}: {self._board.reason()}")
+
+    def _require_progress(self) -> None:
+        """End the run if every member waits for another, or has ended. The numbers only grow, so
+        two looks that see the same saw one moment."""
+        board = self._board
+        seen = self._look()
+        waiting = [rank for rank in range(board.size) if self._is_stuck(rank)]
+        if len(waiting) + int(board.ended.sum()) < board.size or self._look() != seen:
+            return
+        texts = [f"{self.names[rank]} in {self._call_of(rank)}" for rank in waiting]
+        self._break(f"no member can go on; these wait: {'; '.join(texts)}")
+
+    def _look(self) -> bytes:
+        board = self._board
+        fence()
+        return b"".join([x.tobytes() for x in (board.counts, board.waits, board.ended)])
+
+    def _is_stuck(self, rank: int) -> bool:
+        """Whether that member waits, and for one that has not come."""
+        board = self._board
+        channel, count = map(int, board.waits[rank])
+        if not count or board.ended[rank]:
+            return False
+        if channel != rank:
+            return bool(board.counts[channel, rank] < count)
+        return bool((board.counts.diagonal() < count).any())
+
+    def _break(self, reason: str) -> NoReturn:
+        self._board.end_run(self.rank, reason)
+        fence()
+        self._wake(range(self._board.size))
+        raise GroupError(reason)

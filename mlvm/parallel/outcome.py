@@ -1,0 +1,30 @@
+"""How a task ended in a member, on its way to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mlvm.core.errors import GroupError
+from mlvm.machines.failure import Failure
+
+
+class Outcome(NamedTuple):
+    """What a task returned, or its error. `first`: that was no other member's doing."""
+
+    value: Any
+    failure: Failure | None = None
+    first: bool = False
+
+
+def results_of(outcomes: Mapping[int, Outcome], names: Sequence[str]) -> list[Any]:
+    """What the members returned, by rank. Raises the first error of one."""
+    failed = [rank for rank, outcome in outcomes.items() if outcome.failure is not None]
+    failed.sort(key=lambda rank: not outcomes[rank].first)
+    for rank in failed:
+        failure = outcomes[rank].failure
+        assert failure is not None
+        error = failure.error(names[rank], GroupError)
+        error.add_note(f"raised by {names[rank]} of a group of {len(names)}")
+        raise error
+    return [outcomes[rank].value for rank in range(len(names))]

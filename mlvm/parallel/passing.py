@@ -1,0 +1,234 @@
+"""The collectives' work where members share no memory: they pass each other messages.
+
+All is made of two exchanges: each member gives something else to every other one, or the same to
+all. What is large is cut into batches that stay in the cache. Of a reduction each member combines
+its part, as Rabenseifner's algorithm does (Thakur, Rabenseifner, Gropp, Int. J. of High Performance
+Computing Applications 19, 2005): every element travels twice, whatever the number of members.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.types import Array
+from mlvm.parallel.meeting import SMALL, Collective, blocks, combine, flat
+
+NOTHING: Final = np.empty(0, np.uint8)
+"""The message that a member gets from itself."""
+
+_BATCH_NBYTES: Final = 1 << 21
+"""Bytes that a member gives to all others at once: so many that they seldom wait for each other,
+and so few that they stay in a third-level cache."""
+
+_ALIGNMENT: Final = 8  # of an array in a message: the largest element
+
+Piece: TypeAlias = tuple[int, slice]
+"""The number of an array and a slice of it."""
+
+Batch: TypeAlias = Sequence[Piece]
+
+
+class Passing(ABC):
+    """A meeting place whose members pass messages, as one member sees it.
+
+    A message has the arrays of a batch one after the other. What is received is valid until the
+    exchange after the next.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.most = most_at_once(size)
+
+    def meet(self, rank: int, call: Collective) -> None:
+        """Take part in a collective. Returns when it is done for this member.
+
+        Raises `GroupError` when the members cannot meet.
+        """
+        self.arrive(call)
+        if call.nbytes:
+            _WORK[call.name](self, call)
+        self.depart(call)
+
+    @abstractmethod
+    def arrive(self, call: Collective) -> None:
+        """Wait until all members of the call are here, with calls that fit. Raises `GroupError`."""
+
+    @abstractmethod
+    def end(self, rank: int) -> None:
+        """The member has ended, and will call nothing more."""
+
+    @abstractmethod
+    def fail(self, rank: int, error: BaseException) -> None:
+        """The member has ended with an error, which ends the others."""
+
+    @abstractmethod
+    def depart(self, call: Collective) -> None:
+        """The call's work is done for this member."""
+
+    @abstractmethod
+    def exchange(
+        self, call: Collective, given: Sequence[Sequence[Array]], wanted: int
+    ) -> list[Array]:
+        """Give `given[i]` to the member `call.ranks[i]`, and get as many bytes as `wanted` from
+        each, as u8 arrays in that order. The member's own is empty."""
+
+    @abstractmethod
+    def share(self, call: Collective, given: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+        """Give the same arrays to all members of the call. Get `wanted[i]` bytes from the member
+        `call.ranks[i]`, as u8 arrays in that order. The member's own is empty."""
+
+
+def most_at_once(size: int) -> int:
+    """The most bytes that one of so many members gives to each other one at once."""
+    return max(_BATCH_NBYTES // size, 1 << 14)
+
+
+def packed_nbytes(nbytes: int) -> int:
+    """The bytes that so large an array has in a message."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def pack(arrays: Sequence[Array], into: Array) -> None:
+    """Write the arrays into a message, which is a u8 array."""
+    start = 0
+    for array in arrays:
+        np.copyto(into[start : start + array.nbytes].view(array.dtype), array)
+        start += packed_nbytes(array.nbytes)
+
+
+def size_of(arrays: Sequence[Array]) -> int:
+    """The bytes of the message with these arrays."""
+    return sum([packed_nbytes(array.nbytes) for array in arrays])
+
+
+def _unpacked(message: Array, like: Sequence[Array]) -> list[Array]:
+    """The arrays of a message: of the dtypes and lengths of these."""
+    found, start = [], 0
+    for array in like:
+        found.append(message[start : start + array.nbytes].view(array.dtype))
+        start += packed_nbytes(array.nbytes)
+    return found
+
+
+def _batches(xs: Sequence[Array], part: int, parts: int, most: int) -> Iterator[list[Piece]]:
+    """The pieces of one of `parts` equal parts of the flat arrays, in batches of up to `most`
+    bytes."""
+    batch: list[Piece] = []
+    size = 0
+    for i, block in blocks(xs, part, parts):
+        itemsize = xs[i].itemsize
+        for start in range(block.start, block.stop, most // itemsize):
+            stop = min(start + most // itemsize, block.stop)
+            nbytes = packed_nbytes((stop - start) * itemsize)
+            if size + nbytes > most:
+                yield batch
+                batch, size = [], 0
+            batch.append((i, slice(start, stop)))
+            size += nbytes
+    if batch:
+        yield batch
+
+
+def _pieces(xs: Sequence[Array], batch: Batch) -> list[Array]:
+    return [xs[i][block] for i, block in batch]
+
+
+def _combined(call: Collective, xs: Sequence[Array], out: Array) -> None:
+    """Combine the members' arrays into `out`, which may be one of them."""
+    if len(xs) <= 2:
+        combine(call.attributes["op"], xs, out)
+    else:
+        total = np.empty_like(out)
+        combine(call.attributes["op"], xs, total)
+        np.copyto(out, total)
+
+
+def _all_reduce(place: Passing, call: Collective) -> None:
+    xs = flat(call.arrays)
+    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    if size_of(xs) <= SMALL or parts == 1:
+        got = place.share(call, xs, [size_of(xs)] * parts)
+        each = [xs if i == me else _unpacked(message, xs) for i, message in enumerate(got)]
+        for x, *theirs in zip(xs, *each, strict=True):
+            _combined(call, theirs, x)
+        return
+    rounds = zip_longest(*[_batches(xs, i, parts, place.most) for i in range(parts)], fillvalue=())
+    for each_batch in rounds:
+        given = [_pieces(xs, batch) for batch in each_batch]
+        mine = given[me]
+        got = place.exchange(call, given, size_of(mine))
+        each = [mine if i == me else _unpacked(message, mine) for i, message in enumerate(got)]
+        for x, *theirs in zip(mine, *each, strict=True):
+            _combined(call, theirs, x)
+        for i, message in enumerate(place.share(call, mine, list(map(size_of, given)))):
+            if i != me:
+                _copy(_unpacked(message, given[i]), given[i])
+
+
+def _reduce_scatter(place: Passing, call: Collective) -> None:
+    out, x = flat(call.arrays)
+    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    pieces = [x[i * out.size : (i + 1) * out.size] for i in range(parts)]
+    for batch in _batches([out], 0, 1, place.most):
+        given = [_pieces([piece], batch) for piece in pieces]
+        mine = given[me]
+        got = place.exchange(call, given, size_of(mine))
+        each = [mine if i == me else _unpacked(message, mine) for i, message in enumerate(got)]
+        for y, *theirs in zip(_pieces([out], batch), *each, strict=True):
+            combine(call.attributes["op"], theirs, y)
+
+
+def _all_gather(place: Passing, call: Collective) -> None:
+    out, x = flat(call.arrays)
+    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    outs = [out[i * x.size : (i + 1) * x.size] for i in range(parts)]
+    for batch in _batches([x], 0, 1, place.most):
+        given = _pieces([x], batch)
+        for i, message in enumerate(place.share(call, given, [size_of(given)] * parts)):
+            theirs = given if i == me else _unpacked(message, given)
+            _copy(theirs, _pieces([outs[i]], batch))
+
+
+def _broadcast(place: Passing, call: Collective) -> None:
+    _from_one(place, call, call.ranks.index(call.attributes["root"]))
+
+
+def _transfer(place: Passing, call: Collective) -> None:
+    _from_one(place, call, 0)  # the sender comes first
+
+
+def _from_one(place: Passing, call: Collective, root: int) -> None:
+    """The arrays of the member at `call.ranks[root]` become everybody's."""
+    xs = flat(call.arrays)
+    is_root = call.ranks[root] == place.rank
+    for batch in _batches(xs, 0, 1, place.most):
+        pieces = _pieces(xs, batch)
+        wanted = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
+        got = place.share(call, pieces if is_root else (), wanted)
+        if not is_root:
+            _copy(_unpacked(got[root], pieces), pieces)
+
+
+def _copy(sources: Sequence[Array], outs: Sequence[Array]) -> None:
+    for source, out in zip(sources, outs, strict=True):
+        np.copyto(out, source)
+
+
+def _no_work(place: Passing, call: Collective) -> None:
+    pass
+
+
+_WORK: Final[Mapping[str, Callable[[Passing, Collective], None]]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+    "send": _transfer,
+    "recv": _transfer,
+    "barrier": _no_work,
+}

@@ -1,0 +1,47 @@
+"""Functions and values on their way to a member in another process."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any
+
+from mlvm.core.errors import GroupError, MissingExtra, brief
+from mlvm.core.extras import extra
+
+
+def pickled(value: Any) -> bytes:
+    """The value as bytes for another process of this program.
+
+    Functions go by name, and those that have none, such as lambdas and closures, by cloudpickle.
+    Raises `MissingExtra` where that is needed and not there, `GroupError` for what has no bytes.
+    """
+    file = io.BytesIO()
+    try:
+        _ByName(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception as error:  # whatever a __reduce__ raises
+        try:
+            data: bytes = extra("cloudpickle", "processes").dumps(value)
+        except MissingExtra as missing:
+            raise MissingExtra(
+                f"{error}: only functions at the top of a module go to another process by name; "
+                f"for others, {missing}"
+            ) from None
+        except Exception as error:
+            raise GroupError(f"{brief(value)} cannot be sent to another process: {error}") from None
+        return data
+    return file.getvalue()
+
+
+class _ByName(pickle.Pickler):
+    """Refuses functions of a `__main__` that another process cannot import, such as a prompt's."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if getattr(value, "__module__", None) == "__main__" and isinstance(
+            value, type | type(pickled)
+        ):
+            main = sys.modules["__main__"]
+            if getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
+                raise pickle.PicklingError(f"{value!r} is in no file")
+        return NotImplemented

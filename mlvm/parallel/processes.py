@@ -1,0 +1,298 @@
+"""A group whose members are processes of this host.
+
+Each process has a VM of its own. It gets tasks through a connection, which it reads all the time:
+when that ends, because the group was closed or because this process is no more, it ends too. The
+members meet at a board in shared memory, which has no name and vanishes with them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import connection as connections
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from mlvm.core.errors import GroupError, brief
+from mlvm.machines.failure import Failure
+from mlvm.machines.local import LocalVM
+from mlvm.parallel.blas import one_blas_thread
+from mlvm.parallel.board import Bells, Board, BoardMeeting
+from mlvm.parallel.group import AnyGroup, Seat, Task, checked_cores, name_of
+from mlvm.parallel.meeting import brief_error
+from mlvm.parallel.outcome import Outcome, results_of
+from mlvm.parallel.pickling import pickled
+
+R = TypeVar("R")
+
+_GRACE: Final = 1.0
+"""Seconds that an interrupt, or `close`, waits for members which are computing."""
+
+_LAST: Final = 3.0
+"""Seconds that the members have to end when one of them has died."""
+
+_MOST: Final = 256
+
+
+class ProcessGroup(AnyGroup):
+    """A group of so many processes of this host, each with a VM.
+
+    What members are to do, and what they return, is pickled: functions at the top of a module go
+    by name, others by cloudpickle (`pip install "mlvm[processes]"`). A script that makes such a
+    group does so under `if __name__ == "__main__":`. `cores` has, for each member, the core on
+    which its process stays (Linux only). Each process has one thread of BLAS.
+
+    A member that dies ends the others and the group. Raises `GroupError` for an impossible number
+    or cores and for a process that does not start, `MissingExtra` without threadpoolctl.
+    """
+
+    def __init__(self, size: int, *, cores: Sequence[int] | None = None) -> None:
+        super().__init__()
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST:
+            raise GroupError(f"a group has 1 to {_MOST} processes, not {brief(size)}")
+        if os.name != "posix":
+            raise GroupError("groups of processes need a POSIX system")
+        pins = checked_cores(cores, size)
+        one_blas_thread.prepare()
+        self._names = [name_of(rank, _vm_name(rank)) for rank in range(size)]
+        self._lock = threading.Lock()
+        self._running = False
+        self._board = Board(size)
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        self._bells = Bells([reader for reader, _ in pipes], [writer for _, writer in pipes])
+        self._connections: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._end = weakref.finalize(self, _end, self._processes, self._connections, self._bells)
+        resource_tracker.ensure_running()  # it unblocks the signals that are blocked here
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the parent's to see
+        try:
+            for rank in range(size):
+                ours, theirs = context.Pipe()
+                self._connections.append(ours)
+                process = context.Process(
+                    target=_serve,
+                    args=(rank, self._names, self._board, self._bells, theirs, pins[rank]),
+                    name=self._names[rank],
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._each([_nothing] * size)
+
+    @property
+    def size(self) -> int:
+        return len(self._names)
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The numbers of the members' processes, by rank."""
+        return [process.pid for process in self._processes]
+
+    def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
+        first = pickled(tasks[0])
+        messages = [first if task is tasks[0] else pickled(task) for task in tasks]
+        with self._lock:
+            if not self._end.alive:
+                raise GroupError("the group is closed")
+            if self._running:
+                raise GroupError("a group has one run at a time")
+            self._running = True
+        try:
+            self._board.clear()
+            run = _Run(self)
+            try:
+                run.send(messages)
+                run.collect(None)
+            except BaseException as error:  # Ctrl-C
+                run.end(f"the run was ended from outside: {brief_error(error)}")
+                run.collect(_GRACE)
+                raise
+            finally:
+                if run.dead or run.missing:
+                    self.close()
+            return run.results()
+        finally:
+            self._running = False
+
+    def close(self) -> None:
+        """End the processes. One that is still computing after a second is killed. Idempotent."""
+        self._end()
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup of {self.size}>"
+
+
+class _Run:
+    """What the parent sees of a run: who has answered, and who has died."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._names = group._names
+        self._processes = group._processes
+        self._connections = group._connections
+        self._board = group._board
+        self._bells = group._bells
+        self._outcomes: dict[int, Outcome] = {}
+        self.missing = set(range(group.size))
+        self.dead: str | None = None
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Give each member its task."""
+        for rank, message in enumerate(messages):
+            with suppress(OSError):  # it has died, which `collect` will see
+                self._connections[rank].send_bytes(message)
+
+    def collect(self, seconds: float | None) -> None:
+        """Wait for all members, or so long. If one dies, the others have some seconds more."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while self.missing:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            watched: list[Any] = [self._connections[rank] for rank in self.missing]
+            watched += [self._processes[rank].sentinel for rank in self.missing]
+            ready = connections.wait(watched, left)
+            for rank in sorted(self.missing):
+                if self._connections[rank] in ready:
+                    self._receive(rank)
+                elif self._processes[rank].sentinel in ready:
+                    if self._connections[rank].poll():
+                        self._receive(rank)
+                    else:
+                        self._bury(rank)
+                if self.dead is not None and until is None:
+                    until = time.monotonic() + _LAST
+
+    def end(self, reason: str) -> None:
+        """End the run: members that wait now or arrive later raise."""
+        self._board.end_run(self._board.size, reason)
+        for rank in range(self._board.size):
+            self._bells.ring(rank)
+
+    def results(self) -> list[Any]:
+        """What the members returned. Raises the first error of one."""
+        if self.dead is not None:
+            raise GroupError(self.dead)
+        return results_of(self._outcomes, self._names)
+
+    def _receive(self, rank: int) -> None:
+        try:
+            message = self._connections[rank].recv_bytes()
+        except (EOFError, OSError):
+            self._bury(rank)
+            return
+        self.missing.discard(rank)
+        try:
+            self._outcomes[rank] = pickle.loads(message)
+        except Exception as error:  # of somebody's __setstate__, or for a module that is not here
+            told = GroupError(f"what {self._names[rank]} returned cannot be read: {error}")
+            self._outcomes[rank] = Outcome(None, Failure.of(told), True)
+
+    def _bury(self, rank: int) -> None:
+        self.missing.discard(rank)
+        process = self._processes[rank]
+        process.join(_GRACE)
+        code = process.exitcode
+        how = f"ended with exit code {code}"
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                how = f"was killed by {signal.Signals(-code).name}"
+        if self.dead is None:
+            self.dead = f"{self._names[rank]}, process {process.pid}, {how}"
+            if code == 1:
+                self.dead += (
+                    '; a script that starts processes does so under `if __name__ == "__main__":`'
+                )
+            self.end(self.dead)
+
+
+def _end(processes: Sequence[BaseProcess], connections: Sequence[Connection], bells: Bells) -> None:
+    """End the processes by themselves, and kill them after a second."""
+    for connection in connections:
+        connection.close()
+    until = time.monotonic() + _GRACE
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+    bells.close()
+
+
+def _vm_name(rank: int) -> str:
+    return f"vm{rank}"
+
+
+def _nothing(rank: int, vm: LocalVM) -> None:
+    """The first task: the process has started."""
+
+
+# --- in a member's process -----------------------------------------------------------
+
+
+def _serve(
+    rank: int,
+    names: Sequence[str],
+    board: Board,
+    bells: Bells,
+    connection: Connection,
+    core: int | None,
+) -> None:
+    """The life of a member's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    tasks: SimpleQueue[bytes | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, tasks), daemon=True).start()
+    one_blas_thread.prepare()
+    with one_blas_thread.held():
+        seat = Seat(LocalVM(_vm_name(rank)), rank, len(names))
+        while (message := tasks.get()) is not None:
+            meeting = BoardMeeting(board, names, rank, bells)
+            answer = _done(seat, meeting, message)
+            with suppress(OSError):  # the parent is gone, and `_listen` has seen it
+                connection.send_bytes(answer)
+            del answer, message, meeting
+
+
+def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
+    """Take tasks as they come, and end the process when no more can come."""
+    with suppress(EOFError, OSError):
+        while True:
+            tasks.put(connection.recv_bytes())
+    tasks.put(None)
+    time.sleep(_GRACE)
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(1)
+
+
+def _done(seat: Seat, meeting: BoardMeeting, message: bytes) -> bytes:
+    """Do the task, and return its outcome as bytes."""
+
+    def task(rank: int, vm: LocalVM) -> bytes:
+        return pickled(Outcome(pickle.loads(message)(rank, vm)))
+
+    try:
+        return seat.do(task, meeting)
+    except BaseException as error:  # the parent raises it
+        return pickled(Outcome(None, Failure.of(error), meeting.is_mine))

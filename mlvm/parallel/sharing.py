@@ -1,0 +1,75 @@
+"""The collectives' work where members share their memory: no data is sent.
+
+Large work is divided: each member combines a part and writes it to all members, in blocks that stay
+in its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.types import Array
+from mlvm.parallel.meeting import BLOCK_NBYTES, Collective, Work, blocks, combine, flat
+
+Arrays: TypeAlias = Sequence[tuple[Array, ...]]
+
+
+def _all_reduce(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
+    members = [flat(each) for each in arrays]
+    scratch = np.empty(BLOCK_NBYTES, np.uint8)
+    for i, block in blocks(members[0], part, parts):
+        each = [member[i][block] for member in members]
+        total = scratch.view(each[0].dtype)[: each[0].size]
+        combine(call.attributes["op"], each, total)
+        for x in each:
+            np.copyto(x, total)
+
+
+def _reduce_scatter(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
+    outs, xs = (flat(each) for each in zip(*arrays, strict=True))
+    for rank, block in blocks(outs, part, parts):
+        out = outs[rank]
+        pieces = [x[rank * out.size : (rank + 1) * out.size] for x in xs]
+        combine(call.attributes["op"], [piece[block] for piece in pieces], out[block])
+
+
+def _all_gather(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
+    outs, xs = (flat(each) for each in zip(*arrays, strict=True))
+    for rank, block in blocks(xs, part, parts):
+        x = xs[rank]
+        for out in outs:
+            np.copyto(out[rank * x.size : (rank + 1) * x.size][block], x[block])
+
+
+def _broadcast(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
+    root = call.attributes["root"]
+    sources = flat(arrays[root])
+    others = [flat(each) for rank, each in enumerate(arrays) if rank != root]
+    for i, block in blocks(sources, part, parts):
+        for other in others:
+            np.copyto(other[i][block], sources[i][block])
+
+
+def _transfer(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
+    """Copy the sender's array, which is the first, into the receiver's."""
+    [source], [out] = map(flat, arrays)
+    for _, block in blocks([source], part, parts):
+        np.copyto(out[block], source[block])
+
+
+def _no_work(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
+    pass
+
+
+WORK: Final[Mapping[str, Work]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+    "send": _transfer,
+    "recv": _transfer,
+    "barrier": _no_work,
+}
