@@ -28,10 +28,23 @@ def wire_to(machine: VM) -> WireVM:
     return WireVM(machine)
 
 
+def connect_to(machine: VM, kind: type[RemoteVM] = RemoteVM) -> RemoteVM:
+    """A VM at the other end of a socket, with a thread that serves it."""
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=_serve, args=(machine, theirs), daemon=True).start()
+    vm = kind(Stream(ours))
+    weakref.finalize(vm, ours.close)
+    return vm
+
+
 class PromptVM(RemoteVM):
     """A remote VM that waits for what it posts, so that an error is raised by the call itself."""
 
     __module__ = RemoteVM.__module__  # a captured function does not look into a library's objects
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self.door = None  # the short way of eager calls, which waits for nothing
 
     def launch(
         self,
@@ -49,13 +62,9 @@ class PromptVM(RemoteVM):
         self.synchronize()
 
 
-def connect_to(machine: VM) -> RemoteVM:
-    """A VM at the other end of a socket, with a thread that serves it."""
-    ours, theirs = socket.socketpair()
-    threading.Thread(target=_serve, args=(machine, theirs), daemon=True).start()
-    vm = PromptVM(Stream(ours))
-    weakref.finalize(vm, ours.close)
-    return vm
+def connect_promptly_to(machine: VM) -> RemoteVM:
+    """A `PromptVM` at the other end of a socket."""
+    return connect_to(machine, PromptVM)
 
 
 def _serve(machine: VM, sock: socket.socket) -> None:
