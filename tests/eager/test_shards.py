@@ -47,6 +47,9 @@ class Net(nn.Module):
         self.seen = nn.buffer(ml.zeros(()))
         self.head = nn.Linear(7, 3, key=ml.random.key(3))
 
+    def num_parameters(self) -> int:  # a model's own methods stay
+        return -1
+
     def __call__(self, x: Tensor) -> Tensor:
         scale, factor = self.scales
         x = ml.tanh(self.first(x) * scale)
@@ -117,6 +120,7 @@ def train(
                 if not last:
                     return float(step_of(ml.asarray(x), ml.asarray(y)))
                 trained.nbytes.append(weights.used)
+                assert model.num_parameters() == (-1 if isinstance(model, Net) else 8994)
                 return {
                     **{f"model/{k}": t.numpy() for k, t in model.state().items()},
                     **{f"optimizer/{k}": t.numpy() for k, t in optimizer.state().items()},
