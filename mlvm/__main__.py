@@ -1,4 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | ops | info`."""
+"""The command line: `python -m mlvm run | check | disasm | memory | mpirun | ops | info`, and, for
+machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ import numpy as np
 from numpy.lib import format as npy
 
 from mlvm import __version__
-from mlvm.arena import residuals
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
     AssemblyError,
@@ -41,9 +41,10 @@ from mlvm.core.program.assembly import (
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
+from mlvm.machines.remote import command as remote
+from mlvm.parallel.mpirun import mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
 from mlvm.show.trace import trace
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -61,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.command == "mpirun" and not (options.script or options.module):
+        parser.error("mpirun: a script is wanted, or -m and a module")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some
     try:
@@ -73,10 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(disassemble(program_of(read_file(options.file))), end="")
         elif options.command == "memory":
             memory(options)
+        elif options.command == "mpirun":
+            mpirun(options.processes, options.script or ["-m", *options.module])
         elif options.command == "ops":
             print_ops(options.names)
-        else:
+        elif options.command == "info":
             print_info()
+        else:
+            remote.run(options, __version__)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -138,10 +146,22 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE"
     )
 
+    command = commands.add_parser(
+        "mpirun", help="run a script in several processes, for ml.parallel.MpiGroup"
+    )
+    command.add_argument("-n", dest="processes", type=_count, required=True, metavar="N")
+    command.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="with its arguments"
+    )
+    command.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a .py file, with its arguments"
+    )
+
     command = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
     command.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
 
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
+    remote.add_commands(commands)
     return parser
 
 
@@ -250,24 +270,21 @@ def _check_count(wanted: int, given: int, what: str) -> None:
 # --- the commands ----------------------------------------------------------------------
 
 
-def _functions_for(program: Program) -> FunctionTable:
+def _functions() -> FunctionTable:
     """The functions that a program may call."""
-    vm = VM()
-    residuals.require(vm, program)
-    return vm.functions
+    return LocalVM().functions
 
 
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write what it leaves."""
     found = read_file(options.file)
-    verify(program_of(found), _functions_for(program_of(found)))
+    verify(program_of(found), _functions())
     wanted = len(found.inputs) if isinstance(found, SavedStep) else nargs_of(found)
     _check_count(wanted, len(options.arg), "with --arg are")
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
     vm = LocalVM()
-    residuals.require(vm, program_of(found))
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(found, SavedStep):
             outputs = LoadedStep(found, vm)(*arrays, max_steps=options.max_steps)
@@ -290,11 +307,11 @@ def check(options: argparse.Namespace) -> None:
     types = (
         [each.type for each in found.planned.arguments] if isinstance(found, SavedStep) else None
     )
-    verdict = verify(program, _functions_for(program), types)
+    verdict = verify(program, _functions(), types)
     if options.type:
         _check_count(nargs_of(program), len(options.type), "with --type are")
         types = [read_type(number, text) for number, text in enumerate(options.type)]
-        verdict = verify(program, _functions_for(program), types)
+        verdict = verify(program, _functions(), types)
     places = [
         (f.name, pc, instruction)
         for f in program.functions.values()
@@ -322,7 +339,7 @@ def memory(options: argparse.Namespace) -> None:
         return
     found = read_file(options.file)
     program = program_of(found)
-    verify(program, _functions_for(program))
+    verify(program, _functions())
     if isinstance(found, SavedStep):
         if options.arg:
             raise BadInput("a captured step brings its own plan: it takes no --arg here")

@@ -1,42 +1,46 @@
-"""`--wire`: run the tests on VMs behind the protocol's byte encoding. `--native`: give the plain
-VMs, which the tests of `mlvm.core` make, the native kernels and loop.
+"""`--wire` and `--remote`: run the tests on VMs of which there is nothing but the protocol.
+`--native`: give the plain VMs, which the tests of `mlvm.core` make, the native kernels and loop.
 
     python -m pytest --wire tests/eager tests/arena
 
-Every call of the protocol to a VM of this process then goes to it, and back, as bytes.
+Every VM that a test makes is then a `WireVM`, which passes each call on as bytes, or a `RemoteVM`
+at the other end of a socket; and so is the default VM. Tests that are about what only a VM of this
+process has are marked `local`, with the reason, and skipped.
 tests/machines/test_wire.py runs these two folders so.
 """
 
 from __future__ import annotations
 
+import gc
+import signal
+from collections.abc import Callable
 from functools import wraps
-from types import SimpleNamespace
+from importlib import import_module
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from mlvm.core.observe import Layer, observe
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.vm import VM
-from mlvm.machines.wire import WireVM
-
-LOCAL = {"attached", "is_same"}
-"""What is asked of a VM, but is no call to it."""
-
-CALLS = {name for name, each in vars(VMProtocol).items() if callable(each)} - LOCAL
-CALLS = {name for name in CALLS if not name.startswith("_")}
+from tests.wired import connect_to, elsewhere, wire_to
 
 
-def wire(vm: VM) -> None:
-    """Have all calls of the protocol to the VM pass as bytes."""
-    behind: Any = SimpleNamespace(name=vm.name, **{name: getattr(vm, name) for name in CALLS})
-    client = WireVM(behind)
-
-    def layer(name: str) -> Layer:
-        return lambda proceed, *args, **options: getattr(client, name)(*args, **options)
-
-    observe(vm, **{name: layer(name) for name in CALLS})
+def put_elsewhere(way: Callable[[VM], Any]) -> None:
+    """Have tests that are imported from now on find VMs at the end of that way, and so the
+    default VM."""
+    for all_that_keeps_a_vm in ("mlvm.__main__", "mlvm.eager"):
+        import_module(all_that_keeps_a_vm)
+    for place in (
+        "mlvm.core.vm.VM",
+        "mlvm.machines.local.LocalVM",
+        "mlvm.machines.dry.DryVM",
+        "mlvm.eager.context.LocalVM",
+        "mlvm.eager.VM",
+        "mlvm.eager.DryVM",
+    ):
+        module, _, name = place.rpartition(".")
+        found = import_module(module)
+        setattr(found, name, elsewhere(getattr(found, name), way))
 
 
 def make_native() -> None:
@@ -61,22 +65,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--wire", action="store_true", help="run on VMs behind the protocol's byte encoding"
     )
+    parser.addoption("--remote", action="store_true", help="run on VMs at the end of a socket")
     parser.addoption("--native", action="store_true", help="run on native kernels and loop")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give examples all the time they take; with `--wire` wire every VM that is made."""
-    # Half of hypothesis' examples: the whole suite is to take five minutes on two cores.
-    settings.register_profile("untimed", deadline=None, max_examples=50)
+    """Give examples all the time they take; put VMs where the options say."""
+    config.addinivalue_line("markers", "local(reason): needs a VM of this process")
+    # Half of hypothesis' examples: the whole suite is to take five minutes on two cores. Elsewhere
+    # the calls are to be seen once more, not all that they may be called with.
+    examples = 10 if _is_elsewhere(config) else 50
+    settings.register_profile("untimed", deadline=None, max_examples=examples)
     settings.load_profile("untimed")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As under nohup, or in the background of a script: the processes of tests would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--native"):
         make_native()
-    if config.getoption("--wire"):
-        init = VM.__init__
+    if _is_elsewhere(config):
+        put_elsewhere(wire_to if config.getoption("--wire") else connect_to)
 
-        @wraps(init)
-        def wired(vm: VM, *args: Any, **options: Any) -> None:
-            init(vm, *args, **options)
-            wire(vm)
 
-        VM.__init__ = wired  # type: ignore[method-assign,assignment]
+def _is_elsewhere(config: pytest.Config) -> bool:
+    return bool(config.getoption("--wire") or config.getoption("--remote"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collections_are_short() -> None:
+    """Leave what lives before the tests of a file, such as other files, out of the collections of
+    garbage that tests and captured functions ask for: each would look at all of it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a VM of this process where there is none."""
+    mark = item.get_closest_marker("local")
+    if mark is not None and _is_elsewhere(item.config):
+        pytest.skip(f"needs a VM of this process: {mark.kwargs['reason']}")

@@ -30,12 +30,14 @@
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
+    ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
     ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible
     ├── WorkerDied              (RuntimeError) a pipeline's worker ended before its work did
-    └── MissingExtra            (ImportError) an optional package is not installed
+    ├── MissingExtra            (ImportError) an optional package is not installed
+    ├── AddressError            (ValueError)  an address that names no place to connect or listen
+    └── AccessRefused           (PermissionError) a server does not let this client in, or must not
 
-Each also derives from the built-in exception a Python programmer would expect, named
-in brackets. The text of an `OpError` is computed from op, operand types and reason.
+Each also derives from the built-in exception that is named in brackets.
 """
 
 from __future__ import annotations
@@ -50,15 +52,14 @@ from typing import Final, Self, TypeAlias
 
 _BRIEF: Final = 100
 _PACKAGE: Final = str(Path(__file__).parent.parent)
-_OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
+OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
 
 class MlvmError(Exception):
     """Base of all of mlvm's own exceptions.
 
     An error of a program says where it happened: the name of the `function`, the `pc` of the
-    instruction, and the `step` of the linked code. A step may stand for several instructions.
-    """
+    instruction, and the `step` of the linked code. A step may stand for several instructions."""
 
     function: str | None = None
     pc: int | None = None
@@ -69,8 +70,7 @@ class OpError(MlvmError):
     """An op refuses its operands. `op`, `operands` and `reason` hold the parts of the text.
 
     A type rule or kernel raises it with the reason alone; whoever called the rule
-    adds the op and its operand types with `at`.
-    """
+    adds the op and its operand types with `at`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -120,8 +120,7 @@ class OperandValueError(OpError, ValueError):
 
 
 class ProgramError(MlvmError, ValueError):
-    """A program is malformed. The text names function, pc and instruction; `function` and `pc`
-    are attributes, too."""
+    """A program is malformed. The text names `function`, `pc` and instruction."""
 
 
 class AssemblyError(ProgramError):
@@ -142,8 +141,7 @@ class EncodingError(MlvmError, ValueError):
 
 
 class MachineError(MlvmError, RuntimeError):
-    """A program or host function does what the machine cannot: a wrong kind of value, a
-    missing parameter, another number of results than announced."""
+    """A program does what the machine cannot: a wrong kind of value, a missing parameter."""
 
 
 class HostFunctionError(MachineError):
@@ -217,9 +215,12 @@ class GroupError(MlvmError, RuntimeError):
     """VMs of a group cannot go on together: they call different things, or one has ended."""
 
 
+class ConnectionLost(MlvmError, ConnectionError):
+    """The way to a VM elsewhere has ended, and with it all that was made there."""
+
+
 class PipelineError(MlvmError, ValueError):
-    """A pipeline has an impossible option, a data set that is not what it says it is, or a
-    transform that gives no batch."""
+    """A pipeline has an impossible option, a false data set, or a transform without batches."""
 
 
 class WorkerDied(MlvmError, RuntimeError):
@@ -228,6 +229,14 @@ class WorkerDied(MlvmError, RuntimeError):
 
 class MissingExtra(MlvmError, ImportError):
     """An optional package is not installed; the text says what to install."""
+
+
+class AddressError(MlvmError, ValueError):
+    """An address is written wrongly, or must not be listened on so."""
+
+
+class AccessRefused(MlvmError, PermissionError):
+    """A server refuses a client, or a client a server, before the first call; the text says why."""
 
 
 __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubclass(x, MlvmError)]
@@ -253,10 +262,10 @@ def user_place() -> Place | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        ours = _OURS.get(code.co_filename)
+        ours = OURS.get(code.co_filename)
         if ours is None:
             ours = code.co_filename.startswith((_PACKAGE, "<frozen"))
-            _OURS[code.co_filename] = ours
+            OURS[code.co_filename] = ours
         if not ours:
             return code, frame.f_lasti
         frame = frame.f_back

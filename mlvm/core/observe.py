@@ -36,8 +36,7 @@ def observed(vm: VMProtocol, **layers: Layer) -> Iterator[None]:
     """Inside the block each named method of the VM has a layer around it, on every thread.
 
     Blocks on one VM may overlap, and end in any order. Raises `AttributeError` for a method that
-    the VM does not have.
-    """
+    the VM does not have."""
     observe(vm, **layers)
     try:
         yield

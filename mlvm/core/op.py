@@ -62,8 +62,7 @@ class Op:
     `elementwise`: an element of the result depends on one element of each operand alone, and the
     kernel makes one pass over them. A chain of such ops can run block by block. `links`: an op may
     be a link of a chain; so may some whose reference kernels make several passes. `in_place`: how
-    many of its first operands `out` may be; any of them if it is elementwise.
-    """
+    many of its first operands `out` may be; any of them if it is elementwise."""
 
     def __init__(
         self,
@@ -106,8 +105,7 @@ class Op:
     def bind(self, given: Attributes) -> Attributes:
         """The attributes in the op's own order, defaults filled in, lists made tuples.
 
-        Raises `AttributeRefused` for one that is unknown, missing or of the wrong kind.
-        """
+        Raises `AttributeRefused` for one that is unknown, missing or of the wrong kind."""
         if not given and not self.attributes:
             return NO_ATTRIBUTES
         unknown = [name for name in given if name not in self.attributes]
@@ -132,8 +130,7 @@ class Op:
         """The result's type, or None where only running will tell.
 
         `attributes` are as `bind` returns them. Raises an `OpError` that names the op and
-        the operand types when they do not fit.
-        """
+        the operand types when they do not fit."""
         few = len(self.inputs) - self.variadic
         try:
             if len(operands) < few or (len(operands) > few and not self.variadic):
@@ -179,8 +176,7 @@ def canonical(value: Any, depth: int = 0) -> Any:
     """An attribute's value in its one form: lists as tuples, numpy scalars as Python's, the
     keys of a mapping as strings, a dtype by its name.
 
-    Raises `AttributeRefused` for one that nests too deep, or contains itself.
-    """
+    Raises `AttributeRefused` for one that nests too deep, or contains itself."""
     if depth > MAX_NESTING:
         raise AttributeRefused(f"an attribute nests deeper than {MAX_NESTING} levels")
     if isinstance(value, (list, tuple)):

@@ -84,8 +84,6 @@ class VMProtocol(Protocol):
 class LocalVMProtocol(VMProtocol, Protocol):
     """What only a VM of this process can do: call functions of the process, and use its memory."""
 
-    depth: int
-
     def register(
         self,
         name: str,

@@ -106,8 +106,7 @@ def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
 def require_representable(value: float, dtype: DType) -> None:
     """Raise `AttributeRefused` unless a bool or integer dtype holds `value` exactly.
 
-    A float dtype takes any number, rounded.
-    """
+    A float dtype takes any number, rounded."""
     if dtype.is_float:
         return
     low, high = 0, 1

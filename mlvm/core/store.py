@@ -65,8 +65,7 @@ class FreeStore:
     """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes.
 
     `caches` are dictionaries of arrays by handle, and the like. All are cleared when a handle may
-    name another array, or none: they keep no ended array alive.
-    """
+    name another array, or none: they keep no ended array alive."""
 
     def __init__(self) -> None:
         self.consumed = 0

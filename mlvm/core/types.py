@@ -52,8 +52,7 @@ class DType:
     def of(dtype: object) -> DType:
         """The dtype for a `DType`, a short name, or what `np.dtype` understands except None.
 
-        Raises `DTypeError` for anything else, such as a dtype of the other byte order.
-        """
+        Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
         if isinstance(dtype, DType):
             return dtype
         if isinstance(dtype, str) and dtype in DType.all:

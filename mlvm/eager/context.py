@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Protocol
 
 from mlvm.arena.arena import Arena, scope
+from mlvm.core.errors import MachineError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
@@ -34,26 +35,64 @@ recording: ContextVar[Tape | None] = ContextVar("recording", default=None)
 """The tape that differentiable calls are recorded on, for each thread or task."""
 
 
-_lock = threading.Lock()
-
-
 @cache
 def _make_default_vm() -> VMProtocol:
     return LocalVM("default")
 
 
+_lock = threading.RLock()
+_chosen: list[VMProtocol] = []  # by `use`, the last one at the end
+_version = [0]  # counts the changes of the default VM
+
+
 def default_vm() -> VMProtocol:
-    """The VM that eager calls run on outside of any arena, made when first needed."""
+    """The VM that eager calls run on outside of any arena: the one in `use`, or a VM of this
+    process, made when first needed."""
     with _lock:
-        return _make_default_vm()
+        return _chosen[-1] if _chosen else _make_default_vm()
+
+
+class use:
+    """Let eager calls outside of any arena run on `vm` from now on, in all threads; as a context
+    manager, till the end of the block:
+
+        with ml.connect("unix:/run/me/mlvm") as vm, ml.use(vm):
+            train()
+
+    Raises `MachineError` for what is no VM.
+    """
+
+    def __init__(self, vm: VMProtocol) -> None:
+        if not callable(getattr(vm, "launch", None)):
+            raise MachineError(f"a VM is wanted to use, not {brief(vm)}")
+        self.vm = vm
+        with _lock:
+            _chosen.append(vm)
+            _version[0] += 1
+
+    def __enter__(self) -> VMProtocol:
+        return self.vm
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            last = max((i for i, vm in enumerate(_chosen) if vm is self.vm), default=None)
+            if last is not None:
+                del _chosen[last]
+                _version[0] += 1
 
 
 class _Default(threading.local):
-    """A thread's own arena: an arena serves one thread at a time."""
+    """A thread's own arena on the default VM: an arena serves one thread at a time."""
 
-    @cached_property
-    def arena(self) -> Arena:
-        return Arena(default_vm(), "default", trims=True)
+    version = -1
+    arena: Arena
+
+
+class _Arenas(threading.local):
+    """A thread's own arena on a VM, kept while another VM is in use."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.arena = Arena(vm, "default", trims=True)
 
 
 _default = _Default()
@@ -61,6 +100,10 @@ _default = _Default()
 
 def default_arena() -> Arena:
     """The arena of interactive use, on the default VM; each thread has one."""
+    if _default.version != _version[0]:
+        version = _version[0]
+        _default.arena = default_vm().attached(_Arenas).arena
+        _default.version = version
     return _default.arena
 
 

@@ -32,7 +32,7 @@ from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.changing import RecompilationWarning
 from mlvm.eager.capture.listing import program_of
 from mlvm.eager.checkpoint import checkpoint
-from mlvm.eager.context import default_arena, default_vm
+from mlvm.eager.context import default_arena, default_vm, use
 from mlvm.eager.contraction import einsum
 from mlvm.eager.control import cond, fori_loop, function, map, scan, switch, while_loop
 from mlvm.eager.creation import (
@@ -114,6 +114,8 @@ from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.connect import connect
 from mlvm.show import picture as _gives_arenas_plot  # noqa: F401
 from mlvm.show import report as _gives_arenas_report  # noqa: F401
 from mlvm.show import trace as _gives_vms_trace  # noqa: F401
@@ -132,6 +134,7 @@ __all__ = [
     "QueueTensor",
     "RecompilationWarning",
     "Recording",
+    "RemoteVM",
     "SampleRandom",
     "ScratchPad",
     "Tensor",
@@ -152,6 +155,7 @@ __all__ = [
     "clip",
     "concat",
     "cond",
+    "connect",
     "conv1d",
     "conv2d",
     "conv_transpose2d",
@@ -240,6 +244,7 @@ __all__ = [
     "uint32",
     "uint64",
     "unstack",
+    "use",
     "value_and_grad",
     "vjp",
     "where",

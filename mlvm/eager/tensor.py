@@ -158,12 +158,13 @@ apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else 
 
 
 def plan_for(call: OneOp, types: tuple[TensorType, ...], door: Any) -> tuple[Any, Any]:
-    """What `apply` in C runs for operands of these types, and the type of the result; two Nones
-    where it leaves them to Python."""
+    """What `apply` in C runs for operands of these types, or the number of the program that it
+    launches elsewhere, and the type of the result; two Nones where it leaves them to Python."""
     out = call.types.get(types)
     if out is None:
         return None, None
-    return door.plan(call.op.name, (out, *types), call.attributes), out
+    program = call.into[len(types) + 1]
+    return door.plan(program, call.op.name, (out, *types), call.attributes), out
 
 
 def raise_stale(x: Tensor) -> NoReturn:

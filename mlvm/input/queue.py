@@ -8,8 +8,9 @@
     images, labels = batches.get()                # a consumer: tensors over the same bytes
 
 Names, order and errors are those of CPython's `queue`; close and cancel those of TensorFlow's
-`FIFOQueue`. No byte moves from `reserve` to `get`. No call takes the VM's lock: producers fill
-slots while a program waits inside `queue.get` (see `queue_get`).
+`FIFOQueue`. On a VM of this process no byte moves from `reserve` to `get`, and no call takes the
+VM's lock: producers fill slots while a program waits inside `queue.get` (see `queue_get`). To a VM
+elsewhere the producer writes an element when it commits, ahead of the consumer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.program.builder import ProgramBuilder
-from mlvm.core.protocol import LocalVMProtocol, VMProtocol
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, check_array
 from mlvm.input import queue_get
 from mlvm.input.slot_memory import SlotMemory
@@ -67,11 +68,13 @@ class QueueTensor:
     or a view of it, by `arena.free`, or, if it was got inside `with batch:`, when that arena is
     reset.
 
-    `arena` shows the slots as memory of the VM; `memory.slots` are their arrays. With `shared`
-    they can be handed to other processes (see `SlotMemory`). `handle` is the queue's name in
-    programs. A `single_threaded` queue has no locks: a call that would wait raises at once.
+    `arena` shows the slots as memory of the VM; `memory.slots` are the arrays that producers fill.
+    With `shared` they can be handed to other processes (see `SlotMemory`). `handle` is the queue's
+    name in programs, which take elements themselves on a VM of this process.
 
-    Raises `ArenaError` for impossible arguments and for a VM of another process; `ShapeError` or
+    A `single_threaded` queue has no locks: a call that would wait raises at once.
+
+    Raises `ArenaError` for impossible arguments and inside a captured function; `ShapeError` or
     `DTypeError` for a type; `OutOfMemory`.
     """
 
@@ -85,10 +88,8 @@ class QueueTensor:
         single_threaded: bool = False,
         shared: bool = False,
     ) -> None:
-        if not isinstance(vm, LocalVMProtocol):
-            raise ArenaError(
-                f"queue {name!r}: its slots are memory of a VM of this process, not of {vm!r}"
-            )
+        if vm.stands_for is not vm:
+            raise ArenaError(f"queue {name!r} is made outside of a captured function")
         if isinstance(types, str) or not isinstance(types, Sequence) or not types:
             raise ArenaError(f"queue {name!r}: types is a list of types, not {brief(types)}")
         if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:
@@ -110,7 +111,8 @@ class QueueTensor:
         self.memory = SlotMemory(self.types, maxsize, shared=shared)
         self.arena = SlotArena(vm, name, self.memory, self._free)
         self.handle = self.arena.storage
-        queue_get.register(vm, self)
+        if self.arena.lender is not None:
+            queue_get.register(self.arena.lender, self)
 
     # --- producers ---
 
@@ -145,7 +147,7 @@ class QueueTensor:
             self._refuse_if_closed()
         assert slot is not None
         try:
-            self.vm.make_writable(self.arena.handles(slot))
+            self.arena.begin(slot)
         except BaseException:
             self._free.put(slot)
             raise
@@ -173,7 +175,7 @@ class QueueTensor:
     # --- consumers ---
 
     def get(self, timeout: float | None = None, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
-        """The next element's tensors, once there is one; no byte moves.
+        """The next element's tensors, once there is one.
 
         Raises `QueueEmpty` after `timeout` seconds, `ShutDown` when the queue is closed and
         drained, the error of `cancel` after `cancel`. Without a timeout it also raises
@@ -221,6 +223,11 @@ class QueueTensor:
         return self._free.qsize() - self._closed <= 0
 
     @property
+    def in_programs(self) -> bool:
+        """Whether programs may take elements themselves: the VM is one of this process."""
+        return self.arena.lender is not None
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed or cancelled."""
         return self._closed
@@ -232,7 +239,13 @@ class QueueTensor:
 
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
         """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
-        `raises` ( -- t1 .. tn ), and `ShutDown` at the end."""
+        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM is not
+        of this process."""
+        if not self.in_programs:
+            raise ArenaError(
+                f"queue {self.name!r}: programs take elements on a VM of this process, not on "
+                f"{self.vm.name}; get them here, and launch the program on their tensors"
+            )
         attributes = {"raises": True} if raises else {}
         builder.push_int(self.handle)
         builder.host(queue_get.NAME, 1, len(self.types) + (not raises), **attributes)
@@ -262,7 +275,8 @@ class QueueTensor:
             if timeout == 0 or not self._waits:
                 raise
         if timeout is None and self._is_all_mine():
-            self.vm.quiesce()  # workers may be the last to use a slot
+            if self.arena.lender is not None:
+                self.arena.lender.quiesce()  # workers may be the last to use a slot
             if self._is_all_mine():
                 raise queue.Empty
         began = time.perf_counter()
@@ -282,6 +296,14 @@ class QueueTensor:
         return all(slot.lent_to == me for slot in self.arena.slots)
 
     def _commit(self, slot: Slot) -> None:
+        try:
+            if not self._closed:
+                self.arena.complete(slot)
+        except BaseException as error:
+            self._free.put(slot)
+            if isinstance(error, Exception):
+                self.cancel(error)
+            raise
         with self._lock:
             if self._closed:
                 self._free.put(slot)
@@ -329,7 +351,8 @@ class Reservation:
         """Let the element join the queue; from here on the memory is the consumer's.
 
         Raises `ShutDown` or `cancel`'s error if the queue has ended meanwhile, and `ArenaError`
-        for a reservation that has been committed or cancelled.
+        for a reservation that has been committed or cancelled. A VM elsewhere may fail to take the
+        element: then the queue is cancelled with that error, which is raised here, too.
         """
         slot, self._slot = self._slot, None
         if slot is None:

@@ -1,5 +1,8 @@
 """The slots of a queue tensor, and the arena they lie in.
 
+Producers fill slots in memory of this process. A VM of this process has the same memory. Any other
+VM has memory of its own for each slot, to which an element is written once it is complete.
+
 A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are
 allocations like any other. When the last of them ends, in any way and on any thread, the slot
 returns to the ring of free slots. The garbage collector may end a tensor in the middle of any
@@ -20,7 +23,7 @@ from typing import Final, Protocol, TypeVar
 from mlvm.arena.arena import Allocation, Arena, scope
 from mlvm.arena.placement import Chunk, Region
 from mlvm.core.errors import ArenaError
-from mlvm.core.protocol import LocalVMProtocol, StorageHandle, TensorHandle
+from mlvm.core.protocol import LocalVMProtocol, StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.input.slot_memory import SlotMemory
 
@@ -118,11 +121,12 @@ class SlotArena(Arena):
     """The arena of a queue tensor's slots. Its tensors are those that were got and still live.
 
     Nothing else is allocated here. Its bytes return to the VM when queue and tensors are gone.
+    `lender` is the VM if it has the slots' own memory, None if elements are copied to it.
     """
 
-    def __init__(self, vm: LocalVMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
+    def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
         self._memory = memory
-        self._local_vm = vm
+        self.lender = vm if isinstance(vm, LocalVMProtocol) else None
         super().__init__(vm, name, capacity=memory.data.nbytes)
         [chunk] = self._placement.chunks
         chunk.carved = chunk.nbytes
@@ -131,6 +135,18 @@ class SlotArena(Arena):
         for slot in self.slots:
             self._carve(chunk, slot)
             free.put(slot)
+
+    def begin(self, slot: Slot) -> None:
+        """Wait until nobody uses the slot's memory, which a producer is about to fill."""
+        if self.lender is not None:
+            self.lender.make_writable(self.handles(slot))
+
+    def complete(self, slot: Slot) -> None:
+        """Have the VM see what the producer has filled in. Raises what `write` does."""
+        if self.lender is None:
+            arrays = self._memory.slots[slot.index]
+            for handle, array in zip(self.handles(slot), arrays, strict=True):
+                self.vm.write(handle, array)
 
     def lend(self, slot: Slot, kind: type[A]) -> tuple[A, ...]:
         """The slot's tensors, for the thread that calls, and the arena that it is in."""
@@ -159,7 +175,10 @@ class SlotArena(Arena):
         self.handles(slot)
 
     def _add_chunk(self, nbytes: int) -> None:
-        storage = self._local_vm.storage_over(self._memory.data)
+        if self.lender is not None:
+            storage = self.lender.storage_over(self._memory.data)
+        else:
+            storage = self.vm.alloc_storage(nbytes)
         self._placement.chunks.append(Chunk(storage, nbytes))
 
     def _find(self, type: TensorType) -> Region:

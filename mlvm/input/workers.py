@@ -126,10 +126,13 @@ class Crew:
             number, batch = next(self._numbered, (0, None))
             if batch is None:
                 return False
+            queue = self.queues[batch.size]
             try:
-                slot = self.queues[batch.size].reserve()
-            except ShutDown:
-                return False
+                slot = queue.reserve()
+            except Exception:
+                if queue.closed:  # or cancelled
+                    return False
+                raise
             finally:
                 self.producers_waited += time.perf_counter() - began
         try:
@@ -155,12 +158,20 @@ class Crew:
                 result = self._settled.pop(self._next)
                 self._next += 1
                 if isinstance(result, Exception):
-                    self.failure = result
-                    for queue in self.queues.values():
-                        queue.close()
+                    self._fail(result)
                 else:
-                    with suppress(ShutDown):  # after `close`
+                    try:
                         result.commit()
+                    except ShutDown:  # after `close`
+                        pass
+                    except Exception as error:  # of a VM that could not be written to
+                        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the work early: readers get what is in the queues, and then the error."""
+        self.failure = error
+        for queue in self.queues.values():
+            queue.close()
 
 
 # --- processes -----------------------------------------------------------------------

@@ -12,13 +12,18 @@ from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
+from mlvm.machines import residuals
 from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
 from mlvm.machines.workers import Workers
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
-    from mlvm.machines.native._native import Door
+    from mlvm.core.machine.link import Code
+    from mlvm.core.program.program import Program
+    from mlvm.core.protocol import TensorHandle
+    from mlvm.machines.native._native import Door, Pool
+    from mlvm.machines.native.known import KnownLaunches
 
 _MOST_THREADS: Final = 256
 
@@ -83,10 +88,30 @@ class LocalVM(VM):
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
         self.door = None
+        self._pool: Pool | None = None
         if self.native and not workers:
             self.door = open_door(self.functions, self._store, self._lock, pool)
+            self._pool = pool
         if workers:
             self._scheduler = Workers(workers, self.name)
+        residuals.register(self)
+
+    def known_launches(self) -> KnownLaunches | None:
+        """A table of the launches that a client makes, for a native VM without workers."""
+        if self._pool is None:
+            return None
+        from mlvm.machines.native.known import KnownLaunches
+
+        def code_of(program: Program, args: tuple[TensorHandle, ...]) -> Code | None:
+            linked = self._linked.get(id(program))
+            found = linked.bound.get(args) if linked is not None else None
+            return found[0] if found is not None else None
+
+        def is_watched() -> bool:
+            return self.functions.instrument is not None or "launch" in vars(self)
+
+        table, store = self.functions, self._store
+        return KnownLaunches(table, store, self._lock, self._pool, code_of, is_watched)
 
     def _forget_links(self) -> None:
         super()._forget_links()

@@ -1,8 +1,8 @@
 """The VM protocol as bytes, and a `WireVM` that speaks it to a VM behind it.
 
 A `WireVM` encodes each call as one message; a `WireServer` decodes it, asks its VM, and encodes
-the answer or the error. Only bytes pass between the two, so a socket could carry them. `CALLS` is
-the whole protocol; docs/wire.md has its layout.
+the answer or the error. Only bytes pass between the two; `mlvm.machines.remote` has a socket carry
+them. `CALLS` is the whole protocol; docs/wire.md has its layout.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from mlvm.core.errors import (
     EncodingError,
     HandleError,
     MachineError,
+    MlvmError,
     ProgramError,
     ShapeError,
     brief,
 )
+from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
@@ -89,6 +91,7 @@ HANDLES: Final = Field(
     lambda reader: reader.sequence(Reader.integer),
 )
 INTEGER: Final = Field("integer", Writer.integer, Reader.integer)
+TRUTH: Final = Field("truth", Writer.integer, lambda reader: reader.integer() != 0)
 NBYTES: Final = Field("integer", _write_nbytes, Reader.integer)
 LIMIT: Final = Field("limit", Writer.value, _read_limit)
 F64: Final = Field("f64", Writer.f64, Reader.f64)
@@ -131,7 +134,7 @@ CALLS: Final[dict[str, Procedure]] = {
     "dealloc_tensor": Procedure({"handle": HANDLE}, NOTHING),
     "read": Procedure({"handle": HANDLE}, ARRAY),
     "write": Procedure({"handle": HANDLE, "array": ARRAY}, NOTHING),
-    "load_program": Procedure({"number": INTEGER, "program": PROGRAM}, NOTHING),
+    "load_program": Procedure({"number": INTEGER, "program": PROGRAM}, TRUTH),
     "drop_program": Procedure({"number": INTEGER}, NOTHING),
     "launch": Procedure({"number": INTEGER, "args": HANDLES, "max_steps": LIMIT}, ARRAYS),
     "estimate": Procedure({"number": INTEGER, "arg_types": TYPES}, ESTIMATE),
@@ -142,31 +145,48 @@ CALLS: Final[dict[str, Procedure]] = {
     "swap": Procedure({"h1": HANDLE, "h2": HANDLE}, NOTHING),
 }
 """Every call by name. A program is loaded once under a number of the client's choice, launched and
-estimated by that number, and dropped when the client has no more use for it."""
+estimated by that number, and dropped when the client has no more use for it. The answer to
+`load_program` says whether a launch of it may leave outputs: if none does, nobody need wait."""
 
 
 # --- messages ------------------------------------------------------------------------
 
 
-def encode_call(name: str, args: Sequence[Any]) -> bytes:
-    """A call as a message. Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for
-    an argument that has no encoding."""
-    writer = Writer()
+def write_call(writer: Writer, name: str, args: Sequence[Any]) -> None:
+    """Write a call. Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for an
+    argument that has no encoding."""
     writer.text(name)
     for field, value in zip(CALLS[name].parameters.values(), args, strict=True):
         field.write(writer, value)
+
+
+def read_name(reader: Reader) -> str:
+    """The name of a call, whose arguments follow it."""
+    name = reader.text()
+    if name not in CALLS:
+        raise EncodingError(f"no call {name!r}; there are {', '.join(CALLS)}")
+    return name
+
+
+def read_args(reader: Reader, name: str) -> list[Any]:
+    """The arguments of a call of that name. Raises `EncodingError` or `ProgramError`."""
+    args = [field.read(reader) for field in CALLS[name].parameters.values()]
+    reader.end()
+    return args
+
+
+def encode_call(name: str, args: Sequence[Any]) -> bytes:
+    """A call as a message. Raises what `write_call` raises."""
+    writer = Writer()
+    write_call(writer, name, args)
     return writer.message(Kind.call)
 
 
 def decode_call(message: bytes) -> tuple[str, list[Any]]:
     """The call's name and arguments. Raises `EncodingError` or `ProgramError`."""
     _, reader = open_message(message, Kind.call)
-    name = reader.text()
-    if name not in CALLS:
-        raise EncodingError(f"no call {name!r}; there are {', '.join(CALLS)}")
-    args = [field.read(reader) for field in CALLS[name].parameters.values()]
-    reader.end()
-    return name, args
+    name = read_name(reader)
+    return name, read_args(reader, name)
 
 
 def encode_answer(name: str, result: Any) -> bytes:
@@ -178,9 +198,14 @@ def encode_answer(name: str, result: Any) -> bytes:
 
 def decode_answer(name: str, message: bytes) -> Any:
     """The result of the call of that name. Raises the error that the message has instead."""
-    kind, reader = open_message(message, Kind.answer, Kind.error)
+    return read_answer(*open_message(message, Kind.answer, Kind.error), name)
+
+
+def read_answer(kind: Kind, reader: Reader, name: str) -> Any:
+    """The result of the call of that name, from a message of that kind. Raises the error that it
+    has instead."""
     if kind is Kind.error:
-        raise _read_error(reader)  # a variable would make a cycle with the traceback
+        raise read_error(reader)  # a variable would make a cycle with the traceback
     result = CALLS[name].result.read(reader)
     reader.end()
     return result
@@ -253,7 +278,8 @@ def _text(value: object) -> str:
         return brief(value)
 
 
-def _read_error(reader: Reader) -> Exception:
+def read_error(reader: Reader) -> Exception:
+    """The error of a message of kind error. Raises `EncodingError` for one that cannot be."""
     name = reader.text()
     if name not in _ERRORS:
         raise reader.error(f"no error {name!r}")
@@ -290,11 +316,12 @@ class WireServer:
         """The answer to a call, as a message. An error is an answer, too."""
         try:
             name, args = decode_call(message)
-            return encode_answer(name, self._perform(name, args))
+            return encode_answer(name, self.perform(name, args))
         except Exception as error:
             return encode_error(error)
 
-    def _perform(self, name: str, args: list[Any]) -> Any:
+    def perform(self, name: str, args: list[Any]) -> Any:
+        """Make the call, and return its result."""
         match name:
             case "name":
                 return self.vm.name
@@ -303,31 +330,38 @@ class WireServer:
             case _:
                 return getattr(self.vm, name)(*args)
 
-    def _load_program(self, number: int, program: Program) -> None:
+    def _load_program(self, number: int, program: Program) -> bool:
         self._programs[number] = program
+        try:
+            return verify(program, self.vm.functions).outputs
+        except MlvmError:  # a launch may say more, and later find a function that is missing now
+            return True
 
     def _drop_program(self, number: int) -> None:
-        self._program(number)
+        self.program(number)
         del self._programs[number]
 
     def _launch(self, number: int, args: list[TensorHandle], max_steps: int | None) -> list[Array]:
-        return self.vm.launch(self._program(number), args, max_steps=max_steps)
+        return self.vm.launch(self.program(number), args, max_steps=max_steps)
 
     def _estimate(self, number: int, arg_types: list[TensorType]) -> Estimate:
-        return self.vm.estimate(self._program(number), arg_types)
+        return self.vm.estimate(self.program(number), arg_types)
 
-    def _program(self, number: int) -> Program:
+    def program(self, number: int) -> Program:
+        """The program that is loaded under that number. Raises `HandleError`."""
         try:
             return self._programs[number]
         except KeyError:
             raise HandleError(f"no program is loaded under number {number}") from None
 
 
-class _Loaded(NamedTuple):
-    """A program that the server knows by `number`, until the program dies on this side."""
+class Loaded(NamedTuple):
+    """A program that the server knows by `number`, until the program dies on this side. A launch
+    of it may leave `outputs`."""
 
     number: int
     program: weakref.ref[Program]
+    outputs: bool
 
 
 class WireVM(Identity):
@@ -339,30 +373,42 @@ class WireVM(Identity):
     """
 
     def __init__(self, vm: VM) -> None:
-        super().__init__()
         self._send = WireServer(vm).answer
-        self._loaded: dict[int, _Loaded] = {}
-        self._dropped: deque[int] = deque()
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._begin()
         self.name: str = self._call("name")
 
+    def _begin(self) -> None:
+        Identity.__init__(self)
+        self._loaded: dict[int, Loaded] = {}
+        self._dropped: deque[int] = deque()
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+
     def _call(self, name: str, *args: Any) -> Any:
-        return decode_answer(name, self._send(encode_call(name, args)))
+        """Make a call, and wait for its result."""
+        message = self._send(encode_call(name, args))
+        try:
+            return decode_answer(name, message)
+        except Exception as error:
+            raise error.with_traceback(None) from None
+
+    def _post(self, name: str, *args: Any) -> None:
+        """Make a call that has no result."""
+        self._call(name, *args)
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
         handle: TensorHandle = self._call("alloc_tensor", type)
         return handle
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
-        self._call("dealloc_tensor", handle)
+        self._post("dealloc_tensor", handle)
 
     def read(self, handle: TensorHandle) -> Array:
         array: Array = self._call("read", handle)
         return array
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        self._call("write", handle, array)
+        self._post("write", handle, array)
 
     def launch(
         self,
@@ -375,12 +421,13 @@ class WireVM(Identity):
             handles = tuple(args)
         except TypeError:
             raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
-        number = self._number_of(program)
+        number = self.loaded(program).number
         outputs: list[Array] = self._call("launch", number, handles, max_steps)
         return outputs
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
-        estimate: Estimate = self._call("estimate", self._number_of(program), arg_types)
+        number = self.loaded(program).number
+        estimate: Estimate = self._call("estimate", number, arg_types)
         return estimate
 
     def consumed_size_in_mib(self) -> float:
@@ -392,7 +439,7 @@ class WireVM(Identity):
         return handle
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
-        self._call("dealloc_storage", handle)
+        self._post("dealloc_storage", handle)
 
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
@@ -401,17 +448,17 @@ class WireVM(Identity):
         return handle
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
-        self._call("swap", h1, h2)
+        self._post("swap", h1, h2)
 
     # --- programs ---
 
-    def _number_of(self, program: Program) -> int:
-        """The server's number for the program. A new program is sent first."""
+    def loaded(self, program: Program) -> Loaded:
+        """What the server knows the program by. A new program is sent first."""
         if self._dropped:
             self._drop_programs()
-        return (self._loaded.get(id(program)) or self._load(program)).number
+        return self._loaded.get(id(program)) or self._load(program)
 
-    def _load(self, program: Program) -> _Loaded:
+    def _load(self, program: Program) -> Loaded:
         """Send the program, unless another thread just has."""
         if not isinstance(program, Program):
             raise ProgramError(f"a Program is wanted to launch, not {brief(program)}")
@@ -427,12 +474,13 @@ class WireVM(Identity):
                     del vm._loaded[key]
                     vm._dropped.append(number)
 
-            self._call("load_program", number, program)
-            loaded = self._loaded[key] = _Loaded(number, weakref.ref(program, forget))
+            outputs = self._call("load_program", number, program)
+            loaded = Loaded(number, weakref.ref(program, forget), outputs)
+            self._loaded[key] = loaded
             return loaded
 
     def _drop_programs(self) -> None:
         """Tell the server which programs have died."""
         with self._lock:
             while self._dropped:
-                self._call("drop_program", self._dropped.popleft())
+                self._post("drop_program", self._dropped.popleft())

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from mlvm.arena import residuals
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
@@ -21,6 +20,7 @@ from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, u8
+from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
 from mlvm.step.fusion import REFERENCE, Taste, chain_of, fused
@@ -61,10 +61,7 @@ class Planned:
         Raises `ProgramError` for one that does not begin so, or takes from a queue once more.
         """
         if self.takes != (2,):  # after the queue's handle and the function's name
-            raise ProgramError(
-                "a loop is over one queue, taken from at the start; this takes "
-                f"{len(self.takes)} times"
-            )
+            raise no_loop(len(self.takes))
         code = self.program.main.code
         _, nresults, _ = code[2].immediates
         ahead, body = code[:2], _moved(code[3:-1], 1)
@@ -80,6 +77,13 @@ class Planned:
                 Instruction(Opcode.halt),
             ]
         )
+
+
+def no_loop(takes: int) -> ProgramError:
+    """The error for a step that takes so many elements, and is to be looped."""
+    return ProgramError(
+        f"a loop is over one queue, taken from at the start; this takes {takes} times"
+    )
 
 
 def _moved(code: Sequence[Instruction], by: int) -> list[Instruction]:

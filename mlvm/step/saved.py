@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mlvm.arena import residuals
 from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Lifetime
 from mlvm.core.errors import EncodingError, ProgramError, brief
@@ -97,7 +96,6 @@ class LoadedStep:
     def __init__(self, step: SavedStep, vm: VMProtocol) -> None:
         self.step = step
         self.vm = vm
-        residuals.require(vm, step.planned.program)
         self._storages: dict[tuple[str, int], StorageHandle] = {}
         self._handles: dict[tuple[str, int, TensorType], TensorHandle] = {}
         for place, array in enumerate(step.states):

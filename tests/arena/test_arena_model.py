@@ -23,11 +23,13 @@ from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
+from tests.wired import machine
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
 types = st.sampled_from(
     [ROW, WORDS, *(TensorType("u8", (n,)) for n in (0, 1, 63, 64, 65, 200)), TensorType("f64")]
 )
+
 CAPACITY = 1024
 
 
@@ -262,7 +264,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         for tensor in self.arena.live():
             storage, offset = address(tensor)
             assert offset % ALIGNMENT == 0
-            array = self.vm.borrow(tensor.handle)
+            array = machine(self.vm).borrow(tensor.handle)
             assert not array.size or array.ctypes.data % ALIGNMENT == 0
             spans.append((storage, offset, offset + rounded(tensor.type)))
         assert len(spans) == len(self.groups)

@@ -26,6 +26,7 @@ from mlvm.eager import host as calls
 from mlvm.eager.autodiff import Tape
 from mlvm.eager.tensor import live_tapes
 from tests.machines.libraries import EXAMPLE, compile_c, needs_compiler
+from tests.wired import machine
 
 
 def param(frame: Frame, i: int) -> Array:
@@ -59,8 +60,8 @@ def polar(frame: Frame) -> None:
 def vm() -> Iterator[ml.VM]:
     vm = ml.VM("calls")
     for fn in (sine, scale, product, polar):
-        vm.register(fn.__name__, fn)
-    vm.register("drop", lambda frame: None)
+        machine(vm).register(fn.__name__, fn)
+    machine(vm).register("drop", lambda frame: None)
     with ml.Arena(vm, "calls"):
         yield vm
     assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
@@ -84,7 +85,6 @@ POLAR_VJP = (
     lambda g, x, y, out: g[0] * x / out[0] - g[1] * y / out[0] ** 2,
     lambda g, x, y, out: g[0] * y / out[0] + g[1] * x / out[0] ** 2,
 )
-
 
 # --- values --------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ def test_results_lie_in_the_current_arena(vm: ml.VM) -> None:
 
 
 def test_a_result_is_a_copy(vm: ml.VM) -> None:
-    vm.register("same", lambda frame: frame.push(frame.param(0)))
+    machine(vm).register("same", lambda frame: frame.push(frame.param(0)))
     x = tensor(1.0)
     y = ml.call("same", x)
     y += 1.0
@@ -125,7 +125,7 @@ def test_attributes_tell_programs_apart(vm: ml.VM) -> None:
         assert str(ml.call("scale", x, by=by).item()) == str(2.0 * by)
     assert ml.call("scale", x).item() == 2.0
     seen: list[Any] = []
-    vm.register("see", lambda frame: seen.append(dict(frame.attributes)))
+    machine(vm).register("see", lambda frame: seen.append(dict(frame.attributes)))
     ml.call("see", a=[1, (True, None)], name="x", vm="y")
     assert seen == [{"a": (1, (True, None)), "name": "x", "vm": "y"}]
 
@@ -142,7 +142,7 @@ def test_a_call_is_one_program_however_often(vm: ml.VM) -> None:
 def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
     x = tensor(2.0)
     ml.call("scale", x)
-    vm.register("scale", lambda frame: frame.push(np.array(9.0)))
+    machine(vm).register("scale", lambda frame: frame.push(np.array(9.0)))
     assert ml.call("scale", x).item() == 9.0
 
 
@@ -191,7 +191,7 @@ def test_gradients_nest(vm: ml.VM) -> None:
 
 
 def test_a_rule_in_terms_of_the_result_nests(vm: ml.VM) -> None:
-    vm.register("exponential", lambda frame: frame.push(np.exp(param(frame, 0))))
+    machine(vm).register("exponential", lambda frame: frame.push(np.exp(param(frame, 0))))
 
     def exponential(x: ml.Tensor) -> Any:
         return ml.sum(ml.call("exponential", x, vjp=lambda g, x, out: g * out))
@@ -297,7 +297,7 @@ def test_what_a_rule_needs_cannot_be_updated_in_place(vm: ml.VM) -> None:
 
 @needs_compiler
 def test_a_c_function_with_a_gradient(vm: ml.VM, tmp_path: Path) -> None:
-    vm.register_library(compile_c(EXAMPLE, tmp_path / "example_c.so", "-std=c99"))
+    machine(vm).register_library(compile_c(EXAMPLE, tmp_path / "example_c.so", "-std=c99"))
 
     def softclip(x: ml.Tensor) -> Any:
         rule = lambda g, x, out: g * (1.0 - (out / 2.0) ** 2)  # noqa: E731

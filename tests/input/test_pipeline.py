@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ from mlvm.core.errors import (
     StaleTensor,
     WorkerDied,
 )
+from mlvm.core.observe import observed
 from mlvm.core.vm import VM
 from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
+from mlvm.machines.wire import WireVM
 from tests.input.datasets import Numbers
 from tests.threads import PATIENCE, start
 
@@ -212,6 +215,34 @@ def test_the_eager_pipeline_takes_the_vm_of_the_current_arena() -> None:
         assert batches.get()[0].arena.vm is ml.default_vm()
     with pytest.raises(PipelineError, match="which vm"):
         Pipeline(Numbers(), 5)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_vm_elsewhere_gets_the_same_batches(workers: int) -> None:
+    with pipeline(transform=noisy, shuffle=True) as batches:
+        here = digests(batches)
+    vm = WireVM(VM())
+    with pipeline(transform=noisy, shuffle=True, vm=vm, workers=workers) as batches:
+        assert digests(batches) == here
+    del batches
+    gc.collect()
+    assert vm.consumed_size_in_mib() == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_vm_that_cannot_be_written_to_ends_the_pipeline(workers: int) -> None:
+    vm = WireVM(VM())
+    lines = itertools.count()
+
+    def write(proceed: Callable[..., None], handle: int, array: Any) -> None:
+        if next(lines) == 5:
+            raise OSError("the line is cut")
+        proceed(handle, array)
+
+    with observed(vm, write=write), pipeline(vm=vm, workers=workers) as batches:
+        for _ in range(2):
+            with pytest.raises(OSError, match="is cut"):
+                digests(batches)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

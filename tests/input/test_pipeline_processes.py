@@ -27,6 +27,7 @@ import pytest
 from mlvm.core.errors import PipelineError, QueueEmpty, WorkerDied
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
+from mlvm.machines.wire import WireVM
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("KILLS", "3"))
@@ -189,6 +190,8 @@ def test_processes_make_the_same_batches_and_go_on_from_a_state(worker_code: Any
         with pipeline(dataset, workers, **options) as batches:
             batches.restore(state)
             assert first + contents(batches) == whole
+    with Pipeline(dataset, 4, vm=WireVM(VM()), workers=1, processes=True, **options) as batches:
+        assert contents(batches) == whole
 
 
 def test_an_exception_comes_with_its_traceback_and_sample(worker_code: Any) -> None:

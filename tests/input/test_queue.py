@@ -25,6 +25,9 @@ from mlvm.core.errors import (
     ShapeError,
     ShutDown,
 )
+from mlvm.core.observe import observed
+from mlvm.core.program.builder import ProgramBuilder
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
@@ -35,16 +38,16 @@ from tests.interrupting import with_each_line_interrupted
 PAIR = ["f32[2,3]", "i64[2]"]
 
 
-@pytest.fixture
-def vm() -> VM:
-    return VM()
+@pytest.fixture(params=["here", "elsewhere"])
+def vm(request: pytest.FixtureRequest) -> Any:
+    return VM() if request.param == "here" else WireVM(VM())
 
 
 def pair(value: int) -> tuple[Array, Array]:
     return np.full((2, 3), value, np.float32), np.full(2, value)
 
 
-def values(vm: VM, tensors: tuple[Allocation, ...]) -> set[int]:
+def values(vm: VMProtocol, tensors: tuple[Allocation, ...]) -> set[int]:
     return {int(x) for tensor in tensors for x in vm.read(tensor.handle).ravel()}
 
 
@@ -74,7 +77,8 @@ def test_every_type_survives_the_slots(vm: VM, dtype: str, shape: tuple[int, ...
         np.testing.assert_array_equal(vm.read(tensor.handle), array)
 
 
-def test_get_moves_no_byte(vm: VM) -> None:
+def test_get_moves_no_byte() -> None:
+    vm = VM()
     q = QueueTensor(vm, PAIR, 2)
     with q.reserve() as slots:
         for slot in slots:
@@ -484,9 +488,70 @@ def test_only_an_exception_cancels(vm: VM, error: Any) -> None:
     q.put(pair(1))
 
 
-def test_a_vm_elsewhere_is_refused() -> None:
-    with pytest.raises(ArenaError, match="a VM of this process"):
-        QueueTensor(WireVM(VM()), PAIR, 1)
+def test_an_element_is_on_a_vm_elsewhere_before_it_is_got() -> None:
+    """The write is done by who commits, and a slot has its place there for good."""
+    vm = WireVM(VM())
+    writes: list[int] = []
+
+    def write(proceed: Callable[..., None], handle: int, array: Array) -> None:
+        proceed(handle, array)
+        writes.append(handle)
+
+    q = QueueTensor(vm, PAIR, 2)
+    held = vm.consumed_size_in_mib()
+    assert held == q.memory.data.nbytes / 2**20
+    with observed(vm, write=write):
+        q.put(pair(1))
+        q.put(pair(2))
+        handles = writes.copy()
+        assert len(set(handles)) == 4
+        for i in range(3, 9):
+            tensors = q.get()
+            assert [x.handle for x in tensors] == handles[:2]
+            assert values(vm, tensors) == {i - 2}
+            del tensors
+            q.put(pair(i))
+            handles = writes[-4:]
+    assert len(writes) == 16
+    assert vm.consumed_size_in_mib() == held
+    del q
+    gc.collect()
+    assert vm.consumed_size_in_mib() == 0
+
+
+def test_a_write_that_fails_cancels_the_queue() -> None:
+    vm = WireVM(VM())
+    q = QueueTensor(vm, PAIR, 2)
+
+    def write(proceed: Callable[..., None], handle: int, array: Array) -> None:
+        raise HandleError("the line is cut")
+
+    with observed(vm, write=write), pytest.raises(HandleError, match="is cut"):
+        q.put(pair(1))
+    for call in (q.get, q.reserve, lambda: q.put(pair(2))):
+        with pytest.raises(HandleError, match="is cut"):
+            call()
+    assert "2 free" in repr(q)
+
+
+def test_an_interrupted_write_leaves_the_queue_as_it_was() -> None:
+    vm = WireVM(VM())
+    q = QueueTensor(vm, PAIR, 1)
+
+    def write(proceed: Callable[..., None], handle: int, array: Array) -> None:
+        raise KeyboardInterrupt
+
+    with observed(vm, write=write), pytest.raises(KeyboardInterrupt):
+        q.put(pair(1))
+    q.put(pair(2))
+    assert values(vm, q.get()) == {2}
+
+
+def test_programs_elsewhere_take_no_elements() -> None:
+    q = QueueTensor(WireVM(VM("far")), PAIR, 1)
+    assert not q.in_programs
+    with pytest.raises(ArenaError, match="on a VM of this process, not on far; get them here"):
+        q.emit(ProgramBuilder())
 
 
 def test_a_dry_vm_has_no_slots() -> None:

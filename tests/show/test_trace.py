@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import MachineError, ShapeError
+from mlvm.core.errors import HandleError, MachineError, ShapeError
 from mlvm.core.machine.callee import Value
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.wire import WireVM
 from mlvm.show.trace import trace
 
 VECTOR = TensorType("f32", (4,))
@@ -38,7 +40,7 @@ class Log:
         self.lines.append(f"after {name} {len(results)}")
 
 
-def ones(vm: VM) -> int:
+def ones(vm: VMProtocol) -> int:
     handle = vm.alloc_tensor(VECTOR)
     vm.write(handle, np.ones(4, np.float32))
     return handle
@@ -202,3 +204,19 @@ def test_a_chain_is_traced_by_the_names_of_its_ops(tmp_path: Path) -> None:
         {"chain": "add negative"}
     ]
     np.testing.assert_array_equal(vm.read(handles[0]), np.full(4, -2))
+
+
+def test_a_trace_of_a_vm_elsewhere_has_the_calls_of_this_side(tmp_path: Path) -> None:
+    vm = WireVM(VM("far"))
+    with trace(vm, tmp_path / "trace.json"):
+        x = ones(vm)
+        vm.launch(ADD_OUT, (x, x, x))
+        with pytest.raises(HandleError):
+            vm.read(-1)
+        assert vm.launch(ADD, (x, x))[0][0] == 4.0
+    vm.read(x)
+    events = json.loads((tmp_path / "trace.json").read_text("utf-8"))["traceEvents"]
+    calls = [(each["name"], each["args"]["bytes"]) for each in events if each["ph"] == "X"]
+    expected = [("alloc_tensor", 0), ("write", 16), ("launch", 0), ("read", 0), ("launch", 16)]
+    assert calls == expected
+    assert all(each["dur"] > 0 for each in events if each["ph"] == "X")

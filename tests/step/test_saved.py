@@ -14,7 +14,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import EncodingError, MlvmError
 from mlvm.core.program.encoding import Kind
 from mlvm.core.types import TensorType
-from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
 from mlvm.show.picture import timeline
 from mlvm.step.compile import compile_flow
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -85,7 +85,7 @@ def run(step: SavedStep) -> None:
     str(step.planned.plan)
     timeline(step.planned.recording(), title="a step")
     with contextlib.suppress(MlvmError):
-        loaded = LoadedStep(step, VM())
+        loaded = LoadedStep(step, LocalVM())
         loaded(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), max_steps=1000)
 
 

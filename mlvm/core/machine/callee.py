@@ -40,8 +40,7 @@ class Callee(Protocol):
     """A function of the table.
 
     `nresults` is how many values it leaves, None if that varies. `kernel`, if any, is called with
-    the parameters themselves, and then does all that `call` does.
-    """
+    the parameters themselves, and then does all that `call` does."""
 
     nresults: int | None
 
@@ -54,8 +53,7 @@ class Callee(Protocol):
     def infer(self, operands: Types, attributes: Attributes) -> Inferred | None:
         """The results' types. None stands for one type, or for all, that only running tells.
 
-        Raises an `OpError` for operands that the function refuses.
-        """
+        Raises an `OpError` for operands that the function refuses."""
 
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
         """Bytes of the results it makes, and floating-point operations, as far as known."""

@@ -56,8 +56,7 @@ class Binding:
 
     `call` and `kernel` are the callee's, with the instrument, if any, around them. If the callee
     has no kernel, `kernel` uses `call`: it may have replaced a function that had one, for which a
-    program was linked.
-    """
+    program was linked."""
 
     __slots__ = ("call", "callee", "instrument", "kernel", "name")
 
@@ -148,8 +147,7 @@ class FunctionTable:
     """Functions by name: at first all ops and `fused`. `kernels` replace the ops' own.
 
     `version` counts the changes since, always in the same 8 bytes: a loop in C looks there after
-    each call, without the interpreter lock.
-    """
+    each call, without the interpreter lock."""
 
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
         self.version = np.zeros((), np.int64)

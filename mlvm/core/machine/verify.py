@@ -31,8 +31,7 @@ that for parameters of any kind."""
 class Abstract(NamedTuple):
     """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
 
-    The kind Any is a host function's result: the machine looks at the value when it is used.
-    """
+    The kind Any is a host function's result: the machine looks at the value when it is used."""
 
     kind: str
     type: TensorType | None = None
@@ -72,8 +71,7 @@ class Verdict(NamedTuple):
     `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
     they run, because a kind or type was not known. `outputs`: whether a launch may leave any.
     `cost`: bytes of the results that its ops make, and their floating-point operations, as far
-    as types are known (see `VM.estimate`).
-    """
+    as types are known (see `VM.estimate`)."""
 
     reached: frozenset[tuple[str, int]]
     unproven: frozenset[tuple[str, int]]
@@ -94,8 +92,7 @@ def verify(
     With `by_type` functions are followed for each combination of parameter types, not only of
     kinds, so that their cost is known.
     Raises `ProgramError` for a malformed program, `UnknownFunction` for a name that the table
-    lacks, and the op's own `OpError` for operands it refuses; each says where.
-    """
+    lacks, and the op's own `OpError` for operands it refuses; each says where."""
     return _Verifier(program, functions, arg_types, by_type).run()
 
 
@@ -105,8 +102,7 @@ class _Context:
 
     `states`: the stack, by pc. `result`: the results as slots, None as long as no `return` is
     reached. `callers`: the calls of it. `calls`: the contexts that it calls, by pc. `costs`: those
-    of its ops, by pc.
-    """
+    of its ops, by pc."""
 
     function: Function
     states: dict[int, State]

@@ -162,8 +162,7 @@ def assemble(text: str) -> Program:
     """The program that the text describes.
 
     Raises `AssemblyError` with line and column for text that is not assembly. Whether the
-    program makes sense is the verifier's question.
-    """
+    program makes sense is the verifier's question."""
     constants: dict[str, Array] = {}
     bodies: list[_Body] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -67,8 +67,7 @@ class ProgramBuilder:
     An instruction has a method named as in `Opcode`, which appends it to the function whose
     `with` block is open; each returns the builder. `ProgramError` is raised for an instruction
     outside of a function and for functions, labels and constants that are missing or come twice.
-    Whether the program makes sense is the verifier's question.
-    """
+    Whether the program makes sense is the verifier's question."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Function] = {}
@@ -85,8 +84,7 @@ class ProgramBuilder:
     def function(self, name: str, nparams: int = 0, nresults: Count = STAR) -> Iterator[None]:
         """What is written inside the block is the function of that name.
 
-        A block that raises leaves no function behind.
-        """
+        A block that raises leaves no function behind."""
         if self._body is not None:
             raise ProgramError(f"function {name!r} begins inside function {self._body.name!r}")
         if name in self._functions:

@@ -38,6 +38,8 @@ class Kind(Enum):
     answer = 3
     error = 4
     step = 5
+    post = 6
+    launch = 7
 
 
 def open_message(data: bytes | bytearray | memoryview, *kinds: Kind) -> tuple[Kind, Reader]:
@@ -160,9 +162,10 @@ class Reader:
     Raises `EncodingError` with the position of the byte where it goes wrong.
     """
 
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: bytes | memoryview, at: int) -> None:
         self._data = memoryview(data)
         self._at = at
+        self._end = len(self._data)
         self._depth = 0  # how many values enclose the one being read
 
     def error(self, reason: str) -> EncodingError:
@@ -170,14 +173,14 @@ class Reader:
 
     def end(self) -> None:
         """Raise unless all has been read."""
-        left = len(self._data) - self._at
+        left = self._end - self._at
         if left:
             raise self.error(f"{left} bytes too many")
 
     def count(self) -> int:
         """A number of items or bytes, none of which is smaller than a byte."""
         n = int.from_bytes(self._take(4), "little")
-        left = len(self._data) - self._at
+        left = self._end - self._at
         if n > left:
             raise self.error(f"{n} items or bytes are announced; {left} bytes are left")
         return n
@@ -218,10 +221,10 @@ class Reader:
         """A new array of its own memory."""
         type = self.type()
         dtype = type.dtype.numpy
-        data = np.frombuffer(self._take(type.nbytes), np.uint8)
+        data = self._elements(type.nbytes)
         if type.dtype.kind == "bool" and data.size and data.max() > 1:
             raise self.error("a bool is 0 or 1")
-        return data.view(dtype.newbyteorder("<")).astype(dtype).reshape(type.shape)
+        return data.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(type.shape)
 
     def value(self) -> Any:
         if self._depth > MAX_NESTING:
@@ -249,10 +252,13 @@ class Reader:
             items[name] = read(self)
         return items
 
+    def _elements(self, n: int) -> Array:
+        return np.frombuffer(self._take(n), np.uint8).copy()
+
     def _take(self, n: int) -> memoryview:
         end = self._at + n
-        if end > len(self._data):
-            raise self.error(f"{n} bytes are wanted; {len(self._data) - self._at} are left")
+        if end > self._end:
+            raise self.error(f"{n} bytes are wanted; {self._end - self._at} are left")
         taken = self._data[self._at : end]
         self._at = end
         return taken

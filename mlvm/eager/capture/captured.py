@@ -19,6 +19,7 @@ import threading
 import types
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
@@ -27,8 +28,7 @@ import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena, using
 from mlvm.arena.planner import Plan
-from mlvm.arena.residuals import Residuals
-from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError
+from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, ShutDown
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
@@ -43,8 +43,9 @@ from mlvm.eager.garbage import collect
 from mlvm.eager.number import Number, Numbers, is_same, plain
 from mlvm.eager.tensor import Tensor, explain, prepare_constants, scalar_array
 from mlvm.eager.tree import replace, require_writable
+from mlvm.machines import residuals
 from mlvm.show.picture import timeline
-from mlvm.step.compile import Planned, compile_flow
+from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Value
 from mlvm.step.fusion import taste_of
 from mlvm.step.saved import SavedStep
@@ -153,8 +154,11 @@ class _Entry:
         self.feed = _Feed(signature.numbers, self.numbers.values, [])
         written = {use.value.home for call in flow.calls for use in call.outs}
         self.updates = [
-            (home.role, home.index) for home in written if home and home.role in ("input", "state")
+            (home.role, home.index)
+            for home in written - record.ahead_homes
+            if home and home.role in ("input", "state")
         ]
+        self.ahead = record.ahead
         self.planned = planned
         self.held = [*signature.held, record.vm, *record.held]
         self.fields = [field for field, _ in signature.fields]
@@ -176,6 +180,10 @@ class _Entry:
     def updated(self, inputs: Sequence[Tensor]) -> list[Any]:
         """Those of the inputs and of the state that a launch changes."""
         return [(inputs if role == "input" else self.states)[i] for role, i in self.updates]
+
+    def taken(self) -> list[Tensor]:
+        """The elements of queues that are taken ahead of a launch, and are inputs of it."""
+        return [x for queue in self.ahead for x in queue.get(kind=Tensor)]
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether just the inputs are also reached by the function itself that were so when it was
@@ -321,10 +329,10 @@ class Captured(Generic[P, R]):
         return self.planned.plan
 
     @property
-    def residuals(self) -> Arena:
-        """The arena with the stack on which programs of the current VM keep what gradients need of
-        loops of unknown length, and of functions (see `mlvm.arena.residuals`)."""
-        return current_arena().vm.attached(Residuals).arena
+    def residuals(self) -> int:
+        """The bytes of the stack on which programs of the current VM keep what gradients need of
+        loops of unknown length, and of functions (see `mlvm.machines.residuals`)."""
+        return residuals.held(current_arena().vm)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the scratch memory of the last call's program as SVG: what lies where, and when.
@@ -337,7 +345,8 @@ class Captured(Generic[P, R]):
         `python -m mlvm run` takes. Raises `CaptureError` before the first call, and `OSError`."""
         entry = self._last_entry()
         planned = entry.planned
-        if any(instruction.opcode is Opcode.push_int for instruction in planned.program.main.code):
+        code = planned.program.main.code
+        if entry.ahead or any(instruction.opcode is Opcode.push_int for instruction in code):
             raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
         if entry.fields or entry.rebound:
             raise CaptureError(f"{self!r} rebinds {_listed(entry)}, which no file can hold")
@@ -471,30 +480,19 @@ class Captured(Generic[P, R]):
                     f"{self!r} rebinds {_listed(entry)}, which a loop of the machine's own cannot "
                     f"do; update it in place"
                 )
-            entry.looped = entry.looped or entry.planned.looped()
-            programs.append(entry.looped)
-        scratch = self._scratch.get(arena.vm)
-        if scratch is None:
-            with self._lock:
-                scratch = self._scratch.setdefault(arena.vm, _Scratch(arena.vm))
+            if len(entry.ahead) > 1:
+                raise no_loop(len(entry.ahead))
+            if not entry.ahead:
+                entry.looped = entry.looped or entry.planned.looped()
+                programs.append(entry.looped)
         outputs = [output.alloc(arena) for output in entry.outputs]
-        used = [
-            *[_as_type(inputs[i], type) for i, type in entry.takes_input],
-            *[_as_type(outputs[i], type) for i, type in entry.takes_output],
-            *entry.takes_state,
-        ]
-        try:
-            with scratch.lock, using(used):
-                handles = (*[x.handle for x in used], *scratch.reserve(arena.vm, entry))
-                for x, array in feed.arrays:  # another thread's may be there
-                    arena.vm.write(x.handle, array)
-                for program in programs:
-                    arena.vm.launch(program, handles)
-        except HandleError as error:
-            raise explain(error, arena.vm, used) from None
-        except Exception as error:
-            _name_line(error, entry.planned)
-            raise
+        self._launch(entry, feed, arena.vm, outputs, programs, [*inputs, *entry.taken()])
+        if loop and entry.ahead:
+            with suppress(ShutDown):
+                while True:
+                    self._launch(
+                        entry, feed, arena.vm, outputs, programs, [*inputs, *entry.taken()]
+                    )
 
         places: dict[str, Sequence[Allocation]]
         places = {"input": inputs, "output": outputs, "state": entry.states}
@@ -511,6 +509,37 @@ class Captured(Generic[P, R]):
             return results[part.number] if isinstance(part, _Leaf) else copy.copy(part)
 
         return replace(made, entry.tree, (_Leaf, _Computed, *_CHANGEABLE))
+
+    def _launch(
+        self,
+        entry: _Entry,
+        feed: _Feed,
+        vm: VMProtocol,
+        outputs: Sequence[Tensor],
+        programs: Sequence[Program],
+        inputs: Sequence[Tensor],
+    ) -> None:
+        scratch = self._scratch.get(vm)
+        if scratch is None:
+            with self._lock:
+                scratch = self._scratch.setdefault(vm, _Scratch(vm))
+        used = [
+            *[_as_type(inputs[i], type) for i, type in entry.takes_input],
+            *[_as_type(outputs[i], type) for i, type in entry.takes_output],
+            *entry.takes_state,
+        ]
+        try:
+            with scratch.lock, using(used):
+                handles = (*[x.handle for x in used], *scratch.reserve(vm, entry))
+                for x, array in feed.arrays:  # another thread's may be there
+                    vm.write(x.handle, array)
+                for program in programs:
+                    vm.launch(program, handles)
+        except HandleError as error:
+            raise explain(error, vm, used) from None
+        except Exception as error:
+            _name_line(error, entry.planned)
+            raise
 
 
 _CHANGEABLE: Final = np.ndarray, set, bytearray
@@ -710,12 +739,12 @@ class _Left:
             raise CaptureError(f"a captured function returns what has ended: {x.stale()}")
         value = self._record.value_of(x)
         self.values.append(value)
-        if value.home is not None and value.home.role == "element":
+        home = value.home
+        if home is not None and (home.role == "element" or home in self._record.ahead_homes):
             raise CaptureError(
                 f"a captured function returns a {x.type} that lies in a queue's slot; "
                 f"return copy(x)"
             )
-        home = value.home
         if home is None or home.role == "scratch":
             home = value.home = home or Home("output", 0, x.root.type)
             home.role, home.index = "output", len(self.outputs)

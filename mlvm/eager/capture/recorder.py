@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
-from mlvm.arena import residuals
 from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
@@ -25,7 +24,6 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import (
     Estimate,
-    LocalVMProtocol,
     StorageHandle,
     T,
     TensorHandle,
@@ -36,6 +34,7 @@ from mlvm.eager.tensor import Tensor, prepare_constants
 from mlvm.eager.tree import require_writable
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
+from mlvm.machines import residuals
 from mlvm.step.blocks import free, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
@@ -70,6 +69,8 @@ class Recorder:
         self.again = False
         self.same: set[int] = set()
         self.held: list[object] = []
+        self.ahead: list[QueueTensor] = []  # an element of each is an input after the others
+        self.ahead_homes: set[Home] = set()
         self._arguments = 0
         self._elements = 0
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
@@ -211,6 +212,8 @@ class Recorder:
         """Stand-ins for the next element of the queue, which each launch will take."""
         if self.frames:
             raise _refused("a queue's element is taken in an ml.function")
+        if not queue.in_programs:
+            return self._take_ahead(queue)
         twins = []
         for type in queue.types:
             twin = self._given_tensor(type)
@@ -223,6 +226,24 @@ class Recorder:
         self.calls.append(Call(NAME, None, attributes, outs, [], line, queue=queue.handle))
         self.held.append(queue)
         return tuple(twins)
+
+    def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
+        """Stand-ins for an element that is taken in this process, ahead of each launch, whose input
+        it is. Raises `CaptureError` where that would not be the same."""
+        homes = [use.value.home for call in self.calls for use in call.outs]
+        updated = any(home is not None and home.role in ("input", "state") for home in homes)
+        if self._open or updated:
+            raise CaptureError(
+                f"{user_line() or 'here'}: an element is taken "
+                f"{'in a branch or loop' if self._open else 'after an update'}; on {self.name}, "
+                f"which is not of this process, elements are taken ahead of a launch: take it at "
+                f"the start, or outside of the captured function, as its argument"
+            )
+        twins = tuple([self._argument(type) for type in queue.types])
+        self.ahead.append(queue)
+        self.ahead_homes.update(self.home_of(twin) for twin in twins)
+        self.held.append(queue)
+        return twins
 
     # --- control flow -----------------------------------------------------------------
 
@@ -339,9 +360,6 @@ class Recorder:
 
     def push(self, xs: Sequence[Tensor]) -> Tensor:
         """Keep copies of the tensors in a record of the residuals. Returns its number."""
-        if not isinstance(self.vm, LocalVMProtocol):
-            raise _refused("a loop of unknown length, on a VM that is not of this process, is used")
-        residuals.register(self.vm)
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
         return number
 

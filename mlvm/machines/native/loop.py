@@ -108,10 +108,13 @@ class Site:
 
 
 class Helper:
-    """What the loop asks about the free store and types."""
+    """What the loop asks Python: about the free store and types, and to raise what is due."""
 
     def __init__(self, store: FreeStore) -> None:
         self._store = store
+
+    def breathe(self) -> None:
+        """Do nothing: Python raises here what another thread has for this one."""
 
     def type_of(self, array: Array) -> Type:
         return native_type(TensorType.of(array))
@@ -247,7 +250,9 @@ def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Po
         store.caches[id(door)] = door  # is to be cleared once handles change
         return entry.array, entry.type
 
-    def plan(name: str, types: Sequence[TensorType], attributes: Attributes) -> Plan | None:
+    def plan(
+        _: object, name: str, types: Sequence[TensorType], attributes: Attributes
+    ) -> Plan | None:
         functions = functions_of()
         if functions is None:
             return None

@@ -39,6 +39,7 @@ from mlvm.eager import nn, optim
 from mlvm.eager import random as ml_random
 from models.mlp import Mlp
 from tests.threads import PATIENCE, in_threads, start
+from tests.wired import machine
 
 HERE = Path(__file__).name
 
@@ -760,7 +761,7 @@ PADS: list[Any] = []
 def test_what_a_replay_could_not_do_is_refused_with_its_line(
     fn: Callable[[ml.Tensor], Any], nested: bool, place: Place
 ) -> None:
-    place.vm.register("host", lambda frame: frame.push(frame.param(0)))
+    machine(place.vm).register("host", lambda frame: frame.push(frame.param(0)))
     MODULES[:] = [nn.Linear(2, 2, bias=False, key=ml.random.key(0))]
     PADS[:] = [ml.ScratchPad(place.vm, 64)]
     x = ml.asarray(np.array([1.0, 2.0, 3.0], np.float32))
@@ -1214,7 +1215,7 @@ def test_an_error_on_workers_is_gone_with_the_next_good_replay() -> None:
             step(x, bad).numpy()
         assert step(x, good).tolist() == expected
         step.close()
-    vm.close()
+    machine(vm).close()
 
 
 # --- measuring ---------------------------------------------------------------------------------

@@ -388,6 +388,7 @@ def test_the_state_of_a_body_is_not_updated_in_place() -> None:
 # --- queues, files, pictures ---------------------------------------------------------
 
 
+@pytest.mark.local(reason="a turn of a loop in a program takes an element")
 def test_elements_of_queues() -> None:
     """One is taken at the beginning, others in the turns of a loop."""
     vm = ml.VM("queues")
@@ -418,7 +419,6 @@ def test_elements_of_queues() -> None:
                 assert captured().numpy().tolist() == [expected] * 2
                 assert q.empty()
         assert seen.numpy().tolist() == [110.0] * 2
-    vm.close()
 
 
 def test_drain() -> None:
@@ -447,7 +447,6 @@ def test_drain() -> None:
         assert int(ml.capture(step).drain()) == 8
         thread.result(PATIENCE)
         assert int(total) == 0 + 1 + 111 + 8
-    vm.close()
 
 
 def test_a_saved_step_runs_from_the_command_line(tmp_path: Path) -> None:

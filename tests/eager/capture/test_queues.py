@@ -12,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, ShutDown
 from mlvm.eager import optim
+from mlvm.machines.wire import WireVM
 from tests.threads import PATIENCE, start
 
 HERE = Path(__file__).name
@@ -23,7 +24,6 @@ def vm() -> Iterator[Any]:
     vm = ml.VM("queues")
     with ml.Arena(vm, "weights").allocating():
         yield vm
-    vm.close()
 
 
 @pytest.fixture
@@ -201,6 +201,61 @@ def test_a_closed_queue_is_shut_down_for_the_first_call_too(q: ml.QueueTensor) -
     for call in (step, step.drain, step):
         with pytest.raises(ShutDown):
             call()
+
+
+@pytest.fixture
+def far() -> Iterator[ml.QueueTensor]:
+    vm = WireVM(ml.VM("far"))
+    with ml.Arena(vm, "weights").allocating():
+        yield ml.QueueTensor(vm, ["f32[2,3]", "i64[2]"], 2)
+
+
+def test_a_vm_elsewhere_gets_elements_ahead_of_a_launch(
+    far: ml.QueueTensor, tmp_path: Path
+) -> None:
+    one_by_one, replayed, drained = Training(far), Training(far), Training(far)
+    step, in_a_loop = ml.capture(replayed.step), ml.capture(drained.step)
+    for value in range(4):
+        put(far, value, value % 3)
+        loss = one_by_one.step()
+        put(far, value, value % 3)
+        assert step().numpy().tobytes() == loss.numpy().tobytes()
+        assert far.empty()
+    assert replayed.state() == one_by_one.state()
+    drained.q = ml.QueueTensor(far.vm, far.types, 1)  # a slot is free again before the next get
+    thread = producer(drained.q, range(4))
+    assert in_a_loop.drain().numpy().tobytes() == loss.numpy().tobytes()
+    thread.result(PATIENCE)
+    assert drained.state() == one_by_one.state()
+    with pytest.raises(CaptureError, match="takes from a queue, which no file can hold"):
+        step.save(tmp_path / "step.mlvm")
+
+
+def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:
+    count = ml.zeros((2, 3))
+
+    def after_an_update() -> ml.Tensor:
+        ml.add(count, count, out=count)
+        return far.get()[0] + count
+
+    def in_a_loop(n: ml.Tensor) -> Any:
+        return ml.fori_loop(0, n, lambda i, s: s + far.get()[0], ml.zeros((2, 3)))
+
+    with pytest.raises(CaptureError, match=rf"{HERE}.* after an update; on far, which is not of"):
+        ml.capture(after_an_update)()
+    with pytest.raises(CaptureError, match=rf"{HERE}.* in a branch or loop; on far.*its argument"):
+        ml.capture(in_a_loop)(ml.asarray(3))
+    with pytest.raises(CaptureError, match="lies in a queue's slot"):
+        ml.capture(lambda: far.get()[0])()
+    twice = ml.capture(lambda: far.get()[0] + far.get()[0])
+    put(far, 1)
+    put(far, 2)
+    assert twice().tolist() == [[3] * 3] * 2
+    with pytest.raises(ProgramError, match="taken from at the start; this takes 2 times"):
+        twice.drain()
+    element = ml.capture(lambda x: x * 2)
+    put(far, 3)
+    assert element(far.get()[0]).tolist() == [[6] * 3] * 2
 
 
 @pytest.mark.parametrize("drain", [False, True])

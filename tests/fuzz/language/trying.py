@@ -23,10 +23,10 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.arena.arena import STALE
-from mlvm.arena.residuals import Residuals
 from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, MlvmError
 from mlvm.core.types import Array, i64
 from mlvm.eager.tensor import constant
+from mlvm.machines import residuals
 from tests.fuzz import machines
 
 Kind = Literal["values", "roles", "errors", "ends", "bytes", "plans", "machines"]
@@ -368,7 +368,7 @@ def require_same(build: Callable[[], World], *, skip: Collection[Kind] = ()) -> 
 
 def _held(vm: ml.VM) -> float:
     """What the VM holds, in MiB, but for the stack of residuals, which it keeps."""
-    return vm.consumed_size_in_mib() - vm.attached(Residuals).arena.capacity / (1 << 20)
+    return vm.consumed_size_in_mib() - residuals.held(vm) / (1 << 20)
 
 
 def _is_sensitive(build: Callable[[], World], vm: ml.VM) -> bool:

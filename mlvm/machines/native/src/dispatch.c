@@ -4,7 +4,7 @@
  * common case. Whatever is not common is left to that function before anything has happened: it has the
  * semantics, this has the speed. A call is common if all operands are plain tensors whose types the
  * call has met, on a native VM that nobody observes, in an arena that notes nothing and has a free
- * region of the result's type.
+ * region of the result's type. On a VM elsewhere the launch is a message in its `Outbox`.
  *
  * While this thread has the interpreter lock nobody else changes an arena, a free store or a VM
  * that is at rest. The VM's own lock says whether it is.
@@ -12,6 +12,7 @@
 #include "dispatch.h"
 
 #include "module.h"
+#include "posts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,7 @@ typedef struct {
     PyObject *types[MOST_OPERANDS];
     PyObject *out;  /* the result's type */
     PlanObject *plan; /* NULL: left to Python */
+    long long program; /* of a VM elsewhere: its number there, 0: left to Python */
     PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
 } Entry;
 
@@ -68,6 +70,8 @@ typedef struct {
     PyObject *plan; /* plan(name, types, attributes) -> Plan or None */
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
+    Outbox *outbox;              /* of a VM elsewhere, which has no pool nor lock */
+    PyObject *flush;             /* flush(): send what is in it, if nobody else does */
     long long number;            /* no two doors have the same, nor 0 */
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* then the long way is taken */
@@ -213,9 +217,15 @@ SPEC(arena, "ArenaFields", Arena)
 
 /* --- a call's memory of types --- */
 
+static int is_ready(const Entry *entry)
+{
+    return entry->plan || entry->program;
+}
+
 static void forget_entry(Entry *entry)
 {
     entry->door = 0;
+    entry->program = 0;
     for (int i = 0; i < MOST_OPERANDS; i++)
         Py_CLEAR(entry->types[i]);
     Py_CLEAR(entry->out);
@@ -299,9 +309,11 @@ static void learn(Call *call, Door *door, Allocation *const *operands, int count
         if (is_plan(plan)) {
             Py_INCREF(plan);
             entry->plan = (PlanObject *)plan;
-            Py_INCREF((PyObject *)out);
-            entry->out = out;
+        } else if (PyLong_Check(plan)) {
+            entry->program = PyLong_AsLongLong(plan);
         }
+        Py_INCREF((PyObject *)out);
+        entry->out = out;
     }
     Py_XDECREF(answer);
     forgive();
@@ -311,29 +323,34 @@ static void learn(Call *call, Door *door, Allocation *const *operands, int count
 
 static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"find", "plan", "lock", "pool", NULL};
-    PyObject *find, *plan, *lock, *pool;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO:Door", names, &find, &plan, &lock, &pool))
+    static char *names[] = {"find", "plan", "lock", "pool", "outbox", "flush", NULL};
+    PyObject *find = NULL, *plan = NULL, *lock = NULL, *pool = NULL, *outbox = NULL, *flush = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:Door", names, &find, &plan, &lock, &pool,
+                                     &outbox, &flush))
         return NULL;
-    if (!is_pool(pool))
-        return PyErr_Format(PyExc_TypeError, "a Pool is wanted");
+    if (!plan || (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
+        return PyErr_Format(PyExc_TypeError, "a find, lock and Pool are wanted, or an Outbox and flush");
     Door *self = (Door *)object_of(type);
     if (!self)
         return NULL;
-    Py_INCREF(find);
+    PyObject *given[] = {find, plan, pool, outbox, flush};
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        Py_XINCREF(given[i]);
     self->find = find;
-    Py_INCREF(plan);
     self->plan = plan;
-    Py_INCREF(pool);
     self->pool = (PoolObject *)pool;
-    self->acquire = PyObject_GetAttrString(lock, "acquire");
-    self->release = PyObject_GetAttrString(lock, "release");
+    self->outbox = (Outbox *)outbox;
+    self->flush = flush;
     static long long number = 0;
     self->number = ++number;
     self->room = 256;
     self->places = PyMem_Calloc((size_t)self->room, sizeof *self->places);
-    if (!self->acquire || !self->release || !self->places) {
-        Py_DECREF(self);
+    if (lock) {
+        self->acquire = PyObject_GetAttrString(lock, "acquire");
+        self->release = PyObject_GetAttrString(lock, "release");
+    }
+    if (!self->places || (lock && (!self->acquire || !self->release))) {
+        Py_DECREF((PyObject *)self);
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     }
     return (PyObject *)self;
@@ -344,6 +361,7 @@ static int door_traverse(Door *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->find);
     Py_VISIT(self->plan);
+    Py_VISIT(self->flush);
     return 0;
 }
 
@@ -351,6 +369,7 @@ static int door_clear(Door *self)
 {
     Py_CLEAR(self->find);
     Py_CLEAR(self->plan);
+    Py_CLEAR(self->flush);
     return 0;
 }
 
@@ -361,6 +380,7 @@ static void door_dealloc(Door *self)
     Py_XDECREF(self->acquire);
     Py_XDECREF(self->release);
     Py_XDECREF((PyObject *)self->pool);
+    Py_XDECREF((PyObject *)self->outbox);
     PyMem_Free(self->places);
     free_object((PyObject *)self);
 }
@@ -445,7 +465,8 @@ static PyType_Slot door_slots[] = {{Py_tp_new, door_new},
                                    {Py_tp_dealloc, door_dealloc},
                                    {Py_tp_members, door_members},
                                    {Py_tp_methods, door_methods},
-                                   {Py_tp_doc, "Door(find, plan, lock, pool): a VM's short way for one-op launches."},
+                                   {Py_tp_doc, "Door(find, plan, lock, pool), Door(plan=, outbox=, flush=): a VM's short "
+                                                "way for one-op launches."},
                                    {0, NULL}};
 static PyType_Spec door_spec = {"mlvm.machines.native._native.Door", sizeof(Door), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, door_slots};
@@ -501,7 +522,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, Allocation *const *o
             PyTuple_SetItem(flags, i, PyBool_FromLong(mask >> i & 1));
         PyObject *key = flags ? PyTuple_Pack(2, types, flags) : NULL;
         PyObject *known = key ? PyDict_GetItemWithError(templates, key) : NULL;
-        if (known && entry->plan)
+        if (known && is_ready(entry))
             set(&entry->templates[mask], known);
         Py_XDECREF(key);
         Py_XDECREF(flags);
@@ -583,23 +604,11 @@ static Region *addresses(Entry *entry, Arena *arena, Door *door, Allocation *con
     return missing || !p[0] ? NULL : region;
 }
 
-/* Try the short way: make `out` the result. Returns 1 if that is done; 0 where the long way must be
- * taken; -1 with an exception set. `holder` refers to `out`. The VM's lock is held, and so is the
- * interpreter's from the finding of the addresses to the kernel's start. */
-static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *operands, int count,
-                  Allocation *out, PyObject *holder)
+/* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
+static int take(Region *region, PyObject *handle, Entry *entry, Arena *arena, Allocation *out,
+                PyObject *holder)
 {
-    char *p[MOST_OPERANDS + 2];
-    PyObject *handle, *bin;
-    Region *region = addresses(entry, arena, door, operands, count, &handle, p, 1);
-    /* If Python was asked, it may have changed anything. */
-    if (!region && PyErr_Occurred())
-        return -1;
-    if (!region && entry_holds(entry, door, operands, count) && entry->plan)
-        region = addresses(entry, arena, door, operands, count, &handle, p, 0);
-    if (!region)
-        return 0;
-    bin = PyDict_GetItemWithError(arena->bins, entry->out);
+    PyObject *bin = PyDict_GetItemWithError(arena->bins, entry->out);
     Py_INCREF((PyObject *)region);
     if (PyList_SetSlice(bin, PyList_Size(bin) - 1, PyList_Size(bin), NULL)) {
         Py_DECREF((PyObject *)region);
@@ -614,6 +623,54 @@ static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *ope
     set(&out->base, Py_None);
     set(&out->handle, handle);
     set(&region->holder, holder);
+    return 0;
+}
+
+/* The short way to a VM elsewhere; returns what `launch` does. The server runs the message later, and
+ * its errors come later, too. */
+static int post(Entry *entry, Arena *arena, Door *door, Allocation *const *operands, int count,
+                Allocation *out, PyObject *holder)
+{
+    int64_t handles[MOST_OPERANDS + 1];
+    for (int i = 0; i < count; i++) {
+        PyObject *its = operands[i]->arena;
+        if (!its || !PyObject_TypeCheck(its, arena_type) ||
+            ((Arena *)its)->door != (PyObject *)door)
+            return 0;
+        handles[i + 1] = PyLong_AsLongLong(operands[i]->handle);
+        if (handles[i + 1] <= 0)
+            return 0;
+    }
+    PyObject *handle;
+    Region *region = next_region(arena, entry->out, &handle);
+    if (!region)
+        return PyErr_Occurred() ? -1 : 0;
+    handles[0] = PyLong_AsLongLong(handle);
+    long long program = entry->program;
+    if (take(region, handle, entry, arena, out, holder))
+        return -1;
+    int due = outbox_launch(door->outbox, program, handles, count + 1);
+    return due < 0 || (due && call_without_result(door->flush)) ? -1 : 1;
+}
+
+/* Try the short way: make `out` the result. Returns 1 if that is done; 0 where the long way must be
+ * taken; -1 with an exception set. `holder` refers to `out`. The VM's lock is held, and so is the
+ * interpreter's from the finding of the addresses to the kernel's start. */
+static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *operands, int count,
+                  Allocation *out, PyObject *holder)
+{
+    char *p[MOST_OPERANDS + 2];
+    PyObject *handle;
+    Region *region = addresses(entry, arena, door, operands, count, &handle, p, 1);
+    /* If Python was asked, it may have changed anything. */
+    if (!region && PyErr_Occurred())
+        return -1;
+    if (!region && entry_holds(entry, door, operands, count) && entry->plan)
+        region = addresses(entry, arena, door, operands, count, &handle, p, 0);
+    if (!region)
+        return 0;
+    if (take(region, handle, entry, arena, out, holder))
+        return -1;
     PlanObject *plan = entry->plan;
     Py_INCREF((PyObject *)plan); /* another thread may forget the entry */
     int refused = run_in_pool(door->pool, &plan->plan, p);
@@ -665,20 +722,27 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     Entry *entry = entry_of(call, operands, count);
     int open = !door->observed && !door->instrumented && entry, done = 0;
     int learns = open && !entry_holds(entry, door, operands, count);
-    if (open && !learns && entry->plan) {
+    if (open && !learns && is_ready(entry)) {
         out = (Allocation *)object_of(tensor_class);
         holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
-        if (!holder || call_without_result(door->acquire))
+        if (!holder)
             goto end;
-        /* The lock may have been waited for: look again. */
-        if (!door->observed && !door->instrumented &&
-            entry_holds(entry, door, operands, count) && entry->plan)
-            done = launch(entry, arena, door, operands, count, out, holder);
-        PyObject *type, *error, *traceback;
-        PyErr_Fetch(&type, &error, &traceback);
-        if (call_without_result(door->release))
-            PyErr_Clear();
-        PyErr_Restore(type, error, traceback);
+        if (door->outbox) {
+            if (entry->program)
+                done = post(entry, arena, door, operands, count, out, holder);
+        } else {
+            if (call_without_result(door->acquire))
+                goto end;
+            /* The lock may have been waited for: look again. */
+            if (!door->observed && !door->instrumented &&
+                entry_holds(entry, door, operands, count) && entry->plan)
+                done = launch(entry, arena, door, operands, count, out, holder);
+            PyObject *type, *error, *traceback;
+            PyErr_Fetch(&type, &error, &traceback);
+            if (call_without_result(door->release))
+                PyErr_Clear();
+            PyErr_Restore(type, error, traceback);
+        }
         if (done < 0)
             goto end;
     }

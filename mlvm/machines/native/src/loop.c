@@ -45,6 +45,7 @@ enum Code {
 };
 
 enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
+#define MOST_VALUES (1 << 22) /* on the stack of a launch that has limits */
 #define ANY UINT32_MAX /* parameter may lie anywhere over others */
 
 /* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
@@ -99,7 +100,7 @@ typedef struct {
 } ProgramObject;
 
 static PyTypeObject *program_type;
-static PyObject *name_load, *name_perform, *name_store, *name_type_of;
+static PyObject *name_breathe, *name_load, *name_perform, *name_store, *name_type_of;
 
 /* --- preparing --- */
 
@@ -395,12 +396,24 @@ static int make_room(Machine *m, int64_t count)
         room *= 2;
     if (room == m->room)
         return 0;
+    if (room > MOST_VALUES && is_limited())
+        return -1;
     Value *stack = realloc(m->stack, sizeof *stack * (size_t)room);
     if (!stack)
         return -1;
     m->stack = stack;
     m->room = room;
     return 0;
+}
+
+/* Whether the stack has as many values as it may; then an exception is set. */
+static int is_full(Machine *m)
+{
+    if (m->room < MOST_VALUES || !is_limited())
+        return 0;
+    hold(m);
+    PyErr_SetString(PyExc_MemoryError, "more values lie on the stack than a launch may hold");
+    return 1;
 }
 
 /* Room for one more frame. Returns 0, or -1. */
@@ -761,12 +774,15 @@ static int look_at_clock(Machine *m)
     }
     m->looked = time;
     hold(m);
-    int failed = PyErr_CheckSignals();
+    PyObject *breathed =
+        PyErr_CheckSignals() ? NULL : PyObject_CallMethodObjArgs(m->helper, name_breathe, NULL);
+    Py_XDECREF(breathed);
     release(m);
-    return failed;
+    return breathed ? 0 : -1;
 }
 
-/* From time to time, let Python handle signals. Returns -1 with an exception set. */
+/* From time to time, let Python handle signals, and raise what another thread has for this one.
+ * Returns -1 with an exception set. */
 static inline int look_up(Machine *m)
 {
     return m->worked < TILL_CLOCK ? 0 : look_at_clock(m);
@@ -844,7 +860,7 @@ static int run(Machine *m)
     for (;;) {
         step = &function->steps[pc++];
         if (m->top == m->room && make_room(m, 1))
-            STOP(0);
+            STOP(-is_full(m));
         switch (step->code) {
         case RUN:
             m->worked += (int64_t)step->plan->work;
@@ -1075,11 +1091,12 @@ static PyType_Spec program_spec = {"mlvm.machines.native._native.Program", sizeo
 
 int loop_init(PyObject *module)
 {
+    name_breathe = PyUnicode_InternFromString("breathe");
     name_load = PyUnicode_InternFromString("load");
     name_perform = PyUnicode_InternFromString("perform");
     name_store = PyUnicode_InternFromString("store");
     name_type_of = PyUnicode_InternFromString("type_of");
-    if (!name_load || !name_perform || !name_store || !name_type_of)
+    if (!name_breathe || !name_load || !name_perform || !name_store || !name_type_of)
         return -1;
     program_type = add_type(module, "Program", &program_spec);
     return program_type ? 0 : -1;

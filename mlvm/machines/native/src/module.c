@@ -2,6 +2,7 @@
 #include "module.h"
 
 #include "dispatch.h"
+#include "posts.h"
 #include "loop.h"
 #include "tables.h"
 #include "value.h"
@@ -348,6 +349,20 @@ static PyObject *get_row(PyObject *module, PyObject *name)
     return PyLong_FromVoidPtr((void *)(intptr_t)entry->run);
 }
 
+/* limit_made(most): see value.h. Returns what was made till now; with None nothing changes. */
+static PyObject *set_limit_made(PyObject *module, PyObject *most)
+{
+    (void)module;
+    int64_t made = get_made();
+    if (most != Py_None) {
+        long long value = PyLong_AsLongLong(most);
+        if (value == -1 && PyErr_Occurred())
+            return NULL;
+        limit_made(value);
+    }
+    return PyLong_FromLongLong(made);
+}
+
 static PyMethodDef functions[] = {
     {"simd", get_simd, METH_NOARGS, "The instruction set in use: avx512, avx2 or plain."},
     {"simd_sets", get_simd_sets, METH_NOARGS,
@@ -355,6 +370,8 @@ static PyMethodDef functions[] = {
     {"choose_simd", choose_simd, METH_O,
      "Use that instruction set for plans made from now on; False if there is no such one here."},
     {"kernels", get_kernels, METH_NOARGS, "The names of all kernels."},
+    {"limit_made", set_limit_made, METH_O,
+     "Let launches in this thread make so many bytes; the bytes made till now. None: just tell."},
     {"row", get_row, METH_O, "The address of a row function, as plans of chains hold it."},
     {"rows", get_rows, METH_NOARGS, "The names of all row functions."},
     {NULL, NULL, 0, NULL}};
@@ -371,7 +388,7 @@ PyMODINIT_FUNC PyInit__native(void)
     plan_type = add_type(module, "Plan", &plan_spec);
     pool_type = add_type(module, "Pool", &pool_spec);
     if (!plan_type || !pool_type || value_init(module) || loop_init(module) ||
-        dispatch_init(module)) {
+        posts_init(module) || dispatch_init(module)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -146,10 +146,41 @@ typedef struct {
 
 static PyTypeObject *type_type, *memory_type;
 
+static _Thread_local int64_t most_made = -1, made;
+
+void limit_made(int64_t most)
+{
+    most_made = most;
+    made = 0;
+}
+
+int64_t get_made(void)
+{
+    return most_made < 0 ? 0 : made;
+}
+
+int is_limited(void)
+{
+    return most_made >= 0;
+}
+
+static int may_make(int64_t nbytes)
+{
+    return most_made < 0 || nbytes <= most_made - made;
+}
+
+/* Free a tensor with memory of its own. An array may let it go long after, in any thread: then it
+ * counts for less than it did, but never for less than nothing. */
+static void free_block(Tensor *block)
+{
+    made = made > block->made ? made - block->made : 0;
+    free(block);
+}
+
 static void let_go(Tensor *block)
 {
     if (!--block->holders)
-        free(block);
+        free_block(block);
 }
 
 static int memory_getbuffer(PyObject *self, Py_buffer *view, int flags)
@@ -180,6 +211,8 @@ static Tensor *tensor_in(void *memory, TypeObject *type)
         return NULL;
     Tensor *tensor = memory;
     memset(tensor, 0, sizeof *tensor);
+    tensor->made = type->nbytes + (int64_t)sizeof *tensor;
+    made += tensor->made;
     tensor->references = 1;
     uintptr_t behind = (uintptr_t)(tensor + 1);
     tensor->address = (char *)(tensor + 1) + (-behind & (ALIGNMENT - 1));
@@ -194,12 +227,12 @@ static size_t bytes_with_header(const TypeObject *type)
 
 Tensor *tensor_new(TypeObject *type)
 {
-    return tensor_in(malloc(bytes_with_header(type)), type);
+    return may_make(type->nbytes) ? tensor_in(malloc(bytes_with_header(type)), type) : NULL;
 }
 
 Tensor *tensor_zeros(TypeObject *type)
 {
-    return tensor_in(calloc(1, bytes_with_header(type)), type);
+    return may_make(type->nbytes) ? tensor_in(calloc(1, bytes_with_header(type)), type) : NULL;
 }
 
 Tensor *tensor_of(PyObject *array, TypeObject *type)
@@ -252,7 +285,7 @@ PyObject *tensor_array(Tensor *tensor)
 void tensor_free(Tensor *tensor)
 {
     if (!tensor->array) {
-        free(tensor);
+        free_block(tensor);
         return;
     }
     PyObject *array = tensor->array;

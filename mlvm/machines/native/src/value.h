@@ -31,6 +31,7 @@ typedef struct {
     PyObject *array;  /* NULL for one that Python has not seen */
     int constant;     /* must not be written */
     int holders;      /* of a block with an array: this tensor and the array; needs the lock */
+    int64_t made;     /* bytes that count as made by the launch */
 } Tensor;
 
 /* The references of a tensor that somebody else keeps for as long as the launch lasts. */
@@ -61,7 +62,17 @@ TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *s
 /* The type of an array, or NULL if it is not at hand. */
 TypeObject *types_of_array(const Types *types, PyObject *array);
 
-/* A tensor with memory of its own, its elements undefined or zero; NULL if there is none. */
+/* From now on this thread may make so many bytes of tensors, less those it frees; < 0: any number. */
+void limit_made(int64_t most);
+
+/* The bytes of tensors made in this thread since, and not freed; 0 without a limit. */
+int64_t get_made(void);
+
+/* Whether there is a limit. */
+int is_limited(void);
+
+/* A tensor with memory of its own, its elements undefined or zero; NULL if there is none, or none
+ * within the limit. */
 Tensor *tensor_new(TypeObject *type);
 Tensor *tensor_zeros(TypeObject *type);
 

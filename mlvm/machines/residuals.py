@@ -1,13 +1,14 @@
 """Residuals: what the way back through control flow needs of the way there, on a stack.
 
 How often a `while_loop` turns, or how deep a function calls itself, is known at run time only. So
-such a program keeps the values of each turn, or call, as a record on a stack in an arena of the
-VM's own, and knows it by its number there.
+such a program keeps the values of each turn, or call, as a record on a stack of the VM's own, and
+knows it by its number there.
 
     residuals.begin  ( -- )               a program's own stack, above that of one around it
     residuals.push   ( p x1 .. xn -- )    a record of copies of the tensors; its number is in p
     residuals.read   ( o1 .. on p -- )    the first n tensors of that record are in o1 .. on
     residuals.end    ( -- )               the program's records are given up
+    residuals.held   ( -- n )             the bytes of the stack, which the VM keeps, as an i64[]
 """
 
 from __future__ import annotations
@@ -17,38 +18,39 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.arena.arena import Allocation, Arena
-from mlvm.arena.placement import rounded
 from mlvm.core.errors import MachineError, OperandValueError
-from mlvm.core.machine.frame import Frame
-from mlvm.core.program.program import Instruction, Opcode, Program
-from mlvm.core.protocol import LocalVMProtocol, VMProtocol
-from mlvm.core.types import Array, TensorType, i64, u8
+from mlvm.core.machine.frame import Frame, PythonFunction
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import ALIGNMENT, Array, TensorType, i64, u8
+from mlvm.core.vm import VM
 
 BEGIN: Final = "residuals.begin"
 PUSH: Final = "residuals.push"
 READ: Final = "residuals.read"
 END: Final = "residuals.end"
+HELD: Final = "residuals.held"
 
 _CHUNK: Final = 1 << 16
+_HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
 class Residuals:
     """The stacks of one VM: a program's, and above it those of programs that it launches by host
-    functions. `arena` has their memory, which is kept for the next launch."""
+    functions. Their memory is kept for the next launch; `held` is how many bytes it has."""
 
-    def __init__(self, vm: VMProtocol) -> None:
-        self.arena = Arena(vm, "residuals")
-        self.registered = False
-        self._held: list[Allocation] = []
+    def __init__(self, vm: VM) -> None:
+        self.held = 0
+        self._vm = weakref.ref(vm)  # whose function table has the methods
         self._chunks: list[Array] = []
         self._top = 0, 0  # the chunk, and how much of it is used
         self._records: list[list[Array]] = []
         self._programs: list[tuple[int, tuple[int, int], int]] = []  # depth, top, records before
 
-    def begin(self, depth: int) -> None:
-        """Begin the stack of a program that runs at that depth of launches within launches. What is
-        left of others at that depth, which have failed, is given up."""
+    def begin(self) -> None:
+        """Begin the stack of the program that runs now. What is left of others at its depth of
+        launches within launches, which have failed, is given up."""
+        depth = self._machine().depth
         while self._programs and self._programs[-1][0] >= depth:
             self.end()
         self._programs.append((depth, self._top, len(self._records)))
@@ -82,7 +84,7 @@ class Residuals:
 
     def _take(self, type: TensorType) -> Array:
         """Memory for a tensor, on top."""
-        nbytes = rounded(type.nbytes)
+        nbytes = -(-type.nbytes // ALIGNMENT) * ALIGNMENT
         chunk, used = self._top
         while chunk < len(self._chunks) and used + nbytes > self._chunks[chunk].size:
             chunk, used = chunk + 1, 0
@@ -93,22 +95,23 @@ class Residuals:
         return memory.view(type.dtype.numpy).reshape(type.shape)
 
     def _more(self, nbytes: int) -> Array:
-        chunk = self.arena.alloc(TensorType(u8, (nbytes,)))
-        self._held.append(chunk)
-        memory: Array = self.arena.vm.stands_for.borrow(chunk.handle)  # type: ignore[attr-defined]
+        vm = self._machine()
+        memory = vm.borrow(vm.alloc_tensor(TensorType(u8, (nbytes,))))
+        self.held += nbytes
         return memory
 
+    def _machine(self) -> VM:
+        vm = self._vm()
+        assert vm is not None  # it runs a program
+        return vm
 
-def register(vm: LocalVMProtocol) -> None:
+
+def register(vm: VM) -> None:
     """Make the functions known to the VM's programs."""
-    residuals, of_vm = vm.attached(Residuals), weakref.ref(vm)
-    if residuals.registered:
-        return
-    residuals.registered = True
+    residuals = Residuals(vm)
 
     def begin(frame: Frame) -> None:
-        vm = of_vm()
-        residuals.begin(vm.depth if vm is not None else 0)
+        residuals.begin()
 
     def push(frame: Frame) -> None:
         number, *arrays = _arrays(PUSH, frame)
@@ -121,19 +124,21 @@ def register(vm: LocalVMProtocol) -> None:
     def end(frame: Frame) -> None:
         residuals.end()
 
-    functions = {BEGIN: (begin, 0), PUSH: (push, None), READ: (read, None), END: (end, 0)}
-    for name, (function, nparams) in functions.items():
-        vm.register(name, function, nparams=nparams, nresults=0)
+    def held(frame: Frame) -> None:
+        frame.push(np.asarray(residuals.held, np.int64))
+
+    without_results = {BEGIN: (begin, 0), PUSH: (push, None), READ: (read, None), END: (end, 0)}
+    callees = {
+        name: PythonFunction(name, function, nparams, 0)
+        for name, (function, nparams) in without_results.items()
+    }
+    vm.register_callees({**callees, HELD: PythonFunction(HELD, held, 0, 1)})
 
 
-def require(vm: VMProtocol, program: Program) -> None:
-    """Make the functions known to a VM whose programs may use them, as this one may. Raises
-    `MachineError` for a VM that is not of this process."""
-    push = Instruction(Opcode.push_str, (PUSH,))
-    if any(push in function.code for function in program.functions.values()):
-        if not isinstance(vm, LocalVMProtocol):
-            raise MachineError(f"{vm.name} has no residuals: it is not of this process")
-        register(vm)
+def held(vm: VMProtocol) -> int:
+    """The bytes of the VM's stack."""
+    [nbytes] = vm.launch(_HELD)
+    return int(nbytes)
 
 
 def _arrays(name: str, frame: Frame) -> list[Array]:

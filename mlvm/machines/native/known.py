@@ -1,0 +1,78 @@
+"""Launches that were met before, by the bytes of their message, and run from it without Python.
+
+A server keeps one table for each client. An entry is a plan and the arrays that it runs on; all are
+forgotten when any handle may name another array, or the function table changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final
+
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.link import CALL_ON_ARGS, HALT, Code
+from mlvm.core.op import NO_ATTRIBUTES
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.store import FreeStore
+from mlvm.core.types import TensorType
+from mlvm.machines.native._native import Bound, Pool, run_launches
+from mlvm.machines.native.loop import plan_of
+
+_MOST_ARRAYS: Final = 15  # as src/posts.c has room for
+_MOST: Final = 1 << 16
+
+
+class KnownLaunches:
+    """The launches of one client of a VM, whose parts are given. `code_of` tells what the VM has
+    linked for a launch, `is_watched` whether somebody wants to see each."""
+
+    def __init__(
+        self,
+        functions: FunctionTable,
+        store: FreeStore,
+        lock: AbstractContextManager[object],
+        pool: Pool,
+        code_of: Callable[[Program, tuple[TensorHandle, ...]], Code | None],
+        is_watched: Callable[[], bool],
+    ) -> None:
+        self._functions = functions
+        self._store = store
+        self._lock = lock
+        self._code_of = code_of
+        self._is_watched = is_watched
+        self._pool = pool
+        self._bound: dict[bytes, Bound] = {}
+        self._version = -1
+
+    def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
+        """Run the launches at the beginning of the buffer's part, as far as they are known. Returns
+        where the next message begins, and how many were run."""
+        if not self._bound or self._is_watched():
+            return start, 0
+        with self._lock:
+            if self._functions.version != self._version:
+                self._bound.clear()
+            return run_launches(self._pool, buffer, start, end, self._bound)
+
+    def learn(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
+        """Remember the launch with this body, if it is one call of a native kernel on its
+        arguments."""
+        with self._lock:
+            self._learn(body, self._code_of(program, args))
+
+    def _learn(self, body: bytes, code: Code | None) -> None:
+        steps = code.steps if code is not None else ()
+        if len(steps) != 2 or steps[0][0] != CALL_ON_ARGS or steps[1][0] != HALT:
+            return
+        _, binding, arrays, attributes = steps[0]
+        types = [TensorType.of(x) for x in arrays]
+        plan = plan_of(binding.callee.kernel, types, attributes or NO_ATTRIBUTES)
+        if plan is None or len(arrays) > _MOST_ARRAYS:
+            return
+        if len(self._bound) >= _MOST:
+            self._bound.clear()
+        self._version = int(self._functions.version)
+        self._bound[body] = Bound(plan, tuple(arrays))
+        self._store.caches[id(self._bound)] = self._bound

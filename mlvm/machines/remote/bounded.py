@@ -1,0 +1,215 @@
+"""The VM that a server lends: a `LocalVM` that keeps to limits."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from mlvm.core.errors import LimitExceeded, OutOfMemory
+from mlvm.core.machine.callee import OpFresh, Value
+from mlvm.core.op import Attributes
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.store import Entry, FreeStore, Handle, Storage
+from mlvm.core.types import Array, TensorType, root
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native import extension
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.watchdog import Watchdog
+
+_PER_OUTPUT: Final = 128  # bytes of an array, beside its elements
+
+
+class BoundedVM(LocalVM):
+    """A VM that takes no more than `limits` allow. It raises `OutOfMemory` and `LimitExceeded`, and
+    goes on.
+
+    `launches` counts them. `client.is_gone`, of each thread, tells whether nobody waits for its
+    launches any more: then they end.
+    """
+
+    def __init__(
+        self, name: str | None, limits: Limits, watchdog: Watchdog, **options: Any
+    ) -> None:
+        self.limits = limits
+        self.launches = 0
+        self.client = _Client()
+        self._watchdog = watchdog
+        super().__init__(name, checked=True, **options)
+        self.door = None  # the short way of eager calls, which would pass the limits by
+        self._made = _Made(limits.launch_bytes, native=self.native)
+        for name in list(self.functions):
+            callee = self.functions.binding(name).callee
+            if isinstance(callee, OpFresh):
+                self.functions.register(name, _BoundedFresh(callee, self._made))
+        self._unbounded = self._run
+        self._run = self._bounded
+
+    def _new_store(self) -> FreeStore:
+        return _BoundedStore(self.limits, self._watchdog)
+
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
+        """As `LocalVM.launch`. Raises also `LimitExceeded` for one that takes too long or too many
+        instructions, and `OutOfMemory` for one that makes too much."""
+        self.launches += 1
+        most = self.limits.launch_steps
+        if max_steps is None or (isinstance(max_steps, int) and max_steps > most):
+            max_steps = most
+        return super().launch(program, args, max_steps=max_steps)
+
+    def _bounded(self, *args: Any) -> list[Value]:
+        """The machine's loop, watched, unless it runs within a launch that is."""
+        if self.depth > 1:
+            return self._unbounded(*args)
+        with self._watchdog.watch(self.limits.launch_seconds, self.client.is_gone):
+            try:
+                self._made.begin()
+                return self._unbounded(*args)
+            finally:
+                self._made.end()
+
+    def _outputs(self, stack: list[Value]) -> list[Array]:
+        nbytes = sum(x.nbytes + _PER_OUTPUT for x in stack if not isinstance(x, (int, str)))
+        if nbytes > self.limits.launch_bytes:
+            raise OutOfMemory(
+                f"the launch returns {nbytes:,} bytes; the limit is {self.limits.launch_bytes:,}"
+            )
+        return super()._outputs(stack)
+
+    def close(self) -> None:
+        """End the workers and all that was made here, by whoever."""
+        super().close()
+        with self._lock:
+            store = self._store
+            assert isinstance(store, _BoundedStore)
+            store.end_all()
+
+
+class _Client(threading.local):
+    """Who waits for the launches of a thread."""
+
+    def __init__(self) -> None:
+        self.is_gone: Callable[[], bool] = lambda: False
+
+
+class _BoundedStore(FreeStore):
+    """A store of so many bytes and handles at most, which no watchdog interrupts."""
+
+    def __init__(self, limits: Limits, watchdog: Watchdog) -> None:
+        super().__init__()
+        self._limits = limits
+        self._watchdog = watchdog
+
+    def new_storage(self, nbytes: int) -> Storage:
+        self._check(nbytes)
+        return super().new_storage(nbytes)
+
+    def replace(self, handle: Handle, array: Array) -> None:
+        with self._watchdog.masked:
+            self._check(0 if id(root(array)) in self._by_root else array.nbytes)
+            super().replace(handle, array)
+
+    def _check(self, nbytes: int) -> None:
+        if self.consumed + nbytes > self._limits.held_bytes:
+            raise OutOfMemory(
+                f"{nbytes:,} more bytes: the VM holds {self.consumed:,}, and the limit is "
+                f"{self._limits.held_bytes:,}"
+            )
+
+    def _name(self, entry: Entry) -> Handle:
+        self._check_handles()
+        return super()._name(entry)
+
+    def _name_storage(self, storage: Storage) -> Handle:
+        self._check_handles()
+        return super()._name_storage(storage)
+
+    def _check_handles(self) -> None:
+        if len(self._entries) + len(self._storages) >= self._limits.handles:
+            raise LimitExceeded(
+                f"the VM has {self._limits.handles:,} tensors and storages, the most that it may"
+            )
+
+    def end_all(self) -> None:
+        """End every tensor and storage."""
+        for storage in list(self._storages):
+            self.dealloc_storage(storage)
+        for tensor in list(self._entries):
+            self.dealloc_tensor(tensor)
+
+
+class _Made:
+    """The bytes that a launch has made and that still live. The loop in C counts its own."""
+
+    def __init__(self, most: int, *, native: bool) -> None:
+        self.most = most
+        self._bytes = 0
+        self._alive: dict[int, weakref.ref[Array]] = {}
+        self._numbers = itertools.count()
+        self._limit_native: Callable[[int | None], int] = _no_native
+        if native and extension.EXTENSION is not None:
+            self._limit_native = extension.EXTENSION.limit_made
+
+    def begin(self) -> None:
+        self._bytes = 0
+        self._alive.clear()
+        self._limit_native(self.most)
+
+    def end(self) -> None:
+        self._limit_native(-1)
+
+    def check(self, nbytes: int) -> None:
+        """Raise `OutOfMemory` for so many bytes more than there may be."""
+        made = self._bytes + self._limit_native(None)
+        if made + nbytes > self.most:
+            raise OutOfMemory(
+                f"{nbytes:,} more bytes: the launch has made {made:,}, and the limit is "
+                f"{self.most:,}"
+            )
+
+    def add(self, array: Array) -> None:
+        """Count a new array until it dies."""
+        memory, key = root(array), next(self._numbers)
+        nbytes = memory.nbytes
+        alive = self._alive
+
+        def died(_: weakref.ref[Array]) -> None:
+            if alive.pop(key, None) is not None:
+                self._bytes -= nbytes
+
+        alive[key] = weakref.ref(memory, died)
+        self._bytes += nbytes
+
+
+def _no_native(most: int | None) -> int:
+    return 0
+
+
+class _BoundedFresh(OpFresh):
+    """An op that makes its result, if the launch may make so much."""
+
+    def __init__(self, callee: OpFresh, made: _Made) -> None:
+        super().__init__(callee.op, callee.fill)
+        self._made = made
+
+    def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
+        type = self.op.infer([TensorType.of(x) for x in params], attributes)
+        if type is None:  # at most an index of 8 bytes for each axis of each element
+            nbytes = sum(max(x.nbytes, 8 * x.ndim * x.size) for x in params)
+        else:
+            nbytes = type.nbytes
+        self._made.check(nbytes)
+        results = super().call(params, attributes)
+        for array in results:
+            if not isinstance(array, (int, str)):
+                self._made.add(array)
+        return results

@@ -1,0 +1,289 @@
+"""`RemoteVM`: a VM on the other side of a connection.
+
+A call that has a result waits for it. The others are posts: they are gathered, and sent a few dozen
+at a time, or at once after a pause, and nobody waits. If one fails, the next call that waits raises
+the error, which names the line of Python that made the post; what was posted after it is not done.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from struct import error as StructError
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from mlvm.core.errors import (
+    OURS,
+    ConnectionLost,
+    HandleError,
+    Place,
+    line_of,
+    notes_of,
+    user_place,
+)
+from mlvm.core.program.encoding import MAGIC, VERSION, Kind
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.types import Array, TensorType
+from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.remote.outbox import Outbox, PythonOutbox
+from mlvm.machines.remote.session import POSTED_AT, launch_struct
+from mlvm.machines.remote.stream import HEADER, Buffer, Outgoing, Stream
+from mlvm.machines.wire import WireVM, read_answer, write_call
+
+if TYPE_CHECKING:
+    from mlvm.machines.native._native import Door
+
+_MOST_BEHIND: Final = 4096  # posts that another thread may keep from being sent
+_MOST_UNCONFIRMED: Final = 1 << 16
+"""Posts whose lines are remembered. Then the client waits for the server."""
+
+
+class RemoteVM(WireVM):
+    """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
+
+    Any number of threads may use it. After `close`, or once the connection is lost, every call
+    raises `ConnectionLost`, but those that free. `shared`: others may make handles on it, too.
+    """
+
+    def __init__(self, stream: Stream, name: str | None = None, *, shared: bool = False) -> None:
+        self._begin()
+        self._stream = stream
+        self._shared = shared
+        self._live: set[int] = set()
+        self._views: dict[StorageHandle, set[TensorHandle]] = {}
+        self._outbox: Outbox = new_outbox()
+        self._lines: deque[Place | None] = deque()  # of the last posts, in order
+        self._sent = 0  # how many posts
+        self._owed: deque[str] = deque()  # calls whose answers nobody waits for any more
+        self._whole = True
+        self._lost: str | None = None
+        self.name = name or self._call("name")
+        self.door = None if EXTENSION is None else open_post_door(self)
+        """The short way of eager calls: see `mlvm.machines.native.loop.open_door`."""
+
+    # --- calls ---
+
+    def alloc_tensor(self, type: TensorType) -> TensorHandle:
+        handle = super().alloc_tensor(type)
+        self._live.add(handle)
+        return handle
+
+    def alloc_storage(self, nbytes: int) -> StorageHandle:
+        handle = super().alloc_storage(nbytes)
+        self._live.add(handle)
+        return handle
+
+    def tensor_from_storage(
+        self, storage: StorageHandle, type: TensorType, offset: int
+    ) -> TensorHandle:
+        handle = super().tensor_from_storage(storage, type, offset)
+        self._live.add(handle)
+        self._views.setdefault(storage, set()).add(handle)
+        return handle
+
+    def dealloc_tensor(self, handle: TensorHandle) -> None:
+        self._require([handle])
+        self._live.discard(handle)
+        self._post_freeing("dealloc_tensor", handle)
+
+    def dealloc_storage(self, handle: StorageHandle) -> None:
+        self._require([handle])
+        self._live.discard(handle)
+        self._live -= self._views.pop(handle, set())
+        self._post_freeing("dealloc_storage", handle)
+
+    def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
+        self._call("swap", h1, h2)
+
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
+        loaded = self._loaded.get(id(program)) or self.loaded(program)
+        if loaded.outputs or max_steps is not None or self._dropped:
+            return super().launch(program, args, max_steps=max_steps)
+        try:
+            body = launch_struct(len(args)).pack(loaded.number, *args)
+        except (TypeError, StructError):  # it says what is wrong with them
+            return super().launch(program, args)
+        self._require(args)
+        self._add_post(HEADER.pack(MAGIC, VERSION, Kind.launch.value, len(body)) + body)
+        return []
+
+    def synchronize(self) -> None:
+        """Wait until all that was posted is done. Raises the error of what failed."""
+        self._call("name")
+
+    def close(self) -> None:
+        """End the connection, and with it all that was made on the VM. Idempotent."""
+        if self._lost is None:
+            self._lost = f"{self.name} was closed"
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._lost is None else f", {self._lost}"
+        return f"<RemoteVM {self.name!r}{state}>"
+
+    def _require(self, handles: Sequence[int]) -> None:
+        """Raise `HandleError` at once for a handle that was not made here, or has ended."""
+        if not self._shared and not self._live.issuperset(handles):
+            self._require_connection()
+            handle = next(each for each in handles if each not in self._live)
+            raise HandleError(
+                f"handle {handle!r} names nothing on {self.name}: it is another's, or has ended"
+            )
+
+    # --- posts ---
+
+    def _post(self, name: str, *args: Any) -> None:
+        writer = Outgoing()
+        write_call(writer, name, args)
+        first, *rest = writer.parts(Kind.post)
+        self._require_connection()
+        if not rest:
+            self._add_post(bytes(first))
+            return
+        with self._lock:  # memory of the caller's, who may change it: it is sent now
+            self._add_to_stream((first, *rest), user_place())
+            self._flush()
+
+    def _post_freeing(self, name: str, handle: int) -> None:
+        """A post that is not sent now: the garbage collector may have come in the middle of
+        anything. Nothing is left to be freed of a VM that is lost."""
+        if self._lost is None:
+            writer = Outgoing()
+            write_call(writer, name, (handle,))
+            [message] = writer.parts(Kind.post)
+            self._outbox.add(bytes(message), None)
+
+    def _add_post(self, message: bytes) -> None:
+        if self._outbox.add(message, user_place()):
+            self.flush_if_free()
+
+    def flush_if_free(self) -> None:
+        """Send what was posted, unless another thread waits for an answer: it sends that later, as
+        the server is at work."""
+        if self._lock.acquire(blocking=len(self._outbox) >= _MOST_BEHIND):
+            try:
+                self._flush()
+            finally:
+                self._lock.release()
+
+    def _flush(self) -> None:
+        """Send all that was posted. The lock is held."""
+        self._add_to_stream()
+        try:
+            self._stream.flush()
+        except ConnectionLost as error:
+            raise self._give_up(error) from None
+        if len(self._lines) > _MOST_UNCONFIRMED:
+            self.synchronize()
+
+    def _add_to_stream(self, message: Sequence[Buffer] = (), *places: Place | None) -> None:
+        """Hand what was posted, and a message after it, to the stream. If that is a post, its place
+        is given."""
+        self._require_connection()
+        if not self._whole:
+            raise self._give_up("it was interrupted in the middle of a message")
+        self._whole = False
+        posts, lines = self._outbox.take()
+        lines += places
+        self._lines += lines
+        self._sent += len(lines)
+        self._stream.add([posts, *message])
+        self._whole = True
+
+    # --- answers ---
+
+    def _call(self, name: str, *args: Any) -> Any:
+        writer = Outgoing()
+        write_call(writer, name, args)
+        message = writer.parts(Kind.call)
+        with self._lock:
+            self._add_to_stream(message)
+            self._owed.append(name)
+            try:
+                self._stream.flush()
+                while len(self._owed) > 1:  # of calls that were interrupted
+                    self._pass_over(self._owed[0])
+                kind, reader = self._stream.receive()
+            except ConnectionLost as error:
+                raise self._give_up(error) from None
+            self._owed.popleft()
+            lines, self._lines = self._lines, deque()
+            try:
+                return read_answer(kind, reader, name)
+            except ConnectionLost as error:
+                raise self._give_up(error) from None
+            except Exception as error:
+                self._explain(error, lines)
+                raise error.with_traceback(None) from None
+
+    def _pass_over(self, name: str) -> None:
+        """Receive an answer that nobody waits for."""
+        kind, reader = self._stream.receive()
+        self._owed.popleft()
+        self._lines.clear()
+        if kind is Kind.answer and name in ("alloc_tensor", "alloc_storage"):
+            self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
+
+    def _explain(self, error: Exception, lines: deque[Place | None]) -> None:
+        """Have the error name the line here that led to it, and none of the server's."""
+        posted = vars(error).pop(POSTED_AT, None)
+        place = user_place()
+        if isinstance(posted, int):
+            index = posted - (self._sent - len(lines))
+            place = lines[index] if 0 <= index < len(lines) else None
+        notes = notes_of(error)
+        if hasattr(error, "__notes__"):
+            del error.__notes__
+        for note in notes:
+            error.add_note(note)
+        if place is not None and (notes or posted is not None):
+            error.add_note(f"called from {line_of(place)}")
+
+    def _require_connection(self) -> None:
+        if self._lost is not None:
+            raise ConnectionLost(f"{self.name}: {self._lost}")
+
+    def _give_up(self, error: object) -> ConnectionLost:
+        """The connection is lost: the error for whoever asks for anything now."""
+        if self._lost is None:
+            self._lost = str(error)
+            self._stream.close()
+        return ConnectionLost(f"{self.name}: {self._lost}")
+
+
+def new_outbox() -> Outbox:
+    """An outbox, in C if the extension is here."""
+    return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(OURS, user_place)
+
+
+def open_post_door(vm: RemoteVM) -> Door:
+    """The short way of eager calls to that VM. It does not keep the VM alive."""
+    of_vm = weakref.ref(vm)
+
+    def plan(program: Program, *_: object) -> int | None:
+        vm = of_vm()
+        loaded = vm.loaded(program) if vm is not None else None
+        return None if loaded is None or loaded.outputs else loaded.number
+
+    def flush() -> None:
+        vm = of_vm()
+        if vm is not None:
+            vm.flush_if_free()
+
+    assert EXTENSION is not None
+    door: Door = EXTENSION.Door(plan=plan, outbox=vm._outbox, flush=flush)
+    return door

@@ -1,0 +1,307 @@
+"""`python -m mlvm serve | ping | top`: their options, and what they do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import FrameType
+from typing import Any, Final
+
+from mlvm.machines.remote.address import UnixAddress, parse_address
+from mlvm.machines.remote.connect import Observer
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.log import STYLES, Log
+from mlvm.machines.remote.secret import VARIABLE, find_secret, make_secret
+from mlvm.machines.remote.server import Server
+
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_PINGS: Final = 1000
+
+Commands = Any  # what `add_subparsers` returns has no public name
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the three commands to a parser's."""
+    _add_serve(commands)
+    for name, text in (
+        ("ping", "ask a server what it is, and how long a message takes"),
+        ("top", "show what a server is doing"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+        command.add_argument(
+            "--secret-file", metavar="FILE", help=f"the server's secret; else {VARIABLE} names it"
+        )
+        command.add_argument(
+            "--tls",
+            nargs="?",
+            const=True,
+            default=False,
+            metavar="PEM",
+            help="encrypted; PEM has the certificates to trust, if not the system's",
+        )
+        command.add_argument(
+            "--timeout", type=_seconds, default=10.0, metavar="S", help="seconds to wait at most"
+        )
+        if name == "top":
+            command.add_argument("--once", action="store_true", help="show it once, and end")
+            command.add_argument("--json", action="store_true", help="as JSON, an object a line")
+            command.add_argument(
+                "--every", type=_seconds, default=1.0, metavar="S", help="seconds between two looks"
+            )
+
+
+def _add_serve(commands: Commands) -> None:
+    text = "lend VMs to other processes and hosts, which `ml.connect` to them"
+    command = commands.add_parser(
+        "serve",
+        help=text,
+        description=f"{text}. Each client has a VM of its own, until its connection ends. "
+        "SIGTERM and Ctrl-C let launches finish; a second one does not.",
+    )
+    add = command.add_argument
+    add(
+        "--listen",
+        required=True,
+        metavar="ADDRESS",
+        help="HOST:PORT, :PORT (this host alone; 0 is any free port), [IPV6]:PORT or unix:PATH",
+    )
+    add(
+        "--secret-file",
+        metavar="FILE",
+        help=f"what clients must know, in a file that only you can read; else {VARIABLE} names it. "
+        "Without, a secret is made and printed, but for a unix socket, which only you can use",
+    )
+    add("--certificate", metavar="PEM", help="encrypt with TLS; may hold the key, too")
+    add("--key", metavar="PEM", help="the certificate's key")
+    add(
+        "--insecure",
+        action="store_true",
+        help="without TLS also where other hosts can reach it: the network is trusted",
+    )
+    add("--threads", type=_count, default=1, metavar="N", help="threads of each VM")
+    add(
+        "--native",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="kernels and loop in C, or those in Python and numpy; the former if they are there",
+    )
+    add(
+        "--shared",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated",
+    )
+    add(
+        "--library",
+        action="append",
+        default=[],
+        metavar="SO",
+        help="a shared library with functions in C for all VMs; may be repeated",
+    )
+    add("--log", choices=STYLES, default="text", help="events on stderr, a line each")
+    add(
+        "--grace",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds that launches have to finish when the server is told to stop",
+    )
+    limits = command.add_argument_group(
+        "limits", "of one client, but for the number of connections; bytes also as 64M or 2G"
+    )
+    for each in fields(Limits):
+        default: Any = each.default
+        whole = isinstance(default, int)
+        shown = _with_unit(default) if "bytes" in each.name else f"{default:,.0f}"
+        limits.add_argument(
+            f"--{each.name.replace('_', '-')}",
+            dest=each.name,
+            type=_count if whole else _seconds,
+            default=each.default,
+            metavar="N" if whole else "S",
+            help=f"{each.metadata['help']}; {shown} if not given",
+        )
+
+
+def _count(text: str) -> int:
+    unit = text[-1:].lower()
+    digits = text[:-1] if unit in _UNITS and unit else text
+    if not digits.isascii() or not digits.isdigit() or not int(digits):
+        raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted, not {text!r}")
+    return int(digits) * (_UNITS[unit] if digits != text else 1)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is wanted, not {text!r}")
+    return seconds
+
+
+def _with_unit(n: float) -> str:
+    for unit, size in sorted(_UNITS.items(), key=lambda item: -item[1]):
+        if n >= size and n % size == 0:
+            return f"{n // size:g}{unit.upper()}"
+    return f"{n:g}"
+
+
+# --- serve ------------------------------------------------------------------------------
+
+
+def serve(options: argparse.Namespace, version: str) -> None:
+    """Serve until a signal. Raises what `Server` raises."""
+    log = Log(options.log)
+    secret: str | bytes | None = find_secret(None, options.secret_file)
+    if secret is None and not isinstance(parse_address(options.listen), UnixAddress):
+        secret = make_secret()
+        print(f"secret: {secret}", flush=True)  # on stdout: no log ever has it
+    stop, again = threading.Event(), threading.Event()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        (again if stop.is_set() else stop).set()
+
+    before = {each: signal.signal(each, on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server = Server(
+            options.listen,
+            secret=secret,
+            certificate=options.certificate,
+            key=options.key,
+            insecure=options.insecure,
+            limits=Limits(**{each.name: getattr(options, each.name) for each in fields(Limits)}),
+            shared=options.shared,
+            libraries=options.library,
+            options={"threads": options.threads, "native": options.native},
+            about={"version": version},
+            log=log,
+        )
+        while not stop.wait(1.0):  # in pieces: a wait without end is not interrupted everywhere
+            pass
+        closing = threading.Thread(target=server.close, args=(options.grace,), daemon=True)
+        closing.start()
+        while closing.is_alive() and not again.is_set():
+            closing.join(0.05)
+        if again.is_set():
+            server.close()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+# --- ping and top -----------------------------------------------------------------------
+
+
+def _observer(options: argparse.Namespace) -> Observer:
+    return Observer(
+        options.address,
+        secret_file=options.secret_file,
+        tls=options.tls,
+        timeout=options.timeout,
+    )
+
+
+def ping(options: argparse.Namespace, version: str) -> None:
+    """Print what the server is and how long a message takes. Raises what `Observer` raises."""
+    start = time.perf_counter()
+    with _observer(options) as observer:
+        connected = time.perf_counter() - start
+        times = sorted(observer.ping() for _ in range(_PINGS))
+    about = observer.about
+    machine = "native" if about.get("native") else "numpy"
+    print(f"server: mlvm {about.get('version', 'unknown')}, format {about['format']}")
+    print(f"client: mlvm {version}")
+    print(f"machine: {machine}, {about.get('threads')} threads, pid {about.get('pid')}")
+    print(f"connected in {connected * 1e3:.1f} ms")
+    print(
+        f"round trip: median {statistics.median(times) * 1e6:.0f} us, "
+        f"least {times[0] * 1e6:.0f} us, 99 % {times[int(0.99 * _PINGS)] * 1e6:.0f} us"
+    )
+
+
+def top(options: argparse.Namespace) -> None:
+    """Print what the server is doing, until it is interrupted. Raises what `Observer` raises."""
+    clear = sys.stdout.isatty() and not options.json and not options.once
+    with _observer(options) as observer:
+        before: dict[Any, tuple[float, int]] = {}
+        while True:
+            status = observer.status()
+            now = time.monotonic()
+            rates = _rates(status, before, now)
+            if options.json:
+                print(json.dumps({**status, "launches_per_second": rates(None)}), flush=True)
+            else:
+                print(("\x1b[H\x1b[2J" if clear else "") + table(status, rates), flush=True)
+            if options.once:
+                return
+            time.sleep(options.every)
+
+
+def _rates(
+    status: Mapping[str, Any], before: dict[Any, tuple[float, int]], now: float
+) -> Callable[[Any], float]:
+    """Launches a second by the client's number, None for all, since the last look or, the first
+    time, since they began. `before` has the last look, and gets this one."""
+    found = {None: (status["seconds"], status["launches"])}
+    found.update(
+        {each["client"]: (each["seconds"], each["launches"]) for each in status["clients"]}
+    )
+    rates: dict[Any, float] = {}
+    for key, (seconds, launches) in found.items():
+        then, count = before.get(key, (now - seconds, 0))
+        rates[key] = (launches - count) / max(now - then, 1e-9)
+    before.clear()
+    before.update({key: (now, launches) for key, (_, launches) in found.items()})
+    return rates.__getitem__
+
+
+def table(status: Mapping[str, Any], rate: Callable[[Any], float]) -> str:
+    """The status for people: a line of totals, then one for each client and each shared VM."""
+    lines = [
+        f"up {status['seconds']:.0f} s, {len(status['clients'])} clients "
+        f"({status['admitted']} admitted, {status['refused']} refused), "
+        f"{_mib(status['bytes'])} MiB, {rate(None):.1f} launches/s",
+        f"{'client':>6}  {'vm':<12} {'MiB':>10} {'launches/s':>10} {'launches':>10} "
+        f"{'seconds':>8}  {'name':<12} peer",
+    ]
+    for each in status["clients"]:
+        lines.append(
+            f"{each['client']:>6}  {each['vm']:<12.12} {_mib(each['bytes']):>10} "
+            f"{rate(each['client']):>10.1f} {each['launches']:>10} {each['seconds']:>8.0f}  "
+            f"{_printable(each['name']):<12.12} {each['peer']}{' *' if each['busy'] else ''}"
+        )
+    for each in status["shared"]:
+        lines.append(
+            f"shared  {each['vm']:<12.12} {_mib(each['bytes']):>10} {'':>10} {each['launches']:>10}"
+        )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f}"
+
+
+def _printable(text: str) -> str:
+    """A client's own name, without what a terminal would obey."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def run(options: argparse.Namespace, version: str) -> None:
+    """Run the command that the options name."""
+    if options.command == "serve":
+        serve(options, version)
+    elif options.command == "ping":
+        ping(options, version)
+    else:
+        top(options)

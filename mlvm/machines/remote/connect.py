@@ -1,0 +1,158 @@
+"""The client's way to a server: `connect` for a VM, `Observer` for what `ping` and `top` show."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
+from mlvm.core.program.encoding import VERSION
+from mlvm.machines.remote import address as addresses
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.handshake import HEADER, Greeting, Hello, greet, pack, receive, send
+from mlvm.machines.remote.secret import find_secret
+from mlvm.machines.remote.stream import Stream
+from mlvm.machines.remote.tls import client_context
+
+_MOST_STATUS: Final = 1 << 22
+
+Tls = bool | str | os.PathLike[str] | ssl.SSLContext
+"""Whether a connection is encrypted, and what is trusted then: see `connect`."""
+
+
+def connect(
+    address: str,
+    *,
+    secret: str | bytes | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
+    tls: Tls = False,
+    vm: str | None = None,
+    name: str | None = None,
+    timeout: float = 10.0,
+) -> RemoteVM:
+    """A VM of the server at `address`, which `python -m mlvm serve` has started; a VM like any
+    other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
+
+    `address` is HOST:PORT, [IPV6]:PORT, :PORT (this host) or unix:PATH. The server's secret is
+    given as `secret`, in the private file `secret_file`, or in the one that the environment's
+    MLVM_SECRET_FILE names; a unix socket of one's own needs none. It is never sent, and the server
+    has to prove that it knows it, too. `tls` is True for a certificate that the system trusts, the
+    PEM file of the certificates to trust, or an `ssl.SSLContext`. Without TLS others on the way can
+    read and change what passes.
+
+    The VM is the client's own, and ends with the connection; `vm` names one that the server shares.
+    `name` is what errors and the server's log call it. `timeout` is for connecting, in seconds.
+
+    Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server is
+    there, or it is there no more, which each later call may raise, too.
+    """
+    hello = Hello("vm", vm or "", name or "")
+    sock, about = _open(address, secret, secret_file, tls, hello, timeout)
+    try:
+        sock.settimeout(None)
+        own = name or f"{about.get('vm', 'vm')} at {address}"
+        return RemoteVM(Stream(sock), own, shared=bool(about.get("shared")))
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _open(
+    address: str,
+    secret: str | bytes | None,
+    secret_file: str | os.PathLike[str] | None,
+    tls: Tls,
+    hello: Hello,
+    timeout: float,
+) -> tuple[socket.socket, dict[str, Any]]:
+    """A connection that both sides have accepted, and what the server says of itself."""
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
+    for text in (hello.vm, hello.name):
+        if not isinstance(text, str) or len(text) > 200:
+            raise MachineError(f"a name is a str of at most 200 characters, not {text!r}")
+    place = addresses.parse_address(address)
+    shared = find_secret(secret, secret_file)
+    deadline = time.monotonic() + timeout
+    try:
+        sock = addresses.connect(place, timeout)
+    except OSError as error:
+        why = "nothing answers in time" if isinstance(error, TimeoutError) else error.strerror
+        raise ConnectionLost(f"no server at {place}: {why or error}") from None
+    try:
+        addresses.tune(sock)
+        if tls is not False and tls is not None:
+            host = place.host if isinstance(place, addresses.TcpAddress) else "localhost"
+            sock = _secure(sock, host, tls, deadline)
+        return sock, greet(sock, shared, hello, deadline)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket.socket:
+    context = client_context(tls)
+    sock.settimeout(max(deadline - time.monotonic(), 0.001))
+    try:
+        return context.wrap_socket(sock, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        raise AccessRefused(f"the server's certificate: {error.verify_message}") from None
+    except ssl.SSLError as error:
+        raise AccessRefused(f"no TLS with this server: {error.reason or error}") from None
+    except OSError as error:
+        raise ConnectionLost(f"no TLS with this server: {error.strerror or error}") from None
+
+
+class Observer:
+    """A connection without a VM, for what the server says of itself: `about`, its versions and
+    machine. Takes what `connect` takes, and raises it."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        secret: str | bytes | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        tls: Tls = False,
+        timeout: float = 10.0,
+    ) -> None:
+        hello = Hello("status")
+        self._timeout = timeout
+        self._socket, about = _open(address, secret, secret_file, tls, hello, timeout)
+        self.about = {"format": VERSION, **about}
+
+    def ping(self) -> float:
+        """The seconds that a message takes to the server and back. Raises `ConnectionLost`."""
+        start = time.perf_counter()
+        self._ask(b"ping")
+        return time.perf_counter() - start
+
+    def status(self) -> dict[str, Any]:
+        """As `Server.status`. Raises `ConnectionLost`."""
+        status: dict[str, Any] = json.loads(self._ask(b""))
+        return status
+
+    def _ask(self, body: bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout
+        send(self._socket, pack(Greeting.status, body), deadline)
+        _, _, message = receive(self._socket, deadline, _MOST_STATUS)
+        return message[HEADER.size :]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,178 @@
+"""The server's end of one client: it performs the client's calls, and frees what the client made.
+
+A `call` is answered. A `post` or `launch` is not: if it fails, what follows is passed over, but for
+what frees, until the next call; the answer to that is the error. So a program that goes wrong never
+goes on with wrong values, and a client that waits for nothing loses no error.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import EncodingError, HandleError
+from mlvm.core.program.encoding import Kind
+from mlvm.core.types import check_array
+from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
+from mlvm.machines.remote.stream import Buffer, Incoming, Outgoing, Received, Stream
+from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_name
+
+POSTED_AT: Final = "posted"
+"""The part of an error that tells the number of the post that failed, counted from 0."""
+
+_FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
+
+
+@cache
+def launch_struct(nhandles: int) -> struct.Struct:
+    """A `launch`: the number of the program, and the handles of its arguments."""
+    return struct.Struct(f"<{1 + nhandles}Q")
+
+
+class Session(WireServer):
+    """Performs one client's calls on a VM, which is the client's `own`, or which others use too.
+
+    `launches` counts the programs that it has launched.
+    """
+
+    def __init__(self, vm: VM, *, own: bool = True) -> None:
+        super().__init__(vm)
+        self.launches = 0
+        self._own = own
+        self._tensors: set[int] = set()
+        self._storages: set[int] = set()
+        self._posts = 0
+        self._failed: Exception | None = None
+        self._known = vm.known_launches() if isinstance(vm, LocalVM) else None
+
+    def serve(self, stream: Stream) -> None:
+        """Perform what comes until the connection ends. Raises `ConnectionLost` then, and
+        `EncodingError` for bytes that no client sends."""
+        while True:
+            if self.run_known(stream):
+                continue
+            answer = self.handle(*stream.receive())
+            if answer is not None:
+                stream.send(answer)
+
+    def run_known(self, stream: Stream) -> int:
+        """Wait for messages, and run those at the beginning that are launches which were made
+        before. Returns how many. Raises `ConnectionLost`."""
+        if self._known is None or self._failed is not None:
+            return 0
+        stream.wait()
+        count = stream.run(self._known.run)
+        self._posts += count
+        self.launches += count
+        return count
+
+    def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
+        """The answer to a message, if it is to have one. Raises `EncodingError` for a message that
+        is no call."""
+        if kind is Kind.launch:
+            self._posts += 1
+            if self._failed is None:
+                try:
+                    if reader.left % 8 or not reader.left:
+                        raise reader.error("a launch is 8 bytes for its program and each handle")
+                    body = reader.rest()
+                    number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
+                    self.launches += 1
+                    program, args = self.program(number), tuple(handles)
+                    self.vm.launch(program, args)
+                    if self._known is not None:
+                        self._known.learn(bytes(body), program, args)
+                except Exception as error:
+                    self._fail(error)
+            return None
+        if kind is Kind.post:
+            self._posts += 1
+            try:
+                name = read_name(reader)
+                if self._failed is None or name in _FREEING:
+                    self._perform_from(reader, name)
+            except Exception as error:
+                self._fail(error)
+            return None
+        if kind is not Kind.call:
+            raise EncodingError(f"a client sends calls, not a message of kind {kind.name}")
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return [encode_error(failed)]
+        try:
+            name = read_name(reader)
+            result = self._perform_from(reader, name)
+            writer = Outgoing()
+            CALLS[name].result.write(writer, result)
+            return writer.parts(Kind.answer)
+        except Exception as error:
+            return [encode_error(error)]
+
+    def _fail(self, error: Exception) -> None:
+        if self._failed is None:
+            error.__traceback__ = None  # its frames hold arrays
+            vars(error)[POSTED_AT] = self._posts - 1
+            self._failed = error
+
+    def _perform_from(self, reader: Received, name: str) -> Any:
+        """Make the call whose arguments follow."""
+        if name == "write" and self._own and isinstance(reader, Incoming):
+            return self._write_from(reader)
+        args = read_args(reader, name)
+        if name == "read" and self._own:
+            return self.vm.borrow(*args)  # is sent before the next call
+        return self.perform(name, args)
+
+    def perform(self, name: str, args: list[Any]) -> Any:
+        """Make the call, and remember what it made or ended."""
+        result = super().perform(name, args)
+        match name:
+            case "alloc_tensor":
+                self._tensors.add(result)
+            case "tensor_from_storage" if args[0] not in self._storages:
+                self._tensors.add(result)
+            case "alloc_storage":
+                self._storages.add(result)
+            case "dealloc_tensor":
+                self._tensors.discard(*args)
+            case "dealloc_storage":
+                self._storages.discard(*args)
+            case "launch":
+                self.launches += 1
+        return result
+
+    def _write_from(self, reader: Incoming) -> None:
+        """A `write` whose elements go straight from the socket to the tensor."""
+        handle, type = reader.integer(), reader.type()
+        own = self.vm.type_of(handle)
+        check_array(
+            np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape), own, f"write to {own}"
+        )
+        if type.nbytes != reader.left:
+            raise reader.error(f"{type} has {type.nbytes} bytes, not {reader.left}")
+        self.vm.make_writable([handle])
+        elements = self.vm.borrow(handle).reshape(-1).view(np.uint8)
+        reader.read_into(elements)
+        if type.dtype.kind == "bool" and elements.max(initial=0) > 1:
+            elements[...] = 0
+            raise reader.error("a bool is 0 or 1")
+
+    def close(self) -> None:
+        """Free all that the client has made and not ended itself."""
+        for handle in self._tensors:
+            self._free(self.vm.dealloc_tensor, handle)
+        for handle in self._storages:
+            self._free(self.vm.dealloc_storage, handle)
+        self._tensors.clear()
+        self._storages.clear()
+        self._programs.clear()
+
+    def _free(self, dealloc: Any, handle: int) -> None:
+        with suppress(HandleError):  # it ended with its storage, or by another client's hand
+            dealloc(handle)

@@ -1,0 +1,261 @@
+"""Whole messages over a socket: what docs/wire.md calls a message, sent and received.
+
+Small messages are received into one buffer, many at a time. The elements of a large array go from
+their memory to the socket, and from the socket to memory of their own; there is no copy between.
+
+An interrupt may come between any two lines of Python. So how far a message has got is told by one
+deque of one number, which the call that moves the bytes fills in the same step: `extend(map(...))`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
+from mlvm.core.program.encoding import MAGIC, VERSION, Kind, Reader, Writer
+from mlvm.core.types import Array, TensorType
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+HEADER: Final = struct.Struct("<4sHHQ")
+LARGE: Final = 1 << 16
+"""A message of more bytes than that is received piece by piece."""
+
+_ROOM: Final = 1 << 18
+_MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
+_KINDS: Final = {kind.value: kind for kind in Kind}
+
+
+class Stream:
+    """The messages of a connected socket. One thread at a time sends, and one receives.
+
+    `max_message` is the most bytes that a message from the other side may have behind its header;
+    None is any number. A timeout of the socket counts as a lost connection.
+    """
+
+    def __init__(self, sock: socket.socket, max_message: int | None = None) -> None:
+        self.socket = sock
+        self.max_message = max_message
+        self._buffer = memoryview(bytearray(_ROOM))
+        self._start = 0  # of what was received and not yet handed out
+        self._end = deque([0], maxlen=1)
+        self._sending = _Sending(())
+        self._incoming: Incoming | None = None
+
+    # --- send ---
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send whole messages, given in pieces. Raises `ConnectionLost`."""
+        self.add(parts)
+        self.flush()
+
+    def add(self, parts: Sequence[Buffer]) -> None:
+        """Have whole messages sent by the next `flush`."""
+        self._sending = _Sending([part for part in (*self._sending.rest(), *parts) if len(part)])
+
+    def flush(self) -> None:
+        """Send what was added. If it is interrupted, the rest goes with the next flush. Raises
+        `ConnectionLost`."""
+        sending = self._sending
+        try:
+            while batch := sending.rest():
+                batch = batch[:_MOST_PARTS]
+                send = self.socket.sendmsg
+                sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch,))))
+        except OSError as error:
+            raise _lost(error) from None
+
+    # --- receive ---
+
+    def receive(self) -> tuple[Kind, Received]:
+        """The next message: its kind, and a reader of what follows its header, good until the
+        next call.
+
+        Raises `ConnectionLost` at the end of the connection, `EncodingError` for bytes that are no
+        message, `LimitExceeded` for too long a one.
+        """
+        incoming = self._incoming
+        if incoming is not None:
+            incoming.skip()
+            self._incoming = None
+        self._fill(HEADER.size)
+        magic, version, number, length = HEADER.unpack_from(self._buffer, self._start)
+        kind = _KINDS.get(number)
+        if magic != MAGIC or version != VERSION or kind is None:
+            given = bytes(self._buffer[self._start : self._start + 8])
+            raise EncodingError(
+                f"a message starts with {MAGIC!r}, version {VERSION} and a kind, not with {given!r}"
+            )
+        if self.max_message is not None and length > self.max_message:
+            raise LimitExceeded(f"a message of {length:,} bytes; the limit is {self.max_message:,}")
+        if length > LARGE:
+            self._incoming = incoming = Incoming(self, length)
+            self._start += HEADER.size
+            return kind, incoming
+        self._fill(HEADER.size + length)
+        start = self._start + HEADER.size
+        self._start = start + length
+        return kind, Received(self._buffer[start : start + length], 0)
+
+    def run(self, launches: Callable[[memoryview, int, int], tuple[int, int]]) -> int:
+        """Have `launches(buffer, start, end)` take messages off what was received. Returns how many
+        it says that it took."""
+        if self._incoming is not None:
+            return 0
+        self._start, count = launches(self._buffer, self._start, self._end[0])
+        return count
+
+    def has_received(self) -> bool:
+        """Whether there are bytes that were received and not handed out."""
+        return self._start != self._end[0]
+
+    def wait(self) -> None:
+        """Wait until there are bytes that were not handed out. Raises `ConnectionLost`."""
+        if self._incoming is None:
+            self._fill(1)
+
+    def _fill(self, n: int) -> None:
+        """Receive until the buffer has n bytes."""
+        if self._end[0] - self._start >= n:
+            return
+        if self._start + n > _ROOM:  # the next message begins at the beginning again
+            left = memoryview(bytes(self._buffer[self._start : self._end[0]]))
+            fresh = memoryview(bytearray(_ROOM))
+            fresh[: len(left)] = left
+            self._buffer, self._start, self._end = fresh, 0, deque([len(left)], maxlen=1)
+        while (end := self._end[0]) - self._start < n:
+            self.receive_into(self._end, self._buffer[end:])
+
+    def receive_into(self, place: deque[int], room: memoryview) -> None:
+        """Receive some bytes; `place` goes on by their number."""
+        before = place[0]
+        try:
+            place.extend(map(before.__add__, map(self.socket.recv_into, (room,))))
+        except OSError as error:
+            raise _lost(error) from None
+        if place[0] == before:
+            raise ConnectionLost("the other side has closed the connection")
+
+    def take_received(self, most: int) -> memoryview:
+        """So many of the bytes in the buffer, or all there are."""
+        start = self._start
+        self._start = end = min(start + most, self._end[0])
+        return self._buffer[start:end]
+
+    def close(self) -> None:
+        """Close the socket. Who waits for it in another thread is woken. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+class _Sending:
+    """Pieces on their way, and how many bytes of them are sent."""
+
+    __slots__ = ("parts", "sent")
+
+    def __init__(self, parts: Sequence[Buffer]) -> None:
+        self.parts = parts
+        self.sent = deque([0], maxlen=1)
+
+    def rest(self) -> Sequence[Buffer]:
+        sent = self.sent[0]
+        if not sent:
+            return self.parts
+        for i, part in enumerate(self.parts):
+            if sent < len(part):
+                return [memoryview(part)[sent:], *self.parts[i + 1 :]]
+            sent -= len(part)
+        return ()
+
+
+class Outgoing(Writer):
+    """A writer of a message in pieces, some of which are the memory of large arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[Buffer] = []
+
+    def array(self, array: Array) -> None:
+        if array.nbytes < LARGE or not array.flags.c_contiguous or array.dtype.byteorder == ">":
+            super().array(array)
+            return
+        self.type(TensorType.of(array))
+        self._pieces += [self._data, array.reshape(-1).view(np.uint8).data]
+        self._data = bytearray()
+
+    def parts(self, kind: Kind) -> list[Buffer]:
+        """All that was written, behind a header."""
+        pieces = [*self._pieces, self._data]
+        length = sum(map(len, pieces)) - HEADER.size
+        HEADER.pack_into(pieces[0], 0, MAGIC, VERSION, kind.value, length)
+        return pieces
+
+
+class Received(Reader):
+    """A reader of what follows a message's header."""
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return self._end - self._at
+
+    def rest(self) -> memoryview:
+        """All bytes that are left."""
+        return self._take(self.left)
+
+
+class Incoming(Received):
+    """A reader of a large message that is still arriving.
+
+    If it is interrupted, the rest of the message cannot be told from the next one, and the
+    connection is lost.
+    """
+
+    def __init__(self, stream: Stream, length: int) -> None:
+        super().__init__(b"", 0)
+        self._end = length
+        self._stream = stream
+        self._whole = True
+
+    def skip(self) -> None:
+        """Pass over what is left of the message."""
+        if not self._whole:
+            raise ConnectionLost("the connection was interrupted in the middle of a message")
+        room = np.empty(min(self.left, _ROOM), np.uint8)
+        while self.left:
+            self.read_into(room[: self.left])
+
+    def read_into(self, out: Array) -> None:
+        """Take so many bytes off as the u8 array has."""
+        room = out.data
+        self._whole = False
+        taken = self._stream.take_received(len(room))
+        room[: len(taken)] = taken
+        place = deque([len(taken)], maxlen=1)
+        while place[0] < len(room):
+            self._stream.receive_into(place, room[place[0] :])
+        self._at += len(room)
+        self._whole = True
+
+    def _elements(self, n: int) -> Array:
+        if n > self.left:
+            raise self.error(f"{n} bytes are wanted; {self.left} are left")
+        out = np.empty(n, np.uint8)
+        self.read_into(out)
+        return out
+
+    def _take(self, n: int) -> memoryview:
+        return self._elements(n).data
+
+
+def _lost(error: OSError) -> ConnectionLost:
+    why = "nothing was heard in time" if isinstance(error, TimeoutError) else error.strerror
+    return ConnectionLost(f"the connection is lost: {why or error}")

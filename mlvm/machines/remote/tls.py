@@ -1,0 +1,62 @@
+"""TLS of the standard library, with sockets that a `Stream` can use."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterable
+from typing import Any, Final
+
+from mlvm.core.errors import AddressError
+
+_RECORD: Final = 1 << 14  # bytes of a TLS record
+
+
+class SecureSocket(ssl.SSLSocket):
+    """A TLS socket that takes a message in pieces, as a plain one does."""
+
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
+        """Send some of the bytes; how many."""
+        record = bytearray()
+        for each in buffers:
+            piece = memoryview(each).cast("B")
+            if not record and len(piece) >= _RECORD:
+                return self.send(piece)
+            record += piece[: _RECORD - len(record)]
+            if len(record) >= _RECORD:
+                break
+        return self.send(record) if record else 0
+
+
+def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
+    """The context of a server with a certificate and its key, as PEM files; the key may be in the
+    certificate's. Raises `AddressError` for files that are none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise AddressError(f"no certificate and key in {certificate}, {key}: {error}") from None
+    return _prepared(context)
+
+
+def client_context(tls: bool | str | os.PathLike[str] | ssl.SSLContext) -> ssl.SSLContext:
+    """The context of a client: True trusts what the system trusts, a path the certificates in that
+    PEM file, and a context is used as it is, but for the class of its sockets. Raises
+    `AddressError` for a file without certificates."""
+    if isinstance(tls, ssl.SSLContext):
+        return _prepared(tls)
+    try:
+        path = None if tls is True else os.fspath(tls)  # type: ignore[arg-type]
+        return _prepared(ssl.create_default_context(cafile=path))
+    except (OSError, TypeError) as error:
+        raise AddressError(f"tls={tls!r} has no certificates to trust: {error}") from None
+
+
+def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
+    context.sslsocket_class = SecureSocket
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; a server has nobody to ask for its password")

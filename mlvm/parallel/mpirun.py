@@ -1,0 +1,29 @@
+"""`python -m mlvm mpirun`: processes for an `MpiGroup`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from mlvm.core.errors import MissingExtra
+
+
+def mpirun(processes: int, command: Sequence[str]) -> NoReturn:
+    """Become an `mpiexec` that runs so many processes of this Python with these arguments.
+
+    That is the one beside this Python, which the package mpich brings, or else the system's.
+    Raises `MissingExtra` without mpi4py or any mpiexec.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        raise MissingExtra('mpi4py is not installed: pip install "mlvm[mpi]"')
+    beside = str(Path(sys.executable).parent)
+    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    if mpiexec is None:
+        raise MissingExtra('there is no mpiexec: pip install "mlvm[mpi]"')
+    sys.stdout.flush()
+    os.execv(mpiexec, [mpiexec, "-n", str(processes), sys.executable, *command])

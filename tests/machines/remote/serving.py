@@ -1,0 +1,87 @@
+"""What the tests of a server share: a secret, programs, and a server with a log to look at."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from mlvm.core.program.assembly import assemble
+from mlvm.core.types import TensorType
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.connect import connect
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.log import Log
+from mlvm.machines.remote.server import Server
+
+SECRET: Final = "correct horse battery"
+CERTIFICATE: Final = str(Path(__file__).parent / "localhost.pem")
+OTHER_CERTIFICATE: Final = str(Path(__file__).parent / "other.pem")
+F32X3: Final = TensorType("f32", (3,))
+
+FOR_EVER: Final = assemble(".func main 0 *\nagain:\n    jump again\n    halt\n")
+
+DOUBLING: Final = assemble(
+    """.func main 0 *
+    load_arg 0
+again:
+    get 0
+    get 0
+    push_str "concat"
+    cfunc 2 1 {"axis": 0}
+    set 0
+    jump again
+    halt
+"""
+)
+"""A tensor that grows twice as long for ever."""
+
+DEEP: Final = assemble(
+    ".func f 0 0\n" + 600 * "    push_int 1\n" + "    call f\n    return 0\n"
+    ".func main 0 *\n    call f\n    halt\n"
+)
+"""Calls within calls, which leave six million values on the stack before they are too many."""
+
+COPIES: Final = assemble(".func main 0 *\n" + 40 * "    load_arg 0\n" + "    halt\n")
+"""Returns its argument forty times."""
+
+
+class Served(Server):
+    """A server on this host, whose `log` can be read."""
+
+    def __init__(self, address: str = "127.0.0.1:0", **options: Any) -> None:
+        self.stream = io.StringIO()
+        self._vms: list[RemoteVM] = []
+        options = {"secret": SECRET, "log": Log("json", self.stream), **options}
+        super().__init__(address, **options)
+
+    def vm(self, **options: Any) -> RemoteVM:
+        """A client's VM, which ends with the server at the latest."""
+        vm = connect(str(self.address), **{"secret": SECRET, **options})
+        self._vms.append(vm)
+        return vm
+
+    def __exit__(self, *error: object) -> None:
+        for vm in self._vms:
+            vm.close()
+        super().__exit__(*error)
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+        return [line for line in lines if line["event"] == event]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait till it is so. Raises `AssertionError` if it never is."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become so in time"
+        time.sleep(0.005)
+
+
+def limits(**given: Any) -> Limits:
+    """Limits with a second for a launch."""
+    return Limits(**{"launch_seconds": 1.0, **given})

@@ -1,0 +1,190 @@
+"""`python -m mlvm serve | ping | top`, as a user or a script runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mlvm.__main__ import main
+from mlvm.core.errors import ConnectionLost, LimitExceeded
+from mlvm.machines.remote import command
+from mlvm.machines.remote.connect import Observer, connect
+from mlvm.machines.remote.limits import Limits
+from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served, wait_for
+from tests.threads import PATIENCE, start
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A server of its own, which listens, and what its first event says."""
+    arguments = [sys.executable, "-m", "mlvm", "serve", "--log", "json", *options]
+    with subprocess.Popen(
+        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        try:
+            line = server.stderr.readline()
+            assert '"listening"' in line, line + server.stderr.read()
+            yield server, json.loads(line)
+        finally:
+            server.kill()
+
+
+def test_a_server_prints_its_secret_and_its_port() -> None:
+    with serving("--listen", ":0", "--no-native") as (server, event):
+        assert server.stdout is not None
+        made = re.fullmatch(r"secret: (\S{40,})\n", server.stdout.readline())
+        assert made is not None
+        assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", event["address"])
+        with connect(event["address"], secret=made[1]) as vm:
+            vm.alloc_storage(100)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        assert server.stderr is not None
+        log = server.stderr.read()
+        events = [json.loads(line)["event"] for line in log.splitlines()]
+        assert events[0] == "connected"
+        assert events[-1] == "stopped"
+        assert made[1] not in log
+
+
+def is_busy(address: str) -> bool:
+    with Observer(address) as observer:
+        return any(each["busy"] for each in observer.status()["clients"])
+
+
+def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
+    with serving("--listen", f"unix:{tmp_path}/s", "--grace", "600") as (server, event):
+        with connect(event["address"]) as vm:
+            launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
+            wait_for(lambda: is_busy(event["address"]))
+            server.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            assert server.poll() is None
+            server.send_signal(signal.SIGINT)
+            assert server.wait(20) == 0
+            with pytest.raises((ConnectionLost, LimitExceeded)):
+                launching.result(PATIENCE)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_killed_server_is_a_lost_connection(tmp_path: Path) -> None:
+    listen = ["--listen", f"unix:{tmp_path}/s"]
+    with serving(*listen) as (server, event), connect(event["address"]) as vm:
+        server.kill()
+        server.wait(20)
+        with pytest.raises(ConnectionLost):
+            vm.alloc_storage(1)
+    with serving(*listen) as (server, event):  # its file is replaced
+        connect(event["address"]).close()
+
+
+def secret_file(folder: Path) -> str:
+    path = folder / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_ping_says_what_a_server_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Served(about={"version": "1.2.3"}) as server:
+        options = ["--secret-file", secret_file(tmp_path)]
+        assert main(["ping", str(server.address), *options]) == 0
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    assert printed.startswith("server: mlvm 1.2.3, format ")
+    assert re.search(r"^round trip: median \d+ us, least \d+ us, 99 % \d+ us$", printed, re.M)
+
+
+def test_ping_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Served(certificate=CERTIFICATE) as server:
+        options = [str(server.address), "--secret-file", secret_file(tmp_path)]
+        assert main(["ping", *options, "--tls", CERTIFICATE]) == 0
+        assert main(["ping", *options]) == 1
+    assert "TLS only" in capsys.readouterr().err
+
+
+def test_top_lists_clients_and_what_they_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Served(shared=["weights"]) as server, server.vm(name="a\nb") as vm:
+        vm.alloc_storage(3 << 20)
+        options = [str(server.address), "--secret-file", secret_file(tmp_path), "--once"]
+        assert main(["top", *options]) == 0
+        table = capsys.readouterr().out.splitlines()
+        assert main(["top", *options, "--json"]) == 0
+        status = json.loads(capsys.readouterr().out)
+    assert "1 clients (1 admitted, 0 refused), 3.0 MiB" in table[0]
+    assert re.fullmatch(r" +1  vm1 +3\.0 +0\.0 +0 +0  a\?b +127\.0\.0\.1:\d+", table[2])
+    assert table[3].split() == ["shared", "weights", "0.0", "0"]
+    assert status["clients"][0]["bytes"] == 3 << 20
+    assert status["launches_per_second"] == 0
+
+
+def test_launches_a_second_are_those_since_the_last_look() -> None:
+    before: dict[object, tuple[float, int]] = {}
+
+    def look(launches: int, now: float) -> float:
+        client = {"client": 1, "seconds": 10.0, "launches": launches}
+        status = {"seconds": 20.0, "launches": launches, "clients": [client]}
+        return command._rates(status, before, now)(1)
+
+    assert look(50, 100.0) == 5.0  # in its ten seconds
+    assert look(80, 102.0) == 15.0
+    assert look(80, 103.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "--listen", "nowhere"], "is no address"),
+        (["serve", "--listen", "0.0.0.0:0"], "--insecure"),
+        (["serve", "--listen", ":0", "--secret-file", "/no/such"], "/no/such: No such file"),
+        (["serve", "--listen", ":0", "--certificate", "/no/such"], "no certificate"),
+        (["serve", "--listen", ":0", "--library", "/no/such.so"], "/no/such.so"),
+        (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
+        (["top", "x"], "is no address"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "option", [["--connections", "0"], ["--held-bytes", "1X"], ["--idle-seconds", "-1"]]
+)
+def test_a_limit_that_makes_no_sense_is_bad_usage(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as status:
+        main(["serve", "--listen", ":0", *option])
+    assert status.value.code == 2
+    assert option[0] in capsys.readouterr().err
+
+
+def test_every_limit_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    for name in Limits.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')} " in text
+    assert command._count("64M") == 64 << 20
+    assert command._count("3") == 3
+    assert command._with_unit(1 << 31) == "2G"

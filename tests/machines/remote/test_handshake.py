@@ -1,0 +1,363 @@
+"""Who is let in: secrets, both ways, and what an attacker may try."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, MlvmError
+from mlvm.core.program.encoding import VERSION
+from mlvm.machines.remote import handshake
+from mlvm.machines.remote.connect import Observer, connect
+from mlvm.machines.remote.handshake import (
+    HEADER,
+    NONCE,
+    Greeting,
+    Hello,
+    admit,
+    greet,
+    pack,
+    receive,
+    refusal,
+)
+from mlvm.machines.remote.secret import find_secret, make_secret, read_secret
+from mlvm.machines.remote.server import Server
+from tests.machines.remote.serving import CERTIFICATE, OTHER_CERTIFICATE, SECRET, Served, limits
+from tests.mutations import mutated
+
+KEY = SECRET.encode()
+
+
+def soon() -> float:
+    return time.monotonic() + 2.0
+
+
+Result = dict[str, Any]
+
+
+@contextmanager
+def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[Any]:
+    """One end of a connection to a server that admits; what it says at the end is in `.said`."""
+    here, there = socket.socketpair()
+
+    class End:
+        sock = here
+        said: object = None
+
+    def serve() -> None:
+        try:
+            admit(there, secret, trusted=trusted, decide=lambda hello: {"x": 1}, deadline=soon())
+            End.said = "welcome"
+        except MlvmError as error:
+            End.said = error
+        finally:
+            there.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield End
+    finally:
+        here.close()
+        thread.join()
+
+
+def test_both_sides_prove_that_they_know_the_secret() -> None:
+    with admitting() as end:
+        assert greet(end.sock, KEY, Hello(), soon()) == {"x": 1}
+    assert end.said == "welcome"
+
+
+def test_a_wrong_secret_is_refused() -> None:
+    with admitting() as end, pytest.raises(AccessRefused, match="the secret is another"):
+        greet(end.sock, b"another secret of 16", Hello(), soon())
+    assert isinstance(end.said, AccessRefused)
+
+
+def test_no_secret_is_refused_but_for_the_own_user() -> None:
+    with admitting() as end, pytest.raises(AccessRefused, match="a secret is required"):
+        greet(end.sock, None, Hello(), soon())
+    with admitting(trusted=True) as end:
+        assert greet(end.sock, None, Hello(), soon()) == {"x": 1}
+    with admitting(None, trusted=True) as end, pytest.raises(AccessRefused, match="has no secret"):
+        greet(end.sock, KEY, Hello(), soon())
+
+
+def test_the_secret_is_never_sent() -> None:
+    sent = passed_on()
+    assert [kind for _, kind, _ in sent] == ["hello", "challenge", "proof", "welcome"]
+    assert not any(KEY in message for _, _, message in sent)
+
+
+def passed_on(
+    change: Callable[[str, bytes], bytes] = lambda kind, message: message,
+    secret: bytes | None = KEY,
+) -> list[tuple[str, str, bytes]]:
+    """Go through a handshake with somebody between the two, who may change each message. Returns
+    what passed. Raises what the client raises, or what the server does."""
+    passed: list[tuple[str, str, bytes]] = []
+    with admitting() as end:
+        here, between = socket.socketpair()
+
+        def relay() -> None:
+            try:
+                for source, sink, side in 2 * ((between, end.sock, "c"), (end.sock, between, "s")):
+                    _, kind, message = receive(source, soon())
+                    name = Greeting(kind).name
+                    passed.append((side, name, message))
+                    sink.sendall(change(name, message))
+            except (MlvmError, OSError):
+                pass
+            finally:
+                between.close()
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        try:
+            greet(here, secret, Hello(), soon())
+        finally:
+            here.close()
+            thread.join()
+    return passed
+
+
+def test_every_byte_that_matters_is_proved() -> None:
+    """A changed bit anywhere is noticed by one side or the other."""
+    random = Random(0)
+    honest = passed_on()
+    for _, name, message in honest:
+        for _ in range(6):
+            at = random.randrange(4, len(message))
+            if HEADER.size - 8 <= at < HEADER.size:
+                continue  # a length: the receiver waits for more, till its time is up
+
+            def change(kind: str, given: bytes, name: str = name, at: int = at) -> bytes:
+                if kind != name:
+                    return given
+                return given[:at] + bytes([given[at] ^ 1 << random.randrange(8)]) + given[at + 1 :]
+
+            with pytest.raises((AccessRefused, ConnectionLost)):
+                passed_on(change)
+
+
+def test_what_was_heard_is_of_no_use_again() -> None:
+    heard = {name: message for _, name, message in passed_on()}
+    with admitting() as end:
+        end.sock.sendall(heard["hello"])
+        _, kind, challenge = receive(end.sock, soon())
+        assert challenge != heard["challenge"]
+        end.sock.sendall(heard["proof"])
+        _, kind, _ = receive(end.sock, soon())
+        assert kind == Greeting.refused.value
+    assert isinstance(end.said, AccessRefused)
+
+
+def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
+    """One that replays a server's part, or sends the client's own proof back, is found out."""
+    heard = {name: message for _, name, message in passed_on()}
+
+    def replayed(kind: str, message: bytes) -> bytes:
+        return heard[kind] if kind in ("challenge", "welcome") else message
+
+    with pytest.raises(AccessRefused):
+        passed_on(replayed)
+    proofs: list[bytes] = []
+
+    def reflected(kind: str, message: bytes) -> bytes:
+        if kind == "proof":
+            proofs.append(message[HEADER.size :])
+        if kind == "welcome":
+            return message.replace(message[HEADER.size + 4 :][:NONCE], proofs[0])
+        return message
+
+    with pytest.raises(AccessRefused, match="does not know the secret"):
+        passed_on(reflected)
+
+
+def test_a_client_cannot_be_talked_out_of_its_secret() -> None:
+    """Somebody in between who says that the client has none is found out; so is one who plays a
+    server that wants none."""
+
+    def without(kind: str, message: bytes) -> bytes:
+        return message.replace(b"t", b"f", 1) if kind == "hello" else message
+
+    with pytest.raises(AccessRefused):
+        passed_on(without)
+    with admitting(b"not the secret that is", trusted=True) as end, pytest.raises(AccessRefused):
+        greet(end.sock, KEY, Hello(), soon())
+
+
+@pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1, 60000])
+def test_a_client_of_another_version_hears_both(version: int) -> None:
+    with admitting() as end:
+        end.sock.sendall(pack(Greeting.hello, b"of another layout", version))
+        _, kind, message = receive(end.sock, soon())
+    assert kind == Greeting.refused.value
+    assert f"version {version} ".encode() in message
+    assert f"version {VERSION}".encode() in message
+
+
+def test_a_server_of_another_version_is_named() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(pack(Greeting.challenge, b"whatever", 9))
+        with pytest.raises(AccessRefused, match=rf"server speaks version 9 .* version {VERSION}"):
+            greet(here, KEY, Hello(), soon())
+    here, there = socket.socketpair()
+    with here, there:  # a refusal is understood whatever its version
+        message = refusal("of the future")
+        there.sendall(message[:4] + b"\x09" + message[5:])
+        with pytest.raises(AccessRefused, match="of the future"):
+            greet(here, KEY, Hello(), soon())
+
+
+def test_mutated_handshakes_let_nobody_in() -> None:
+    random = Random(1)
+    hello = {name: message for _, name, message in passed_on()}["hello"]
+    for _ in range(60):
+        damaged = mutated(hello, random)
+        with admitting() as end:
+            end.sock.sendall(damaged)
+            end.sock.shutdown(socket.SHUT_WR)
+        assert isinstance(end.said, MlvmError), (damaged, end.said)
+
+
+def test_a_silent_and_a_slow_client_are_given_up() -> None:
+    with Served(limits=limits(handshake_seconds=0.3)) as server:
+        host, port = str(server.address).split(":")
+        silent = socket.create_connection((host, int(port)))
+        slow = socket.create_connection((host, int(port)))
+        start = time.monotonic()
+        silent.settimeout(5)
+        for each in b"MLVM\x01":
+            slow.sendall(bytes([each]))
+            time.sleep(0.05)
+        assert silent.recv(1) == b""
+        slow.settimeout(5)
+        assert slow.recv(1) == b""
+        assert time.monotonic() - start < 3
+        server.vm().close()  # others come and go meanwhile
+        silent.close()
+        slow.close()
+        assert len(server.events("refused")) == 2
+
+
+def test_who_speaks_something_else_is_refused_quickly() -> None:
+    with Served() as server:
+        host, port = str(server.address).split(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            sock.settimeout(5)
+            assert sock.recv(100) == b""
+        with pytest.raises((AccessRefused, ConnectionLost), match="TLS"):
+            server.vm(tls=CERTIFICATE)
+
+
+# --- secrets and their files -----------------------------------------------------------
+
+
+def test_a_server_without_secret_or_with_a_short_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AccessRefused, match="needs a secret"):
+        Server("127.0.0.1:0")
+    with pytest.raises(AccessRefused, match="at least 16 bytes"):
+        Server("127.0.0.1:0", secret="short")
+    with Server(f"unix:{tmp_path}/s") as server:
+        connect(str(server.address)).close()
+        with pytest.raises(AccessRefused, match="has no secret"):
+            connect(str(server.address), secret=SECRET)
+
+
+def test_a_secret_file_has_to_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.write_text(make_secret() + "\n")
+    path.chmod(0o640)
+    with pytest.raises(AccessRefused, match="chmod 600"):
+        read_secret(path)
+    path.chmod(0o600)
+    assert read_secret(path) == path.read_bytes().strip()
+    with pytest.raises(AccessRefused, match="not both"):
+        find_secret("x" * 20, path)
+    monkeypatch.setenv("MLVM_SECRET_FILE", str(path))
+    assert find_secret(None, None) == path.read_bytes().strip()
+    with Served(secret=read_secret(path)) as server:
+        server.vm(secret=None, secret_file=str(path)).close()
+        server.vm(secret=None).close()
+        monkeypatch.delenv("MLVM_SECRET_FILE")
+        with pytest.raises(AccessRefused, match="a secret is required"):
+            server.vm(secret=None)
+
+
+def test_no_secret_is_ever_logged() -> None:
+    with Served() as server:
+        server.vm().close()
+        with pytest.raises(AccessRefused):
+            server.vm(secret="another secret of mine")
+    text = server.stream.getvalue()
+    assert "refused" in text
+    assert SECRET not in text
+    assert "another secret of mine" not in text
+
+
+# --- TLS ---------------------------------------------------------------------------------
+
+
+def test_tls_carries_calls_and_large_arrays() -> None:
+    import numpy as np
+
+    from mlvm.core.types import TensorType
+
+    with Served(certificate=CERTIFICATE) as server:
+        address = str(server.address).replace("127.0.0.1", "localhost")
+        for tls in (CERTIFICATE, ssl.create_default_context(cafile=CERTIFICATE)):
+            with connect(address, secret=SECRET, tls=tls) as vm:
+                x = np.arange(300_000, dtype=np.float32)
+                handle = vm.alloc_tensor(TensorType("f32", x.shape))
+                vm.write(handle, x)
+                assert np.array_equal(vm.read(handle), x)
+        with Observer(address, secret=SECRET, tls=CERTIFICATE) as observer:
+            assert observer.ping() < 5
+
+
+def test_a_certificate_that_is_not_trusted_is_refused() -> None:
+    with Served(certificate=CERTIFICATE) as server:
+        for tls in (True, OTHER_CERTIFICATE):
+            with pytest.raises(AccessRefused, match="certificate"):
+                server.vm(tls=tls)
+        with pytest.raises(AddressError, match="no certificates"):
+            server.vm(tls="/no/such/file")
+    with pytest.raises(AddressError, match="no certificate and key"):
+        Served(certificate=OTHER_CERTIFICATE)  # has no key
+
+
+def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
+    with Served(certificate=CERTIFICATE) as server:
+        start = time.monotonic()
+        with pytest.raises(AccessRefused, match="TLS only"):
+            server.vm()
+        assert time.monotonic() - start < 2
+        assert "TLS only" in server.events("refused")[0]["reason"]
+
+
+def test_the_proof_is_bound_to_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sits between two TLS connections, with a certificate that the client trusts, cannot pass
+    the proof on: it is of the other connection."""
+    with Served(certificate=CERTIFICATE) as server:
+        server.vm(tls=CERTIFICATE).close()
+        channel = handshake._channel
+        here = threading.get_ident()
+
+        def of_another(sock: socket.socket) -> bytes:
+            return b"another" if threading.get_ident() == here else channel(sock)
+
+        monkeypatch.setattr(handshake, "_channel", of_another)
+        with pytest.raises(AccessRefused, match="the secret is another"):
+            server.vm(tls=CERTIFICATE)

@@ -1,0 +1,486 @@
+"""A server and its clients: leases, limits, shared VMs, how it ends, and clients that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import (
+    AccessRefused,
+    ConnectionLost,
+    HandleError,
+    LimitExceeded,
+    MachineError,
+    MlvmError,
+    OutOfMemory,
+)
+from mlvm.core.machine.frame import Frame
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.encoding import MAGIC, VERSION, Kind
+from mlvm.core.program.program import Program
+from mlvm.core.types import TensorType
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native import extension
+from mlvm.machines.remote import connect
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.connect import Observer
+from mlvm.machines.remote.handshake import HEADER, Hello
+from mlvm.machines.remote.limits import Limits
+from tests.machines.remote.serving import (
+    COPIES,
+    DEEP,
+    DOUBLING,
+    F32X3,
+    FOR_EVER,
+    SECRET,
+    Served,
+    limits,
+    wait_for,
+)
+from tests.threads import PATIENCE, start
+
+ROOT = Path(__file__).resolve().parents[3]
+NATIVE = [False] if extension.EXTENSION is None else [True, False]
+SECONDS = 20.0  # in which nothing may hang
+
+
+def run(vm: RemoteVM, program: Program, *args: int) -> list[Any]:
+    """Launch, and wait till it has ended. Raises what it raises."""
+    outputs = vm.launch(program, args)
+    vm.synchronize()
+    return outputs
+
+
+# --- leases ------------------------------------------------------------------------------
+
+
+def test_a_vm_elsewhere_computes() -> None:
+    add = assemble(
+        """.func main 0 *
+        load_arg 0
+        load_arg 0
+        push_str "add"
+        cfunc 2 1
+        halt
+    """
+    )
+    with Served() as server, server.vm(name="mine") as vm:
+        handle = vm.alloc_tensor(F32X3)
+        vm.write(handle, np.arange(3, dtype=np.float32))
+        [twice] = vm.launch(add, [handle])
+        assert twice.tolist() == [0, 2, 4]
+        assert vm.name == "mine"
+
+
+def test_what_a_client_made_ends_with_its_connection() -> None:
+    with Served() as server:
+        vm, other = server.vm(), server.vm()
+        kept = other.alloc_tensor(F32X3)
+        vm.alloc_storage(1 << 20)
+        handle = vm.alloc_tensor(F32X3)
+        assert server.status()["bytes"] == (1 << 20) + 24
+        with pytest.raises(HandleError):  # nobody sees another's
+            other.read(handle)
+        vm.close()
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        assert server.status()["bytes"] == 12
+        assert other.read(kept).tolist() == [0, 0, 0]
+        assert server.events("disconnected")[0]["left"] == 0
+
+
+def test_what_was_made_in_a_launch_is_freed_too() -> None:
+    """By what the server's own functions keep, as well."""
+
+    def keep(frame: Frame) -> None:
+        kept.alloc_storage(1 << 16)
+
+    kept: Any = None
+
+    def prepare(vm: LocalVM) -> None:
+        nonlocal kept
+        kept = vm
+        vm.register("keep", keep, nparams=0, nresults=0)
+
+    program = assemble('.func main 0 *\n    push_str "keep"\n    cfunc 0 0\n    halt\n')
+    with Served(prepare=prepare) as server, server.vm() as vm:
+        run(vm, program)
+        assert server.status()["bytes"] == 1 << 16
+        vm.close()
+        wait_for(lambda: not server.status()["clients"])
+        assert server.events("disconnected")[0]["left"] == 0
+
+
+CLIENT = f"""
+import sys, numpy as np
+from mlvm.core.types import TensorType
+from mlvm.machines.remote.connect import connect
+from tests.machines.remote.serving import DOUBLING, FOR_EVER
+vm = connect(sys.argv[1], secret="{SECRET}")
+handle = vm.alloc_tensor(TensorType("f32", (1 << 18,)))
+print("ready", flush=True)
+if sys.argv[2] == "launch":
+    vm.launch(FOR_EVER)
+    vm.synchronize()
+while True:
+    vm.write(handle, np.ones(1 << 18, np.float32))
+    vm.read(handle)
+"""
+
+
+@pytest.mark.parametrize("doing", ["launch", "write"])
+def test_a_client_that_is_killed_leaves_nothing(doing: str) -> None:
+    with Served(limits=Limits()) as server, server.vm() as other:
+        kept = other.alloc_tensor(F32X3)
+        command = [sys.executable, "-c", CLIENT, str(server.address), doing]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "ready\n"
+            time.sleep(0.05)
+            client.send_signal(signal.SIGKILL)
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        assert server.status()["bytes"] == 12
+        assert other.read(kept).tolist() == [0, 0, 0]
+
+
+def test_clients_that_come_and_go_leave_nothing() -> None:
+    with Served() as server:
+        for n in range(30):
+            vm = server.vm()
+            vm.alloc_storage(1000 * n)
+            if n % 3 == 0:
+                vm.launch(FOR_EVER)
+            vm._stream.close() if n % 2 else vm.close()
+        wait_for(lambda: not server.status()["clients"])
+        status = server.status()
+        assert (status["bytes"], status["admitted"]) == (0, 30)
+        wait_for(lambda: sum(t.name == "mlvm client" for t in threading.enumerate()) == 0)
+
+
+# --- shared VMs --------------------------------------------------------------------------
+
+
+def test_a_shared_vm_is_open_to_several() -> None:
+    with Served(shared=["weights"]) as server:
+        one, two = server.vm(vm="weights"), server.vm(vm="weights")
+        handle = one.alloc_tensor(F32X3)
+        one.write(handle, np.ones(3, np.float32))
+        one.synchronize()
+        assert two.read(handle).tolist() == [1, 1, 1]
+        mine = two.alloc_tensor(F32X3)
+        one.close()
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        with pytest.raises(HandleError):  # it was the other's, who is gone
+            two.read(handle)
+        assert two.read(mine).tolist() == [0, 0, 0]
+        assert server.status()["shared"][0]["bytes"] == 12
+        with pytest.raises(AccessRefused, match=r"no shared VM 'other'; there are \['weights'\]"):
+            server.vm(vm="other")
+    with pytest.raises(MachineError, match="names of their own"):
+        Served(shared=["x", "x"])
+
+
+# --- limits ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_each_limit_of_a_launch_is_held(native: bool) -> None:
+    few = limits(launch_seconds=0.3, launch_bytes=1 << 22, launch_steps=1 << 40)
+    with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
+        handle = vm.alloc_tensor(TensorType("f32", (1 << 16,)))
+        start = time.monotonic()
+        with pytest.raises(LimitExceeded, match=r"longer than the 0\.3 seconds"):
+            run(vm, FOR_EVER)
+        assert time.monotonic() - start < SECONDS / 4
+        with pytest.raises(OutOfMemory, match="the limit is 4,194,304"):
+            run(vm, DOUBLING, handle)
+        with pytest.raises(OutOfMemory, match=r"the launch returns 10,.* the limit is 4,194,304"):
+            run(vm, COPIES, handle)
+        assert not np.any(vm.read(handle))  # and it goes on
+        assert server.status()["bytes"] == 4 << 16
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_launches_that_free_what_they_make_may_take_any_number_of_bytes(native: bool) -> None:
+    rounds = assemble(
+        """.func main 0 *
+        load_arg 0
+        push_int 0
+        load_arg 1
+    again:
+        get 0
+        push_str "negative"
+        cfunc 1 1
+        set 0
+        get 2
+        load_arg 2
+        push_str "subtract"
+        cfunc 2 1
+        set 2
+        get 2
+        jump_if_false end
+        jump again
+    end:
+        halt
+    """
+    )
+    few = limits(launch_bytes=1 << 20, launch_seconds=60.0)
+    with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
+        x = vm.alloc_tensor(TensorType("f32", (1 << 15,)))
+        n, one = (vm.alloc_tensor(TensorType("i64", ())) for _ in range(2))
+        for handle, value in ((n, 200), (one, 1)):
+            vm.write(handle, np.array(value))
+        outputs = run(vm, rounds, x, n, one)
+        assert outputs[0].shape == (1 << 15,)
+        assert len(outputs) == 2
+
+
+@pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
+def test_a_stack_that_is_too_deep_is_refused() -> None:
+    slowly = limits(launch_seconds=60.0)
+    refused = pytest.raises(OutOfMemory, match="more values lie on the stack")
+    with Served(limits=slowly) as server, server.vm() as vm, refused:
+        run(vm, DEEP)
+
+
+def test_steps_bytes_and_handles_are_limited() -> None:
+    few = limits(launch_steps=1000, held_bytes=1000, handles=4, program_bytes=2000)
+    with Served(limits=few) as server, server.vm() as vm:
+        with pytest.raises(LimitExceeded, match="more than the steps"):
+            run(vm, FOR_EVER)
+        with pytest.raises(LimitExceeded, match="more than the steps"):
+            vm.launch(FOR_EVER, max_steps=10**6)
+        with pytest.raises(OutOfMemory, match=r"1,001 more bytes: the VM holds 0, .* is 1,000"):
+            vm.alloc_storage(1001)
+        for _ in range(4):
+            vm.alloc_tensor(F32X3)
+        with pytest.raises(LimitExceeded, match="4 tensors and storages"):
+            vm.alloc_tensor(F32X3)
+        with pytest.raises(LimitExceeded, match=r"more bytes of programs.* limit is 2,000"):
+            run(vm, DEEP)
+        assert vm.consumed_size_in_mib() == 48 / 2**20
+
+
+def test_programs_that_are_dropped_do_not_count() -> None:
+    with Served(limits=limits(program_bytes=600)) as server, server.vm() as vm:
+        for _ in range(8):
+            program = assemble(".func main 0 *\n" + 10 * "    push_int 1\n" + "    halt\n")
+            assert vm.launch(program) == []
+            del program
+            gc.collect()
+        assert server.status()["clients"][0]["program_bytes"] < 600
+
+
+def test_a_result_that_is_stored_counts_as_held() -> None:
+    with Served(limits=limits(held_bytes=100)) as server, server.vm() as vm:
+        x = vm.alloc_tensor(TensorType("f32", (12,)))
+        store = assemble(
+            f""".func main 0 *
+            load_arg 0
+            load_arg 0
+            push_str "concat"
+            cfunc 2 1 {{"axis": 0}}
+            push_int {x}
+            store_global
+            halt
+        """
+        )
+        with pytest.raises(OutOfMemory, match="96 more bytes: the VM holds 48"):
+            run(vm, store, x)
+        assert server.status()["bytes"] == 48
+
+
+def test_a_message_that_is_too_long_ends_the_connection() -> None:
+    with Served(limits=limits(message_bytes=1 << 17)) as server, server.vm() as vm:
+        handle = vm.alloc_tensor(TensorType("f32", (1 << 16,)))
+        too_long = np.zeros(1 << 16, np.float32)
+        with contextlib.suppress(LimitExceeded, ConnectionLost):
+            vm.write(handle, too_long)
+        with pytest.raises((LimitExceeded, ConnectionLost)):
+            vm.synchronize()
+        wait_for(lambda: server.events("disconnected"))
+        assert "the limit is 131,072" in server.events("disconnected")[0]["reason"]
+
+
+def test_connections_are_limited_and_a_place_is_free_again() -> None:
+    with Served(limits=limits(connections=2)) as server:
+        one, two = server.vm(), server.vm()
+        with pytest.raises(AccessRefused, match="2 clients are connected"):
+            server.vm()
+        one.close()
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        server.vm().close()
+        two.close()
+
+
+def test_an_idle_client_is_given_up() -> None:
+    with Served(limits=limits(idle_seconds=0.1)) as server, server.vm() as vm:
+        wait_for(lambda: server.events("disconnected"))
+        with pytest.raises(ConnectionLost):
+            vm.consumed_size_in_mib()
+
+
+def test_a_client_that_does_not_read_holds_nobody_up() -> None:
+    with Served(limits=limits(send_seconds=0.3)) as server, server.vm() as other:
+        vm = server.vm()
+        handle = vm.alloc_tensor(TensorType("f32", (1 << 22,)))
+        number = handle.to_bytes(8, "little").rstrip(b"\0") + b"\0"
+        body = b"\x04\0\0\0read" + bytes([len(number)]) + number
+        call = HEADER.pack(MAGIC, VERSION, Kind.call.value, len(body)) + body
+        vm._stream.socket.sendall(call)  # and the answer is never read
+        start = time.monotonic()
+        assert other.alloc_tensor(F32X3)
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        assert time.monotonic() - start < SECONDS
+        vm.close()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None, float("inf"), float("nan")])
+def test_a_limit_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(MachineError, match="connections is a whole number above 0"):
+        Limits(connections=value)
+    if not isinstance(value, float) or value != 1.5:
+        with pytest.raises(MachineError, match="idle_seconds is a number above 0"):
+            Limits(idle_seconds=value)
+
+
+def test_what_the_client_of_a_launch_waits_for_ends_with_it() -> None:
+    with Served(limits=limits(launch_seconds=600.0)) as server:
+        vm = server.vm()
+        future = start(partial(run, vm, FOR_EVER))
+        wait_for(lambda: server.status()["clients"][0]["busy"])
+        vm._stream.close()
+        with pytest.raises(ConnectionLost):
+            future.result(PATIENCE)
+        wait_for(lambda: not server.status()["clients"])
+
+
+# --- the end -----------------------------------------------------------------------------
+
+
+def slow(vm: LocalVM, seconds: float = 0.4) -> None:
+    vm.register("slow", lambda frame: time.sleep(seconds), nparams=0, nresults=0)
+
+
+SLOW = assemble('.func main 0 *\n    push_str "slow"\n    cfunc 0 0\n    halt\n')
+
+
+def test_a_launch_that_runs_may_finish_when_the_server_stops() -> None:
+    with Served(prepare=slow) as server:
+        vm, idle = server.vm(), server.vm()
+        future = start(partial(run, vm, SLOW))
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        server.close(grace=SECONDS)
+        assert future.result(PATIENCE) == []
+        for each in (vm, idle):
+            with pytest.raises(ConnectionLost):
+                each.consumed_size_in_mib()
+        with pytest.raises(ConnectionLost, match="no server at"):
+            server.vm()
+
+
+def test_a_launch_that_takes_too_long_ends_after_the_grace() -> None:
+    with Served(limits=limits(launch_seconds=600.0)) as server:
+        vm = server.vm()
+        future = start(partial(run, vm, FOR_EVER))
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        begun = time.monotonic()
+        server.close(grace=0.1)
+        assert time.monotonic() - begun < SECONDS / 4
+        with pytest.raises((ConnectionLost, LimitExceeded)):
+            future.result(PATIENCE)
+
+
+def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
+    with Served(prepare=partial(slow, seconds=0.2)) as server, server.vm() as vm:
+        handle = vm.alloc_tensor(F32X3)
+        future = start(partial(run, vm, SLOW))
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        for client in list(server._clients.values()):
+            client.socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ConnectionLost):
+            future.result(PATIENCE)
+        calls: list[Callable[[], Any]] = [
+            partial(vm.read, handle),
+            partial(vm.alloc_tensor, F32X3),
+            partial(vm.launch, SLOW),
+            vm.synchronize,
+        ]
+        for call in calls:
+            with pytest.raises(ConnectionLost):
+                call()
+
+
+def test_many_clients_at_once() -> None:
+    def work(n: int) -> None:
+        with server.vm() as vm:
+            for _ in range(20):
+                handle = vm.alloc_tensor(F32X3)
+                vm.write(handle, np.full(3, n, np.float32))
+                assert vm.read(handle).tolist() == [n] * 3
+                vm.dealloc_tensor(handle)
+
+    with Served() as server:
+        futures = [start(work, n) for n in range(8)]
+        for future in futures:
+            future.result(PATIENCE)
+        wait_for(lambda: not server.status()["clients"])
+        assert server.status()["bytes"] == 0
+        assert server.events("error") == []
+
+
+def test_the_status_says_who_does_what() -> None:
+    with Served(shared=["s"]) as server, server.vm(name="me") as vm:
+        vm.alloc_storage(1 << 20)
+        with Observer(str(server.address), secret=SECRET) as observer:
+            assert 0 < observer.ping() < SECONDS
+            status = observer.status()
+            assert observer.about["threads"] == 1
+        [client] = status["clients"]
+        assert (client["name"], client["bytes"]) == ("me", 1 << 20)
+        assert status["shared"] == [{"vm": "s", "bytes": 0, "launches": 0}]
+        with pytest.raises(AccessRefused, match="not 'x'"):
+            connect._open(str(server.address), SECRET, None, False, Hello("x"), 5.0)
+
+
+def test_too_few_file_descriptors_are_survived() -> None:
+    resource = pytest.importorskip("resource")
+    with Served() as server:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        here = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (here + 3, hard))
+        socks = []
+        try:
+            host, port = str(server.address).split(":")
+            with contextlib.suppress(OSError):
+                while True:
+                    socks.append(socket.create_connection((host, int(port)), timeout=1))
+            time.sleep(0.2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for sock in socks:
+                sock.close()
+        server.vm().close()
+
+
+def test_bytes_that_no_client_sends_end_only_its_own_connection() -> None:
+    with Served() as server, server.vm() as other:
+        vm = server.vm()
+        vm._stream.socket.sendall(b"no message at all, in more than sixteen bytes")
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        with pytest.raises(MlvmError):
+            vm.consumed_size_in_mib()
+        assert other.consumed_size_in_mib() == 0

@@ -1,0 +1,60 @@
+"""VMs of which tests have nothing but the protocol, and the machines behind them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+from mlvm.core.errors import ConnectionLost
+from mlvm.core.vm import VM
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.session import Session
+from mlvm.machines.remote.stream import Stream
+from mlvm.machines.wire import WireVM
+
+_behind: weakref.WeakKeyDictionary[object, VM] = weakref.WeakKeyDictionary()
+
+
+def wire_to(machine: VM) -> WireVM:
+    """A VM that passes each call on as bytes, and waits for the answer."""
+    return WireVM(machine)
+
+
+def connect_to(machine: VM) -> RemoteVM:
+    """A VM at the other end of a socket, with a thread that serves it."""
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=_serve, args=(machine, theirs), daemon=True).start()
+    vm = RemoteVM(Stream(ours))
+    weakref.finalize(vm, ours.close)
+    return vm
+
+
+def _serve(machine: VM, sock: socket.socket) -> None:
+    session = Session(machine)
+    with sock, suppress(ConnectionLost):
+        session.serve(Stream(sock))
+    session.close()
+
+
+def elsewhere(kind: Callable[..., VM], way: Callable[[VM], Any]) -> Callable[..., Any]:
+    """What makes a VM of that kind, and gives the way to it in its place."""
+
+    @wraps(kind)
+    def make(*args: Any, **options: Any) -> Any:
+        machine = kind(*args, **options)
+        vm = way(machine)
+        _behind[vm] = machine
+        return vm
+
+    return make
+
+
+def machine(vm: Any) -> Any:
+    """The VM that runs the programs: itself, or the one elsewhere. It is for what a server does,
+    such as registering host functions."""
+    return _behind.get(vm, vm)
