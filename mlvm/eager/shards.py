@@ -19,12 +19,13 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import Pull, taping
-from mlvm.eager.collectives import all_gather, rank, reduce_scatter, size
+from mlvm.eager.collectives import all_gather, place_of, rank, reduce_scatter, size
 from mlvm.eager.context import current_arena
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor import Tensor, apply_into, launch_for_values, one_op, stop_gradient
@@ -67,6 +68,12 @@ def sharding(shard: Shard | None) -> Iterator[None]:
 def wanted() -> Shard | None:
     """What is kept in parts here and now; nothing in a group of one."""
     return _wanted.get() if size() > 1 else None
+
+
+def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
+    """What a step on this VM depends on that it does not reach by itself: the rank, the size of the
+    group, and what is kept in parts."""
+    return *place_of(vm), _wanted.get()
 
 
 class Parts(dict[str, Any]):
