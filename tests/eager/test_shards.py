@@ -356,3 +356,27 @@ def test_each_gradient_is_averaged_alone(
 
     with ml.parallel.Group(2) as group:
         group.run(step)
+
+
+def test_a_saved_value_that_is_a_gradient_too_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
+
+    def loss(p: dict[str, Tensor], w: float) -> Tensor:
+        h = ml.exp(p["a"] * w)
+        rules = (lambda g, h, b, out: g * b, lambda g, h, b, out: h)  # for a g of ones
+        return ml.sum(ml.call("times", h, p["b"], vjp=rules))
+
+    def step(rank: int, vm: VM) -> None:
+        vm.register("times", lambda frame: frame.push(frame.param(0) * frame.param(1)))
+        p = {"a": ml.arange(4.0), "b": ml.ones((4,))}
+        weight = 1.0 + rank
+        expected = ml.grad(loss)(p, weight)
+        ml.parallel.all_reduce(expected, "mean")
+        _, found = ml.parallel.value_and_grad(loss)(p, weight)
+        for name, g in expected.items():
+            assert found[name].tolist() == g.tolist(), name
+
+    with ml.parallel.Group(2) as group:
+        group.run(step)
