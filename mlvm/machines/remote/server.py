@@ -322,13 +322,12 @@ class Server:
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
         """Perform what the client calls till its connection ends; why it ended."""
-        limits, sock = self._limits, client.socket
+        limits = self._limits
         vm.client.is_gone = client.is_gone
-        stream = Stream(sock, limits.message_bytes)
+        stream = Stream(client.socket, limits.message_bytes)
         stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
         try:
-            sock.settimeout(limits.idle_seconds)
             while True:
                 if count := session.run_known(stream):
                     client.messages += count
@@ -340,7 +339,6 @@ class Server:
                 answer = session.handle(kind, reader)
                 if answer is not None:
                     stream.send(answer)
-                    sock.settimeout(limits.idle_seconds)
                     if self._draining:
                         return "the server stops"
                 client.busy = False
