@@ -25,6 +25,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
+from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.members import call, tensor
 
@@ -196,6 +197,13 @@ def test_a_killed_process_is_named_and_ends_the_others() -> None:
     assert not any(is_alive(pid) for pid in pids if pid is not None)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_members_killed_at_random_moments_leave_nothing() -> None:
+    told, wrong = groups.fuzz(2, seed=0)
+    assert not wrong
+    assert told.startswith("2 members killed")
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -207,6 +215,7 @@ def is_alive(pid: int) -> bool:
 ORPHANS = """
 import os, signal, sys, time
 from mlvm.parallel.processes import ProcessGroup
+from tests.fuzz import groups
 from tests.parallel import places
 if __name__ == "__main__":
     members = ProcessGroup(2)
