@@ -73,7 +73,7 @@ def alone(rank: int, vm: VM) -> int:
     if rank:
         return 1
     with ProcessGroup(1) as members:
-        return len(members.run(places.everything))
+        return len(members.run(places.reduce))
 
 
 def test_what_is_started_is_done_beside_the_program(members: AnyGroup) -> None:
