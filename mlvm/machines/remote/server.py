@@ -322,12 +322,12 @@ class Server:
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
         """Perform what the client calls till its connection ends; why it ended."""
-        limits, sock = self._limits, client.socket
+        limits = self._limits
         vm.client.is_gone = client.is_gone
-        stream = Stream(sock, limits.message_bytes)
+        stream = Stream(client.socket, limits.message_bytes)
+        stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
         try:
-            sock.settimeout(limits.idle_seconds)
             while True:
                 if count := session.run_known(stream):
                     client.messages += count
@@ -338,9 +338,7 @@ class Server:
                 client.messages += 1
                 answer = session.handle(kind, reader)
                 if answer is not None:
-                    sock.settimeout(limits.send_seconds)
                     stream.send(answer)
-                    sock.settimeout(limits.idle_seconds)
                     if self._draining:
                         return "the server stops"
                 client.busy = False
@@ -348,7 +346,6 @@ class Server:
             return "the server stops" if self._draining else str(error)
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
             with contextlib.suppress(MlvmError, OSError):
-                sock.settimeout(limits.send_seconds)
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
