@@ -430,7 +430,7 @@ class _Session:
             x = self.variables[numbers[number]]
             if g is None:
                 g = full(x.shape, 0.0, dtype=x.dtype)
-            elif g is seed or self.tape.keeps(g) or others.share(g):
+            elif self.tape.keeps(g) or others.share(g):
                 g = op.copy(g)
             collector.add(numbers[number], g if g.base is None else op.copy(g))
 

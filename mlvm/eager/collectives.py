@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError
 from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.eager import functions as fn
 from mlvm.eager.context import current_arena, recording
@@ -41,17 +42,17 @@ __all__ = [
 
 def rank() -> int:
     """The current VM's number in its group, from 0; 0 on a VM in no group."""
-    return _place()[0]
+    return place_of(current_arena().vm)[0]
 
 
 def size() -> int:
     """How many members the current VM's group has; 1 on a VM in no group."""
-    return _place()[1]
+    return place_of(current_arena().vm)[1]
 
 
-def _place() -> tuple[int, int]:
-    """The current VM's rank, and the size of its group."""
-    member = member_of(current_arena().vm)
+def place_of(vm: VMProtocol) -> tuple[int, int]:
+    """The VM's rank, and the size of its group."""
+    member = member_of(vm)
     return (member.rank, member.size) if member is not None else (0, 1)
 
 
@@ -155,7 +156,7 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
 
 def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
     """One launch of the collective, into a new tensor."""
-    rank, size = _place()
+    rank, size = place_of(current_arena().vm)
     call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
     if size > 1:
         return apply(call, *operands)
@@ -167,7 +168,7 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
 
 def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
     """One launch of a collective that leaves no result."""
-    rank, size = _place()
+    rank, size = place_of(current_arena().vm)
     call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
     if size > 1:
         program = _program(name, len(operands), tuple(call.attributes.items()))

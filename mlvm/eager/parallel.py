@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import AttributeRefused, GroupError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import Array
 from mlvm.eager import shards
 from mlvm.eager.autodiff import collecting
@@ -40,11 +40,14 @@ from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import Node, Tree
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.group import AnyGroup, Group
+from mlvm.parallel.mpi import MpiGroup
+from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
 
 __all__ = [
     "AnyGroup",
     "Group",
+    "MpiGroup",
     "Parts",
     "ProcessGroup",
     "Shard",
@@ -65,18 +68,6 @@ __all__ = [
 ]
 
 R = TypeVar("R")
-
-
-# --- groups --------------------------------------------------------------------------
-
-
-def group(text: str) -> AnyGroup:
-    """The group that a command line names: "threads:2", "processes:2", or "mpi" for the processes
-    that mpiexec has started. Raises `GroupError` for another text, and what these groups raise."""
-    place, _, count = text.partition(":")
-    if place in ("threads", "processes") and count.isdecimal():
-        return Group(int(count)) if place == "threads" else ProcessGroup(int(count))
-    raise GroupError(f"a group is threads:N, processes:N or mpi, not {brief(text)}")
 
 
 # --- gradients -----------------------------------------------------------------------

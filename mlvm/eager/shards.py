@@ -19,13 +19,15 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import Pull, taping
-from mlvm.eager.collectives import all_gather, rank, reduce_scatter, size
+from mlvm.eager.collectives import all_gather, place_of, rank, reduce_scatter, size
 from mlvm.eager.context import current_arena
+from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor import Tensor, apply_into, launch_for_values, one_op, stop_gradient
 from mlvm.eager.tree import (
     Node,
@@ -66,6 +68,12 @@ def sharding(shard: Shard | None) -> Iterator[None]:
 def wanted() -> Shard | None:
     """What is kept in parts here and now; nothing in a group of one."""
     return _wanted.get() if size() > 1 else None
+
+
+def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
+    """What a step on this VM depends on that it does not reach by itself: the rank, the size of the
+    group, and what is kept in parts."""
+    return *place_of(vm), _wanted.get()
 
 
 class Parts(dict[str, Any]):
@@ -249,13 +257,15 @@ def _class_in_parts(
     def num_parameters(self: Any) -> int:
         return sum(type.size for type in wholes.values())
 
-    methods = (state, load_parameters, load_state, num_parameters)
-    for method in methods:
-        method.__doc__ = getattr(getattr(kind, method.__name__, None), "__doc__", None)
-    fields = {method.__name__: method for method in methods}
+    methods: dict[str, Any] = {}
+    for method in (state, load_parameters, load_state, num_parameters):
+        of_module = getattr(Module, method.__name__)
+        if getattr(kind, method.__name__, None) is of_module:  # and not a model's own
+            method.__doc__ = of_module.__doc__
+            methods[method.__name__] = method
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     marks = {"_as_dict": Parts, "_wholes": wholes}
-    return type(kind.__name__, (kind,), {**home, **marks, **fields, **properties})
+    return type(kind.__name__, (kind,), {**home, **marks, **methods, **properties})
 
 
 def _whole_field(name: str, types: tuple[TensorType, ...], node: Node) -> Any:

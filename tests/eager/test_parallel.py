@@ -290,3 +290,25 @@ def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
     waits = [i for i, name in enumerate(calls) if name == "all_reduce.wait"]
     assert len(starts) == len(waits) == 7  # the loss, and of each layer two tensors
     assert products[3] < starts[2] < starts[4] < products[-1] < starts[6] < waits[0]
+
+
+def test_a_captured_step_is_of_its_place() -> None:
+    """Recorded alone, it does not average; later members must not run that program."""
+
+    @ml.capture
+    def summed(x: Tensor) -> Tensor:
+        y = x + 1.0
+        ml.parallel.all_reduce(y)
+        return y
+
+    def total(rank: int, vm: VM) -> list[float]:
+        with ml.Arena(vm, "x").allocating():
+            found: list[float] = summed(ml.ones((1,))).tolist()
+            return found
+
+    vms = [VM(name) for name in "abc"]
+    for size in (1, 2, 3, 2):
+        with ml.parallel.Group(vms[:size]) as group:
+            assert group.run(total) == [[2.0 * size]] * size
+    assert total(0, vms[0]) == [2.0]
+    assert summed.signatures == 1 + 2 + 3
