@@ -22,7 +22,7 @@ import pytest
 from hypothesis import settings
 
 from mlvm.core.vm import VM
-from tests.wired import connect_to, elsewhere, wire_to
+from tests.wired import connect_promptly_to, elsewhere, wire_to
 
 
 def put_elsewhere(way: Callable[[VM], Any]) -> None:
@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--native"):
         make_native()
     if _is_elsewhere(config):
-        put_elsewhere(wire_to if config.getoption("--wire") else connect_to)
+        put_elsewhere(wire_to if config.getoption("--wire") else connect_promptly_to)
 
 
 def _is_elsewhere(config: pytest.Config) -> bool:

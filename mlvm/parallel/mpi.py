@@ -103,11 +103,16 @@ class MpiGroup(AnyGroup):
 
     def close(self) -> None:
         """Leave the group: others that still count on this process raise an error. Idempotent."""
+        self._leave(getattr(sys, "last_value", None))  # what Python has printed on the way out
+
+    def __exit__(self, *error: object) -> None:
+        self._leave(error[1])
+
+    def _leave(self, error: object) -> None:
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            failed = getattr(sys, "last_value", None)  # what Python has printed on the way out
-            self._post.leave("" if failed is None else brief_error(failed))
+            self._post.leave(brief_error(error) if isinstance(error, BaseException) else "")
             self._seat.close()
 
     def __repr__(self) -> str:

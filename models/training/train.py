@@ -84,6 +84,7 @@ def train(
     workers: int = 0,
     group: ml.parallel.AnyGroup | str | None = None,
     shard: ml.parallel.Shard | None = None,
+    vm: ml.VM | ml.RemoteVM | None = None,
     save: Path | None = None,
     save_every: int | None = None,
     resume: Path | None = None,
@@ -95,7 +96,9 @@ def train(
     `workers` threads prepare the batches; their number changes no result. The members of `group`,
     such as "threads:2" (see `ml.parallel.group`), share every batch, and with `shard` the optimizer
     and the weights (see `ml.parallel.data_parallel`). How many members there are changes how
-    results are rounded, and where they meet changes nothing. After every `save_every` steps, by
+    results are rounded, and where they meet changes nothing. Without a group, `vm` is where to
+    train, such as `ml.connect(address)`: batches are made here, and written there ahead of each
+    step, and no bit of the result depends on where that is. After every `save_every` steps, by
     default those of an epoch, and at the end, all that is needed to go on is written to the file
     `save`. `resume`, such a file of a training with the same options, with any group, is gone on
     from: the outcome is that of a training that was never interrupted. With `plot`, a folder,
@@ -110,6 +113,10 @@ def train(
     data = MODELS[model].data if data is None else data
     options = Options(model, data, epochs, batch_size, learning_rate, seed)
     _require_possible(options, workers, save_every)
+    if vm is not None and group is not None:
+        raise OptionError(
+            "a VM and a group are given; the members of a group have VMs of their own"
+        )
     dataset = load(data, seed=seed)
     if dataset.kind != MODELS[model].kind:
         raise OptionError(f"{model} is for {MODELS[model].kind}, and {data} has {dataset.kind}")
@@ -127,7 +134,7 @@ def train(
             raise OptionError(f"batch_size {batch_size} is not divisible by {members.size} members")
         is_first = speaks(members)
         progress = progress if progress is not None and is_first else Progress(quiet=True)
-        trainer = Trainer(make, members, shard=shard)
+        trainer = Trainer(make, members, shard=shard, vm=vm)
         with ml.Pipeline(
             dataset.train,
             batch_size,
@@ -226,6 +233,18 @@ def speaks(group: ml.parallel.AnyGroup | None) -> bool:
     return getattr(group, "rank", 0) == 0
 
 
+def _connected(
+    address: str | None, secret_file: Path | None
+) -> AbstractContextManager[ml.RemoteVM | None]:
+    """A VM of the server there, for as long as it is used. Raises `OptionError`, and what
+    `ml.connect` raises."""
+    if address is None:
+        if secret_file is not None:
+            raise OptionError("a secret is for a server: see --vm")
+        return nullcontext()
+    return ml.connect(address, secret_file=secret_file, name="train")
+
+
 # --- checkpoints ---------------------------------------------------------------------
 
 
@@ -306,6 +325,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=("optimizer", "all"),
         help="what each member keeps its part of: the optimizer's state, or weights too",
     )
+    add("--vm", metavar="ADDRESS", help="train there: HOST:PORT or unix:PATH of `mlvm serve`")
+    add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
     add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
     add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
     add(
@@ -351,7 +372,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = Progress(quiet=options.pop("quiet", False))
     is_first = True
     try:
-        with opened(options.pop("group", None)) as group:
+        address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
+        with _connected(address, secret_file) as vm, opened(options.pop("group", None)) as group:
             is_first = speaks(group)
             if json_file is not None and is_first:
                 _require_writable(json_file)
@@ -361,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 plot.mkdir(parents=True, exist_ok=True)
                 for name in (LOSS_FILE, STEP_FILE):
                     _require_writable(plot / name)
-            result = train(**options, group=group, progress=progress)
+            result = train(**options, vm=vm, group=group, progress=progress)
         if json_file is not None and is_first:
             json_file.write_text(json.dumps(result) + "\n")
     except OptionError as error:

@@ -50,7 +50,7 @@ class Replica:
 
     def __init__(
         self,
-        vm: ml.VM,
+        vm: ml.VM | ml.RemoteVM,
         model: str,
         dataset: DataSet,
         *,
@@ -179,7 +179,7 @@ class Making:
     learning_rate: float
     dataset: DataSet | None = None
 
-    def __call__(self, vm: ml.VM) -> Callable[..., Any]:
+    def __call__(self, vm: ml.VM | ml.RemoteVM) -> Callable[..., Any]:
         dataset = self.dataset or load(self.data, seed=self.seed)
         replica = Replica(
             vm,
@@ -201,7 +201,8 @@ def _asked(replica: Replica, *rows: Any, do: str = "step", **options: Any) -> An
 
 class Trainer:
     """A model in training: one replica, or one with each member of a group, which share every
-    batch. The first member speaks for all. Batches come in on `vm`."""
+    batch. The first member speaks for all. Batches come in on `vm`, where the one replica is, too:
+    by default a VM of this process."""
 
     def __init__(
         self,
@@ -209,8 +210,9 @@ class Trainer:
         group: ml.parallel.AnyGroup | None = None,
         *,
         shard: ml.parallel.Shard | None = None,
+        vm: ml.VM | ml.RemoteVM | None = None,
     ) -> None:
-        self.vm = ml.VM("train" if group is None else "input")
+        self.vm = vm or ml.VM("train" if group is None else "input")
         self._ask: Callable[..., Any] = (
             make(self.vm) if group is None else ml.parallel.data_parallel(make, group, shard=shard)
         )

@@ -12,7 +12,7 @@ from mlvm.parallel.group import Group
 
 Step = Callable[[int, VM], Any]
 
-NO_RESULTS = ("all_reduce", "broadcast", "send", "barrier")
+NO_RESULTS = ("all_reduce", "all_reduce.start", "all_reduce.wait", "broadcast", "send", "barrier")
 
 
 def call(vm: VM, name: str, *arrays: Array, **attributes: Any) -> list[Array]:

@@ -21,6 +21,7 @@ from models.training.checkpoint import CheckpointError, load, save
 from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import Replica, Trainer
+from tests.wired import connect_to
 
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
 ROOT = Path(__file__).resolve().parents[3]
@@ -438,6 +439,41 @@ def test_a_group_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     first = capsys.readouterr().out.splitlines()[-1]
     assert main([*command, "--vms", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].partition(";")[0] == first.partition(";")[0]
+
+
+def test_a_vm_elsewhere_trains_to_the_same_bits(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": "mlp", "epochs": 2, "batch_size": 64, "seed": 5}
+    here = train(**options, save=tmp_path / "here")
+    vm = connect_to(ml.VM("far"))
+    there = train(**options, vm=vm, workers=2, save=tmp_path / "there")
+    assert timeless(there) == timeless(here)
+    states = [load(tmp_path / name)[0] for name in ("here", "there")]
+    assert states[0].keys() == states[1].keys()
+    assert all(states[0][name].tobytes() == states[1][name].tobytes() for name in states[0])
+
+
+def test_a_server_that_is_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def connect(address: str, **options: Any) -> Any:
+        asked.append((address, options["secret_file"]))
+        return connect_to(ml.VM("far"))
+
+    monkeypatch.setattr(ml, "connect", connect)
+    secret = tmp_path / "secret"
+    command = ["--model", "mlp", "--epochs", "1", "--vm", "host:1"]
+    assert main([*command, "--secret-file", str(secret)]) == 0
+    assert asked == [("host:1", secret)]
+    for wrong, message in (
+        ([*command, "--group", "threads:2"], "a VM and a group are given"),
+        (["--secret-file", str(secret)], "a secret is for a server: see --vm"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(wrong)
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 def test_groups_that_are_refused() -> None:

@@ -1,0 +1,252 @@
+"""What the tests have the members of a group do wherever they are: every collective, in one run.
+
+As a script it is the program of the tests' MPI processes:
+
+    python -m mlvm mpirun -n 2 tests/parallel/places.py everything
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array
+from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel.group import AnyGroup
+from mlvm.parallel.meeting import SMALL
+from mlvm.parallel.named import group
+from tests.parallel.members import call, tensor
+
+FOLD = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+
+Case = tuple[str, list[tuple[tuple[int, ...], str]], dict[str, Any]]
+
+MANY = [((), "<f4"), ((0,), "<f8"), ((SMALL // 4 + 3,), "<f4"), ((3, 5), "|i1"), ((7,), "<f8")]
+
+CASES: list[Case] = [
+    ("all_reduce", [((7,), "<f4")], {"op": "sum"}),
+    ("all_reduce", [((), "<f8")], {"op": "mean"}),
+    ("all_reduce", [((0,), "<f4")], {"op": "sum"}),
+    ("all_reduce", [((600_001,), "<f4")], {"op": "mean"}),
+    ("all_reduce", MANY, {"op": "max"}),
+    ("all_reduce", [*MANY, ((700, 701), "<f4"), ((3,), "<i2")], {"op": "sum"}),
+    ("broadcast", MANY, {"root": 1}),
+    ("broadcast", [((600_001,), "<f4")], {"root": 0}),
+    ("all_gather", [((3, 5), "<f4")], {}),
+    ("all_gather", [((), "<i8")], {}),
+    ("all_gather", [((300_001,), "<f8")], {}),
+    ("reduce_scatter", [((6, 3), "<f8")], {"op": "sum"}),
+    ("reduce_scatter", [((6, 100_001), "<f4")], {"op": "mean"}),
+]
+
+
+def given(case: Case, rank: int, seed: int = 0) -> list[Array]:
+    """What the member brings."""
+    rng = np.random.default_rng((seed, rank))
+    return [
+        np.asarray(50 * rng.standard_normal(shape)).astype(np.dtype(code))
+        for shape, code in case[1]
+    ]
+
+
+def expected(case: Case, size: int, seed: int = 0) -> list[list[Array]]:
+    """What each member has in the end, by numpy alone."""
+    name, _, attributes = case
+    columns = list(zip(*[given(case, rank, seed) for rank in range(size)], strict=True))
+    if name == "broadcast":
+        return [[xs[attributes["root"]] for xs in columns]] * size
+    if name == "all_gather":
+        return [[np.concatenate([np.atleast_1d(x) for x in xs]) for xs in columns]] * size
+    totals = []
+    for xs in columns:
+        total = functools.reduce(FOLD[attributes["op"]], xs)
+        totals.append(
+            np.divide(total, size, dtype=total.dtype) if attributes["op"] == "mean" else total
+        )
+    if name == "all_reduce":
+        return [totals] * size
+    return [[np.split(total, size)[rank] for total in totals] for rank in range(size)]
+
+
+def digest(arrays: Sequence[Array]) -> str:
+    """Shapes, dtypes and bits of the arrays, in short."""
+    told = hashlib.sha256()
+    for x in arrays:
+        told.update(f"{x.shape}{x.dtype.str}".encode() + x.tobytes())
+    return told.hexdigest()
+
+
+def everything(rank: int, vm: VM) -> list[str]:
+    """The digest of what each case leaves with this member, and of a ring of sends."""
+    found = [digest(call(vm, case[0], *given(case, rank), **case[2])) for case in CASES]
+    call(vm, "barrier")
+    size = group_size(vm)
+    for length in (0, 5, 600_001):
+        x = np.arange(length, dtype=np.float32) + rank
+        after, before = (rank + 1) % size, (rank - 1) % size
+        if rank == 0:
+            call(vm, "send", x, to=after)
+        [y] = call(vm, "recv", source=before, shape=(length,), dtype="f32")
+        if rank:
+            call(vm, "send", x, to=after)
+        found.append(digest([y]))
+    return found
+
+
+def group_size(vm: VM) -> int:
+    [x] = call(vm, "all_gather", np.zeros(()))
+    return len(x)
+
+
+def expected_of_everything(size: int) -> list[list[str]]:
+    by_case = [[digest(each) for each in expected(case, size)] for case in CASES]
+    rings = [
+        [digest([np.arange(n, dtype=np.float32) + (rank - 1) % size]) for rank in range(size)]
+        for n in (0, 5, 600_001)
+    ]
+    return [list(each) for each in zip(*by_case, *rings, strict=True)]
+
+
+def beside(rank: int, vm: VM) -> list[str]:
+    """Several all_reduces are started, other work and a barrier come in between."""
+    arrays = [given(case, rank) for case in CASES if case[0] == "all_reduce"]
+    ops = [case[2]["op"] for case in CASES if case[0] == "all_reduce"]
+    handles = [[tensor(vm, x) for x in xs] for xs in arrays]
+    for each, op in zip(handles, ops, strict=True):
+        vm.launch(Program.of_op("all_reduce.start", len(each), {"op": op}, 0), each)
+    call(vm, "square", np.ones(3))
+    call(vm, "barrier")
+    for each in reversed(handles):
+        vm.launch(Program.of_op("all_reduce.wait", len(each), {}, 0), each)
+    found = [digest([vm.read(handle) for handle in each]) for each in handles]
+    for handle in (handle for each in handles for handle in each):
+        vm.dealloc_tensor(handle)
+    return found
+
+
+def expected_beside(size: int) -> list[str]:
+    return [digest(expected(case, size)[0]) for case in CASES if case[0] == "all_reduce"]
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+def reduce(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", np.ones(4, np.float32))[0].tolist()
+
+
+def fails(rank: int, vm: VM) -> Any:
+    if rank == 1:
+        raise ValueError("boom")
+    return reduce(rank, vm)
+
+
+def other_type(rank: int, vm: VM) -> Any:
+    return call(vm, "all_reduce", np.ones(4 + rank, np.float32))
+
+
+def other_beside(rank: int, vm: VM) -> None:
+    x = tensor(vm, np.ones(4 + rank, np.float32))
+    vm.launch(Program.of_op("all_reduce.start", 1, {"op": "sum"}, 0), [x])
+    time.sleep(0.05)
+    vm.launch(Program.of_op("all_reduce.wait", 1, {}, 0), [x])
+
+
+def other_order(rank: int, vm: VM) -> Any:
+    return call(vm, "send", np.ones(4), to=0) if rank == 1 else call(vm, "barrier")
+
+
+def ends(rank: int, vm: VM) -> Any:
+    return call(vm, "barrier") if rank == 0 else None
+
+
+def exits(rank: int, vm: VM) -> Any:
+    if rank == 1:
+        raise SystemExit(3)
+    return call(vm, "barrier")
+
+
+def is_killed(rank: int, vm: VM) -> Any:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call(vm, "barrier")
+
+
+def waits(rank: int, vm: VM) -> Any:
+    if rank == 1:
+        time.sleep(60)
+    return call(vm, "barrier")
+
+
+WRONG: dict[str, tuple[Callable[[int, VM], Any], list[str]]] = {
+    "fails": (fails, ["ValueError: boom"]),
+    "other_type": (
+        other_type,
+        ["GroupError: members call different things", "0 (vm0) all_reduce(f32[4]", "f32[5]"],
+    ),
+    "other_beside": (other_beside, ["GroupError: members call different things", "f32[5]"]),
+    "other_order": (other_order, ["no member can go on", "barrier()", "send(f64[4], to=0)"]),
+    "ends": (ends, ["member 1 (vm1) has ended", "member 0 (vm0)", "barrier()"]),
+}
+
+
+def outcome(group: AnyGroup, fn: Callable[[int, VM], Any]) -> str:
+    """What a run comes to, as text."""
+    try:
+        return repr(group.run(fn))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+class Counting:
+    """What a member keeps."""
+
+    def __init__(self, rank: int, vm: VM) -> None:
+        self.rank = rank
+        self.total = 0
+
+    def __call__(self, x: int, *, factor: int = 1) -> tuple[int, int]:
+        self.total += factor * x
+        return self.rank, self.total
+
+
+def main(what: str) -> None:
+    """The program of an MPI process. The first one tells in JSON what all have found."""
+    with group("mpi") as members:
+        rank = members.rank  # type: ignore[attr-defined]
+        found: Any
+        if what == "everything":
+            kept = members.keep(Counting)
+            found = {
+                "everything": members.run(everything),
+                "beside": members.run(beside),
+                "wrong": {name: outcome(members, fn) for name, (fn, _) in WRONG.items()},
+                "after": members.run(reduce),
+                "kept": [kept([1, 2]), kept([3, 4], factor=10)],
+                "lambda": members.run(lambda rank, vm: 2 * rank),
+            }
+        elif what == "leaves":
+            if rank == 1:
+                raise RuntimeError("enough")
+            found = outcome(members, reduce)
+        else:
+            found = outcome(members, is_killed)
+        if rank == 0:
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

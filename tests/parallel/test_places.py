@@ -1,0 +1,306 @@
+"""Members in processes and under MPI do what members in threads do, to the bit, and end alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlvm.core.errors import GroupError, MissingExtra
+from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel.group import AnyGroup, Group
+from mlvm.parallel.named import group
+from mlvm.parallel.processes import ProcessGroup
+from tests.parallel import places
+from tests.parallel.members import call
+
+pytest.importorskip("threadpoolctl")
+
+ROOT = Path(__file__).resolve().parents[2]
+HAS_MPI = importlib.util.find_spec("mpi4py") is not None
+HAS_CLOUDPICKLE = importlib.util.find_spec("cloudpickle") is not None
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[AnyGroup]:
+    with ProcessGroup(2) as members:
+        yield members
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[AnyGroup]:
+    with Group(2) as members:
+        yield members
+
+
+@pytest.fixture(params=["threads", "processes"])
+def members(request: pytest.FixtureRequest) -> AnyGroup:
+    found: AnyGroup = request.getfixturevalue(request.param)
+    return found
+
+
+# --- the same everywhere -------------------------------------------------------------
+
+
+def test_every_collective_does_what_numpy_does(members: AnyGroup) -> None:
+    assert members.run(places.everything) == places.expected_of_everything(2)
+
+
+def test_three_processes_do_too() -> None:
+    with ProcessGroup(3) as members:
+        assert members.run(places.everything) == places.expected_of_everything(3)
+        assert members.run(places.beside) == [places.expected_beside(3)] * 3
+        assert members.run(alone) == [1, 1, 1]
+
+
+def alone(rank: int, vm: VM) -> int:
+    """A group in a member."""
+    with Group(1) as members:
+        [x] = members.run(lambda rank, vm: call(vm, "all_reduce", np.ones(()))[0])
+    return int(x)
+
+
+def test_what_is_started_is_done_beside_the_program(members: AnyGroup) -> None:
+    assert members.run(places.beside) == [places.expected_beside(2)] * 2
+
+
+def reduce_drawn(case: places.Case, seed: int, rank: int, vm: VM) -> str:
+    return places.digest(call(vm, case[0], *places.given(case, rank, seed), **case[2]))
+
+
+SHAPES = st.sampled_from([(), (0,), (3,), (5, 7), (129, 128), (300, 301), (1000, 1100)])
+CODES = st.sampled_from(["<f4", "<f8", "|i1", "<i8", "<u2"])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(SHAPES, CODES), max_size=5), st.sampled_from(["sum", "max"]), st.data())
+def test_any_tensors_have_the_same_bits_wherever_they_are_reduced(
+    threads: AnyGroup, processes: AnyGroup, types: Any, op: str, data: st.DataObject
+) -> None:
+    case = ("all_reduce", types, {"op": op})
+    fn = partial(reduce_drawn, case, data.draw(st.integers(0, 99)))
+    assert threads.run(fn) == processes.run(fn)
+
+
+def test_members_keep_functions(members: AnyGroup) -> None:
+    kept, other = members.keep(places.Counting), members.keep(places.Counting)
+    assert kept([1, 2]) == [(0, 1), (1, 2)]
+    assert kept([3, 4], factor=10) == [(0, 31), (1, 42)]
+    assert other([0, 0]) == [(0, 0), (1, 0)]
+    with pytest.raises(GroupError, match="one item for each of 2 members"):
+        kept([1, 2, 3])
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", places.WRONG)
+def test_members_that_cannot_meet_say_why(members: AnyGroup, name: str) -> None:
+    fn, texts = places.WRONG[name]
+    for _ in range(2):
+        told = places.outcome(members, fn)
+        assert all(text in told for text in texts), told
+    assert members.run(places.reduce) == [[2.0] * 4] * 2
+
+
+def test_an_error_of_a_process_has_its_traceback(processes: AnyGroup) -> None:
+    with pytest.raises(ValueError, match="boom") as caught:
+        processes.run(places.fails)
+    notes = "\n".join(caught.value.__notes__)
+    assert 'raise ValueError("boom")' in notes
+    assert "raised by member 1 (vm1) of a group of 2" in notes
+
+
+def test_a_process_that_exits_ends_the_run(processes: AnyGroup) -> None:
+    with pytest.raises(GroupError, match="SystemExit: 3"):
+        processes.run(places.exits)
+    assert processes.run(places.reduce) == [[2.0] * 4] * 2
+
+
+def wait_wrongly(rank: int, vm: VM) -> None:
+    call(vm, "all_reduce.wait", np.ones(3))
+
+
+def start_twice(rank: int, vm: VM) -> None:
+    x = places.tensor(vm, np.ones(3))
+    for _ in range(2):
+        vm.launch(places.Program.of_op("all_reduce.start", 1, {"op": "sum"}, 0), [x])
+
+
+def test_what_was_not_started_is_not_waited_for(threads: AnyGroup) -> None:
+    with pytest.raises(GroupError, match=r"no all_reduce\.start of these tensors is under way"):
+        threads.run(wait_wrongly)
+    with pytest.raises(GroupError, match=r"all_reduce\(f64\[3\].* not waited for yet"):
+        threads.run(start_twice)
+
+
+def test_functions_without_a_name_need_cloudpickle(processes: AnyGroup) -> None:
+    k = 5
+    if HAS_CLOUDPICKLE:
+        assert processes.run(lambda rank, vm: k + rank) == [5, 6]
+    else:
+        with pytest.raises(MissingExtra, match=r'pip install "mlvm\[processes\]"'):
+            processes.run(lambda rank, vm: k + rank)
+
+
+def unpicklable(rank: int, vm: VM) -> Any:
+    return vm.name, (each for each in ())
+
+
+def test_what_has_no_bytes_cannot_be_returned(processes: AnyGroup) -> None:
+    with pytest.raises((GroupError, MissingExtra), match="generator"):
+        processes.run(unpicklable)
+
+
+@pytest.mark.parametrize("size", [0, -1, 257, True, "2", None])
+def test_impossible_numbers_of_processes_are_refused(size: Any) -> None:
+    with pytest.raises(GroupError, match="a group has 1 to 256 processes"):
+        ProcessGroup(size)
+
+
+def test_groups_have_names() -> None:
+    with group("threads:2") as threads:
+        assert type(threads) is Group
+        assert threads.size == 2
+    for name in ("threads", "processes:two", "mpi:2", "hosts:3", ""):
+        with pytest.raises(GroupError, match="threads:N, processes:N or mpi"):
+            group(name)
+
+
+# --- deaths --------------------------------------------------------------------------
+
+
+def test_a_killed_process_is_named_and_ends_the_others() -> None:
+    with ProcessGroup(3) as members:
+        pids = members.pids
+        began = time.monotonic()
+        with pytest.raises(GroupError, match=r"member 1 \(vm1\), process \d+, was killed by SIGK"):
+            members.run(places.is_killed)
+        assert time.monotonic() - began < 5
+        with pytest.raises(GroupError, match="the group is closed"):
+            members.run(places.reduce)
+    assert not any(is_alive(pid) for pid in pids if pid is not None)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+ORPHANS = """
+import os, signal, sys, time
+from mlvm.parallel.processes import ProcessGroup
+from tests.parallel import places
+if __name__ == "__main__":
+    members = ProcessGroup(2)
+    print(*members.pids, flush=True)
+    {then}
+"""
+
+
+def program(then: str, tmp_path: Path) -> subprocess.Popen[str]:
+    script = tmp_path / "script.py"
+    script.write_text(ORPHANS.replace("{then}", then))
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def test_processes_end_with_their_parent(tmp_path: Path) -> None:
+    with program("os.kill(os.getpid(), signal.SIGKILL)", tmp_path) as parent:
+        told, errors = parent.communicate(timeout=30)
+    pids = [int(pid) for pid in told.split()]
+    assert len(pids) == 2
+    until = time.monotonic() + 5
+    while any(map(is_alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(is_alive, pids))
+    assert "leaked" not in errors
+
+
+def test_ctrl_c_ends_a_run_of_processes(tmp_path: Path) -> None:
+    with program("members.run(places.waits)", tmp_path) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(0.3)
+        parent.send_signal(signal.SIGINT)
+        _, errors = parent.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors.splitlines()[-1]
+    assert not any(map(is_alive, pids))
+
+
+# --- MPI -----------------------------------------------------------------------------
+
+
+def mpirun(what: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "tests" / "parallel" / "places.py")
+    return subprocess.run(
+        [sys.executable, "-m", "mlvm", "mpirun", "-n", "2", script, what],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
+
+
+@needs_mpi
+def test_mpi_does_it_all() -> None:
+    done = mpirun("everything")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["everything"] == places.expected_of_everything(2)
+    assert found["beside"] == [places.expected_beside(2)] * 2
+    for name, (_, texts) in places.WRONG.items():
+        assert all(text in found["wrong"][name] for text in texts), found["wrong"][name]
+    assert found["after"] == [[2.0] * 4] * 2
+    assert found["kept"] == [[[0, 1], [1, 2]], [[0, 31], [1, 42]]]
+    if HAS_CLOUDPICKLE:
+        assert found["lambda"] == [0, 2]
+
+
+@needs_mpi
+def test_an_mpi_process_that_leaves_is_named() -> None:
+    done = mpirun("leaves")
+    assert "member 1 (vm1) has left: RuntimeError: enough" in done.stdout, done.stderr
+    assert done.returncode != 0
+
+
+@needs_mpi
+def test_mpiexec_ends_all_when_one_is_killed() -> None:
+    began = time.monotonic()
+    assert mpirun("is_killed").returncode != 0
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.skipif(HAS_MPI, reason="mpi4py is installed")
+def test_without_mpi4py_the_error_names_the_extra() -> None:
+    done = mpirun("everything")
+    assert done.returncode == 1
+    assert done.stderr == 'error: mpi4py is not installed: pip install "mlvm[mpi]"\n'
