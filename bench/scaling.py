@@ -1,5 +1,5 @@
-"""What a second core gives: two VMs of a group, a thread and a core each, or one VM whose kernels
-share two threads, beside one VM on one thread.
+"""What a second core gives: two VMs of a group, a thread (`2vm`), process (`2p`) or MPI process
+(`2mpi`) each, or one VM whose kernels share two threads (`2t`), beside one VM on one thread.
 
 `image_ms` is the time of a training step for each image of its batch: `strong` has the batch of
 one thread for both, `weak` as many images for each of them as the one has. `gib_ms` is the
@@ -9,9 +9,11 @@ beside one thread that copies it.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Final
 
 import numpy as np
 
@@ -19,9 +21,6 @@ from bench.harness import Contender, Prepare, Round, Suite, if_native, microseco
 from bench.sizes import MIXERS, STEPS, MixerSize
 
 Step = Callable[[], object]
-
-REDUCED_BYTES: Final = 64 << 20
-REPEAT: Final = 4
 
 
 def preparing(cores: int, make: Callable[[MixerSize], Step]) -> Prepare:
@@ -71,28 +70,51 @@ def mlvm_replay_2vm(size: MixerSize) -> Step:
     return training_on(2, size, captured=True)
 
 
+def in_processes(what: str) -> Prepare:
+    """A `prepare` for two members that are processes."""
+
+    def prepare(quick: bool) -> Mapping[str, Round]:
+        from bench.members import ROUNDS
+        from mlvm.parallel.processes import ProcessGroup
+
+        return ROUNDS[what](ProcessGroup(2), quick)
+
+    return prepare
+
+
+def under_mpi(what: str) -> Prepare:
+    """A `prepare` for two members that are MPI processes, which are told what to time."""
+
+    def prepare(quick: bool) -> Mapping[str, Round]:
+        command = [sys.executable, "-m", "mlvm", "mpirun", "-n", "2", "-m", "bench.members"]
+        pipe = subprocess.PIPE
+        members = subprocess.Popen(
+            [*command, what, str(int(quick))], stdin=pipe, stdout=pipe, text=True
+        )
+        assert members.stdin is not None
+        assert members.stdout is not None
+        ask, answers = members.stdin, members.stdout
+
+        def timed(case: str) -> Mapping[str, float]:
+            print(case, file=ask, flush=True)
+            metrics: Mapping[str, float] = json.loads(answers.readline())
+            return metrics
+
+        return {case: partial(timed, case) for case in json.loads(answers.readline())}
+
+    return prepare
+
+
 def prepare_all_reduce(quick: bool) -> Mapping[str, Round]:
     import mlvm.eager as ml
+    from bench.members import reducing_rounds
 
-    group = ml.parallel.Group(2)
-
-    def make(rank: int, vm: ml.VM) -> tuple[ml.Arena, ml.Tensor]:
-        arena = ml.Arena(vm, "sums")
-        with ml.Arena(vm, "operand").allocating():
-            return arena, ml.ones((REDUCED_BYTES // 4,))
-
-    members = group.run(make)
-
-    def reduce(rank: int, vm: ml.VM) -> None:
-        arena, x = members[rank]
-        for _ in range(REPEAT):
-            with arena:
-                ml.parallel.all_reduce(x)
-
-    return {"all_reduce 64 MiB": per_gib(lambda: group.run(reduce))}
+    return reducing_rounds(ml.parallel.Group(2), quick)
 
 
 def prepare_memcpy(quick: bool) -> Mapping[str, Round]:
+    from bench.members import REDUCED_BYTES, REPEAT, per_gib
+
     x = np.ones(REDUCED_BYTES, np.uint8)
     out = np.empty_like(x)
 
@@ -101,12 +123,6 @@ def prepare_memcpy(quick: bool) -> Mapping[str, Round]:
             np.copyto(out, x)
 
     return {"all_reduce 64 MiB": per_gib(copy)}
-
-
-def per_gib(work: Callable[[], object]) -> Round:
-    """Time work that handles `REDUCED_BYTES` bytes `REPEAT` times, for each GiB of them."""
-    gib = REPEAT * REDUCED_BYTES / 2**30
-    return lambda: {"gib_ms": microseconds(work) / 1e3 / gib}
 
 
 SUITE = Suite(
@@ -119,16 +135,36 @@ SUITE = Suite(
             "mlvm-replay-2t", "mlvm", if_native(preparing(2, partial(mlvm_replay, threads=2)))
         ),
         Contender("mlvm-replay-2vm", "threadpoolctl", preparing(2, mlvm_replay_2vm)),
+        Contender("mlvm-replay-2p", "threadpoolctl", in_processes("replay")),
+        Contender("mlvm-replay-2mpi", "mpi4py", under_mpi("replay")),
         Contender("all_reduce", "threadpoolctl", prepare_all_reduce),
+        Contender("all_reduce-2p", "threadpoolctl", in_processes("all_reduce")),
+        Contender("all_reduce-2mpi", "mpi4py", under_mpi("all_reduce")),
         Contender("memcpy", "numpy", prepare_memcpy),
     ),
     units={"image_ms": "ms", "gib_ms": "ms"},
-    ours=("mlvm-eager-2vm", "mlvm-replay-2t", "mlvm-replay-2vm", "all_reduce"),
+    ours=(
+        "mlvm-eager-2vm",
+        "mlvm-replay-2t",
+        "mlvm-replay-2vm",
+        "mlvm-replay-2p",
+        "mlvm-replay-2mpi",
+        "all_reduce",
+        "all_reduce-2p",
+        "all_reduce-2mpi",
+    ),
     targets={
-        (f"{name} {kind}", "image_ms", ours, "mlvm-replay"): target
-        for name, target in {"tiny": 1.5, "cifar": 1.7, "s16": 1.85}.items()
-        for kind in ("strong", "weak")
-        for ours in ("mlvm-replay-2t", "mlvm-replay-2vm")
+        **{
+            (f"{name} {kind}", "image_ms", ours, "mlvm-replay"): target
+            for name, target in {"tiny": 1.5, "cifar": 1.7, "s16": 1.85}.items()
+            for kind in ("strong", "weak")
+            for ours in ("mlvm-replay-2t", "mlvm-replay-2vm")
+        },
+        **{
+            ("s16 weak", "image_ms", ours, "mlvm-replay"): 1.8
+            for ours in ("mlvm-replay-2p", "mlvm-replay-2mpi")
+        },
+        ("all_reduce 64 MiB", "gib_ms", "all_reduce-2p", "memcpy"): 0.5,
     },
     rounds=7,
 )

@@ -443,3 +443,5 @@ class _Patience:
         elif time.perf_counter() - self._began > _SPIN:
             time.sleep(self._sleep)
             self._sleep = min(2 * self._sleep, _LONGEST)
+        else:
+            time.sleep(0)  # so that others run

@@ -20,12 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlvm.core.errors import GroupError, MissingExtra
+from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
+from tests.fuzz import groups
 from tests.parallel import places
-from tests.parallel.members import call
+from tests.parallel.members import call, tensor
 
 pytest.importorskip("threadpoolctl")
 
@@ -135,9 +137,9 @@ def wait_wrongly(rank: int, vm: VM) -> None:
 
 
 def start_twice(rank: int, vm: VM) -> None:
-    x = places.tensor(vm, np.ones(3))
+    x = tensor(vm, np.ones(3))
     for _ in range(2):
-        vm.launch(places.Program.of_op("all_reduce.start", 1, {"op": "sum"}, 0), [x])
+        vm.launch(Program.of_op("all_reduce.start", 1, {"op": "sum"}, 0), [x])
 
 
 def test_what_was_not_started_is_not_waited_for(threads: AnyGroup) -> None:
@@ -157,7 +159,7 @@ def test_functions_without_a_name_need_cloudpickle(processes: AnyGroup) -> None:
 
 
 def unpicklable(rank: int, vm: VM) -> Any:
-    return vm.name, (each for each in ())
+    return vm.name, (i for i in range(3))
 
 
 def test_what_has_no_bytes_cannot_be_returned(processes: AnyGroup) -> None:
@@ -195,6 +197,13 @@ def test_a_killed_process_is_named_and_ends_the_others() -> None:
     assert not any(is_alive(pid) for pid in pids if pid is not None)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_members_killed_at_random_moments_leave_nothing() -> None:
+    told, wrong = groups.fuzz(2, seed=0)
+    assert not wrong
+    assert told.startswith("2 members killed")
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -206,6 +215,7 @@ def is_alive(pid: int) -> bool:
 ORPHANS = """
 import os, signal, sys, time
 from mlvm.parallel.processes import ProcessGroup
+from tests.fuzz import groups
 from tests.parallel import places
 if __name__ == "__main__":
     members = ProcessGroup(2)
