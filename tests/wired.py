@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
-from pytest import RaisesExc
+import pytest
 
 from mlvm.core.errors import ConnectionLost
 from mlvm.core.vm import VM
@@ -40,7 +40,7 @@ def connect_to(machine: VM) -> RemoteVM:
 def raising_late() -> Iterator[None]:
     """In the block `pytest.raises` also waits for what was posted to VMs elsewhere: its error is
     raised by the next call that waits, which a test may not have."""
-    ends = RaisesExc.__exit__
+    ends = pytest.RaisesExc.__exit__
 
     def end(raises: Any, kind: Any, error: Any, traceback: Any) -> bool:
         if kind is None:
@@ -51,11 +51,11 @@ def raising_late() -> Iterator[None]:
                 kind, error, traceback = type(late), late, late.__traceback__
         return ends(raises, kind, error, traceback)
 
-    RaisesExc.__exit__ = end  # type: ignore[method-assign]
+    pytest.RaisesExc.__exit__ = end  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RaisesExc.__exit__ = ends  # type: ignore[method-assign]
+        pytest.RaisesExc.__exit__ = ends  # type: ignore[method-assign]
 
 
 def _serve(machine: VM, sock: socket.socket) -> None:

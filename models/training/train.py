@@ -370,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     json_file: Path | None = options.pop("json", None)
     plot: Path | None = options.get("plot")
     progress = Progress(quiet=options.pop("quiet", False))
+    is_first = True
     try:
         address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
         with _connected(address, secret_file) as vm, opened(options.pop("group", None)) as group:
@@ -386,12 +387,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if json_file is not None and is_first:
             json_file.write_text(json.dumps(result) + "\n")
     except OptionError as error:
+        if not is_first:
+            return 2
         parser.error(str(error))
     except (ml.errors.MlvmError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        if is_first or not isinstance(error, Diverged):  # of which the first one tells
+            print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        if is_first:
+            print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
     if not is_first:
         return 0

@@ -120,7 +120,7 @@ def test_replicas_stay_equal_bit_for_bit_and_so_do_runs() -> None:
             assert x.tobytes() == other[path].tobytes(), path
 
 
-@pytest.mark.local(reason="a group is given VMs of this process")
+@pytest.mark.local(reason="a group is of VMs of this process")
 def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
     seen: dict[str, Any] = {}
 
@@ -239,7 +239,7 @@ def test_texts_that_name_no_group(text: str) -> None:
         ml.parallel.group(text)
 
 
-@pytest.mark.local(reason="rows are lent as views of the VM's memory")
+@pytest.mark.local(reason="a group is of VMs of this process")
 def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
     seen: list[Array] = []
 
@@ -249,19 +249,21 @@ def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
 
         return step
 
-    x = ml.asarray(np.arange(6.0))
+    here = VM("here")
+    arena = ml.Arena(here, "batch")
+    with arena.allocating():
+        x = ml.asarray(np.arange(6.0))
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(make_step, group)
         step(x)
-        memory = x.arena.vm.borrow(x.handle)  # type: ignore[attr-defined]
+        memory = here.borrow(x.handle)
         assert sorted(map(tuple, seen)) == [(0, 1, 2), (3, 4, 5)]
         for each in seen:
             assert np.shares_memory(each, memory)
             assert not each.flags.writeable
-        with ml.Arena(ml.default_vm(), "over"):
-            over = ml.ones((2,))
+        arena.reset()
         with pytest.raises(StaleTensor):
-            step(over)
+            step(x)
 
 
 def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
@@ -292,6 +294,7 @@ def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
     assert products[3] < starts[2] < starts[4] < products[-1] < starts[6] < waits[0]
 
 
+@pytest.mark.local(reason="a group is of VMs of this process")
 def test_a_captured_step_is_of_its_place() -> None:
     """Recorded alone, it does not average; later members must not run that program."""
 

@@ -358,6 +358,10 @@ def test_each_gradient_is_averaged_alone(
         group.run(step)
 
 
+def multiply(frame: Any) -> None:
+    frame.push(frame.param(0) * frame.param(1))
+
+
 def test_a_saved_value_that_is_a_gradient_too_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -369,7 +373,7 @@ def test_a_saved_value_that_is_a_gradient_too_is_left_alone(
         return ml.sum(ml.call("times", h, p["b"], vjp=rules))
 
     def step(rank: int, vm: VM) -> None:
-        vm.register("times", lambda frame: frame.push(frame.param(0) * frame.param(1)))
+        vm.register("times", multiply)
         p = {"a": ml.arange(4.0), "b": ml.ones((4,))}
         weight = 1.0 + rank
         expected = ml.grad(loss)(p, weight)

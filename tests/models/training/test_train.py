@@ -382,6 +382,28 @@ def test_two_members_train_as_one_does_wherever_they_meet(tmp_path: Path) -> Non
     assert held[1] < held[3] < held[0] == held[2]
 
 
+def test_members_under_mpi_train_as_threads_do(tmp_path: Path) -> None:
+    pytest.importorskip("threadpoolctl")
+    pytest.importorskip("mpi4py")
+    one, two, json_file = (tmp_path / name for name in ("one", "two", "result.json"))
+    options = ["--model", "mlp", "--epochs", "1", "--shard", "optimizer"]
+    assert main([*options, "--group", "threads:2", "--save", str(one), "--quiet"]) == 0
+    launch = [sys.executable, "-m", "mlvm", "mpirun", "-n", "2", "-m", "models.train", *options]
+    files = ["--save", str(two), "--json", str(json_file)]
+    done = subprocess.run(
+        [*launch, "--group", "mpi", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2  # of the first process alone
+    assert one.read_bytes() == two.read_bytes()
+    assert json.loads(json_file.read_text())["growth_after_first_epoch_bytes"] == 0
+
+
 def test_a_training_goes_on_with_other_members(tmp_path: Path) -> None:
     pytest.importorskip("threadpoolctl")
     whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
