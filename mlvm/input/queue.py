@@ -279,6 +279,8 @@ class QueueTensor:
                 self.arena.lender.quiesce()  # workers may be the last to use a slot
             if self._is_all_mine():
                 raise queue.Empty
+        if ring is self._waiting and self.arena.lender is None:
+            self.vm.synchronize()  # what went wrong elsewhere is not to wait for an element
         began = time.perf_counter()
         try:
             return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))

@@ -150,6 +150,7 @@ CALLS: Final[dict[str, Procedure]] = {
     "dealloc_storage": Procedure({"handle": HANDLE}, NOTHING),
     "tensor_from_storage": Procedure({"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE),
     "swap": Procedure({"h1": HANDLE, "h2": HANDLE}, NOTHING),
+    "synchronize": Procedure({}, NOTHING),
 }
 """Every call by name. A program is loaded once under a number of the client's choice, launched and
 estimated by that number, and dropped when the client has no more use for it. The answer to
@@ -465,6 +466,9 @@ class WireVM(Identity):
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         self._post("swap", h1, h2)
+
+    def synchronize(self) -> None:
+        self._call("synchronize")
 
     # --- programs ---
 

@@ -45,6 +45,7 @@ from mlvm.eager.shards import sharing_of
 from mlvm.eager.tensor import Tensor, explain, prepare_constants, scalar_array
 from mlvm.eager.tree import replace, require_writable
 from mlvm.machines import residuals
+from mlvm.machines.remote.client import explaining
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Value
@@ -161,6 +162,7 @@ class _Entry:
         ]
         self.ahead = record.ahead
         self.planned = planned
+        self.explain = partial(_name_line, planned)
         self.held = [*signature.held, record.vm, *record.held]
         self.fields = [field for field, _ in signature.fields]
         self.looped: Program | None = None
@@ -530,6 +532,7 @@ class Captured(Generic[P, R]):
             *[_as_type(outputs[i], type) for i, type in entry.takes_output],
             *entry.takes_state,
         ]
+        token = explaining.set(entry.explain)
         try:
             with scratch.lock, using(used):
                 handles = (*[x.handle for x in used], *scratch.reserve(vm, entry))
@@ -540,8 +543,10 @@ class Captured(Generic[P, R]):
         except HandleError as error:
             raise explain(error, vm, used) from None
         except Exception as error:
-            _name_line(error, entry.planned)
+            entry.explain(error)
             raise
+        finally:
+            explaining.reset(token)
 
 
 _CHANGEABLE: Final = np.ndarray, set, bytearray
@@ -820,7 +825,7 @@ def _with_tensors(tree: Any) -> Any:
     return replace(asarray, tree, (np.ndarray, np.generic))
 
 
-def _name_line(error: Exception, planned: Planned) -> None:
+def _name_line(planned: Planned, error: Exception) -> None:
     """Note on an error of a planned program which line of Python the failing call is from."""
     function, pc = getattr(error, "function", None), getattr(error, "pc", None)
     line = planned.lines.get((str(function), pc)) if isinstance(pc, int) else None

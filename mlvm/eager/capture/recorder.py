@@ -177,6 +177,9 @@ class Recorder:
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         raise _refused("two tensors are swapped")
 
+    def synchronize(self) -> None:
+        self.vm.synchronize()
+
     # --- what it does -----------------------------------------------------------------
 
     def stand_in(self, x: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from struct import error as StructError
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from mlvm.core.errors import (
     OURS,
@@ -40,6 +41,20 @@ _MOST_UNCONFIRMED: Final = 1 << 16
 """Posts whose lines are remembered. Then the client waits for the server."""
 
 
+explaining: ContextVar[Callable[[Exception], object] | None] = ContextVar(
+    "explaining", default=None
+)
+"""What adds to an error of launches made meanwhile where its instruction came from: `launch` has
+returned before there is one."""
+
+
+class _Posted(NamedTuple):
+    """Where a post came from, and who can say more of its error."""
+
+    place: Place | None
+    explain: Callable[[Exception], object]
+
+
 class RemoteVM(WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
@@ -54,7 +69,7 @@ class RemoteVM(WireVM):
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
         self._outbox: Outbox = new_outbox()
-        self._lines: deque[Place | None] = deque()  # of the last posts, in order
+        self._lines: deque[Place | _Posted | None] = deque()  # of the last posts, in order
         self._sent = 0  # how many posts
         self._owed: deque[str] = deque()  # calls whose answers nobody waits for any more
         self._whole = True
@@ -117,7 +132,7 @@ class RemoteVM(WireVM):
 
     def synchronize(self) -> None:
         """Wait until all that was posted is done. Raises the error of what failed."""
-        self._call("name")
+        super().synchronize()
 
     def close(self) -> None:
         """End the connection, and with it all that was made on the VM. Idempotent."""
@@ -168,7 +183,8 @@ class RemoteVM(WireVM):
             self._outbox.add(bytes(message), None)
 
     def _add_post(self, message: bytes) -> None:
-        if self._outbox.add(message, user_place()):
+        place, explain = user_place(), explaining.get()
+        if self._outbox.add(message, place if explain is None else _Posted(place, explain)):
             self.flush_if_free()
 
     def flush_if_free(self) -> None:
@@ -241,10 +257,10 @@ class RemoteVM(WireVM):
         if kind is Kind.answer and name in ("alloc_tensor", "alloc_storage"):
             self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
 
-    def _explain(self, error: Exception, lines: deque[Place | None]) -> None:
+    def _explain(self, error: Exception, lines: deque[Place | _Posted | None]) -> None:
         """Have the error name the line here that led to it, and none of the server's."""
         posted = vars(error).pop(POSTED_AT, None)
-        place = user_place()
+        place: Place | _Posted | None = user_place()
         if isinstance(posted, int):
             index = posted - (self._sent - len(lines))
             place = lines[index] if 0 <= index < len(lines) else None
@@ -253,6 +269,9 @@ class RemoteVM(WireVM):
             del error.__notes__
         for note in notes:
             error.add_note(note)
+        if isinstance(place, _Posted):
+            place.explain(error)
+            place = place.place
         if place is not None and (notes or posted is not None):
             error.add_note(f"called from {line_of(place)}")
 
