@@ -292,6 +292,7 @@ def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
     assert products[3] < starts[2] < starts[4] < products[-1] < starts[6] < waits[0]
 
 
+@pytest.mark.local(reason="a group is given VMs of this process")
 def test_a_captured_step_is_of_its_place() -> None:
     """Recorded alone, it does not average; later members must not run that program."""
 
