@@ -21,6 +21,7 @@ SUITES = {
     "memory": "bench.memory",
     "mixer": "bench.mixer",
     "queue": "bench.queue",
+    "remote": "bench.remote",
     "scaling": "bench.scaling",
 }
 

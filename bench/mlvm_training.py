@@ -47,13 +47,11 @@ class Training:
     def train_step(self, images: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
         loss, grads = loss_and_grads(self.model, images, labels)
-        if ml.parallel.size() > 1:
-            ml.parallel.all_reduce((loss, grads), "mean")
         self.optimizer.update(grads)
         return loss
 
 
-@ml.value_and_grad
+@ml.parallel.value_and_grad
 def loss_and_grads(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return ml.mean(ml.softmax_cross_entropy(model(images), labels))
 

@@ -19,7 +19,9 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.machines.native import extension
-from tests.fuzz import threads
+from mlvm.machines.remote.bounded import BoundedVM
+from mlvm.machines.remote.session import Session
+from tests.fuzz import remote, threads
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
@@ -112,6 +114,34 @@ def test_what_is_wrong_is_found_and_printed(
     assert fuzz(1, seed=0, first=number)[1] is not None
     monkeypatch.undo()
     assert fuzz(1, seed=0, first=number)[1] is None
+
+
+# --- servers ------------------------------------------------------------------------------
+
+
+def test_two_thousand_messages_and_twenty_killed_clients() -> None:
+    command = [sys.executable, "-m", "tests.fuzz.remote", "--messages", "2000", "--killed", "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = re.findall(r"^ +[1-9]\d*  (.+)$", done.stdout, re.MULTILINE)
+    assert {"answered", "EncodingError", "HandleError"} <= set(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "reason"),
+    [
+        (VM, "swap", fails, "class ZeroDivisionError"),
+        (Session, "close", fails, "the log has .*ZeroDivisionError"),
+        (BoundedVM, "close", lambda vm: vm.alloc_storage(8), "the log has .*'left': 8"),
+    ],
+)
+def test_what_a_server_does_wrong_is_found(
+    owner: Any, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    _, failure = remote.fuzz(200, seed=0)
+    assert failure is not None
+    assert re.search(reason, failure)
 
 
 # --- threads ------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
+
+import pytest
 
 from mlvm.core.errors import ConnectionLost
 from mlvm.core.vm import VM
@@ -32,6 +34,28 @@ def connect_to(machine: VM) -> RemoteVM:
     vm = RemoteVM(Stream(ours))
     weakref.finalize(vm, ours.close)
     return vm
+
+
+@contextmanager
+def raising_late() -> Iterator[None]:
+    """In the block `pytest.raises` also waits for what was posted to VMs elsewhere: its error is
+    raised by the next call that waits, which a test may not have."""
+    ends = pytest.RaisesExc.__exit__
+
+    def end(raises: Any, kind: Any, error: Any, traceback: Any) -> bool:
+        if kind is None:
+            try:
+                for vm in [each for each in _behind if isinstance(each, RemoteVM)]:
+                    vm.synchronize()
+            except Exception as late:
+                kind, error, traceback = type(late), late, late.__traceback__
+        return ends(raises, kind, error, traceback)
+
+    pytest.RaisesExc.__exit__ = end  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        pytest.RaisesExc.__exit__ = ends  # type: ignore[method-assign]
 
 
 def _serve(machine: VM, sock: socket.socket) -> None:

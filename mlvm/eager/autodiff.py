@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 
-from mlvm.arena.arena import Allocation, scope
+from mlvm.arena.arena import scope
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
@@ -127,6 +127,25 @@ class Pending(dict[int, Any]):
                     self._owned.add(origin)
             del part, held
 
+    def share(self, g: Tensor) -> bool:
+        """Whether one of the cotangents lies in the memory of g."""
+        root = g.root
+        return any(isinstance(other, Tensor) and other.root is root for other in self.values())
+
+
+class Collector(Protocol):
+    """What takes gradients as soon as each is final, in the order of the way back."""
+
+    def add(self, i: int, g: Tensor) -> None:
+        """Take the gradient of variable number i, which has memory of its own."""
+
+    def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """What has become of the value, and of the gradients by number."""
+
+
+Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collector]
+"""Makes the collector for a value, arguments, and their variables, each once, in order."""
+
 
 class Tape:
     """What ran, in order. A tracked tensor's `node` is a number in `nodes`; a watched tensor's
@@ -190,7 +209,7 @@ class Tape:
                 f"{call.op.name}: {x.type} cannot be updated in place, as it is tracked: a "
                 f"gradient is taken through it; write y = y + b, not y += b"
             )
-        if id(root) in self.kept and self._saves(root):
+        if self.keeps(x):
             raise GradientError(
                 f"{call.op.name}: {x.type} cannot be updated in place while a tape needs its "
                 f"old value; update it after the gradient is taken"
@@ -201,20 +220,36 @@ class Tape:
                 f"gradient is taken through; write x = x + y, or use stop_gradient"
             )
 
-    def _saves(self, root: Allocation) -> bool:
+    def keeps(self, x: Tensor) -> bool:
+        """Whether a value that a node has saved lies in the memory of x."""
+        root = x.root
+        if id(root) not in self.kept:
+            return False
         saved = (y for node in self.nodes if node is not None for y in node[2])
         return any(y.root is root for y in saved)
 
     def cotangents(
-        self, out: Tensor, seed: Tensor, watched: Sequence[int], start: int, *, keep: bool
+        self,
+        out: Tensor,
+        seed: Tensor,
+        watched: Sequence[int],
+        start: int,
+        *,
+        keep: bool,
+        final: Callable[[int, Tensor | None, Pending], None] | None = None,
     ) -> list[Tensor | None]:
         """Walk back from `out` with cotangent `seed` to the nodes numbered `watched`.
 
         Only nodes from `start` on are visited; they are dropped on the way unless `keep`.
-        A watched tensor that `out` does not depend on gets None. Raises `GradientError` for a
+        A watched tensor that `out` does not depend on gets None. `final(number, cotangent, others)`
+        takes each cotangent as soon as nothing will be added to it, beside all others that are
+        on their way; nothing is returned then. Raises `GradientError` for a
         node whose op has no rule, and when the nodes have been dropped already.
         """
         if out.tape is not self:
+            if final is not None:
+                for number in dict.fromkeys(watched):
+                    final(number, None, Pending())
             return [None] * len(watched)
         if out.node >= len(self.nodes):
             raise GradientError(
@@ -223,11 +258,32 @@ class Tape:
         pending = Pending()
         pending[out.node] = seed
         wanted = self._dependents(watched, start) if keep else None
+        last = {} if final is None else self._last_uses(watched, start)
         for index in range(len(self.nodes) - 1, start - 1, -1):
             node = self.nodes[index] if keep else self.nodes.pop()
             if node is not None and (g := pending.pop(index, None)) is not None:
                 pending.go_back(node, g, wanted)
+            if final is not None and index in last:
+                for number in last.pop(index):
+                    final(number, pending.pop(number, None), pending)
+        if final is not None:
+            for number in last.pop(-1):
+                final(number, pending.pop(number, None), pending)
+            return []
         return [pending.get(origin) for origin in watched]
+
+    def _last_uses(self, watched: Sequence[int], start: int) -> dict[int, list[int]]:
+        """By the node that is the last on the way back to add to them: the watched nodes. Those
+        that no node adds to are under -1."""
+        left = dict.fromkeys(watched)
+        found: dict[int, list[int]] = {}
+        for index, node in enumerate(self.nodes[start:], start):
+            for origin in () if node is None else node[1]:
+                if origin in left:
+                    del left[origin]
+                    found.setdefault(index, []).append(origin)
+        found[-1] = list(left)
+        return found
 
     def _dependents(self, watched: Sequence[int], start: int) -> set[int]:
         """The watched nodes, and those from `start` on that depend on them."""
@@ -365,6 +421,24 @@ class _Session:
             made[x.node] = g
         return [map_tree(lambda x: made[x.node], argument) for argument in self.arguments]
 
+    def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
+        """The value and what `pull` returns, as the collector makes them."""
+        collector = collect(op.copy(out), self.arguments, self.variables)
+        numbers = {x.node: i for i, x in reversed([*enumerate(self.variables)])}
+
+        def final(number: int, g: Tensor | None, others: Pending) -> None:
+            x = self.variables[numbers[number]]
+            if g is None:
+                g = full(x.shape, 0.0, dtype=x.dtype)
+            elif self.tape.keeps(g) or others.share(g):
+                g = op.copy(g)
+            collector.add(numbers[number], g if g.base is None else op.copy(g))
+
+        origins = [x.node for x in self.variables]
+        self.tape.cotangents(out, seed, origins, self.start, keep=False, final=final)
+        value, made = collector.finish()
+        return value, [map_tree(lambda x: made[numbers[x.node]], each) for each in self.arguments]
+
     def unaliased(self, value: Tensor) -> Tensor:
         """The value, or a copy of it if an update of an argument would change it."""
         root = value.root
@@ -401,6 +475,18 @@ def value_and_grad(
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
     that has no gradient; `DTypeError` when an argument holds other than float tensors.
     """
+    return collecting(fn, argnums, has_aux=has_aux)
+
+
+def collecting(
+    fn: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    *,
+    has_aux: bool,
+    collect: Collect | None = None,
+) -> Callable[..., Any]:
+    """`value_and_grad`; with `collect` the gradients are what the collector makes of them, and
+    there is no gradient of these."""
     several = isinstance(argnums, tuple)
     numbers: tuple[int, ...] = argnums if isinstance(argnums, tuple) else (argnums,)
     if not all(isinstance(i, int) and i >= 0 for i in numbers) or len(set(numbers)) < len(numbers):
@@ -418,7 +504,13 @@ def value_and_grad(
             given = [twins.get(i, arg) for i, arg in enumerate(args)]
             result = session.run(fn, *given, **kwargs)
             value = _scalar(result, has_aux)
-            gradients = session.pull(value, full((), 1.0, dtype=value.dtype), keep=False)
+            one = full((), 1.0, dtype=value.dtype)
+            if collect is None:
+                gradients = session.pull(value, one, keep=False)
+            elif session.outer is not None:
+                raise GradientError("there is no gradient of gradients that members have averaged")
+            else:
+                value, gradients = session.pull_into(value, one, collect)
         finally:
             session.close()
         value = session.unaliased(value)

@@ -17,14 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import reduce
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
 from mlvm.core.types import DType, TensorType, f32
-from mlvm.eager import creation
+from mlvm.eager import creation, shards
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
+from mlvm.eager.collectives import all_reduce
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.number import compute
 from mlvm.eager.tensor import Tensor, apply_into, one_op
@@ -32,7 +34,6 @@ from mlvm.eager.tensor import constant as scalar
 from mlvm.eager.tree import (
     Tree,
     leaves,
-    load,
     named_tensors,
     require_live,
     require_types,
@@ -100,6 +101,9 @@ class Optimizer:
     Hyperparameters may be assigned, to the optimizer or to a group; from the second time on, a
     captured function needs no other program. To assign an unknown one raises `AttributeRefused`.
 
+    Made by a step of `ml.parallel.data_parallel(..., shard=...)`, each member's optimizer keeps the
+    state of its part of the parameters, and with "all" leaves it no more of these.
+
     `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
     have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
     paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
@@ -144,12 +148,34 @@ class Optimizer:
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
         with arenas[0].allocating():
+            self._share(params)
+        with arenas[0].allocating():
             self.count = creation.zeros((), dtype=f32)
         self._state: dict[str, dict[str, Tensor]] = {}
         for group in self.groups:
             for name in self._state_of(self._hyper(group)):
                 beside = [(path, self._params[path]) for path in group.paths]
-                self._state.setdefault(name, {}).update(map(_zeros_beside, beside))
+                state = [(path, self._zeros_beside(x)) for path, x in beside]
+                self._state.setdefault(name, {}).update(state)
+
+    def _share(self, params: Tree) -> None:
+        """Keep in parts what `shards` wants so. `_wholes` are the types of the whole tensors, of
+        parameters of which this member has a piece of the state."""
+        self._shard = shards.wanted()
+        self._wholes: dict[str, TensorType] = {}
+        if self._shard is not None:
+            self._wholes = {path: x.type for path, x in self._params.items()}
+        if self._shard == "all":
+            wholes = shards.keep_parts(params)
+            self._leaves = dict(leaves(params))
+            self._params = named_tensors(params)
+            self._types = {path: x.type for path, x in self._leaves.items()}
+            self._wholes = {path: wholes[path] for path in self._params}
+
+    def _zeros_beside(self, x: Tensor) -> Tensor:
+        with x.arena.allocating():
+            type = shards.piece_type(x.type) if self._shard == "optimizer" else x.type
+            return creation.zeros(type.shape, dtype=type.dtype)
 
     def _grouped(self, given: Groups, known: Mapping[str, Any]) -> tuple[Group, ...]:
         """The given groups, and one with all parameters that are in none of them."""
@@ -222,6 +248,11 @@ class Optimizer:
         `ArenaOverflow` in the middle leaves the later parameters as they were.
         """
         gradients = self._checked(grads)
+        params = self._params
+        if self._shard == "optimizer":
+            params = {path: shards.cut(x) for path, x in params.items()}
+            if not isinstance(grads, shards.Parts):
+                gradients = {path: shards.cut(gradients[path]) for path in params}
         scalars: dict[tuple[int, DType], Sequence[Tensor]] = {}
         hypers = [self._hyper(group) for group in self.groups]
         rates = [self._rate(hyper) for hyper in hypers]
@@ -232,9 +263,11 @@ class Optimizer:
         for i, group in enumerate(self.groups):
             names = self._state_of(hypers[i])
             for path in group.paths:
-                param = self._params[path]
+                param = params[path]
                 state = [self._state[name][path] for name in names]
                 self._step(hypers[i], param, gradients[path], state, scalars[i, param.dtype])
+        if self._shard == "optimizer":
+            shards.gather_into(list(self._params.values()), list(params.values()))
 
     def _hyper(self, group: Group) -> Any:
         """All hyperparameters of a group, as fields."""
@@ -243,8 +276,18 @@ class Optimizer:
         return SimpleNamespace(**{**options, **own})
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of state by path: `count`, `momentum/Dense_0/kernel`."""
+        """The tensors of state by path: `count`, `momentum/Dense_0/kernel`. What is in parts is
+        gathered: then all members call this."""
+        return shards.gathered_by_path(self._own_state(), self._whole_state())
+
+    def _own_state(self) -> dict[str, Tensor]:
         return dict(leaves({"count": self.count, **self._state}))
+
+    def _whole_state(self) -> dict[str, TensorType]:
+        """The types of the whole tensors of state that is in parts."""
+        paths = [(name, path) for name, each in self._state.items() for path in each]
+        wholes = self._wholes
+        return {f"{name}/{path}": wholes[path] for name, path in paths if path in wholes}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the state, in place, by the paths of `state`.
@@ -252,7 +295,7 @@ class Optimizer:
         Nothing is written unless all fit: raises `PathError` for paths that are missing or
         unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
         """
-        load(self.state(), arrays, "state")
+        shards.load_parts(self._own_state(), self._whole_state(), arrays, "state")
 
     def _rate(self, hyper: Any) -> float | Tensor:
         """The learning rate of this update: the float, or what the schedule returns."""
@@ -296,7 +339,10 @@ class Optimizer:
                         f"hyperparameters took none when the optimizer was made; make another one"
                     )
         gradients = dict(leaves(grads))
-        require_types(self._types, {path: g.type for path, g in gradients.items()}, "gradient")
+        types = self._types
+        if self._shard == "optimizer" and isinstance(grads, shards.Parts):
+            types = {path: shards.piece_type(type) for path, type in types.items()}
+        require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
         if recording.get() is not None:
             raise GradientError(
@@ -678,12 +724,6 @@ class AdamW(Adam):
         super()._step(hyper, param, g, state, scalars)
 
 
-def _zeros_beside(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    path, x = named
-    with x.arena.allocating():
-        return path, creation.zeros(x.shape, dtype=x.dtype)
-
-
 def _in_dtype(value: float | Tensor, dtype: DType) -> Tensor:
     return fn.astype(value, dtype) if isinstance(value, Tensor) else scalar(value, dtype)
 
@@ -704,13 +744,16 @@ def _require(where: str, name: str, value: float, low: float, below: float = mat
 def global_norm(tree: Tree) -> Tensor:
     """The square root of the sum of all squares in a tree of float tensors: f[].
 
-    A tensor that occurs twice counts once, such as the gradient of a shared parameter.
+    A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of what
+    members have in parts (`ml.parallel.Parts`) it is the norm of the whole: they all call this.
     """
-    total: Tensor | None = None
-    for x in named_tensors(tree).values():
-        part = op.sum(op.square(x))
-        total = part if total is None else total + part
-    return creation.zeros((), dtype=f32) if total is None else op.sqrt(total)
+    whole, pieces = shards.parted(tree)
+    parts = [op.sum(op.square(x)) for x in whole]
+    if pieces:
+        of_pieces = reduce(op.add, [op.sum(op.square(x)) for x in pieces])
+        all_reduce(of_pieces)
+        parts.append(of_pieces)
+    return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
 
 
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:

@@ -1,210 +1,173 @@
 """Several VMs from eager code: `ml.parallel`.
 
-Each member of a group runs the same code on its own thread and VM, and meets the other members in
-the functions below.
+Each member of a group runs the same code on its own VM, and meets the other members in the
+collectives. `data_parallel` has them share the batches of a training:
 
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(make_step, group)
         loss = step(images, labels)
-
-Each function is one launch, so a captured step may contain it. On a VM in no group it does what it
-would in a group of one. The functions have no gradients: reduce what `value_and_grad` returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
-from mlvm.core.program.program import Program
-from mlvm.core.types import Array, DType
-from mlvm.eager import functions as fn
-from mlvm.eager.context import current_arena, recording
-from mlvm.eager.creation import integers
-from mlvm.eager.tensor import OneOp, Tensor, apply, launch_for_values
-from mlvm.eager.tree import Tree, named_tensors, require_writable
+from mlvm.arena.arena import STALE
+from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.types import Array
+from mlvm.eager import shards
+from mlvm.eager.autodiff import collecting
+from mlvm.eager.collectives import (
+    all_gather,
+    all_reduce,
+    all_reduce_start,
+    all_reduce_wait,
+    barrier,
+    broadcast,
+    rank,
+    recv,
+    reduce_scatter,
+    send,
+    size,
+)
+from mlvm.eager.shards import Parts, Shard
+from mlvm.eager.tensor import Tensor
+from mlvm.eager.tree import Node, Tree
 from mlvm.machines.local import LocalVM
-from mlvm.parallel.collectives import Member
-from mlvm.parallel.group import Group, member_of
-from mlvm.parallel.meeting import Reduction
+from mlvm.parallel.group import AnyGroup, Group
+from mlvm.parallel.mpi import MpiGroup
+from mlvm.parallel.named import group
+from mlvm.parallel.processes import ProcessGroup
 
 __all__ = [
+    "AnyGroup",
     "Group",
+    "MpiGroup",
+    "Parts",
+    "ProcessGroup",
+    "Shard",
     "all_gather",
     "all_reduce",
+    "all_reduce_start",
+    "all_reduce_wait",
     "barrier",
     "broadcast",
     "data_parallel",
+    "group",
     "rank",
     "recv",
     "reduce_scatter",
     "send",
     "size",
+    "value_and_grad",
 ]
 
 R = TypeVar("R")
 
 
-# --- who and with whom ---------------------------------------------------------------
+# --- gradients -----------------------------------------------------------------------
 
 
-def rank() -> int:
-    """The current VM's number in its group, from 0; 0 on a VM in no group."""
-    return _place()[0]
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """`ml.value_and_grad`, of which the value and the gradients are the mean over all members.
 
+    Members meet while the way back goes on: as soon as the gradients of a few megabytes of
+    parameters are there, they are averaged (Li et al., PyTorch Distributed, arXiv 2006.15704). The
+    parameters' order says which ones these are, from the last to the first, so that all members do
+    the same. The bits are those of `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is each
+    member's own.
 
-def size() -> int:
-    """How many members the current VM's group has; 1 on a VM in no group."""
-    return _place()[1]
+    In a step of `data_parallel(..., shard=...)` the gradient of a Module or dict is a `Parts`: each
+    member has its piece of every gradient, which is all that its optimizer needs.
 
-
-def _place() -> tuple[int, int]:
-    """The current VM's rank, and the size of its group."""
-    member = member_of(current_arena().vm)
-    return (member.rank, member.size) if member is not None else (0, 1)
-
-
-# --- collectives ---------------------------------------------------------------------
-
-
-def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
-    """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
-
-    All give trees of the same types. It is one launch, in which the members meet once. Elements are
-    combined in order of rank: all members get the same bits, in every run. Raises
-    `DTypeError` for a mean of integers or a sum of bools, `AttributeRefused` for another `op` and
-    for a view, `GradientError` for a tensor that a tape needs, `StaleTensor`.
+    Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
     """
-    _in_place("all_reduce", tree, op=op)
+    alone = collecting(fn, argnums, has_aux=has_aux)
+    differentiated = collecting(fn, argnums, has_aux=has_aux, collect=_Buckets)
+    several = isinstance(argnums, tuple)
+
+    @wraps(fn, updated=())
+    def averaged(*args: Any, **kwargs: Any) -> Any:
+        if size() == 1:
+            return alone(*args, **kwargs)
+        primal, gradients = differentiated(*args, **kwargs)
+        if shards.wanted() is not None:
+            given = gradients if several else [gradients]
+            given = [Parts(each) if isinstance(each, dict) else each for each in given]
+            gradients = tuple(given) if several else given[0]
+        return primal, gradients
+
+    return averaged
 
 
-def broadcast(tree: Tree, root: int = 0) -> None:
-    """Overwrite each tensor of the tree with the tensor of the member with rank `root`. Given a
-    model, all members have the same one after it.
+class _Buckets:
+    """The value and the gradients of a differentiation, averaged a bucket at a time.
 
-    Raises `AttributeRefused` unless 0 <= root < size().
+    Of those with respect to what is in parts nothing is left to do: they were averaged on their
+    way. Under `shard="optimizer"` a piece is left of the others, but for those in a list or tuple.
     """
-    _in_place("broadcast", tree, root=root)
 
+    def __init__(
+        self, value: Tensor, arguments: Sequence[Tree], variables: Sequence[Tensor]
+    ) -> None:
+        self._value = value
+        self._gradients: dict[int, Tensor] = {}
+        self._buckets: list[tuple[bool, list[int]]] = []  # from the last parameter to the first
+        self._next = 0
+        self._started: list[Tree] = []
+        numbers = {id(x): i for i, x in enumerate(variables)}
+        for argument in reversed(arguments):
+            scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
+            whole = [numbers[id(x)] for x in shards.parted(argument)[0]][::-1]
+            for bucket in shards.buckets([variables[i].type for i in whole]):
+                self._buckets.append((scatters, [whole[i] for i in bucket]))
+        self._start(value)
 
-def all_gather(x: Tensor) -> Tensor:
-    """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
-    f[size * k, ...]; a scalar counts as a tensor of one element."""
-    _require_untracked("all_gather", x)
-    return _apply("all_gather", x)
+    def add(self, i: int, g: Tensor) -> None:
+        self._gradients[i] = g
+        while self._next < len(self._buckets):
+            scatters, bucket = self._buckets[self._next]
+            if not all(j in self._gradients for j in bucket):
+                return
+            self._next += 1
+            gradients = [self._gradients[j] for j in bucket]
+            if scatters:
+                self._gradients.update(zip(bucket, shards.scattered(gradients), strict=True))
+            else:
+                self._start(gradients)
 
+    def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
+        for tree in self._started:
+            all_reduce_wait(tree)
+        return self._value, self._gradients
 
-def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
-    """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
-
-    Raises `ShapeError` where axis 0 does not divide, and what `all_reduce` raises.
-    """
-    _require_untracked("reduce_scatter", x)
-    return _apply("reduce_scatter", x, op=op)
-
-
-def send(x: Tensor, to: int) -> None:
-    """Give x to the member with rank `to`. Returns when that member has called `recv`.
-
-    Raises `AttributeRefused` unless `to` is the rank of another member.
-    """
-    _require_untracked("send", x)
-    _effect("send", [x], to=to)
-
-
-def recv(shape: int | Sequence[int], *, source: int, dtype: object) -> Tensor:
-    """The tensor of that type that the member with rank `source` gives with `send`.
-
-    Raises `AttributeRefused` unless `source` is the rank of another member.
-    """
-    lengths = integers(shape, "shape")
-    return _apply("recv", source=source, shape=lengths, dtype=DType.of(dtype))
-
-
-def barrier() -> None:
-    """Wait until all members are here."""
-    _effect("barrier", [])
-
-
-def _require_untracked(name: str, x: Tensor) -> None:
-    """Raise `GradientError` for a tensor that a gradient is taken through, `DTypeError` for what
-    is no tensor."""
-    if not isinstance(x, Tensor):
-        raise DTypeError(f"takes a tensor, not a {type(x).__name__}; see asarray").at(name, ())
-    tape = recording.get()
-    if tape is not None and x.tape is tape:
-        raise GradientError(
-            f"{name} has no gradient; call it on what value_and_grad returns, or on "
-            f"stop_gradient(x)"
-        )
-
-
-def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
-    tensors = list(named_tensors(tree, buffers=True).values())
-    require_writable(tensors)
-    for x in tensors:
-        if x.base is not None:
-            raise AttributeRefused(
-                f"{x.type} shares its bytes with the tensor it was made from, which would change "
-                f"too; give copy(x) instead"
-            ).at(name, (x.type,))
-    _effect(name, tensors, **attributes)
-
-
-def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
-    """One launch of the collective, into a new tensor."""
-    rank, size = _place()
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
-    if size > 1:
-        return apply(call, *operands)
-    result = call.infer(tuple([x.type for x in operands]))
-    assert result is not None  # none of these is dynamic
-    [x] = operands  # a recv, which has none, was refused before
-    return fn.reshape(x, result.shape)
-
-
-def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
-    """One launch of a collective that leaves no result."""
-    rank, size = _place()
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
-    if size > 1:
-        program = _program(name, len(operands), tuple(call.attributes.items()))
-        launch_for_values(program, current_arena().vm, tuple(operands))
-    else:
-        call.op.infer([x.type for x in operands], call.attributes)
-
-
-_OPS: Final = Member("", 0, 1).ops
-
-
-@lru_cache(maxsize=1024)
-def _one_op(rank: int, size: int, name: str, attributes: tuple[tuple[str, Any], ...]) -> OneOp:
-    """The collective as a member of that rank calls it."""
-    return OneOp(Member("", rank, size).ops[name], dict(attributes))
-
-
-@lru_cache(maxsize=1024)
-def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -> Program:
-    return Program.of_op(name, nparams, dict(attributes), 0)
+    def _start(self, tree: Tree) -> None:
+        self._started.append(tree)
+        all_reduce_start(tree, "mean")
 
 
 # --- data parallelism ----------------------------------------------------------------
 
 
 def data_parallel(
-    make_step: Callable[[LocalVM], Callable[..., R]], group: Group
+    make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
     """A training step that the members of the group share: each takes its part of the batch.
 
     `make_step(vm)` is called once on each member. It builds the model and optimizer there, and
     returns the member's step. Each member must build the same ones, for instance from one random
-    key. The result is called with arrays of N rows. It calls each member's step with the N / size
-    rows of its rank, as numpy arrays, and returns what the step of rank 0 returns; keyword
-    arguments go to all steps as they are. The step has to bring the gradients together:
+    key. The result is called with arrays or tensors of N rows. It calls each member's step with the
+    N / size rows of its rank, as numpy arrays, and returns what the step of rank 0 returns; keyword
+    arguments go to all steps as they are. The step brings the gradients together:
+
+        loss_and_grads = ml.parallel.value_and_grad(loss_of)
 
         def make_step(vm):
             weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
@@ -215,7 +178,6 @@ def data_parallel(
             def step(images, labels):
                 with batch:
                     loss, grads = loss_and_grads(model, ml.asarray(images), ml.asarray(labels))
-                    ml.parallel.all_reduce((loss, grads), "mean")
                     optimizer.update(grads)
                     return float(loss)
 
@@ -223,21 +185,52 @@ def data_parallel(
 
     All parts have equal length, so the mean of their means is that of the batch. But for rounding,
     one step is the step of one VM on the whole batch; the replicas stay equal bit for bit. Each
-    member's step may be captured, on its own VM. Raises `ShapeError` unless all arguments are
+    member's step may be captured, on its own VM.
+
+    With `shard="optimizer"` an optimizer that `make_step` makes keeps the state of this member's
+    part of the parameters, a 1 / size of it. With `shard="all"` it also leaves a Module no more
+    than that part of its parameters, which are gathered whenever a field is read. Neither changes
+    how a step is written, and both give the bits of a step that is not sharded, but where a norm of
+    all gradients adds in another order (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+
+    Raises `AttributeRefused` for another `shard`, `ShapeError` unless all arguments are
     arrays of one number of rows, a multiple of the group's size, and what `Group.run` raises.
     """
-    steps = group.run(lambda rank, vm: make_step(vm))
+    if shard not in (None, "optimizer", "all"):
+        raise AttributeRefused(
+            f"data_parallel: shard is None, 'optimizer' or 'all', not {brief(shard)}"
+        )
+
+    kept = group.keep(_Maker(make_step, shard))
 
     def step(*batch: Any, **common: Any) -> R:
-        shards = _shards(batch, group.size)
-        return group.run(lambda rank, vm: steps[rank](*shards[rank], **common))[0]
+        return kept(*_rows(batch, group.size), **common)[0]
 
     return step
 
 
-def _shards(batch: Sequence[Any], members: int) -> list[list[Array]]:
-    """For each member its rows of every array; views, not copies."""
-    arrays = [np.asarray(each) for each in batch]
+@dataclass(frozen=True)
+class _Maker(Generic[R]):
+    """Makes a member's step; it may be pickled if `make_step` may."""
+
+    make_step: Callable[[LocalVM], Callable[..., R]]
+    shard: Shard | None
+
+    def __call__(self, rank: int, vm: LocalVM) -> Callable[..., R]:
+        with shards.sharding(self.shard):
+            step = self.make_step(vm)
+
+        def take_part(*rows: Array, **common: Any) -> R:
+            with shards.sharding(self.shard):
+                return step(*rows, **common)
+
+        return take_part
+
+
+def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
+    """Of every array the rows of each member; views, not copies, also of tensors of this
+    process."""
+    arrays = [_array(each) for each in batch]
     lengths = {array.shape[0] if array.ndim else None for array in arrays}
     if len(lengths) > 1 or None in lengths or any(n % members for n in lengths if n is not None):
         types = ", ".join(brief(array.shape) for array in arrays)
@@ -248,7 +241,18 @@ def _shards(batch: Sequence[Any], members: int) -> list[list[Array]]:
     return [
         [
             array[rank * len(array) // members : (rank + 1) * len(array) // members]
-            for array in arrays
+            for rank in range(members)
         ]
-        for rank in range(members)
+        for array in arrays
     ]
+
+
+def _array(x: Any) -> Array:
+    if not isinstance(x, Tensor):
+        return np.asarray(x)
+    vm = x.arena.vm
+    if x.handle == STALE or not isinstance(vm, LocalVM):
+        return x.numpy()
+    view = vm.borrow(x.handle)
+    view.flags.writeable = False
+    return view

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Node:
     """
 
     _buffers: tuple[str, ...] = ()
+    _as_dict: ClassVar[type[dict[str, Any]]] = dict
+    """What `map_tree` makes of it."""
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
@@ -233,7 +235,7 @@ def _map(
     if isinstance(tree, dict):
         parts = dict(zip(tree, mapped.values(), strict=True))
         return parts if type(tree) is dict else _copy_with(tree, parts.items())
-    return mapped
+    return mapped if tree._as_dict is dict else tree._as_dict(mapped)
 
 
 def _mapped(

@@ -42,6 +42,9 @@ class DryVM(LocalVM):
                 raise HandleError(f"{self.name} is a dry VM: it has no values to return")
             return []
 
+    def known_launches(self) -> None:
+        """None: no launch is run."""
+
     def read(self, handle: TensorHandle) -> Array:
         raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
 

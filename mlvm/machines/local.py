@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Final
 
+import numpy as np
+
 from mlvm.core.errors import MachineError
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
@@ -15,6 +17,7 @@ from mlvm.core.vm import VM
 from mlvm.machines import residuals
 from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
+from mlvm.machines.wire import NATIVE
 from mlvm.machines.workers import Workers
 
 if TYPE_CHECKING:
@@ -95,6 +98,8 @@ class LocalVM(VM):
         if workers:
             self._scheduler = Workers(workers, self.name)
         residuals.register(self)
+        said = np.asarray(self.native, np.int64)
+        self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)
 
     def known_launches(self) -> KnownLaunches | None:
         """A table of the launches that a client makes, for a native VM without workers."""

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from mlvm.core.errors import (
     MlvmError,
     ProgramError,
     ShapeError,
+    UnknownFunction,
     brief,
 )
 from mlvm.core.machine.verify import verify
@@ -33,6 +35,11 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.types import MAX_NBYTES, Array, TensorType
 from mlvm.core.vm import VM
+
+NATIVE: Final = "machine.native"
+"""The host function that says whether a VM is native: ( -- n ), 1 or 0 as an i64[]."""
+
+_ASK_NATIVE: Final = Program.of_op(NATIVE, 0, {}, 1)
 
 
 class Field(NamedTuple):
@@ -383,6 +390,15 @@ class WireVM(Identity):
         self._dropped: deque[int] = deque()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
+
+    @cached_property
+    def native(self) -> bool:
+        """Whether the machine there is a native one, for whose taste steps are fused."""
+        try:
+            [answer] = self.launch(_ASK_NATIVE)
+        except (UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
+            return False
+        return bool(answer)
 
     def _call(self, name: str, *args: Any) -> Any:
         """Make a call, and wait for its result."""

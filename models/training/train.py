@@ -14,10 +14,12 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from models.data import SPECS, DataError, load, parse
@@ -26,7 +28,7 @@ from models.training.checkpoint import CheckpointError
 from models.training.choices import MODELS
 from models.training.plot import loss_curve
 from models.training.progress import Progress
-from models.training.trainer import Replica, Trainer
+from models.training.trainer import ArenaReport, Making, Trainer
 
 LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
@@ -42,7 +44,7 @@ class Diverged(ml.errors.MlvmError, ArithmeticError):
 
 
 class Options(NamedTuple):
-    """What decides the outcome of a training."""
+    """What decides the outcome of a training, but for how the members of a group round."""
 
     model: str
     data: str
@@ -50,15 +52,6 @@ class Options(NamedTuple):
     batch_size: int
     learning_rate: float
     seed: int
-    vms: int
-
-
-class ArenaReport(TypedDict):
-    """Bytes an arena holds, and the most it had in use at once."""
-
-    name: str
-    capacity: int
-    high_water: int
 
 
 class Result(TypedDict):
@@ -89,7 +82,9 @@ def train(
     learning_rate: float = 5e-3,
     seed: int = 0,
     workers: int = 0,
-    vms: int = 1,
+    group: ml.parallel.AnyGroup | str | None = None,
+    shard: ml.parallel.Shard | None = None,
+    vm: ml.VM | ml.RemoteVM | None = None,
     save: Path | None = None,
     save_every: int | None = None,
     resume: Path | None = None,
@@ -98,12 +93,17 @@ def train(
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
 
-    `workers` threads prepare the batches; their number changes no result. `vms` machines, a thread
-    each, share every batch; their number changes how results are rounded. After every
-    `save_every` steps, by default those of an epoch, and at the end, all that is needed to go on
-    is written to the file `save`. `resume`, such a file of a training with the same options, is
-    gone on from: the outcome is that of a training that was never interrupted. With `plot`, a
-    folder, loss.svg and step_memory.svg are written there.
+    `workers` threads prepare the batches; their number changes no result. The members of `group`,
+    such as "threads:2" (see `ml.parallel.group`), share every batch, and with `shard` the optimizer
+    and the weights (see `ml.parallel.data_parallel`). How many members there are changes how
+    results are rounded, and where they meet changes nothing. Without a group, `vm` is where to
+    train, such as `ml.connect(address)`: batches are made here, and written there ahead of each
+    step, and no bit of the result depends on where that is. After every `save_every` steps, by
+    default those of an epoch, and at the end, all that is needed to go on is written to the file
+    `save`. `resume`, such a file of a training with the same options, with any group, is gone on
+    from: the outcome is that of a training that was never interrupted. With `plot`, a folder,
+    loss.svg and step_memory.svg are written there. In a group of MPI all its processes call this
+    with the same arguments, get the same result, and the first one alone writes and shows progress.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `Diverged`, `OSError` for a file, and
     `ShapeError` for images that the model cannot take.
@@ -111,8 +111,12 @@ def train(
     if model not in MODELS:
         raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
     data = MODELS[model].data if data is None else data
-    options = Options(model, data, epochs, batch_size, learning_rate, seed, vms)
+    options = Options(model, data, epochs, batch_size, learning_rate, seed)
     _require_possible(options, workers, save_every)
+    if vm is not None and group is not None:
+        raise OptionError(
+            "a VM and a group are given; the members of a group have VMs of their own"
+        )
     dataset = load(data, seed=seed)
     if dataset.kind != MODELS[model].kind:
         raise OptionError(f"{model} is for {MODELS[model].kind}, and {data} has {dataset.kind}")
@@ -121,65 +125,64 @@ def train(
         raise OptionError(
             f"batch_size {batch_size} is more than the {len(dataset.train)} training samples"
         )
-    progress = progress or Progress(quiet=True)
+    make = Making(model, data, seed, epochs * steps, learning_rate, dataset)
     losses: list[float] = []
     seconds: list[float] = []
     score = held_then = None
-    with (
-        Trainer(
-            lambda vm: Replica(
-                vm, model, dataset, steps=epochs * steps, learning_rate=learning_rate, seed=seed
-            ),
-            vms,
-        ) as trainer,
-        ml.Pipeline(
+    with opened(group) as members:
+        if members is not None and batch_size % members.size:
+            raise OptionError(f"batch_size {batch_size} is not divisible by {members.size} members")
+        is_first = speaks(members)
+        progress = progress if progress is not None and is_first else Progress(quiet=True)
+        trainer = Trainer(make, members, shard=shard, vm=vm)
+        with ml.Pipeline(
             dataset.train,
             batch_size,
-            vm=trainer.first.vm,
+            vm=trainer.vm,
             shuffle=True,
             seed=seed,
             epochs=epochs,
             drop_last=True,
             workers=workers,
             transform=dataset.augment,
-        ) as pipeline,
-    ):
-        if resume is not None:
-            losses += _resumed(resume, options, steps, trainer, pipeline)
-        progress.begin(epochs, epochs * steps, len(losses))
-        try:
-            for samples, labels in pipeline:
-                began = time.perf_counter()
-                losses.append(trainer.step(samples, labels))
-                seconds.append(time.perf_counter() - began)
-                if not math.isfinite(losses[-1]):
-                    raise Diverged(
-                        f"the loss of step {len(losses)} is {losses[-1]}; "
-                        f"a learning rate below {learning_rate} may help"
-                    )
-                progress.step()
-                is_due = len(losses) % (save_every or steps) == 0 or len(losses) == epochs * steps
-                if save is not None and is_due:
-                    _save(save, options, trainer, pipeline, losses)
-                if len(losses) % steps == 0:
-                    score = trainer.first.test(dataset.test, batch_size)
-                    loss = statistics.fmean(losses[-steps:])
-                    progress.epoch(len(losses) // steps, loss, score.accuracy)
-                    held_then = held_then or trainer.consumed()
-        finally:
-            progress.end()
-        waited = pipeline.stats().consumer_waited
+        ) as pipeline:
+            if resume is not None:
+                losses += _resumed(resume, options, steps, trainer, pipeline)
+            progress.begin(epochs, epochs * steps, len(losses))
+            try:
+                for samples, labels in pipeline:
+                    began = time.perf_counter()
+                    losses.append(trainer.step(samples, labels))
+                    seconds.append(time.perf_counter() - began)
+                    if not math.isfinite(losses[-1]):
+                        raise Diverged(
+                            f"the loss of step {len(losses)} is {losses[-1]}; "
+                            f"a learning rate below {learning_rate} may help"
+                        )
+                    progress.step()
+                    is_last = len(losses) == epochs * steps
+                    if save is not None and (len(losses) % (save_every or steps) == 0 or is_last):
+                        state = trainer.state()
+                        if is_first:
+                            _save(save, options, state, pipeline, losses)
+                    if len(losses) % steps == 0:
+                        score = trainer.test(batch_size)
+                        loss = statistics.fmean(losses[-steps:])
+                        progress.epoch(len(losses) // steps, loss, score.accuracy)
+                        held_then = held_then or trainer.consumed()
+            finally:
+                progress.end()
+            waited = pipeline.stats().consumer_waited
         held_last = trainer.consumed()
         if score is None:
-            score = trainer.first.test(dataset.test, batch_size)
+            score = trainer.test(batch_size)
+        memory = trainer.memory()
+        if plot is not None and seconds and is_first:
+            trainer.plot(plot / STEP_FILE)
     train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
-    improve = trainer.first.improve
-    if plot is not None:
+    if plot is not None and is_first:
         title = f"Training {model} on {data}"
         (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss), "utf-8")
-        if seconds:
-            improve.plot(plot / STEP_FILE)
-    planned = improve.plan.nbytes if seconds else 0
     return Result(
         model=model,
         data=data,
@@ -190,33 +193,56 @@ def train(
         train_loss=train_loss,
         step_ms_median=1000 * statistics.median(seconds) if seconds else None,
         input_wait_share=waited / (sum(seconds) + waited) if seconds else 0.0,
-        arenas=[
-            *[
-                ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
-                for arena in (trainer.first.weights, trainer.first.batch)
-            ],
-            ArenaReport(name="step", capacity=planned, high_water=planned),
-        ],
+        arenas=memory,
         growth_after_first_epoch_bytes=held_last - (held_then or held_last),
     )
 
 
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
-    _, _, epochs, batch_size, learning_rate, seed, vms = options
+    _, _, epochs, batch_size, learning_rate, seed = options
     if epochs < 1 or batch_size < 1:
         raise OptionError(f"epochs and batch_size must be >= 1, not {epochs} and {batch_size}")
     if not (0 < learning_rate < math.inf):
         raise OptionError(f"learning_rate must be positive, not {learning_rate}")
     if not 0 <= seed < 2**64:
         raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
-    if vms < 1:
-        raise OptionError(f"vms must be >= 1, not {vms}")
-    if batch_size % vms:
-        raise OptionError(f"batch_size {batch_size} is not divisible by {vms} vms")
     if workers < 0:
         raise OptionError(f"workers must be >= 0, not {workers}")
     if save_every is not None and save_every < 1:
         raise OptionError(f"save_every must be >= 1, not {save_every}")
+
+
+# --- groups --------------------------------------------------------------------------
+
+
+def opened(
+    group: ml.parallel.AnyGroup | str | None,
+) -> AbstractContextManager[ml.parallel.AnyGroup | None]:
+    """The group, made here if it is a text, for as long as it is used. Raises `OptionError` for a
+    text that names none."""
+    if not isinstance(group, str):
+        return nullcontext(group)
+    try:
+        return ml.parallel.group(group)
+    except ml.errors.GroupError as error:
+        raise OptionError(f"group: {error}") from None
+
+
+def speaks(group: ml.parallel.AnyGroup | None) -> bool:
+    """Whether this process writes files and shows progress: of those of MPI, the first."""
+    return getattr(group, "rank", 0) == 0
+
+
+def _connected(
+    address: str | None, secret_file: Path | None
+) -> AbstractContextManager[ml.RemoteVM | None]:
+    """A VM of the server there, for as long as it is used. Raises `OptionError`, and what
+    `ml.connect` raises."""
+    if address is None:
+        if secret_file is not None:
+            raise OptionError("a secret is for a server: see --vm")
+        return nullcontext()
+    return ml.connect(address, secret_file=secret_file, name="train")
 
 
 # --- checkpoints ---------------------------------------------------------------------
@@ -225,13 +251,13 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
 def _save(
     file: Path,
     options: Options,
-    trainer: Trainer,
+    state: dict[str, NDArray[Any]],
     pipeline: ml.Pipeline,
     losses: list[float],
 ) -> None:
     """Write all that the rest of the training depends on, and what its result will tell."""
     metadata = {"training": json.dumps(options._asdict()), "pipeline": json.dumps(pipeline.state())}
-    checkpoint.save(file, {**trainer.first.state(), LOSSES: np.array(losses)}, metadata)
+    checkpoint.save(file, {**state, LOSSES: np.array(losses)}, metadata)
 
 
 def _resumed(
@@ -288,7 +314,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")
     add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
     add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
-    add("--vms", type=int, default=1, metavar="N", help="machines that share each batch")
+    add(
+        "--group",
+        metavar="GROUP",
+        help="who shares each batch: threads:N, processes:N, or mpi",
+    )
+    add("--vms", type=_vms, dest="group", metavar="N", help="the same as --group threads:N")
+    add(
+        "--shard",
+        choices=("optimizer", "all"),
+        help="what each member keeps its part of: the optimizer's state, or weights too",
+    )
+    add("--vm", metavar="ADDRESS", help="train there: HOST:PORT or unix:PATH of `mlvm serve`")
+    add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
     add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
     add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
     add(
@@ -312,6 +350,10 @@ def _spec(text: str) -> str:
     return text
 
 
+def _vms(text: str) -> str | None:
+    return f"threads:{int(text)}" if int(text) != 1 else None
+
+
 def _require_writable(file: Path) -> None:
     """Raise `OSError` unless the file can be written; what it holds, if anything, is kept."""
     is_new = not file.exists()
@@ -328,26 +370,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     json_file: Path | None = options.pop("json", None)
     plot: Path | None = options.get("plot")
     progress = Progress(quiet=options.pop("quiet", False))
+    is_first = True
     try:
-        if json_file is not None:
-            _require_writable(json_file)
-        if "save" in options:
-            _require_writable(options["save"])
-        if plot is not None:
-            plot.mkdir(parents=True, exist_ok=True)
-            for name in (LOSS_FILE, STEP_FILE):
-                _require_writable(plot / name)
-        result = train(**options, progress=progress)
-        if json_file is not None:
+        address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
+        with _connected(address, secret_file) as vm, opened(options.pop("group", None)) as group:
+            is_first = speaks(group)
+            if json_file is not None and is_first:
+                _require_writable(json_file)
+            if "save" in options and is_first:
+                _require_writable(options["save"])
+            if plot is not None and is_first:
+                plot.mkdir(parents=True, exist_ok=True)
+                for name in (LOSS_FILE, STEP_FILE):
+                    _require_writable(plot / name)
+            result = train(**options, vm=vm, group=group, progress=progress)
+        if json_file is not None and is_first:
             json_file.write_text(json.dumps(result) + "\n")
     except OptionError as error:
+        if not is_first:
+            return 2
         parser.error(str(error))
     except (ml.errors.MlvmError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        if is_first or not isinstance(error, Diverged):  # of which the first one tells
+            print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        if is_first:
+            print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
+    if not is_first:
+        return 0
     pace = result["step_ms_median"]
     print(
         f"{result['model']} on {result['data']}: test accuracy "

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
-from models.data import DataSet
+from models.data import DataSet, load
 from models.data.batches import evaluation_batches
-from models.data.dataset import NO_LABEL, Examples
+from models.data.dataset import NO_LABEL
 from models.training.checkpoint import CheckpointError
 from models.training.choices import MODELS
 
@@ -29,8 +32,17 @@ class Score(NamedTuple):
     loss: float
 
 
+class ArenaReport(TypedDict):
+    """Bytes an arena holds, and the most it had in use at once."""
+
+    name: str
+    capacity: int
+    high_water: int
+
+
 class Replica:
-    """A model and its optimizer, AdamW under a cosine schedule, on one VM.
+    """A model and its optimizer, AdamW under a cosine schedule, on one VM, alone or as a member of
+    a group. Members call the same methods together.
 
     What lasts is in the arena `weights`; each step works in `batch`, which it leaves empty, and in
     the scratch memory of its program.
@@ -38,7 +50,7 @@ class Replica:
 
     def __init__(
         self,
-        vm: ml.VM,
+        vm: ml.VM | ml.RemoteVM,
         model: str,
         dataset: DataSet,
         *,
@@ -47,6 +59,7 @@ class Replica:
         seed: int,
     ) -> None:
         self.vm = vm
+        self.dataset = dataset
         self.weights = ml.Arena(vm, "weights")
         self.batch = ml.Arena(vm, "batch")
         schedule = ml.optim.cosine(learning_rate, steps, warmup_steps=round(WARMUP * steps))
@@ -60,7 +73,6 @@ class Replica:
     def _improve(self, samples: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
         loss, grads = _loss_and_grads(self.model, samples, labels)
-        ml.parallel.all_reduce((loss, grads), "mean")
         self.optimizer.update(grads)
         return loss
 
@@ -74,11 +86,14 @@ class Replica:
         with self.batch:
             return float(self.improve(samples, labels))
 
-    def test(self, examples: Examples, batch_size: int) -> Score:
-        """How the model does on these samples, in its mode for that."""
+    def test(self, batch_size: int) -> Score | None:
+        """How the model does on the samples that were held out, in its mode for that. Of members
+        with equal weights the first alone finds out."""
+        if ml.parallel.rank() and not isinstance(self.model.parameters(), ml.parallel.Parts):
+            return None
         correct, loss, count = 0, 0.0, 0
         self.model.eval()
-        for samples, labels in evaluation_batches(examples, batch_size):
+        for samples, labels in evaluation_batches(self.dataset.test, batch_size):
             with self.batch:
                 guesses, losses = self.guess(samples, labels)
                 correct += int((guesses.numpy() == labels).sum())
@@ -88,74 +103,145 @@ class Replica:
         return Score(correct / count, loss / count)
 
     def state(self) -> dict[str, Array]:
-        """All that later steps depend on, by name: parameters, buffers, optimizer, random keys."""
+        """All that later steps depend on, by name: parameters, buffers, optimizer, random keys.
+        The tensors are whole ones, which the first member has; other members return nothing."""
+        with self.batch:
+            tensors = self._tensors()
+            if ml.parallel.rank():
+                return {}
+            arrays = {name: x.numpy() for name, x in tensors.items()}
+        return {**arrays, "random": self._random()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            **{f"model/{path}": x for path, x in self.model.state().items()},
+            **{f"optimizer/{path}": x for path, x in self.optimizer.state().items()},
+        }
+
+    def _random(self) -> Array:
         with self.weights.allocating():
-            return {
-                **{f"model/{path}": x.numpy() for path, x in self.model.state().items()},
-                **{f"optimizer/{path}": x.numpy() for path, x in self.optimizer.state().items()},
-                "random": ml.random.state(),
-            }
+            return ml.random.state()
 
     def load_state(self, arrays: Mapping[str, Array]) -> None:
         """Go on from what `state` returned, of a replica of the same model.
 
         Raises `CheckpointError` for arrays of another, and changes nothing then.
         """
-        own = self.state()
+        with self.batch:
+            own = {name: (x.dtype.numpy, x.shape) for name, x in self._tensors().items()}
+        random = self._random()
+        own["random"] = random.dtype, random.shape
         if arrays.keys() != own.keys():
             names = ", ".join(sorted(arrays.keys() ^ own.keys()))
             raise CheckpointError(f"missing or unknown: {names}")
-        for name, array in own.items():
+        for name, (dtype, shape) in own.items():
             given = arrays[name]
-            if (given.dtype, given.shape) != (array.dtype, array.shape):
-                raise CheckpointError(
-                    f"{name} is {array.dtype} {array.shape}, not {given.dtype} {given.shape}"
-                )
+            if (given.dtype, given.shape) != (dtype, shape):
+                raise CheckpointError(f"{name} is {dtype} {shape}, not {given.dtype} {given.shape}")
         self.model.load_state(_below("model/", arrays))
         self.optimizer.load_state(_below("optimizer/", arrays))
         with self.weights.allocating():
             ml.random.set_state(arrays["random"])
 
+    def consumed(self) -> int:
+        """The bytes that the VMs of all members hold."""
+        own = round(self.vm.consumed_size_in_mib() * 2**20)
+        with self.batch:
+            total = ml.full((), float(own), dtype=ml.float64)
+            ml.parallel.all_reduce(total)
+            return int(total)
+
+    def memory(self) -> list[ArenaReport]:
+        """What this member's arenas hold, and the plan of its step."""
+        planned = self.improve.plan.nbytes if self.improve.signatures else 0
+        return [
+            *[
+                ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
+                for arena in (self.weights, self.batch)
+            ],
+            ArenaReport(name="step", capacity=planned, high_water=planned),
+        ]
+
+    def plot(self, file: Path) -> None:
+        """Draw the memory of the first member's step."""
+        if not ml.parallel.rank():
+            self.improve.plot(file)
+
+
+@dataclass(frozen=True)
+class Making:
+    """Makes the replica of a member. In another process that loads the data set itself."""
+
+    model: str
+    data: str
+    seed: int
+    steps: int
+    learning_rate: float
+    dataset: DataSet | None = None
+
+    def __call__(self, vm: ml.VM | ml.RemoteVM) -> Callable[..., Any]:
+        dataset = self.dataset or load(self.data, seed=self.seed)
+        replica = Replica(
+            vm,
+            self.model,
+            dataset,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+        )
+        return partial(_asked, replica)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "dataset": None}
+
+
+def _asked(replica: Replica, *rows: Any, do: str = "step", **options: Any) -> Any:
+    return getattr(replica, do)(*rows, **options)
+
 
 class Trainer:
-    """A model in training: a replica that `make` builds, or one on each of `vms` machines, which
-    share every batch. Replicas have the same parameters; the first speaks for all."""
+    """A model in training: one replica, or one with each member of a group, which share every
+    batch. The first member speaks for all. Batches come in on `vm`, where the one replica is, too:
+    by default a VM of this process."""
 
-    def __init__(self, make: Callable[[ml.VM], Replica], vms: int = 1) -> None:
-        self.group: ml.parallel.Group | None = None
-        if vms == 1:
-            self.replicas = [make(ml.VM("train"))]
-            self._step = self.first.step
-        else:
-            self.group = ml.parallel.Group([ml.VM(f"train{rank}") for rank in range(vms)])
-            self.replicas = self.group.run(lambda rank, vm: make(vm))
-            self._step = ml.parallel.data_parallel(
-                lambda vm: self.replicas[ml.parallel.rank()].step, self.group
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.group is not None:
-            self.group.close()
-
-    @property
-    def first(self) -> Replica:
-        return self.replicas[0]
+    def __init__(
+        self,
+        make: Making,
+        group: ml.parallel.AnyGroup | None = None,
+        *,
+        shard: ml.parallel.Shard | None = None,
+        vm: ml.VM | ml.RemoteVM | None = None,
+    ) -> None:
+        self.vm = vm or ml.VM("train" if group is None else "input")
+        self._ask: Callable[..., Any] = (
+            make(self.vm) if group is None else ml.parallel.data_parallel(make, group, shard=shard)
+        )
+        self._alone = group is None
 
     def step(self, samples: Tensor, labels: Tensor) -> float:
         """Improve the model by one batch; its loss before is returned."""
-        return self._step(samples, labels)
+        return self._ask(samples, labels)  # type: ignore[no-any-return]
+
+    def test(self, batch_size: int) -> Score:
+        return self._ask(do="test", batch_size=batch_size)  # type: ignore[no-any-return]
+
+    def state(self) -> dict[str, Array]:
+        return self._ask(do="state")  # type: ignore[no-any-return]
+
+    def load_state(self, arrays: Mapping[str, Array]) -> None:
+        """Go on from what `state` returned. Raises what `Replica.load_state` does."""
+        self._ask(do="load_state", arrays=arrays)
 
     def consumed(self) -> int:
         """The bytes that the VMs hold."""
-        return round(sum(each.vm.consumed_size_in_mib() for each in self.replicas) * 2**20)
+        here = 0 if self._alone else round(self.vm.consumed_size_in_mib() * 2**20)
+        return here + int(self._ask(do="consumed"))
 
-    def load_state(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from what a replica's `state` returned. Raises what `Replica.load_state` does."""
-        for replica in self.replicas:
-            replica.load_state(arrays)
+    def memory(self) -> list[ArenaReport]:
+        return self._ask(do="memory")  # type: ignore[no-any-return]
+
+    def plot(self, file: Path) -> None:
+        self._ask(do="plot", file=file)
 
 
 def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -166,6 +252,6 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-@ml.value_and_grad
+@ml.parallel.value_and_grad
 def _loss_and_grads(model: nn.Module, samples: Tensor, labels: Tensor) -> Tensor:
     return ml.softmax_cross_entropy(model(samples), labels, ignore_index=NO_LABEL, reduction="mean")

@@ -1,28 +1,18 @@
-"""`ml.parallel`: collectives on trees of tensors, and data-parallel training."""
+"""`ml.parallel`: data-parallel training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    AttributeRefused,
-    DTypeError,
-    GradientError,
-    GroupError,
-    ShapeError,
-    StaleTensor,
-)
+from mlvm.core.errors import GroupError, ShapeError, StaleTensor
 from mlvm.core.types import Array
-from mlvm.eager import Tensor, nn
+from mlvm.eager import Tensor, nn, shards
 from mlvm.machines.local import LocalVM as VM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
@@ -33,171 +23,6 @@ pytest.importorskip("threadpoolctl")
 def run(size: int, fn: Callable[[int], Any]) -> list[Any]:
     with ml.parallel.Group(size) as group:
         return group.run(lambda rank, vm: fn(rank))
-
-
-# --- collectives ---------------------------------------------------------------------
-
-
-class Pair(nn.Module):
-    first: Tensor
-    second: Tensor
-
-    def __init__(self, first: Tensor) -> None:
-        self.first = first
-        self.second = first
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_reduce_overwrites_a_tree(size: int) -> None:
-    def step(rank: int) -> list[Array]:
-        x = ml.full((2, 3), float(rank))
-        tree = {
-            "a": [x, ml.asarray([rank, 1])],
-            "none": None,
-            "pair": Pair(x),
-            "scalar": ml.ones(()),
-        }
-        ml.parallel.all_reduce(tree)
-        return [y.numpy() for y in (*tree["a"], tree["scalar"])]  # type: ignore[misc]
-
-    total = sum(range(size))
-    for a, b, scalar in run(size, step):
-        np.testing.assert_array_equal(a, np.full((2, 3), total, np.float32), strict=True)
-        np.testing.assert_array_equal(b, np.array([total, size]), strict=True)
-        np.testing.assert_array_equal(scalar, np.float32(size))
-
-
-class Counted(nn.Module):
-    weight: Tensor
-    mean: Tensor
-
-    def __init__(self, value: float) -> None:
-        self.weight = ml.full((2,), value)
-        self.mean = nn.buffer(ml.full((2,), value))
-
-
-def test_buffers_are_of_the_tree_and_can_be_brought_together_alone() -> None:
-    def step(rank: int) -> list[list[float]]:
-        model = Counted(1.0 + rank)
-        ml.parallel.all_reduce(model.named_buffers(), "mean")
-        before = model.weight.tolist(), model.mean.tolist()
-        ml.parallel.broadcast(model, root=1)
-        return [*before, model.weight.tolist(), model.mean.tolist()]
-
-    first, second = run(2, step)
-    assert first == [[1, 1], [1.5, 1.5], [2, 2], [1.5, 1.5]]
-    assert second == [[2, 2], [1.5, 1.5], [2, 2], [1.5, 1.5]]
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.sampled_from([(), (0,), (3,), (5, 7), (129, 128), (300, 301)]), max_size=6))
-def test_all_reduce_of_many(shapes: list[tuple[int, ...]]) -> None:
-    rng = np.random.default_rng(0)
-    arrays = [
-        [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes for dtype in "fd"]
-        for _ in range(2)
-    ]
-
-    def step(rank: int) -> list[Array]:
-        tensors = list(map(ml.asarray, arrays[rank]))
-        ml.parallel.all_reduce(tensors, "mean")
-        return [y.numpy() for y in tensors]
-
-    for results in run(2, step):
-        for y, x0, x1 in zip(results, *arrays, strict=True):
-            np.testing.assert_array_equal(y, (x0 + x1) / 2, strict=True)
-
-
-def test_the_other_collectives() -> None:
-    def step(rank: int) -> list[Any]:
-        x = ml.asarray([rank, 10 * rank])
-        gathered = ml.parallel.all_gather(x)
-        scattered = ml.parallel.reduce_scatter(gathered, "max")
-        chosen = ml.copy(x)
-        ml.parallel.broadcast({"x": chosen}, root=1)
-        ml.parallel.barrier()
-        if rank == ml.parallel.rank() == 0:
-            ml.parallel.send(x + 5, to=1)
-            received = x
-        else:
-            received = ml.parallel.recv(2, source=0, dtype=ml.int64)
-        scalars = ml.parallel.all_gather(ml.full((), float(rank)))
-        results = [gathered, scattered, chosen, received, scalars]
-        return [*(y.tolist() for y in results), ml.parallel.size()]
-
-    assert run(2, step) == [
-        [[0, 0, 1, 10], [0, 0], [1, 10], [0, 0], [0.0, 1.0], 2],
-        [[0, 0, 1, 10], [1, 10], [1, 10], [5, 5], [0.0, 1.0], 2],
-    ]
-
-
-@pytest.mark.parametrize("in_group", [False, True])
-def test_alone_they_change_nothing(in_group: bool) -> None:
-    def step(rank: int) -> None:
-        x = ml.asarray([1.0, 2.0])
-        assert (ml.parallel.rank(), ml.parallel.size()) == (0, 1)
-        ml.parallel.all_reduce({"x": x}, "mean")
-        ml.parallel.broadcast(x)
-        assert x.tolist() == [1.0, 2.0]
-        assert ml.parallel.all_gather(x) is x
-        assert ml.parallel.reduce_scatter(x) is x
-        assert ml.parallel.all_gather(ml.ones(())).tolist() == [1.0]
-        ml.parallel.barrier()
-        with pytest.raises(DTypeError, match="a mean is of floats"):
-            ml.parallel.all_reduce(ml.asarray([1]), "mean")
-        with pytest.raises(AttributeRefused, match="another of 1 members"):
-            ml.parallel.send(x, to=0)
-        with pytest.raises(AttributeRefused, match="another of 1 members"):
-            ml.parallel.recv(2, source=0, dtype=ml.float32)
-
-    if in_group:
-        run(1, step)
-    else:
-        step(0)
-
-
-def test_what_they_refuse() -> None:
-    def step(rank: int) -> None:
-        x = ml.asarray([1.0, 2.0, 3.0])
-        with pytest.raises(AttributeRefused, match="median"):
-            ml.parallel.all_reduce(x, "median")  # type: ignore[arg-type]
-        with pytest.raises(AttributeRefused, match="True"):
-            ml.parallel.broadcast(x, root=True)
-        with pytest.raises(ShapeError, match=r"reduce_scatter\(f32\[3\]\): axis 0"):
-            ml.parallel.reduce_scatter(x)
-        with pytest.raises(DTypeError, match="a tree has tensors as leaves, not a float"):
-            ml.parallel.all_reduce([1.0])
-        with pytest.raises(DTypeError, match="takes a tensor, not a float"):
-            ml.parallel.all_gather(1.0)  # type: ignore[arg-type]
-        with pytest.raises(AttributeRefused, match="shares its bytes"):
-            ml.parallel.all_reduce(ml.reshape(x, (3, 1)))
-        with ml.Arena(ml.default_arena().vm, "over"):
-            over = ml.ones((2,))
-        with pytest.raises(StaleTensor):
-            ml.parallel.all_reduce([x, over])
-        with pytest.raises(AttributeRefused, match="to must be the rank of another"):
-            ml.parallel.send(x, to=rank)
-
-    run(2, step)
-
-
-def test_a_gradient_through_one_is_refused() -> None:
-    def through(collective: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-        y = x * x
-        return ml.sum(collective(y) or y)
-
-    def step(rank: int) -> None:
-        x = ml.asarray([1.0, 2.0])
-        for collective in (ml.parallel.all_gather, ml.parallel.reduce_scatter):
-            with pytest.raises(GradientError, match="has no gradient; call it on what"):
-                ml.grad(partial(through, collective))(x)
-        for in_place in (ml.parallel.all_reduce, ml.parallel.broadcast):
-            with pytest.raises(GradientError, match="cannot be updated in place"):
-                ml.grad(partial(through, in_place))(x)
-        constant = ml.grad(lambda x: ml.sum(x * ml.parallel.all_gather(ml.stop_gradient(x))[:2]))
-        assert constant(x).tolist() == [1.0, 2.0]
-
-    run(2, step)
 
 
 # --- data parallelism ----------------------------------------------------------------
@@ -295,6 +120,7 @@ def test_replicas_stay_equal_bit_for_bit_and_so_do_runs() -> None:
             assert x.tobytes() == other[path].tobytes(), path
 
 
+@pytest.mark.local(reason="a group is of VMs of this process")
 def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
     seen: dict[str, Any] = {}
 
@@ -361,3 +187,131 @@ def test_a_member_that_skips_a_collective_is_named() -> None:
 
     with pytest.raises(GroupError, match=r"member 1 \(vm1\) has ended"):
         run(2, step)
+
+
+# --- where members meet --------------------------------------------------------------
+
+
+def make_mlp(vm: VM) -> Callable[..., tuple[float, list[float]]]:
+    """At the top of a module, for members in other processes."""
+    weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+    with weights.allocating():
+        model = Mlp((4, 4, 1), 3, key=ml.random.key(1))
+        optimizer = adam(model)
+
+    @ml.capture
+    def improve(images: Tensor, labels: Tensor) -> Tensor:
+        loss, grads = averaged(model, images, labels)
+        optimizer.update(ml.optim.clip_by_global_norm(grads, 0.5))
+        return loss  # type: ignore[no-any-return]
+
+    def step(images: Array, labels: Array) -> tuple[float, list[float]]:
+        with batch:
+            loss = float(improve(ml.asarray(images), ml.asarray(labels)))
+            state = [float(ml.sum(x)) for x in model.state().values()]
+            return loss, state
+
+    return step
+
+
+@ml.parallel.value_and_grad
+def averaged(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
+
+
+def test_threads_and_processes_train_with_the_same_bits() -> None:
+    found: dict[Any, list[list[Any]]] = {}
+    for text in ("threads:2", "processes:2"):
+        with ml.parallel.group(text) as group:
+            for shard in (None, "all"):
+                step = ml.parallel.data_parallel(make_mlp, group, shard=shard)
+                found.setdefault(shard, []).append([step(*each) for each in batches((4, 4, 1))])
+    for threads, processes in found.values():
+        assert threads == processes
+    assert found[None][0][0] == found["all"][0][0]  # where nothing is clipped yet
+    losses = [loss for loss, _ in found[None][0]]
+    np.testing.assert_allclose([loss for loss, _ in found["all"][0]], losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["threads", "threads:-1", "processes:two", "mpi:2", ""])
+def test_texts_that_name_no_group(text: str) -> None:
+    with pytest.raises(GroupError, match="a group is threads:N, processes:N or mpi"):
+        ml.parallel.group(text)
+
+
+@pytest.mark.local(reason="a group is of VMs of this process")
+def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
+    seen: list[Array] = []
+
+    def make_step(vm: VM) -> Callable[..., None]:
+        def step(x: Array) -> None:
+            seen.append(x)
+
+        return step
+
+    here = VM("here")
+    arena = ml.Arena(here, "batch")
+    with arena.allocating():
+        x = ml.asarray(np.arange(6.0))
+    with ml.parallel.Group(2) as group:
+        step = ml.parallel.data_parallel(make_step, group)
+        step(x)
+        memory = here.borrow(x.handle)
+        assert sorted(map(tuple, seen)) == [(0, 1, 2), (3, 4, 5)]
+        for each in seen:
+            assert np.shares_memory(each, memory)
+            assert not each.flags.writeable
+        arena.reset()
+        with pytest.raises(StaleTensor):
+            step(x)
+
+
+def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
+
+    def step(rank: int) -> list[str]:
+        model = nn.Sequential(*[nn.Linear(4, 4, key=ml.random.key(i)) for i in range(3)])
+        optimizer = ml.optim.SGD(model, 0.1)
+
+        @ml.capture
+        def improve(x: Tensor) -> Tensor:
+            loss, grads = ml.parallel.value_and_grad(lambda m, x: ml.sum(ml.square(m(x))))(model, x)
+            optimizer.update(grads)
+            return loss  # type: ignore[no-any-return]
+
+        improve(ml.ones((2, 4)))
+        text = ml.disassemble(improve.program)
+        names = ("all_reduce.start", "all_reduce.wait", "matmul")
+        return [name for line in text.splitlines() for name in names if f'"{name}' in line]
+
+    calls = run(2, step)[0]
+    starts = [i for i, name in enumerate(calls) if name == "all_reduce.start"]
+    products = [i for i, name in enumerate(calls) if name == "matmul"]
+    waits = [i for i, name in enumerate(calls) if name == "all_reduce.wait"]
+    assert len(starts) == len(waits) == 7  # the loss, and of each layer two tensors
+    assert products[3] < starts[2] < starts[4] < products[-1] < starts[6] < waits[0]
+
+
+@pytest.mark.local(reason="a group is of VMs of this process")
+def test_a_captured_step_is_of_its_place() -> None:
+    """Recorded alone, it does not average; later members must not run that program."""
+
+    @ml.capture
+    def summed(x: Tensor) -> Tensor:
+        y = x + 1.0
+        ml.parallel.all_reduce(y)
+        return y
+
+    def total(rank: int, vm: VM) -> list[float]:
+        with ml.Arena(vm, "x").allocating():
+            found: list[float] = summed(ml.ones((1,))).tolist()
+            return found
+
+    vms = [VM(name) for name in "abc"]
+    for size in (1, 2, 3, 2):
+        with ml.parallel.Group(vms[:size]) as group:
+            assert group.run(total) == [[2.0 * size]] * size
+    assert total(0, vms[0]) == [2.0]
+    assert summed.signatures == 1 + 2 + 3

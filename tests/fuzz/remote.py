@@ -301,7 +301,7 @@ def kill(number: int, seed: int) -> str | None:
                 os._exit(0)
             reader.start()
             try:
-                return _train_meanwhile(address, killed) or _wrong_in(log)
+                return _train_meanwhile(address, killed, number) or _wrong_in(log)
             finally:
                 server.terminate()
                 server.wait(PATIENCE)
@@ -329,7 +329,7 @@ def _kill_clients(address: str, number: int, seed: int) -> None:
         os.waitpid(client, 0)
 
 
-def _train_meanwhile(address: str, killed: int) -> str | None:
+def _train_meanwhile(address: str, killed: int, number: int) -> str | None:
     with connect(address) as vm:
         expected = train(vm)
     wrong: list[str] = []
@@ -360,6 +360,8 @@ def _train_meanwhile(address: str, killed: int) -> str | None:
             time.sleep(0.02)
     if status["bytes"]:
         wrong.append(f"the server holds {status['bytes']} bytes")
+    if status["admitted"] < 5 + number // 2:
+        wrong.append(f"only {status['admitted']} clients were there")
     return "; ".join(wrong) or None
 
 

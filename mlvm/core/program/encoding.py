@@ -189,11 +189,11 @@ class Reader:
         return bytes(self._take(self.count()))
 
     def text(self) -> str:
-        data = self.blob()
+        data = self._take(self.count())
         try:
-            return data.decode("utf-8", "surrogatepass")
+            return str(data, "utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            raise self.error(f"{data!r} is not UTF-8") from None
+            raise self.error(f"{bytes(data)!r} is not UTF-8") from None
 
     def integer(self) -> int:
         size = self._take(1)[0]

@@ -41,6 +41,7 @@ from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import asarray
 from mlvm.eager.garbage import collect
 from mlvm.eager.number import Number, Numbers, is_same, plain
+from mlvm.eager.shards import sharing_of
 from mlvm.eager.tensor import Tensor, explain, prepare_constants, scalar_array
 from mlvm.eager.tree import replace, require_writable
 from mlvm.machines import residuals
@@ -408,6 +409,7 @@ class Captured(Generic[P, R]):
             self._names = known.names
         return signature, (
             id(vm),
+            sharing_of(vm),
             len(args),
             *kwargs,
             *signature.of_arguments(*args, *kwargs.values()),

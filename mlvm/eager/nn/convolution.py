@@ -34,7 +34,8 @@ class _Convolution(Module):
         self.bias = creation.zeros(outputs, dtype=dtype) if bias else None
 
     def _biased(self, y: Tensor) -> Tensor:
-        return y if self.bias is None else y + self.bias
+        bias = self.bias
+        return y if bias is None else y + bias
 
 
 class Conv2d(_Convolution):

@@ -46,11 +46,12 @@ class Linear(Module):
         self.bias = creation.zeros(shape[1:], dtype=dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        bias = self.bias
         if self.axis == -1:
             y = op.matmul(x, self.kernel)
-            return y if self.bias is None else y + self.bias
+            return y if bias is None else y + bias
         y = op.matmul(self.kernel, x, transpose_x=True)
-        return y if self.bias is None else y + fn.expand_dims(self.bias, axis=-1)
+        return y if bias is None else y + fn.expand_dims(bias, axis=-1)
 
 
 class Embedding(Module):

@@ -108,7 +108,7 @@ class Module(Node):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Another Module, with copies of parameters and buffers in the current arena."""
-        for x in self.state().values():
+        for x in _named_tensors(self, buffers=True).values():
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
         twin = memo[id(self)] = copy.copy(self)

@@ -196,6 +196,9 @@ class RemoteVM(WireVM):
         self._require_connection()
         if not self._whole:
             raise self._give_up("it was interrupted in the middle of a message")
+        if not self._outbox and not places:
+            self._stream.add(message)
+            return
         self._whole = False
         posts, lines = self._outbox.take()
         lines += places

@@ -23,6 +23,7 @@ from mlvm.machines.remote.server import Server
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _PINGS: Final = 1000
+_LOOK: Final = 0.05  # seconds between two looks whether a signal came
 
 Commands = Any  # what `add_subparsers` returns has no public name
 
@@ -167,10 +168,10 @@ def serve(options: argparse.Namespace, version: str) -> None:
     if secret is None and not isinstance(parse_address(options.listen), UnixAddress):
         secret = make_secret()
         print(f"secret: {secret}", flush=True)  # on stdout: no log ever has it
-    stop, again = threading.Event(), threading.Event()
+    came: list[int] = []  # no Event: the thread that a signal interrupts may be holding its lock
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        (again if stop.is_set() else stop).set()
+        came.append(number)
 
     before = {each: signal.signal(each, on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -187,13 +188,13 @@ def serve(options: argparse.Namespace, version: str) -> None:
             about={"version": version},
             log=log,
         )
-        while not stop.wait(1.0):  # in pieces: a wait without end is not interrupted everywhere
-            pass
+        while not came:
+            time.sleep(_LOOK)
         closing = threading.Thread(target=server.close, args=(options.grace,), daemon=True)
         closing.start()
-        while closing.is_alive() and not again.is_set():
-            closing.join(0.05)
-        if again.is_set():
+        while closing.is_alive() and len(came) < 2:
+            time.sleep(_LOOK)
+        if closing.is_alive():
             server.close()
     finally:
         for each, handler in before.items():

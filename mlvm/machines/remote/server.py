@@ -322,31 +322,30 @@ class Server:
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
         """Perform what the client calls till its connection ends; why it ended."""
-        limits, sock = self._limits, client.socket
+        limits = self._limits
         vm.client.is_gone = client.is_gone
-        stream = Stream(sock, limits.message_bytes)
+        stream = Stream(client.socket, limits.message_bytes)
+        stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
         try:
             while True:
-                sock.settimeout(limits.idle_seconds)
                 if count := session.run_known(stream):
                     client.messages += count
+                    vm.launches += count
                     continue
                 kind, reader = stream.receive()
                 client.busy = True
                 client.messages += 1
                 answer = session.handle(kind, reader)
                 if answer is not None:
-                    sock.settimeout(limits.send_seconds)
                     stream.send(answer)
+                    if self._draining:
+                        return "the server stops"
                 client.busy = False
-                if self._draining and not stream.has_received():
-                    return "the server stops"
         except ConnectionLost as error:
             return "the server stops" if self._draining else str(error)
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
             with contextlib.suppress(MlvmError, OSError):
-                sock.settimeout(limits.send_seconds)
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
@@ -356,11 +355,13 @@ class Server:
         """Give up a client that has gone, and all that it had."""
         launches = client.session.launches if client.session is not None else 0
         own = client.vm if client.own else None
-        if own is not None:
-            own.close()
-        with self._lock:
-            del self._clients[client.number]
-            self._launches += launches
+        try:
+            if own is not None:
+                own.close()
+        finally:
+            with self._lock:
+                del self._clients[client.number]
+                self._launches += launches
         self._log.event(
             "disconnected",
             client=client.number,

@@ -10,8 +10,11 @@ deque of one number, which the call that moves the bytes fills in the same step:
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import ssl
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
@@ -30,6 +33,10 @@ LARGE: Final = 1 << 16
 
 _ROOM: Final = 1 << 18
 _MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
+_MOMENT: Final = 100e-6
+"""Seconds that a receiver asks again and again, and lets others run between, before it sleeps."""
+
+_AT_ONCE: Final[int] = getattr(socket, "MSG_DONTWAIT", 0)
 _KINDS: Final = {kind.value: kind for kind in Kind}
 
 
@@ -47,7 +54,18 @@ class Stream:
         self._start = 0  # of what was received and not yet handed out
         self._end = deque([0], maxlen=1)
         self._sending = _Sending(())
+        self._spins = hasattr(os, "sched_yield") and not isinstance(sock, ssl.SSLSocket)
         self._incoming: Incoming | None = None
+
+    def set_timeouts(self, receive: float, send: float) -> None:
+        """Lose the connection when nothing comes, or nothing goes, for so many seconds."""
+        if not self._spins:
+            self.socket.settimeout(max(receive, send))
+            return
+        self.socket.settimeout(None)
+        for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
+            whole, rest = divmod(round(seconds * 1e6), 1_000_000)
+            self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, rest))
 
     # --- send ---
 
@@ -58,7 +76,8 @@ class Stream:
 
     def add(self, parts: Sequence[Buffer]) -> None:
         """Have whole messages sent by the next `flush`."""
-        self._sending = _Sending([part for part in (*self._sending.rest(), *parts) if len(part)])
+        before = self._sending.rest()
+        self._sending = _Sending([*before, *parts] if before else parts)
 
     def flush(self) -> None:
         """Send what was added. If it is interrupted, the rest goes with the next flush. Raises
@@ -66,9 +85,8 @@ class Stream:
         sending = self._sending
         try:
             while batch := sending.rest():
-                batch = batch[:_MOST_PARTS]
                 send = self.socket.sendmsg
-                sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch,))))
+                sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
         except OSError as error:
             raise _lost(error) from None
 
@@ -85,7 +103,8 @@ class Stream:
         if incoming is not None:
             incoming.skip()
             self._incoming = None
-        self._fill(HEADER.size)
+        if self._end[0] - self._start < HEADER.size:
+            self._fill(HEADER.size)
         magic, version, number, length = HEADER.unpack_from(self._buffer, self._start)
         kind = _KINDS.get(number)
         if magic != MAGIC or version != VERSION or kind is None:
@@ -99,7 +118,8 @@ class Stream:
             self._incoming = incoming = Incoming(self, length)
             self._start += HEADER.size
             return kind, incoming
-        self._fill(HEADER.size + length)
+        if self._end[0] - self._start < HEADER.size + length:
+            self._fill(HEADER.size + length)
         start = self._start + HEADER.size
         self._start = start + length
         return kind, Received(self._buffer[start : start + length], 0)
@@ -118,13 +138,11 @@ class Stream:
 
     def wait(self) -> None:
         """Wait until there are bytes that were not handed out. Raises `ConnectionLost`."""
-        if self._incoming is None:
+        if self._incoming is None and self._start == self._end[0]:
             self._fill(1)
 
     def _fill(self, n: int) -> None:
-        """Receive until the buffer has n bytes."""
-        if self._end[0] - self._start >= n:
-            return
+        """Receive until the buffer has n bytes. It has fewer now."""
         if self._start + n > _ROOM:  # the next message begins at the beginning again
             left = memoryview(bytes(self._buffer[self._start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
@@ -136,12 +154,27 @@ class Stream:
     def receive_into(self, place: deque[int], room: memoryview) -> None:
         """Receive some bytes; `place` goes on by their number."""
         before = place[0]
+        receive = self.socket.recv_into
         try:
-            place.extend(map(before.__add__, map(self.socket.recv_into, (room,))))
+            if not self._spins or not self._spin(place, room):
+                place.extend(map(before.__add__, map(receive, (room,))))
         except OSError as error:
             raise _lost(error) from None
         if place[0] == before:
             raise ConnectionLost("the other side has closed the connection")
+
+    def _spin(self, place: deque[int], room: memoryview) -> bool:
+        """Receive what comes in the next moment, without going to sleep: to be woken takes longer
+        than most answers. Returns whether something has come, which may be the end."""
+        add, receive = place[0].__add__, self.socket.recv_into
+        until = time.perf_counter() + _MOMENT
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                place.extend(map(add, map(receive, (room,), (0,), (_AT_ONCE,))))
+                return True
+            if time.perf_counter() > until:
+                return False
+            os.sched_yield()
 
     def take_received(self, most: int) -> memoryview:
         """So many of the bytes in the buffer, or all there are."""
@@ -157,18 +190,22 @@ class Stream:
 
 
 class _Sending:
-    """Pieces on their way, and how many bytes of them are sent."""
+    """Pieces on their way, and how many of their bytes are sent."""
 
-    __slots__ = ("parts", "sent")
+    __slots__ = ("nbytes", "parts", "sent")
 
     def __init__(self, parts: Sequence[Buffer]) -> None:
         self.parts = parts
-        self.sent = deque([0], maxlen=1)
+        self.nbytes = sum(map(len, parts))
+        self.sent = deque((0,), 1)
 
     def rest(self) -> Sequence[Buffer]:
+        """The pieces that are not sent."""
         sent = self.sent[0]
-        if not sent:
+        if not sent and self.nbytes:
             return self.parts
+        if sent == self.nbytes:
+            return ()
         for i, part in enumerate(self.parts):
             if sent < len(part):
                 return [memoryview(part)[sent:], *self.parts[i + 1 :]]
@@ -257,5 +294,6 @@ class Incoming(Received):
 
 
 def _lost(error: OSError) -> ConnectionLost:
-    why = "nothing was heard in time" if isinstance(error, TimeoutError) else error.strerror
+    slow = isinstance(error, (TimeoutError, BlockingIOError))
+    why = "nothing was heard in time" if slow else error.strerror
     return ConnectionLost(f"the connection is lost: {why or error}")

@@ -1190,7 +1190,7 @@ def test_on_workers_and_behind_the_wire() -> None:
         return y
 
     found = []
-    for vm in (ml.VM("plain"), ml.VM("workers", workers=2), WireVM(ml.VM("far"))):
+    for vm in (ml.VM("plain"), ml.VM("workers", workers=2), WireVM(machine(ml.VM("far")))):
         with make_place(vm).weights.allocating():
             w, captured = ml.ones((4, 3)), ml.capture(step)
             outputs = [captured(ml.full((2, 4), float(i)), w).numpy() for i in range(3)]

@@ -14,6 +14,7 @@ from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, Shut
 from mlvm.eager import optim
 from mlvm.machines.wire import WireVM
 from tests.threads import PATIENCE, start
+from tests.wired import machine
 
 HERE = Path(__file__).name
 QUEUES: list[ml.QueueTensor] = []
@@ -205,7 +206,7 @@ def test_a_closed_queue_is_shut_down_for_the_first_call_too(q: ml.QueueTensor) -
 
 @pytest.fixture
 def far() -> Iterator[ml.QueueTensor]:
-    vm = WireVM(ml.VM("far"))
+    vm = WireVM(machine(ml.VM("far")))
     with ml.Arena(vm, "weights").allocating():
         yield ml.QueueTensor(vm, ["f32[2,3]", "i64[2]"], 2)
 

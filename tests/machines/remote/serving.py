@@ -69,7 +69,12 @@ class Served(Server):
             vm.close()
         super().__exit__(*error)
 
-    def events(self, event: str) -> list[dict[str, Any]]:
+    def events(self, event: str, least: int = 0) -> list[dict[str, Any]]:
+        """The events of that name, once there are so many: a log comes after what it tells of."""
+        wait_for(lambda: len(self._events(event)) >= least)
+        return self._events(event)
+
+    def _events(self, event: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [line for line in lines if line["event"] == event]
 
@@ -80,6 +85,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not become so in time"
         time.sleep(0.005)
+
+
+def is_launching(status: dict[str, Any]) -> bool:
+    """Whether a client has loaded a program, and is busy with the message after that."""
+    return any(each["busy"] and each["messages"] == 2 for each in status["clients"])
 
 
 def limits(**given: Any) -> Limits:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,14 @@ from mlvm.core.errors import ConnectionLost, LimitExceeded
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
-from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served, wait_for
+from tests.machines.remote.serving import (
+    CERTIFICATE,
+    FOR_EVER,
+    SECRET,
+    Served,
+    is_launching,
+    wait_for,
+)
 from tests.threads import PATIENCE, start
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,23 +68,23 @@ def test_a_server_prints_its_secret_and_its_port() -> None:
         assert made[1] not in log
 
 
-def is_busy(address: str) -> bool:
+def status_of(address: str) -> dict[str, Any]:
     with Observer(address) as observer:
-        return any(each["busy"] for each in observer.status()["clients"])
+        return observer.status()
 
 
 def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
-    with serving("--listen", f"unix:{tmp_path}/s", "--grace", "600") as (server, event):
-        with connect(event["address"]) as vm:
-            launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
-            wait_for(lambda: is_busy(event["address"]))
-            server.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-            assert server.poll() is None
-            server.send_signal(signal.SIGINT)
-            assert server.wait(20) == 0
-            with pytest.raises((ConnectionLost, LimitExceeded)):
-                launching.result(PATIENCE)
+    listen = ["--listen", f"unix:{tmp_path}/s", "--grace", "600"]
+    with serving(*listen) as (server, event), connect(event["address"]) as vm:
+        launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: is_launching(status_of(event["address"])))
+        server.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert server.poll() is None
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+        with pytest.raises((ConnectionLost, LimitExceeded)):
+            launching.result(PATIENCE)
     assert not (tmp_path / "s").exists()
 
 

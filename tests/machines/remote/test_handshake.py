@@ -248,7 +248,7 @@ def test_a_silent_and_a_slow_client_are_given_up() -> None:
         server.vm().close()  # others come and go meanwhile
         silent.close()
         slow.close()
-        assert len(server.events("refused")) == 2
+        assert len(server.events("refused", 2)) == 2
 
 
 def test_who_speaks_something_else_is_refused_quickly() -> None:
@@ -344,7 +344,7 @@ def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
         with pytest.raises(AccessRefused, match="TLS only"):
             server.vm()
         assert time.monotonic() - start < 2
-        assert "TLS only" in server.events("refused")[0]["reason"]
+        assert "TLS only" in server.events("refused", 1)[0]["reason"]
 
 
 def test_the_proof_is_bound_to_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:

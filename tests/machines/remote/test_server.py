@@ -48,6 +48,7 @@ from tests.machines.remote.serving import (
     FOR_EVER,
     SECRET,
     Served,
+    is_launching,
     limits,
     wait_for,
 )
@@ -99,7 +100,7 @@ def test_what_a_client_made_ends_with_its_connection() -> None:
         wait_for(lambda: len(server.status()["clients"]) == 1)
         assert server.status()["bytes"] == 12
         assert other.read(kept).tolist() == [0, 0, 0]
-        assert server.events("disconnected")[0]["left"] == 0
+        assert server.events("disconnected", 1)[0]["left"] == 0
 
 
 def test_what_was_made_in_a_launch_is_freed_too() -> None:
@@ -121,7 +122,7 @@ def test_what_was_made_in_a_launch_is_freed_too() -> None:
         assert server.status()["bytes"] == 1 << 16
         vm.close()
         wait_for(lambda: not server.status()["clients"])
-        assert server.events("disconnected")[0]["left"] == 0
+        assert server.events("disconnected", 1)[0]["left"] == 0
 
 
 CLIENT = f"""
@@ -312,7 +313,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
         with pytest.raises((LimitExceeded, ConnectionLost)):
             vm.synchronize()
         wait_for(lambda: server.events("disconnected"))
-        assert "the limit is 131,072" in server.events("disconnected")[0]["reason"]
+        assert "the limit is 131,072" in server.events("disconnected", 1)[0]["reason"]
 
 
 def test_connections_are_limited_and_a_place_is_free_again() -> None:
@@ -360,8 +361,8 @@ def test_a_limit_that_is_no_number_is_refused(value: Any) -> None:
 def test_what_the_client_of_a_launch_waits_for_ends_with_it() -> None:
     with Served(limits=limits(launch_seconds=600.0)) as server:
         vm = server.vm()
-        future = start(partial(run, vm, FOR_EVER))
-        wait_for(lambda: server.status()["clients"][0]["busy"])
+        future = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: is_launching(server.status()))
         vm._stream.close()
         with pytest.raises(ConnectionLost):
             future.result(PATIENCE)
@@ -381,8 +382,8 @@ SLOW = assemble('.func main 0 *\n    push_str "slow"\n    cfunc 0 0\n    halt\n'
 def test_a_launch_that_runs_may_finish_when_the_server_stops() -> None:
     with Served(prepare=slow) as server:
         vm, idle = server.vm(), server.vm()
-        future = start(partial(run, vm, SLOW))
-        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        future = start(partial(vm.launch, SLOW, max_steps=10))
+        wait_for(lambda: is_launching(server.status()))
         server.close(grace=SECONDS)
         assert future.result(PATIENCE) == []
         for each in (vm, idle):
@@ -395,8 +396,8 @@ def test_a_launch_that_runs_may_finish_when_the_server_stops() -> None:
 def test_a_launch_that_takes_too_long_ends_after_the_grace() -> None:
     with Served(limits=limits(launch_seconds=600.0)) as server:
         vm = server.vm()
-        future = start(partial(run, vm, FOR_EVER))
-        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        future = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: is_launching(server.status()))
         begun = time.monotonic()
         server.close(grace=0.1)
         assert time.monotonic() - begun < SECONDS / 4
@@ -406,15 +407,14 @@ def test_a_launch_that_takes_too_long_ends_after_the_grace() -> None:
 
 def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
     with Served(prepare=partial(slow, seconds=0.2)) as server, server.vm() as vm:
-        handle = vm.alloc_tensor(F32X3)
-        future = start(partial(run, vm, SLOW))
-        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        future = start(partial(vm.launch, SLOW, max_steps=10))
+        wait_for(lambda: is_launching(server.status()))
         for client in list(server._clients.values()):
             client.socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(ConnectionLost):
             future.result(PATIENCE)
         calls: list[Callable[[], Any]] = [
-            partial(vm.read, handle),
+            partial(vm.read, 1),
             partial(vm.alloc_tensor, F32X3),
             partial(vm.launch, SLOW),
             vm.synchronize,

@@ -21,6 +21,7 @@ from models.training.checkpoint import CheckpointError, load, save
 from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import Replica, Trainer
+from tests.wired import connect_to
 
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
 ROOT = Path(__file__).resolve().parents[3]
@@ -161,7 +162,7 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
     step = Trainer.step
 
     def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        if int(trainer.first.optimizer.count) == 71:  # of 44 each epoch
+        if trainer.state()["optimizer/count"] == 71:  # of 44 each epoch
             raise KeyboardInterrupt
         return step(trainer, images, labels)
 
@@ -268,6 +269,10 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         ["--workers", "-1"],
         ["--save-every", "0"],
         ["--colour", "red"],
+        ["--group", "threads:"],
+        ["--vms", "many"],
+        ["--vms", "0"],
+        ["--shard", "weights"],
     ],
 )
 def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,7 +327,7 @@ def test_an_interrupt_is_one_line_and_exit_status_130(
     step = Trainer.step
 
     def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
-        if int(trainer.first.optimizer.count) == 3:
+        if trainer.state()["optimizer/count"] == 3:
             raise KeyboardInterrupt
         return step(trainer, images, labels)
 
@@ -348,16 +353,133 @@ def test_train_raises_typed_errors() -> None:
     assert issubclass(Diverged, ml.errors.MlvmError)
 
 
-def test_two_machines_train_as_one_does_but_for_rounding() -> None:
+# --- groups --------------------------------------------------------------------------
+
+
+def test_two_members_train_as_one_does_wherever_they_meet(tmp_path: Path) -> None:
     pytest.importorskip("threadpoolctl")
     options: dict[str, Any] = {"model": "mlp", "epochs": 1}
-    one, two, again = (train(**options, vms=vms) for vms in (1, 2, 2))
-    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
-    assert two["train_loss"] == again["train_loss"]
+    one = train(**options)
+    results, files = [], []
+    groups: list[tuple[str, ml.parallel.Shard | None]] = [
+        ("threads:2", None),
+        ("threads:2", "all"),
+        ("processes:2", None),
+        ("processes:2", "optimizer"),
+    ]
+    for number, (group, shard) in enumerate(groups):
+        file = tmp_path / f"{number}.safetensors"
+        results.append(train(**options, group=group, shard=shard, save=file))
+        files.append(file.read_bytes())
+        assert results[-1]["growth_after_first_epoch_bytes"] == 0
+    assert results[0]["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
+    assert results[0]["test_accuracy"] > 0.8
+    for result, content in zip(results, files, strict=True):
+        assert result["train_loss"] == results[0]["train_loss"]
+        assert result["test_loss"] == results[0]["test_loss"]
+        assert content == files[0]
+    held = [result["arenas"][0]["high_water"] for result in results]
+    assert held[1] < held[3] < held[0] == held[2]
 
 
-def test_a_batch_that_machines_cannot_share() -> None:
-    with pytest.raises(OptionError, match="batch_size 32 is not divisible by 3 vms"):
-        train(vms=3)
-    with pytest.raises(OptionError, match="vms must be >= 1, not 0"):
-        train(vms=0)
+def test_members_under_mpi_train_as_threads_do(tmp_path: Path) -> None:
+    pytest.importorskip("threadpoolctl")
+    pytest.importorskip("mpi4py")
+    one, two, json_file = (tmp_path / name for name in ("one", "two", "result.json"))
+    options = ["--model", "mlp", "--epochs", "1", "--shard", "optimizer"]
+    assert main([*options, "--group", "threads:2", "--save", str(one), "--quiet"]) == 0
+    launch = [sys.executable, "-m", "mlvm", "mpirun", "-n", "2", "-m", "models.train", *options]
+    files = ["--save", str(two), "--json", str(json_file)]
+    done = subprocess.run(
+        [*launch, "--group", "mpi", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2  # of the first process alone
+    assert one.read_bytes() == two.read_bytes()
+    assert json.loads(json_file.read_text())["growth_after_first_epoch_bytes"] == 0
+
+
+def test_a_training_goes_on_with_other_members(tmp_path: Path) -> None:
+    pytest.importorskip("threadpoolctl")
+    whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
+    options: dict[str, Any] = {"model": "mlp", "epochs": 2, "group": "threads:2"}
+    expected = train(**options, save=whole)
+    step, steps = Trainer.step, 0
+
+    def interrupted(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
+        nonlocal steps
+        steps += 1
+        if steps == 31:
+            raise KeyboardInterrupt
+        return step(trainer, images, labels)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(**options, shard="all", save=part, save_every=10)
+    result = train(**options, shard="optimizer", resume=part, save=rest)
+    assert result["train_loss"] == expected["train_loss"]
+    assert rest.read_bytes() == whole.read_bytes()
+    four = train(**options | {"group": "threads:4"}, shard="all", resume=part)
+    assert four["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
+    alone = train(**options | {"group": None}, resume=part)
+    assert alone["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
+
+
+def test_a_group_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("threadpoolctl")
+    command = ["--model", "mlp", "--epochs", "1", "--plot", str(tmp_path)]
+    assert main([*command, "--group", "threads:2", "--shard", "optimizer"]) == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"loss.svg", "step_memory.svg"}
+    first = capsys.readouterr().out.splitlines()[-1]
+    assert main([*command, "--vms", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].partition(";")[0] == first.partition(";")[0]
+
+
+def test_a_vm_elsewhere_trains_to_the_same_bits(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": "mlp", "epochs": 2, "batch_size": 64, "seed": 5}
+    here = train(**options, save=tmp_path / "here")
+    vm = connect_to(ml.VM("far"))
+    there = train(**options, vm=vm, workers=2, save=tmp_path / "there")
+    assert timeless(there) == timeless(here)
+    states = [load(tmp_path / name)[0] for name in ("here", "there")]
+    assert states[0].keys() == states[1].keys()
+    assert all(states[0][name].tobytes() == states[1][name].tobytes() for name in states[0])
+
+
+def test_a_server_that_is_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def connect(address: str, **options: Any) -> Any:
+        asked.append((address, options["secret_file"]))
+        return connect_to(ml.VM("far"))
+
+    monkeypatch.setattr(ml, "connect", connect)
+    secret = tmp_path / "secret"
+    command = ["--model", "mlp", "--epochs", "1", "--vm", "host:1"]
+    assert main([*command, "--secret-file", str(secret)]) == 0
+    assert asked == [("host:1", secret)]
+    for wrong, message in (
+        ([*command, "--group", "threads:2"], "a VM and a group are given"),
+        (["--secret-file", str(secret)], "a secret is for a server: see --vm"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(wrong)
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_groups_that_are_refused() -> None:
+    pytest.importorskip("threadpoolctl")
+    with pytest.raises(OptionError, match="batch_size 32 is not divisible by 3 members"):
+        train(group="threads:3")
+    for group in ("threads", "threads:0", "threads:x", "sockets:2", ""):
+        with pytest.raises(OptionError, match="group: a group "):
+            train(group=group)

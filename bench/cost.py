@@ -1,0 +1,150 @@
+"""What a data-parallel step costs on paper: `python -m bench.cost --help` prints a table.
+
+The time to pass a message of b bytes is latency + b / bandwidth, as in Hockney's model (Parallel
+Computing 20, 1994), where a member's link carries all that it sends, and `overhead` is what each
+message costs the processor that sends it (LogP: Culler et al., PPoPP 1993). Members compute alike,
+nothing else uses their links, and the network between them has room for all at once: so the model
+says what is possible at best.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from mlvm.eager.shards import BUCKET_NBYTES
+from mlvm.parallel.meeting import SMALL
+
+Shard: TypeAlias = Literal["optimizer", "all"]
+
+BACKWARD: Final = 2 / 3
+"""The share of a step's computation in its way back: two products for each one of the way there."""
+
+
+class Link(NamedTuple):
+    """What connects a member with the others: bytes a second that it sends, seconds until the first
+    byte is there, and seconds of work for each message."""
+
+    bandwidth: float
+    latency: float
+    overhead: float = 2e-6
+
+
+# --- one collective ------------------------------------------------------------------
+
+
+def exchange_time(sent: float, members: int, link: Link) -> float:
+    """The time in which each member sends so many bytes in all to the others, a message to each,
+    and gets as many."""
+    if members == 1:
+        return 0.0
+    return link.latency + (members - 1) * link.overhead + sent / link.bandwidth
+
+
+def sent_by_all_reduce(nbytes: float, members: int) -> float:
+    """The bytes that each member sends: of what is small all to everyone, in one exchange; else its
+    part of everyone's in one exchange, and the result of its own part to everyone in another."""
+    others = members - 1
+    return others * nbytes if nbytes <= SMALL else 2 * others / members * nbytes
+
+
+def all_reduce_time(nbytes: float, members: int, link: Link) -> float:
+    """The time of an `all_reduce`, which begins with an exchange of what each member calls."""
+    sent = sent_by_all_reduce(nbytes, members)
+    meeting = exchange_time(0, members, link)
+    if nbytes <= SMALL:
+        return meeting + exchange_time(sent, members, link)
+    return meeting + 2 * exchange_time(sent / 2, members, link)
+
+
+def half_time(nbytes: float, members: int, link: Link) -> float:
+    """The time of a `reduce_scatter` of so many bytes, or of the `all_gather` back to as many."""
+    meeting = exchange_time(0, members, link)
+    return meeting + exchange_time((members - 1) / members * nbytes, members, link)
+
+
+def ring_time(nbytes: float, members: int, link: Link) -> float:
+    """The time of an `all_reduce` round a ring, for comparison (Patarasuk and Yuan, J. Parallel
+    Distrib. Comput. 69, 2009): as many bytes, in 2 (members - 1) steps one after the other."""
+    if members == 1:
+        return 0.0
+    steps = 2 * (members - 1)
+    return steps * (link.latency + link.overhead + nbytes / members / link.bandwidth)
+
+
+# --- a step --------------------------------------------------------------------------
+
+
+def step_time(
+    compute: float,
+    nbytes: float,
+    members: int,
+    bandwidth: float,
+    latency: float,
+    *,
+    overhead: float = Link(1, 0).overhead,
+    shard: Shard | None = None,
+    tensors: int = 1,
+    bucket: float = BUCKET_NBYTES,
+) -> float:
+    """Seconds of a step of `data_parallel`, of which each member computes for `compute` seconds and
+    has `nbytes` of gradients in so many `tensors`.
+
+    Gradients come one bucket after the other as the way back goes on, and their all_reduces run
+    beside it, one after the other. With `shard="optimizer"` a bucket's reduce_scatter holds the way
+    back up, and the all_gather of the weights follows the update. With "all" each tensor is
+    gathered on the way there and scattered on the way back, and nothing runs beside that.
+    """
+    if members == 1:
+        return compute
+    link = Link(bandwidth, latency, overhead)
+    if shard == "all":
+        return compute + 2 * tensors * half_time(nbytes / tensors, members, link)
+    buckets = max(1, -(-int(nbytes) // int(bucket)))
+    size = nbytes / buckets
+    if shard == "optimizer":
+        return compute + 2 * buckets * half_time(size, members, link)
+    done = 0.0
+    for i in range(buckets):
+        ready = compute * (1 - BACKWARD + BACKWARD * (i + 1) / buckets)
+        done = max(done, ready) + all_reduce_time(size, members, link)
+    return done
+
+
+def table(
+    compute: float, nbytes: float, link: Link, members: Sequence[int]
+) -> list[tuple[int, float, float, float]]:
+    """For each number of members: the seconds of a step, those round a ring in one piece after the
+    way back, and the share of the step in which a member computes."""
+    rows = []
+    for n in members:
+        step = step_time(compute, nbytes, n, link.bandwidth, link.latency, overhead=link.overhead)
+        rows.append((n, step, compute + ring_time(nbytes, n, link), compute / step))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.cost",
+        description="What a data-parallel step costs on paper.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--compute", type=float, default=0.5, help="seconds that a member computes in a step")
+    add("--bytes", type=float, default=100e6, help="bytes of gradients")
+    add("--bandwidth", type=float, default=1.25e9, help="bytes a second of a member's link")
+    add("--latency", type=float, default=50e-6, help="seconds until the first byte of a message")
+    add("--overhead", type=float, default=2e-6, help="seconds of work for each message")
+    options = parser.parse_args()
+    link = Link(options.bandwidth, options.latency, options.overhead)
+    print("members    step ms    ring ms   computing")
+    for n, step, ring, share in table(
+        options.compute, options.bytes, link, [4**i for i in range(7)]
+    ):
+        print(f"{n:7}{1e3 * step:11.1f}{1e3 * ring:11.1f}{100 * share:10.1f} %")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""The model on paper: what it says where it can be worked out by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.cost import Link, all_reduce_time, ring_time, sent_by_all_reduce, step_time, table
+
+SLOW = Link(bandwidth=12.5e6, latency=1e-3, overhead=0)
+
+
+def test_one_member_sends_nothing() -> None:
+    assert step_time(0.2, 1e9, 1, 1.0, 1.0) == 0.2
+    assert all_reduce_time(1e9, 1, SLOW) == ring_time(1e9, 1, SLOW) == 0
+
+
+@pytest.mark.parametrize(("members", "factor"), [(2, 1), (4, 1.5), (1000, 1.998)])
+def test_a_large_all_reduce_sends_every_element_twice_at_most(members: int, factor: float) -> None:
+    assert sent_by_all_reduce(1e8, members) == pytest.approx(factor * 1e8)
+    expected = 3e-3 + factor * 1e8 / 12.5e6
+    assert all_reduce_time(1e8, members, SLOW) == pytest.approx(expected)
+    ring = 2 * (members - 1) * 1e-3 + factor * 1e8 / 12.5e6
+    assert ring_time(1e8, members, SLOW) == pytest.approx(ring)
+
+
+def test_a_small_one_goes_to_everyone() -> None:
+    assert sent_by_all_reduce(1000, 5) == 4000
+    assert all_reduce_time(1000, 5, SLOW) == pytest.approx(2e-3 + 4000 / 12.5e6)
+
+
+def test_what_hides_behind_the_way_back_costs_nothing_but_the_last_bucket() -> None:
+    fast = Link(1e9, 0, 0)
+    one = all_reduce_time(2**20, 2, fast)
+    step = step_time(1.0, 100 * 2**20, 2, 1e9, 0, overhead=0)
+    assert step == pytest.approx(1.0 + one)
+    bound = step_time(0.03, 100 * 2**20, 2, 1e9, 0, overhead=0)
+    assert bound == pytest.approx(0.01 + 0.02 / 100 + 100 * one)
+
+
+def test_parts_send_as_much_and_do_not_hide() -> None:
+    whole = all_reduce_time(2**20, 4, SLOW)
+    for shard in ("optimizer", "all"):
+        step = step_time(1.0, 2**20, 4, 12.5e6, 1e-3, overhead=0, shard=shard)
+        assert step == pytest.approx(1.0 + whole + 1e-3)  # one meeting more
+
+
+def test_more_members_never_cost_less() -> None:
+    steps = [row[1] for row in table(0.5, 1e8, Link(1.25e9, 5e-5), [1, 2, 4, 64, 4096])]
+    assert steps == sorted(steps)
+
+
+def test_the_command() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.cost", "--bytes", "1e6"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    head, first, *rest = done.stdout.splitlines()
+    assert head.split() == ["members", "step", "ms", "ring", "ms", "computing"]
+    assert first.split() == ["1", "500.0", "500.0", "100.0", "%"]
+    assert len(rest) == 6

@@ -1,0 +1,228 @@
+"""`ml.parallel`: collectives on trees of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    GradientError,
+    GroupError,
+    ShapeError,
+    StaleTensor,
+)
+from mlvm.core.types import Array
+from mlvm.eager import Tensor, nn
+
+pytest.importorskip("threadpoolctl")
+
+
+def run(size: int, fn: Callable[[int], Any]) -> list[Any]:
+    with ml.parallel.Group(size) as group:
+        return group.run(lambda rank, vm: fn(rank))
+
+
+# --- collectives ---------------------------------------------------------------------
+
+
+class Pair(nn.Module):
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, first: Tensor) -> None:
+        self.first = first
+        self.second = first
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_reduce_overwrites_a_tree(size: int) -> None:
+    def step(rank: int) -> list[Array]:
+        x = ml.full((2, 3), float(rank))
+        tree = {
+            "a": [x, ml.asarray([rank, 1])],
+            "none": None,
+            "pair": Pair(x),
+            "scalar": ml.ones(()),
+        }
+        ml.parallel.all_reduce(tree)
+        return [y.numpy() for y in (*tree["a"], tree["scalar"])]  # type: ignore[misc]
+
+    total = sum(range(size))
+    for a, b, scalar in run(size, step):
+        np.testing.assert_array_equal(a, np.full((2, 3), total, np.float32), strict=True)
+        np.testing.assert_array_equal(b, np.array([total, size]), strict=True)
+        np.testing.assert_array_equal(scalar, np.float32(size))
+
+
+class Counted(nn.Module):
+    weight: Tensor
+    mean: Tensor
+
+    def __init__(self, value: float) -> None:
+        self.weight = ml.full((2,), value)
+        self.mean = nn.buffer(ml.full((2,), value))
+
+
+def test_buffers_are_of_the_tree_and_can_be_brought_together_alone() -> None:
+    def step(rank: int) -> list[list[float]]:
+        model = Counted(1.0 + rank)
+        ml.parallel.all_reduce(model.named_buffers(), "mean")
+        before = model.weight.tolist(), model.mean.tolist()
+        ml.parallel.broadcast(model, root=1)
+        return [*before, model.weight.tolist(), model.mean.tolist()]
+
+    first, second = run(2, step)
+    assert first == [[1, 1], [1.5, 1.5], [2, 2], [1.5, 1.5]]
+    assert second == [[2, 2], [1.5, 1.5], [2, 2], [1.5, 1.5]]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from([(), (0,), (3,), (5, 7), (129, 128), (300, 301)]), max_size=6))
+def test_all_reduce_of_many(shapes: list[tuple[int, ...]]) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [
+        [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes for dtype in "fd"]
+        for _ in range(2)
+    ]
+
+    def step(rank: int) -> list[Array]:
+        tensors = list(map(ml.asarray, arrays[rank]))
+        ml.parallel.all_reduce(tensors, "mean")
+        return [y.numpy() for y in tensors]
+
+    for results in run(2, step):
+        for y, x0, x1 in zip(results, *arrays, strict=True):
+            np.testing.assert_array_equal(y, (x0 + x1) / 2, strict=True)
+
+
+def test_the_other_collectives() -> None:
+    def step(rank: int) -> list[Any]:
+        x = ml.asarray([rank, 10 * rank])
+        gathered = ml.parallel.all_gather(x)
+        scattered = ml.parallel.reduce_scatter(gathered, "max")
+        chosen = ml.copy(x)
+        ml.parallel.broadcast({"x": chosen}, root=1)
+        ml.parallel.barrier()
+        if rank == ml.parallel.rank() == 0:
+            ml.parallel.send(x + 5, to=1)
+            received = x
+        else:
+            received = ml.parallel.recv(2, source=0, dtype=ml.int64)
+        scalars = ml.parallel.all_gather(ml.full((), float(rank)))
+        results = [gathered, scattered, chosen, received, scalars]
+        return [*(y.tolist() for y in results), ml.parallel.size()]
+
+    assert run(2, step) == [
+        [[0, 0, 1, 10], [0, 0], [1, 10], [0, 0], [0.0, 1.0], 2],
+        [[0, 0, 1, 10], [1, 10], [1, 10], [5, 5], [0.0, 1.0], 2],
+    ]
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+def test_alone_they_change_nothing(in_group: bool) -> None:
+    def step(rank: int) -> None:
+        x = ml.asarray([1.0, 2.0])
+        assert (ml.parallel.rank(), ml.parallel.size()) == (0, 1)
+        ml.parallel.all_reduce({"x": x}, "mean")
+        ml.parallel.broadcast(x)
+        assert x.tolist() == [1.0, 2.0]
+        assert ml.parallel.all_gather(x) is x
+        assert ml.parallel.reduce_scatter(x) is x
+        assert ml.parallel.all_gather(ml.ones(())).tolist() == [1.0]
+        ml.parallel.barrier()
+        with pytest.raises(DTypeError, match="a mean is of floats"):
+            ml.parallel.all_reduce(ml.asarray([1]), "mean")
+        with pytest.raises(AttributeRefused, match="another of 1 members"):
+            ml.parallel.send(x, to=0)
+        with pytest.raises(AttributeRefused, match="another of 1 members"):
+            ml.parallel.recv(2, source=0, dtype=ml.float32)
+
+    if in_group:
+        run(1, step)
+    else:
+        step(0)
+
+
+def test_what_they_refuse() -> None:
+    def step(rank: int) -> None:
+        x = ml.asarray([1.0, 2.0, 3.0])
+        with pytest.raises(AttributeRefused, match="median"):
+            ml.parallel.all_reduce(x, "median")  # type: ignore[arg-type]
+        with pytest.raises(AttributeRefused, match="True"):
+            ml.parallel.broadcast(x, root=True)
+        with pytest.raises(ShapeError, match=r"reduce_scatter\(f32\[3\]\): axis 0"):
+            ml.parallel.reduce_scatter(x)
+        with pytest.raises(DTypeError, match="a tree has tensors as leaves, not a float"):
+            ml.parallel.all_reduce([1.0])
+        with pytest.raises(DTypeError, match="takes a tensor, not a float"):
+            ml.parallel.all_gather(1.0)  # type: ignore[arg-type]
+        with pytest.raises(AttributeRefused, match="shares its bytes"):
+            ml.parallel.all_reduce(ml.reshape(x, (3, 1)))
+        with ml.Arena(ml.default_arena().vm, "over"):
+            over = ml.ones((2,))
+        with pytest.raises(StaleTensor):
+            ml.parallel.all_reduce([x, over])
+        with pytest.raises(AttributeRefused, match="to must be the rank of another"):
+            ml.parallel.send(x, to=rank)
+
+    run(2, step)
+
+
+def test_a_gradient_through_one_is_refused() -> None:
+    def through(collective: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+        y = x * x
+        return ml.sum(collective(y) or y)
+
+    def step(rank: int) -> None:
+        x = ml.asarray([1.0, 2.0])
+        for collective in (ml.parallel.all_gather, ml.parallel.reduce_scatter):
+            with pytest.raises(GradientError, match="has no gradient; call it on what"):
+                ml.grad(partial(through, collective))(x)
+        for in_place in (ml.parallel.all_reduce, ml.parallel.broadcast):
+            with pytest.raises(GradientError, match="cannot be updated in place"):
+                ml.grad(partial(through, in_place))(x)
+        constant = ml.grad(lambda x: ml.sum(x * ml.parallel.all_gather(ml.stop_gradient(x))[:2]))
+        assert constant(x).tolist() == [1.0, 2.0]
+
+    run(2, step)
+
+
+def test_the_two_halves_of_an_all_reduce() -> None:
+    def step(rank: int) -> list[Any]:
+        first, second = ml.full((3,), 1.0 + rank), ml.full((70_000,), float(rank))
+        ml.parallel.all_reduce_start({"x": first})
+        ml.parallel.all_reduce_start([second], "mean")
+        other = ml.asarray([rank])
+        ml.parallel.all_reduce(other, "max")
+        ml.parallel.all_reduce_wait([second])
+        ml.parallel.all_reduce_wait({"x": first})
+        with pytest.raises(GroupError, match=r"no all_reduce\.start of these tensors"):
+            ml.parallel.all_reduce_wait(first)
+        return [first.tolist(), float(ml.max(second)), other.tolist()]
+
+    assert run(2, step) == [[[3.0, 3.0, 3.0], 0.5, [1]]] * 2
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+def test_alone_the_two_halves_change_nothing(in_group: bool) -> None:
+    def step(rank: int) -> None:
+        x = ml.asarray([1.0, 2.0])
+        ml.parallel.all_reduce_start(x, "mean")
+        ml.parallel.all_reduce_wait(x)
+        assert x.tolist() == [1.0, 2.0]
+        with pytest.raises(DTypeError, match="a mean is of floats"):
+            ml.parallel.all_reduce_start(ml.asarray([1]), "mean")
+
+    if in_group:
+        run(1, step)
+    else:
+        step(0)
