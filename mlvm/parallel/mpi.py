@@ -9,12 +9,16 @@ used: their order is not fixed. Who waits looks for messages, and sleeps in betw
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
+import re
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -136,6 +140,15 @@ def _loaded() -> Any:
     return mpi
 
 
+def _unlink_segments() -> None:
+    """Take the name from the memory that MPICH shares on this host, so that none is left when a
+    process is killed. Whoever has it keeps it."""
+    with suppress(OSError):  # no Linux, or no such memory; another process may have been first
+        for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", Path("/proc/self/maps").read_text())):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
 # --- messages ------------------------------------------------------------------------
 
 
@@ -159,6 +172,8 @@ class _Post:
     def __init__(self, mpi: Any) -> None:
         self.mpi = mpi
         self.comm = mpi.COMM_WORLD.Dup()
+        self.comm.Barrier()  # all have what they share
+        _unlink_segments()
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.others = [rank for rank in range(self.size) if rank != self.rank]

@@ -32,6 +32,7 @@ from tests.parallel.members import call, tensor
 pytest.importorskip("threadpoolctl")
 
 ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path("/dev/shm")
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 HAS_CLOUDPICKLE = importlib.util.find_spec("cloudpickle") is not None
 
@@ -305,9 +306,10 @@ def test_an_mpi_process_that_leaves_is_named() -> None:
 
 @needs_mpi
 def test_mpiexec_ends_all_when_one_is_killed() -> None:
-    began = time.monotonic()
+    began, there = time.monotonic(), set(SHARED.glob("mpich_shm_*"))
     assert mpirun("is_killed").returncode != 0
     assert time.monotonic() - began < 10
+    assert set(SHARED.glob("mpich_shm_*")) <= there
 
 
 @pytest.mark.skipif(HAS_MPI, reason="mpi4py is installed")
