@@ -1,1 +1,1 @@
-"""Groups of VMs in one process, a thread for each VM, and the collectives between them."""
+"""Groups of VMs, in threads, processes or under MPI, and the collectives between them."""

@@ -258,6 +258,8 @@ def _serve(
 ) -> None:
     """The life of a member's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It may have processes of its own, such as a pipeline's workers: `_listen` sees to its end.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     if core is not None:
         os.sched_setaffinity(0, {core})
     tasks: SimpleQueue[bytes | None] = SimpleQueue()
