@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import wraps
 from importlib import import_module
 from typing import Any
@@ -22,7 +23,7 @@ import pytest
 from hypothesis import settings
 
 from mlvm.core.vm import VM
-from tests.wired import connect_promptly_to, elsewhere, wire_to
+from tests.wired import connect_to, elsewhere, raising_late, wire_to
 
 
 def put_elsewhere(way: Callable[[VM], Any]) -> None:
@@ -83,11 +84,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--native"):
         make_native()
     if _is_elsewhere(config):
-        put_elsewhere(wire_to if config.getoption("--wire") else connect_promptly_to)
+        put_elsewhere(wire_to if config.getoption("--wire") else connect_to)
 
 
 def _is_elsewhere(config: pytest.Config) -> bool:
     return bool(config.getoption("--wire") or config.getoption("--remote"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _errors_may_come_late(pytestconfig: pytest.Config) -> Iterator[None]:
+    with raising_late() if pytestconfig.getoption("--remote") else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -121,6 +121,7 @@ def test_replicas_stay_equal_bit_for_bit_and_so_do_runs() -> None:
             assert x.tobytes() == other[path].tobytes(), path
 
 
+@pytest.mark.local(reason="a group is given VMs of this process")
 def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
     seen: dict[str, Any] = {}
 
@@ -239,6 +240,7 @@ def test_texts_that_name_no_group(text: str) -> None:
         ml.parallel.group(text)
 
 
+@pytest.mark.local(reason="rows are lent as views of the VM's memory")
 def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
     seen: list[Array] = []
 

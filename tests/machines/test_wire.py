@@ -701,14 +701,15 @@ def test_the_pages_example_prints_what_it_says() -> None:
 
 
 CAPTURE = "tests/eager/capture"
-LOCAL = ["tests/eager/test_parallel.py"]  # about VMs and processes of this machine
 
 
-@pytest.mark.parametrize("folder", ["tests/eager", CAPTURE, "tests/arena"])
-def test_the_eager_and_arena_tests_pass_on_a_wire_vm(folder: str) -> None:
-    others = [each for each in (CAPTURE, *LOCAL) if each != folder]
-    command = [sys.executable, "-m", "pytest", "--wire", "-q", "-p", "no:cacheprovider", folder]
-    done = subprocess.run(
-        [*command, *map("--ignore={}".format, others)], cwd=ROOT, capture_output=True, text=True
-    )
+@pytest.mark.parametrize(
+    ("folder", "where"),
+    [("tests/eager", "--wire"), (CAPTURE, "--remote"), ("tests/arena", "--remote")],
+)
+def test_the_eager_and_arena_tests_pass_on_a_vm_elsewhere(folder: str, where: str) -> None:
+    command = [sys.executable, "-m", "pytest", where, "-q", "-p", "no:cacheprovider", folder]
+    if folder != CAPTURE:
+        command.append(f"--ignore={CAPTURE}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

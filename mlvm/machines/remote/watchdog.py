@@ -76,6 +76,8 @@ class Watchdog:
                 limit.add_note(note)
             limit.function, limit.pc, limit.step = error.function, error.pc, error.step
             raise limit from None
+        if watch.reason is not None:  # it came too late, or something has swallowed it
+            raise LimitExceeded(watch.reason)
 
     def stop(self, reason: str) -> None:
         """End all launches, and those that come."""
@@ -89,18 +91,21 @@ class Watchdog:
                 self._thread.start()
 
     def _end(self, watch: Watch) -> None:
-        """After this nothing is raised any more, whatever was on its way."""
-        pending: Stopped | None = None
+        """After this nothing is raised any more. What is on its way has to be met, not taken back:
+        Python 3.11 would go on looking for it, and under a profiler for ever."""
+        met = False
         while True:
             try:
                 with self.masked:
                     self._watches.pop(watch.thread, None)
-                    _raise_in(watch.thread, ctypes.py_object())
-                    break
-            except Stopped as error:
-                pending = error
-        if pending is not None:
-            raise pending
+                if not watch.raised or met:
+                    return
+                met = True
+                _raise_in(watch.thread, Stopped)  # in place of the one that may be on its way
+                while True:
+                    pass
+            except Stopped:
+                pass
 
     def _run(self) -> None:
         idle = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from mlvm.core.errors import LimitExceeded
 from mlvm.machines.remote.watchdog import Watchdog
-from tests.threads import in_threads
+from tests.threads import PATIENCE, in_threads, start
 
 
 def spin(seconds: float) -> int:
@@ -64,6 +65,25 @@ def test_nothing_comes_after_the_end() -> None:
     dog = Watchdog()
     ended = in_threads(work, range(3))
     assert 0 < sum(ended) < 45
+
+
+def test_a_profiler_runs_on_after_it() -> None:
+    """Python 3.11 hangs under a profiler where an error was announced and then taken back."""
+
+    def profiled() -> int:
+        sys.setprofile(lambda *_: None)
+        try:
+            return spin(0.01)
+        finally:
+            sys.setprofile(None)
+
+    dog = Watchdog()
+    with dog.watch(60):
+        spin(0.01)
+    assert start(profiled).result(PATIENCE) > 0
+    with pytest.raises(LimitExceeded), dog.watch(0.02):
+        spin(60)
+    assert start(profiled).result(PATIENCE) > 0
 
 
 def test_a_stop_ends_all_that_runs_and_comes() -> None:
