@@ -99,6 +99,7 @@ def hosts() -> Iterator[Hosts]:
             pytest.skip("this system makes no link between namespaces")
         for number, name in enumerate(names, 1):
             assert tried("ip", "-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "v")
+            assert tried("ip", "-n", name, "link", "set", "v", "addrgenmode", "none")  # no IPv6
             assert tried("ip", "-n", name, "link", "set", "v", "up")
             assert tried("ip", "-n", name, "link", "set", "lo", "up")
             root = ["tc", "-n", name, "qdisc", "add", "dev", "v", "root"]
@@ -128,10 +129,16 @@ def test_training_between_hosts_costs_what_the_model_says(hosts: Hosts, tmp_path
     script.write_text(SCRIPT)
     options = ["-launcher", "ssh", "-launcher-exec", str(launcher), "-localhost", "10.77.0.1"]
     members = ["-hosts", "10.77.0.1,10.77.0.2", "-ppn", "1", "-n", "2"]
-    network = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "UCX_LOG_LEVEL": "error"}
+    network = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "v", "MPIR_CVAR_NOLOCAL": "1"}
     done = subprocess.run(
         ["ip", "netns", "exec", hosts.names[0], launch, *options, *members, sys.executable, script],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **network},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OPENBLAS_NUM_THREADS": "1",
+            **network,
+            "UCX_LOG_LEVEL": "error",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -18,6 +18,7 @@ from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
 
 pytest.importorskip("threadpoolctl")
+pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
 
 
 def run(size: int, fn: Callable[[int], Any]) -> list[Any]:
@@ -120,7 +121,7 @@ def test_replicas_stay_equal_bit_for_bit_and_so_do_runs() -> None:
             assert x.tobytes() == other[path].tobytes(), path
 
 
-@pytest.mark.local(reason="a group is of VMs of this process")
+@pytest.mark.local(reason="a group is given VMs of this process")
 def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
     seen: dict[str, Any] = {}
 
@@ -239,7 +240,7 @@ def test_texts_that_name_no_group(text: str) -> None:
         ml.parallel.group(text)
 
 
-@pytest.mark.local(reason="a group is of VMs of this process")
+@pytest.mark.local(reason="rows are lent as views of the VM's memory")
 def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
     seen: list[Array] = []
 
@@ -294,7 +295,6 @@ def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
     assert products[3] < starts[2] < starts[4] < products[-1] < starts[6] < waits[0]
 
 
-@pytest.mark.local(reason="a group is of VMs of this process")
 def test_a_captured_step_is_of_its_place() -> None:
     """Recorded alone, it does not average; later members must not run that program."""
 

@@ -16,6 +16,7 @@ from mlvm.eager import Tensor, nn, shards
 from mlvm.machines.local import LocalVM as VM
 
 pytest.importorskip("threadpoolctl")
+pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
 
 Optimizers = dict[str, Callable[[nn.Module], ml.optim.Optimizer]]
 
