@@ -7,6 +7,7 @@ them. `CALLS` is the whole protocol; docs/wire.md has its layout.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 import weakref
@@ -363,13 +364,17 @@ class WireServer:
             raise HandleError(f"no program is loaded under number {number}") from None
 
 
-class Loaded(NamedTuple):
-    """A program that the server knows by `number`, until the program dies on this side. A launch
-    of it may leave `outputs`."""
+class Loaded:
+    """A program that the server knows by `number`, until all programs of the same bytes have died
+    on this side. A launch of it may leave `outputs`."""
 
-    number: int
-    program: weakref.ref[Program]
-    outputs: bool
+    __slots__ = ("alive", "digest", "number", "outputs")
+
+    def __init__(self, number: int, digest: bytes, outputs: bool) -> None:
+        self.number = number
+        self.digest = digest
+        self.outputs = outputs
+        self.alive: dict[int, weakref.ref[Program]] = {}
 
 
 class WireVM(Identity):
@@ -387,8 +392,9 @@ class WireVM(Identity):
 
     def _begin(self) -> None:
         Identity.__init__(self)
-        self._loaded: dict[int, Loaded] = {}
-        self._dropped: deque[int] = deque()
+        self._loaded: dict[int, Loaded] = {}  # by the id of a program
+        self._by_digest: dict[bytes, Loaded] = {}
+        self._dead: deque[tuple[int, Loaded]] = deque()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
 
@@ -473,34 +479,43 @@ class WireVM(Identity):
     # --- programs ---
 
     def loaded(self, program: Program) -> Loaded:
-        """What the server knows the program by. A new program is sent first."""
-        if self._dropped:
+        """What the server knows the program by. One whose bytes it has not seen is sent first."""
+        if self._dead:
             self._drop_programs()
         return self._loaded.get(id(program)) or self._load(program)
 
     def _load(self, program: Program) -> Loaded:
-        """Send the program, unless another thread just has."""
+        """Send the program, unless one of the same bytes was sent."""
         if not isinstance(program, Program):
             raise ProgramError(f"a Program is wanted to launch, not {brief(program)}")
+        digest = hashlib.sha256(program.to_bytes()).digest()
         with self._lock:
             key, me = id(program), weakref.ref(self)
             if key in self._loaded:
                 return self._loaded[key]
-            number = next(self._numbers)
+            loaded = self._by_digest.get(digest)
+            if loaded is None:
+                number = next(self._numbers)
+                loaded = Loaded(number, digest, self._call("load_program", number, program))
+                self._by_digest[digest] = loaded
 
             def forget(_: weakref.ref[Program]) -> None:
                 vm = me()
-                if vm is not None:
-                    del vm._loaded[key]
-                    vm._dropped.append(number)
+                if vm is not None:  # in the middle of anything, maybe
+                    vm._dead.append((key, vm._loaded.pop(key)))
 
-            outputs = self._call("load_program", number, program)
-            loaded = Loaded(number, weakref.ref(program, forget), outputs)
+            loaded.alive[key] = weakref.ref(program, forget)
             self._loaded[key] = loaded
             return loaded
 
     def _drop_programs(self) -> None:
-        """Tell the server which programs have died."""
+        """Tell the server which programs are needed no more."""
         with self._lock:
-            while self._dropped:
-                self._post("drop_program", self._dropped.popleft())
+            while self._dead:
+                key, loaded = self._dead.popleft()
+                reference = loaded.alive.get(key)
+                if reference is not None and reference() is None:
+                    del loaded.alive[key]
+                    if not loaded.alive:
+                        del self._by_digest[loaded.digest]
+                        self._post("drop_program", loaded.number)

@@ -227,6 +227,21 @@ def test_a_program_is_sent_once_and_dropped_when_it_dies(monkeypatch: pytest.Mon
     assert names == [*once, "drop_program", *once, "drop_program", *once]
 
 
+def test_programs_of_the_same_bytes_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vm, wire_vm = wired()
+    names = calls_of(wire_vm, monkeypatch)
+    x = put(vm, f32s(1))
+    one, other = (straight(("load_arg", 0), "halt") for _ in range(2))
+    for program in (one, other):
+        wire_vm.launch(program, [x])
+    del one
+    wire_vm.launch(other, [x])
+    assert names == ["load_program", "launch", "launch", "launch"]
+    del other, program
+    wire_vm.launch(straight("halt"))
+    assert names[4:] == ["drop_program", "load_program", "launch"]
+
+
 def test_a_program_refused_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     _, wire_vm = wired()
     names = calls_of(wire_vm, monkeypatch)

@@ -71,7 +71,8 @@ class RemoteVM(WireVM):
         self._outbox: Outbox = new_outbox()
         self._lines: deque[Place | _Posted | None] = deque()  # of the last posts, in order
         self._sent = 0  # how many posts
-        self._owed: deque[str] = deque()  # calls whose answers nobody waits for any more
+        self._called = 0  # how many calls
+        self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
         self._whole = True
         self._lost: str | None = None
         self.name = name or self._call("name")
@@ -120,7 +121,7 @@ class RemoteVM(WireVM):
         max_steps: int | None = None,
     ) -> list[Array]:
         loaded = self._loaded.get(id(program)) or self.loaded(program)
-        if loaded.outputs or max_steps is not None or self._dropped:
+        if loaded.outputs or max_steps is not None or self._dead:
             return super().launch(program, args, max_steps=max_steps)
         try:
             body = launch_struct(len(args)).pack(loaded.number, *args)
@@ -206,21 +207,24 @@ class RemoteVM(WireVM):
         if len(self._lines) > _MOST_UNCONFIRMED:
             self.synchronize()
 
-    def _add_to_stream(self, message: Sequence[Buffer] = (), *places: Place | None) -> None:
+    def _add_to_stream(
+        self, message: Sequence[Buffer] = (), *places: Place | None, calls: int = 0
+    ) -> None:
         """Hand what was posted, and a message after it, to the stream. If that is a post, its place
         is given."""
         self._require_connection()
         if not self._whole:
             raise self._give_up("it was interrupted in the middle of a message")
-        if not self._outbox and not places:
-            self._stream.add(message)
-            return
         self._whole = False
-        posts, lines = self._outbox.take()
-        lines += places
-        self._lines += lines
-        self._sent += len(lines)
-        self._stream.add([posts, *message])
+        pieces = message
+        if self._outbox or places:
+            posts, lines = self._outbox.take()
+            lines += places
+            self._lines += lines
+            self._sent += len(lines)
+            pieces = [posts, *message]
+        self._stream.add(pieces)
+        self._called += calls
         self._whole = True
 
     # --- answers ---
@@ -230,16 +234,17 @@ class RemoteVM(WireVM):
         write_call(writer, name, args)
         message = writer.parts(Kind.call)
         with self._lock:
-            self._add_to_stream(message)
-            self._owed.append(name)
             try:
+                self._add_to_stream(message, calls=1)
+                if name in ("alloc_tensor", "alloc_storage"):
+                    self._allocs[self._called] = name
                 self._stream.flush()
-                while len(self._owed) > 1:  # of calls that were interrupted
-                    self._pass_over(self._owed[0])
+                while self._stream.received < self._called - 1:
+                    self._pass_over()
                 kind, reader = self._stream.receive()
             except ConnectionLost as error:
                 raise self._give_up(error) from None
-            self._owed.popleft()
+            self._allocs.clear()
             lines, self._lines = self._lines, deque()
             try:
                 return read_answer(kind, reader, name)
@@ -249,12 +254,12 @@ class RemoteVM(WireVM):
                 self._explain(error, lines)
                 raise error.with_traceback(None) from None
 
-    def _pass_over(self, name: str) -> None:
-        """Receive an answer that nobody waits for."""
+    def _pass_over(self) -> None:
+        """Receive the answer to a call that was interrupted, and give up what it made."""
         kind, reader = self._stream.receive()
-        self._owed.popleft()
         self._lines.clear()
-        if kind is Kind.answer and name in ("alloc_tensor", "alloc_storage"):
+        name = self._allocs.pop(self._stream.received, "")
+        if kind is Kind.answer and name:
             self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
 
     def _explain(self, error: Exception, lines: deque[Place | _Posted | None]) -> None:

@@ -3,8 +3,9 @@
 Small messages are received into one buffer, many at a time. The elements of a large array go from
 their memory to the socket, and from the socket to memory of their own; there is no copy between.
 
-An interrupt may come between any two lines of Python. So how far a message has got is told by one
-deque of one number, which the call that moves the bytes fills in the same step: `extend(map(...))`.
+An interrupt may come between any two lines of Python. So how far the bytes have got is told by a
+deque of one number, which the call that moves them fills in the same step, `extend(map(...))`, and
+how far the messages have got by one tuple.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -51,11 +52,15 @@ class Stream:
         self.socket = sock
         self.max_message = max_message
         self._buffer = memoryview(bytearray(_ROOM))
-        self._start = 0  # of what was received and not yet handed out
-        self._end = deque([0], maxlen=1)
+        self._end = deque((0,), 1)
+        self._at = _At(0, 0, None)
         self._sending = _Sending(())
         self._spins = hasattr(os, "sched_yield") and not isinstance(sock, ssl.SSLSocket)
-        self._incoming: Incoming | None = None
+
+    @property
+    def received(self) -> int:
+        """How many messages `receive` has returned."""
+        return self._at.messages
 
     def set_timeouts(self, receive: float, send: float) -> None:
         """Lose the connection when nothing comes, or nothing goes, for so many seconds."""
@@ -99,57 +104,64 @@ class Stream:
         Raises `ConnectionLost` at the end of the connection, `EncodingError` for bytes that are no
         message, `LimitExceeded` for too long a one.
         """
-        incoming = self._incoming
-        if incoming is not None:
-            incoming.skip()
-            self._incoming = None
-        if self._end[0] - self._start < HEADER.size:
-            self._fill(HEADER.size)
-        magic, version, number, length = HEADER.unpack_from(self._buffer, self._start)
+        if self._at.incoming is not None:
+            self._at.incoming.skip()
+            self._at = self._at._replace(incoming=None)
+        start, count, _ = self._at
+        if self._end[0] - start < HEADER.size:
+            start = self._fill(HEADER.size)
+        magic, version, number, length = HEADER.unpack_from(self._buffer, start)
         kind = _KINDS.get(number)
         if magic != MAGIC or version != VERSION or kind is None:
-            given = bytes(self._buffer[self._start : self._start + 8])
+            given = bytes(self._buffer[start : start + 8])
             raise EncodingError(
                 f"a message starts with {MAGIC!r}, version {VERSION} and a kind, not with {given!r}"
             )
         if self.max_message is not None and length > self.max_message:
             raise LimitExceeded(f"a message of {length:,} bytes; the limit is {self.max_message:,}")
         if length > LARGE:
-            self._incoming = incoming = Incoming(self, length)
-            self._start += HEADER.size
+            incoming = Incoming(self, length)
+            self._at = _At(start + HEADER.size, count + 1, incoming)
             return kind, incoming
-        if self._end[0] - self._start < HEADER.size + length:
-            self._fill(HEADER.size + length)
-        start = self._start + HEADER.size
-        self._start = start + length
+        if self._end[0] - start < HEADER.size + length:
+            start = self._fill(HEADER.size + length)
+        start += HEADER.size
+        self._at = _At(start + length, count + 1, None)
         return kind, Received(self._buffer[start : start + length], 0)
 
     def run(self, launches: Callable[[memoryview, int, int], tuple[int, int]]) -> int:
         """Have `launches(buffer, start, end)` take messages off what was received. Returns how many
         it says that it took."""
-        if self._incoming is not None:
+        start, count, incoming = self._at
+        if incoming is not None:
             return 0
-        self._start, count = launches(self._buffer, self._start, self._end[0])
-        return count
+        start, taken = launches(self._buffer, start, self._end[0])
+        self._at = _At(start, count + taken, None)
+        return taken
 
     def has_received(self) -> bool:
         """Whether there are bytes that were received and not handed out."""
-        return self._start != self._end[0]
+        return self._at.start != self._end[0]
 
     def wait(self) -> None:
         """Wait until there are bytes that were not handed out. Raises `ConnectionLost`."""
-        if self._incoming is None and self._start == self._end[0]:
+        if self._at.incoming is None and not self.has_received():
             self._fill(1)
 
-    def _fill(self, n: int) -> None:
-        """Receive until the buffer has n bytes. It has fewer now."""
-        if self._start + n > _ROOM:  # the next message begins at the beginning again
-            left = memoryview(bytes(self._buffer[self._start : self._end[0]]))
+    def _fill(self, n: int) -> int:
+        """Receive until the buffer has n bytes, and return where they begin. It has fewer now."""
+        start = self._at.start
+        if start + n > _ROOM:  # the next message begins at the beginning again
+            left = memoryview(bytes(self._buffer[start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
             fresh[: len(left)] = left
-            self._buffer, self._start, self._end = fresh, 0, deque([len(left)], maxlen=1)
-        while (end := self._end[0]) - self._start < n:
-            self.receive_into(self._end, self._buffer[end:])
+            # No call comes between these lines, so no interrupt does.
+            end, at = deque((len(left),), 1), self._at._replace(start=0)
+            self._buffer, self._end, self._at = fresh, end, at
+            start = 0
+        while (end_now := self._end[0]) - start < n:
+            self.receive_into(self._end, self._buffer[end_now:])
+        return start
 
     def receive_into(self, place: deque[int], room: memoryview) -> None:
         """Receive some bytes; `place` goes on by their number."""
@@ -178,8 +190,9 @@ class Stream:
 
     def take_received(self, most: int) -> memoryview:
         """So many of the bytes in the buffer, or all there are."""
-        start = self._start
-        self._start = end = min(start + most, self._end[0])
+        start = self._at.start
+        end = min(start + most, self._end[0])
+        self._at = self._at._replace(start=end)
         return self._buffer[start:end]
 
     def close(self) -> None:
@@ -187,6 +200,15 @@ class Stream:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+class _At(NamedTuple):
+    """Where in the buffer the bytes begin that were not handed out, how many messages were, and the
+    last of them if it is still arriving."""
+
+    start: int
+    messages: int
+    incoming: Incoming | None
 
 
 class _Sending:

@@ -105,7 +105,7 @@ static PyObject *user_place(Outbox *self)
 /* Room for so many bytes more; NULL with an exception set. */
 static char *extend(Outbox *self, int64_t nbytes)
 {
-    if (self->size + nbytes > self->room) {
+    if (!self->data || self->size + nbytes > self->room) {
         int64_t room = 2 * (self->size + nbytes) + 4096;
         char *data = PyMem_Realloc(self->data, (size_t)room);
         if (!data) {

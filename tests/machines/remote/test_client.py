@@ -1,0 +1,320 @@
+"""The client: posts in order, their errors late and with the right line, interrupts, threads."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    ConnectionLost,
+    HandleError,
+    OperandValueError,
+    ShapeError,
+    user_place,
+)
+from mlvm.core.program.program import Program
+from mlvm.core.types import TensorType, f32, i64
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.remote import client
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.outbox import PythonOutbox
+from mlvm.machines.remote.session import Session
+from mlvm.machines.remote.stream import Stream
+from tests.alarms import alarms_interrupt, interrupt_after
+from tests.core.programs import ADD_INTO, f32s, straight
+from tests.threads import PATIENCE, in_threads, start
+
+__all__ = ["alarms_interrupt"]
+
+PAIR = TensorType(f32, (2,))
+TAKE = Program.of_op("take.out", 3, {"axis": 0}, 0)
+native = pytest.mark.skipif(EXTENSION is None, reason="the native machine was not built")
+
+
+class Served:
+    """A machine, its session, and a client's VM at the other end of a socket."""
+
+    def __init__(self, machine: LocalVM | None = None) -> None:
+        self.machine = machine or LocalVM("there")
+        self.session = Session(self.machine)
+        self.ours, self.theirs = socket.socketpair()
+        self.serving = start(self._serve)
+        self.vm = RemoteVM(Stream(self.ours), "far")
+
+    def _serve(self) -> None:
+        with self.theirs, suppress(ConnectionLost):
+            self.session.serve(Stream(self.theirs))
+        self.session.close()
+
+    def end(self) -> None:
+        self.vm.close()
+        self.serving.result(PATIENCE)
+
+
+@pytest.fixture(params=[True, False], ids=["native", "numpy"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    if request.param and EXTENSION is None:
+        pytest.skip("the native machine was not built")
+    served = Served(LocalVM("there", native=request.param))
+    yield served
+    served.end()
+    assert served.machine.consumed_size_in_mib() == 0
+
+
+def line() -> int:
+    """The line that this is called from."""
+    return sys._getframe(1).f_lineno
+
+
+def put(vm: RemoteVM, *values: float) -> int:
+    handle = vm.alloc_tensor(TensorType(f32, (len(values),)))
+    vm.write(handle, f32s(*values))
+    return handle
+
+
+# --- posts ---------------------------------------------------------------------------
+
+
+def test_posts_are_done_in_order(served: Served) -> None:
+    vm = served.vm
+    x, y = put(vm, 1, 2), put(vm, 10, 20)
+    for _ in range(200):
+        assert vm.launch(ADD_INTO, (y, x, y)) == []
+    assert vm.read(y).tolist() == [210, 420]
+    vm.swap(x, y)
+    assert vm.read(x).tolist() == [210, 420]
+
+
+def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(
+    served: Served,
+) -> None:
+    vm = served.vm
+    x, out = put(vm, 1, 2), vm.alloc_tensor(TensorType(f32, (1,)))
+    vm.launch(ADD_INTO, (out, out, out))  # a new program is a call that waits
+    index = vm.alloc_tensor(TensorType(i64, (1,)))
+    vm.write(index, np.array([0]))
+    vm.launch(TAKE, (out, x, index))  # is known from now on
+    vm.launch(TAKE, (out, x, index))
+    assert vm.read(out).tolist() == [1]
+    vm.write(index, np.array([7]))
+    vm.launch(TAKE, (out, x, index))
+    failed = line() - 1
+    vm.write(x, f32s(5, 6))  # is passed over
+    vm.launch(ADD_INTO, (x, x, x))
+    vm.dealloc_tensor(index)  # is done
+    with pytest.raises(OperandValueError, match="7") as caught:
+        vm.alloc_storage(64)
+    assert caught.value.__notes__[-1] == f"called from {__file__}:{failed}"
+    assert vm.read(x).tolist() == [1, 2]
+    assert served.machine.consumed_size_in_mib() == 12 / 2**20
+
+
+def test_a_write_that_fails_names_its_line(served: Served) -> None:
+    x = put(served.vm, 1, 2)
+    for array in (f32s(1, 2, 3), np.zeros(100_000, np.float32)):
+        served.vm.write(x, array)
+        failed = line() - 1
+        with pytest.raises(ShapeError) as caught:
+            served.vm.synchronize()
+        assert caught.value.__notes__ == [f"called from {__file__}:{failed}"]
+    assert served.vm.read(x).tolist() == [1, 2]
+
+
+def test_no_line_is_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_MOST_UNCONFIRMED", 100)
+    served = Served()
+    x = put(served.vm, 1)
+    for _ in range(2000):
+        served.vm.launch(ADD_INTO, (x, x, x))
+        assert len(served.vm._lines) <= 200
+    served.end()
+
+
+def test_handles_of_others_are_refused_at_once(served: Served) -> None:
+    vm, other = served.vm, LocalVM()
+    x = put(vm, 1)
+    theirs = other.alloc_tensor(PAIR)
+    for handle in (theirs, 0, -1, 2**70):
+        with pytest.raises(HandleError):
+            vm.launch(ADD_INTO, (x, x, handle))
+    vm.dealloc_tensor(x)
+    with pytest.raises(HandleError, match="another's, or has ended"):
+        vm.launch(ADD_INTO, (x, x, x))
+    storage = vm.alloc_storage(64)
+    view = vm.tensor_from_storage(storage, PAIR, 0)
+    vm.dealloc_storage(storage)
+    with pytest.raises(HandleError):
+        vm.launch(ADD_INTO, (view, view, view))
+    vm.synchronize()
+
+
+# --- eager code, by the short way ----------------------------------------------------
+
+
+def test_eager_code_has_the_bits_of_a_local_vm(served: Served) -> None:
+    def compute(vm: Any) -> bytes:
+        with ml.Arena(vm, "a").allocating():
+            x = ml.asarray(np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32))
+
+            def loss(x: ml.Tensor) -> ml.Tensor:
+                for _ in range(20):
+                    x = ml.tanh(x @ x) + ml.sin(x) * 0.5
+                return ml.sum(x)
+
+            return b"".join(ml.grad(loss)(x).numpy().tobytes() for _ in range(3))
+
+    here = LocalVM(native=served.machine.native)
+    assert compute(served.vm) == compute(here)
+
+
+@native
+def test_known_launches_are_forgotten_when_handles_name_others() -> None:
+    """The table of launches that are run by the bytes of their messages."""
+    served = Served(LocalVM("there", native=True))
+    vm = served.vm
+    x, y = put(vm, 1, 2), put(vm, 3, 4)
+    out = put(vm, 0, 0)
+    for _ in range(3):
+        vm.launch(ADD_INTO, (out, x, y))
+    vm.swap(x, out)  # x is 4 6, out is 1 2
+    for _ in range(3):
+        vm.launch(ADD_INTO, (out, x, y))
+    assert vm.read(out).tolist() == [7, 10]
+    seen: list[str] = []
+    served.machine.register("add.out", lambda frame: seen.append("mine"), nparams=3, nresults=0)
+    vm.launch(ADD_INTO, (out, x, y))
+    vm.synchronize()
+    assert seen == ["mine"]
+    served.end()
+
+
+@native
+def test_a_line_is_named_though_c_has_sent_the_launch() -> None:
+    served = Served()
+    with ml.Arena(served.vm, "a").allocating():
+        x, good, bad = ml.ones((3,)), ml.asarray(np.array([0])), ml.asarray(np.array([5]))
+        for _ in range(3):
+            ml.take(x, good) + x
+        y = ml.take(x, bad)
+        failed = line() - 1
+        z = y + x
+        with pytest.raises(OperandValueError) as caught:
+            z.numpy()
+        assert caught.value.__notes__[-1] == f"called from {__file__}:{failed}"
+        assert ml.take(x, good).numpy().tolist() == [1.0]
+    del x, y, z, good, bad
+    served.end()
+
+
+# --- the end, interrupts, threads ----------------------------------------------------
+
+
+def test_after_the_end_every_call_says_so_but_those_that_free(served: Served) -> None:
+    vm = served.vm
+    x = put(vm, 1)
+    vm.close()
+    for call in (
+        lambda: vm.read(x),
+        lambda: vm.write(x, f32s(1)),
+        lambda: vm.launch(ADD_INTO, (x, x, x)),
+        lambda: vm.alloc_storage(1),
+        vm.synchronize,
+    ):
+        with pytest.raises(ConnectionLost, match="far was closed"):
+            call()
+    vm.dealloc_tensor(x)
+    vm.close()
+    assert repr(vm) == "<RemoteVM 'far', far was closed>"
+
+
+def test_a_lost_server_is_noticed() -> None:
+    served = Served()
+    x = put(served.vm, 1)
+    served.theirs.shutdown(socket.SHUT_RDWR)
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="far: "):
+            served.vm.read(x)
+    served.end()
+
+
+@pytest.mark.usefixtures("alarms_interrupt")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
+def test_interrupts_leave_the_vm_in_order_or_lost() -> None:
+    served = Served()
+    vm, rng = served.vm, np.random.default_rng(0)
+    x = put(vm, *range(10))
+
+    def work() -> None:
+        for _ in range(20):
+            storage = vm.alloc_storage(64)
+            assert vm.read(x).tolist() == list(range(10))
+            vm.dealloc_storage(storage)
+
+    interrupted = 0
+    with suppress(ConnectionLost):
+        for _ in range(400):
+            interrupted += interrupt_after(rng.uniform(1e-5, 1e-3), work)
+            assert vm.read(x).tolist() == list(range(10))
+    assert interrupted > 50
+    assert "lost" not in repr(vm)
+    served.end()
+
+
+def test_threads_share_a_vm(served: Served) -> None:
+    vm = served.vm
+
+    def work(seed: int) -> None:
+        x, total = put(vm, seed, 1), put(vm, 0, 0)
+        for n in range(100):
+            vm.launch(ADD_INTO, (total, total, x))
+            if not n % 10:
+                program = straight(("push_int", n), ("pop", 1), ("load_arg", 0), "halt")
+                assert vm.launch(program, [total])[0].tolist() == [seed * (n + 1), n + 1]
+        vm.dealloc_tensor(x)
+        vm.dealloc_tensor(total)
+
+    in_threads(work, range(4))
+    vm.synchronize()
+
+
+def test_what_is_collected_is_freed_at_the_next_call(served: Served) -> None:
+    vm = served.vm
+    ml.ones((1,))
+    arena = ml.Arena(vm, "short")
+    with arena.allocating():
+        x = ml.asarray(f32s(1, 2))
+    assert vm.consumed_size_in_mib() > 0
+    del x, arena
+    gc.collect()
+    assert vm.consumed_size_in_mib() == 0
+
+
+# --- the outbox ----------------------------------------------------------------------
+
+MESSAGES = st.lists(st.one_of(st.binary(max_size=50), st.none()), max_size=200)
+
+
+@native
+@given(MESSAGES)
+def test_the_outbox_in_c_is_the_one_in_python(messages: list[bytes | None]) -> None:
+    assert EXTENSION is not None
+    boxes = [PythonOutbox(), EXTENSION.Outbox({}, user_place)]
+    for n, message in enumerate(messages):
+        if message is None:
+            assert boxes[0].take() == boxes[1].take()
+        else:
+            due = [box.add(message, (n,)) for box in boxes]
+            assert due[0] == due[1] or len(boxes[0]) < 64  # the clocks differ
+        assert len(boxes[0]) == len(boxes[1])
+    assert boxes[0].take() == boxes[1].take()
