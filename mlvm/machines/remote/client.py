@@ -8,7 +8,6 @@ the error, which names the line of Python that made the post; what was posted af
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from struct import error as StructError
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from mlvm.machines.native._native import Door
 
 _MOST_BEHIND: Final = 4096  # posts that another thread may keep from being sent
-_MOST_UNCONFIRMED: Final = 1 << 16
+_MOST_UNCONFIRMED: Final = 1 << 13
 """Posts whose lines are remembered. Then the client waits for the server."""
 
 
@@ -55,6 +54,16 @@ class _Posted(NamedTuple):
     explain: Callable[[Exception], object]
 
 
+class _Sent(NamedTuple):
+    """What was handed to the stream: so many posts, of which so many were taken from the outbox,
+    so many calls, and the places of the last posts, of which the server has said nothing yet."""
+
+    posts: int
+    taken: int
+    calls: int
+    places: list[Place | _Posted | None]
+
+
 class RemoteVM(WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
@@ -69,11 +78,8 @@ class RemoteVM(WireVM):
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
         self._outbox: Outbox = new_outbox()
-        self._lines: deque[Place | _Posted | None] = deque()  # of the last posts, in order
-        self._sent = 0  # how many posts
-        self._called = 0  # how many calls
+        stream.add((), _Sent(0, 0, 0, []))
         self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
-        self._whole = True
         self._lost: str | None = None
         self.name = name or self._call("name")
         self.door = None if EXTENSION is None else open_post_door(self)
@@ -204,7 +210,7 @@ class RemoteVM(WireVM):
             self._stream.flush()
         except ConnectionLost as error:
             raise self._give_up(error) from None
-        if len(self._lines) > _MOST_UNCONFIRMED:
+        if len(self._stream.note.places) > _MOST_UNCONFIRMED:
             self.synchronize()
 
     def _add_to_stream(
@@ -213,19 +219,15 @@ class RemoteVM(WireVM):
         """Hand what was posted, and a message after it, to the stream. If that is a post, its place
         is given."""
         self._require_connection()
-        if not self._whole:
-            raise self._give_up("it was interrupted in the middle of a message")
-        self._whole = False
-        pieces = message
-        if self._outbox or places:
-            posts, lines = self._outbox.take()
-            lines += places
-            self._lines += lines
-            self._sent += len(lines)
-            pieces = [posts, *message]
-        self._stream.add(pieces)
-        self._called += calls
-        self._whole = True
+        sent: _Sent = self._stream.note
+        posts, new = self._outbox.take(sent.taken)
+        added = _Sent(
+            sent.posts + len(new) + len(places),
+            sent.taken + len(new),
+            sent.calls + calls,
+            [*sent.places, *new, *places],
+        )
+        self._stream.add([posts, *message] if posts else message, added)
 
     # --- answers ---
 
@@ -236,39 +238,40 @@ class RemoteVM(WireVM):
         with self._lock:
             try:
                 self._add_to_stream(message, calls=1)
+                number = self._stream.note.calls
                 if name in ("alloc_tensor", "alloc_storage"):
-                    self._allocs[self._called] = name
+                    self._allocs[number] = name
                 self._stream.flush()
-                while self._stream.received < self._called - 1:
+                while self._stream.received < number - 1:
                     self._pass_over()
                 kind, reader = self._stream.receive()
             except ConnectionLost as error:
                 raise self._give_up(error) from None
             self._allocs.clear()
-            lines, self._lines = self._lines, deque()
+            sent: _Sent = self._stream.note
+            self._stream.add((), sent._replace(places=[]))
             try:
                 return read_answer(kind, reader, name)
             except ConnectionLost as error:
                 raise self._give_up(error) from None
             except Exception as error:
-                self._explain(error, lines)
+                self._explain(error, sent)
                 raise error.with_traceback(None) from None
 
     def _pass_over(self) -> None:
         """Receive the answer to a call that was interrupted, and give up what it made."""
         kind, reader = self._stream.receive()
-        self._lines.clear()
         name = self._allocs.pop(self._stream.received, "")
         if kind is Kind.answer and name:
             self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
 
-    def _explain(self, error: Exception, lines: deque[Place | _Posted | None]) -> None:
+    def _explain(self, error: Exception, sent: _Sent) -> None:
         """Have the error name the line here that led to it, and none of the server's."""
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()
         if isinstance(posted, int):
-            index = posted - (self._sent - len(lines))
-            place = lines[index] if 0 <= index < len(lines) else None
+            index = posted - (sent.posts - len(sent.places))
+            place = sent.places[index] if 0 <= index < len(sent.places) else None
         notes = notes_of(error)
         if hasattr(error, "__notes__"):
             del error.__notes__

@@ -18,7 +18,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Stream:
         self._buffer = memoryview(bytearray(_ROOM))
         self._end = deque((0,), 1)
         self._at = _At(0, 0, None)
-        self._sending = _Sending(())
+        self._sending = _Sending((), None)
         self._spins = hasattr(os, "sched_yield") and not isinstance(sock, ssl.SSLSocket)
 
     @property
@@ -79,10 +79,15 @@ class Stream:
         self.add(parts)
         self.flush()
 
-    def add(self, parts: Sequence[Buffer]) -> None:
-        """Have whole messages sent by the next `flush`."""
+    @property
+    def note(self) -> Any:
+        """What the sender noted with the last message that it added."""
+        return self._sending.note
+
+    def add(self, parts: Sequence[Buffer], note: Any = None) -> None:
+        """Have whole messages sent by the next `flush`. The note is changed in the same step."""
         before = self._sending.rest()
-        self._sending = _Sending([*before, *parts] if before else parts)
+        self._sending = _Sending([*before, *parts] if before else parts, note)
 
     def flush(self) -> None:
         """Send what was added. If it is interrupted, the rest goes with the next flush. Raises
@@ -212,12 +217,13 @@ class _At(NamedTuple):
 
 
 class _Sending:
-    """Pieces on their way, and how many of their bytes are sent."""
+    """Pieces on their way, how many of their bytes are sent, and what the sender notes."""
 
-    __slots__ = ("nbytes", "parts", "sent")
+    __slots__ = ("nbytes", "note", "parts", "sent")
 
-    def __init__(self, parts: Sequence[Buffer]) -> None:
+    def __init__(self, parts: Sequence[Buffer], note: Any) -> None:
         self.parts = parts
+        self.note = note
         self.nbytes = sum(map(len, parts))
         self.sent = deque((0,), 1)
 

@@ -24,9 +24,11 @@ struct Outbox {
     PyObject_HEAD
     PyObject *ours;  /* by the name of a file of Python: is it one of mlvm's? */
     PyObject *place; /* place() -> (code, offset) or None: asks for one that is not in `ours` */
-    PyObject *places;
+    PyObject *places; /* of the messages in `data`, the first of which has the number `first` */
     char *data;
     int64_t size, room;
+    long long first;
+    int64_t shown, shown_count; /* bytes and messages that `take` has shown last */
     double emptied;
 };
 
@@ -102,6 +104,8 @@ static PyObject *user_place(Outbox *self)
     Py_RETURN_NONE;
 }
 
+static Py_ssize_t outbox_length(Outbox *self);
+
 /* Room for so many bytes more; NULL with an exception set. */
 static char *extend(Outbox *self, int64_t nbytes)
 {
@@ -135,7 +139,7 @@ int outbox_launch(Outbox *self, long long number, const int64_t *handles, int co
     memcpy(out + HEADER, &number, 8);
     memcpy(out + HEADER + 8, handles, 8 * (size_t)count);
     self->size += HEADER + body;
-    return PyList_Size(self->places) >= GATHERED || now() - self->emptied > PAUSE;
+    return outbox_length(self) >= GATHERED || now() - self->emptied > PAUSE;
 }
 
 /* add(message, place) -> whether the box is to be emptied now */
@@ -151,31 +155,44 @@ static PyObject *outbox_add(Outbox *self, PyObject *args)
         return NULL;
     memcpy(out, message, (size_t)size);
     self->size += size;
-    return PyBool_FromLong(PyList_Size(self->places) >= GATHERED || now() - self->emptied > PAUSE);
+    return PyBool_FromLong(outbox_length(self) >= GATHERED || now() - self->emptied > PAUSE);
 }
 
-/* take() -> (bytes, places): all there is, in one step */
-static PyObject *outbox_take(Outbox *self, PyObject *unused)
+/* take(done) -> (bytes, places): forget the messages before number `done`, and show the others */
+static PyObject *outbox_take(Outbox *self, PyObject *argument)
 {
-    (void)unused;
-    PyObject *places = PyList_New(0);
-    PyObject *data = places ? PyBytes_FromStringAndSize(self->data, (Py_ssize_t)self->size) : NULL;
-    PyObject *taken = data ? PyTuple_Pack(2, data, self->places) : NULL;
-    Py_XDECREF(data);
-    if (!taken) {
-        Py_XDECREF(places);
+    long long done = PyLong_AsLongLong(argument);
+    if (done == -1 && PyErr_Occurred())
         return NULL;
+    if (done == self->first + self->shown_count && self->shown_count) {
+        if (PyList_SetSlice(self->places, 0, (Py_ssize_t)self->shown_count, NULL))
+            return NULL;
+        memmove(self->data, self->data + self->shown, (size_t)(self->size - self->shown));
+        self->size -= self->shown;
+        self->first = done;
+        self->shown = self->shown_count = 0;
+    } else if (done != self->first) {
+        return PyErr_Format(PyExc_ValueError, "messages before %lld are done, not %lld", self->first,
+                            done);
     }
-    Py_DECREF(self->places);
-    self->places = places;
-    self->size = 0;
-    self->emptied = now();
+    Py_ssize_t count = PyList_Size(self->places);
+    PyObject *places = PyList_GetSlice(self->places, 0, count);
+    PyObject *data = places ? PyBytes_FromStringAndSize(self->data, (Py_ssize_t)self->size) : NULL;
+    PyObject *taken = data ? PyTuple_Pack(2, data, places) : NULL;
+    Py_XDECREF(data);
+    Py_XDECREF(places);
+    if (taken) {
+        self->shown = self->size;
+        self->shown_count = count;
+        self->emptied = now();
+    }
     return taken;
 }
 
+/* how many messages `take` has not shown */
 static Py_ssize_t outbox_length(Outbox *self)
 {
-    return PyList_Size(self->places);
+    return PyList_Size(self->places) - (Py_ssize_t)self->shown_count;
 }
 
 int is_outbox(PyObject *object)
@@ -185,7 +202,8 @@ int is_outbox(PyObject *object)
 
 static PyMethodDef outbox_methods[] = {
     {"add", (PyCFunction)outbox_add, METH_VARARGS, "add(message, place): whether it is time to send."},
-    {"take", (PyCFunction)outbox_take, METH_NOARGS, "take(): the messages, and the place of each."},
+    {"take", (PyCFunction)outbox_take, METH_O,
+     "take(done): forget what comes before message number `done`; the others, and their places."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot outbox_slots[] = {
     {Py_tp_new, outbox_new},         {Py_tp_dealloc, outbox_dealloc},
