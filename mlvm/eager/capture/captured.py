@@ -498,6 +498,8 @@ class Captured(Generic[P, R]):
                         entry, feed, arena.vm, outputs, programs, [*inputs, *entry.taken()]
                     )
 
+        if entry.rebound:
+            arena.vm.synchronize()  # what raises has rebound nothing
         places: dict[str, Sequence[Allocation]]
         places = {"input": inputs, "output": outputs, "state": entry.states}
         results = [result.made(signature.tensors, places) for result in entry.results]
