@@ -18,6 +18,7 @@ from mlvm.core.errors import (
     ConnectionLost,
     HandleError,
     Place,
+    brief,
     line_of,
     notes_of,
     user_place,
@@ -116,6 +117,10 @@ class RemoteVM(WireVM):
         self._live -= self._views.pop(handle, set())
         self._post_freeing("dealloc_storage", handle)
 
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        self._require([handle])
+        super().write(handle, array)
+
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         self._call("swap", h1, h2)
 
@@ -159,12 +164,18 @@ class RemoteVM(WireVM):
 
     def _require(self, handles: Sequence[int]) -> None:
         """Raise `HandleError` at once for a handle that was not made here, or has ended."""
-        if not self._shared and not self._live.issuperset(handles):
-            self._require_connection()
-            handle = next(each for each in handles if each not in self._live)
-            raise HandleError(
-                f"handle {handle!r} names nothing on {self.name}: it is another's, or has ended"
-            )
+        if self._shared:
+            return
+        try:
+            if self._live.issuperset(handles):
+                return
+        except TypeError:  # not hashable, as the encoding will say
+            return
+        self._require_connection()
+        handle = next(each for each in handles if each not in self._live)
+        raise HandleError(
+            f"handle {brief(handle)} names nothing on {self.name}: it is another's, or has ended"
+        )
 
     # --- posts ---
 
