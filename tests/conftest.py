@@ -1,12 +1,12 @@
-"""`--wire` and `--remote`: run the tests on VMs of which there is nothing but the protocol.
+"""`--remote`: run the tests on VMs of which there is nothing but the protocol.
 `--native`: give the plain VMs, which the tests of `mlvm.core` make, the native kernels and loop.
 
-    python -m pytest --wire tests/eager tests/arena
+    python -m pytest --remote tests/eager tests/arena
 
-Every VM that a test makes is then a `WireVM`, which passes each call on as bytes, or a `RemoteVM`
-at the other end of a socket; and so is the default VM. Tests that are about what only a VM of this
-process has are marked `local`, with the reason, and skipped.
-tests/machines/test_wire.py runs these two folders so.
+Every VM that a test makes is then a `RemoteVM` at the other end of a socket, and so is the default
+VM. `pytest.raises` waits for errors of what was posted. Tests that are about what only a VM of this
+process has are marked `local`, with the reason, and skipped. tests/machines/remote/test_suites.py
+runs these two folders so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from hypothesis import settings
 
 from mlvm.core.vm import VM
-from tests.wired import connect_to, elsewhere, raising_late, wire_to
+from tests.wired import connect_to, elsewhere, raising_late
 
 
 def put_elsewhere(way: Callable[[VM], Any]) -> None:
@@ -63,9 +63,6 @@ def make_native() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--wire", action="store_true", help="run on VMs behind the protocol's byte encoding"
-    )
     parser.addoption("--remote", action="store_true", help="run on VMs at the end of a socket")
     parser.addoption("--native", action="store_true", help="run on native kernels and loop")
 
@@ -84,11 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--native"):
         make_native()
     if _is_elsewhere(config):
-        put_elsewhere(wire_to if config.getoption("--wire") else connect_to)
+        put_elsewhere(connect_to)
 
 
 def _is_elsewhere(config: pytest.Config) -> bool:
-    return bool(config.getoption("--wire") or config.getoption("--remote"))
+    return bool(config.getoption("--remote"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,14 +17,8 @@ from mlvm.core.vm import VM
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Stream
-from mlvm.machines.wire import WireVM
 
 _behind: weakref.WeakKeyDictionary[object, VM] = weakref.WeakKeyDictionary()
-
-
-def wire_to(machine: VM) -> WireVM:
-    """A VM that passes each call on as bytes, and waits for the answer."""
-    return WireVM(machine)
 
 
 def connect_to(machine: VM) -> RemoteVM:

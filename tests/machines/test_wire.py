@@ -8,8 +8,6 @@ import inspect
 import io
 import math
 import re
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -667,7 +665,7 @@ def test_changed_answers_are_refused_or_read(changes: list[tuple[int, int]], goo
             decode_answer("launch", message)
 
 
-# --- the page, and the tests of the layers above -------------------------------------
+# --- the page -----------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "wire.md").read_text("utf-8")
 
@@ -713,18 +711,3 @@ def test_the_pages_example_prints_what_it_says() -> None:
     with contextlib.redirect_stdout(printed):
         exec(code, {})
     assert printed.getvalue() == output
-
-
-CAPTURE = "tests/eager/capture"
-
-
-@pytest.mark.parametrize(
-    ("folder", "where"),
-    [("tests/eager", "--wire"), (CAPTURE, "--remote"), ("tests/arena", "--remote")],
-)
-def test_the_eager_and_arena_tests_pass_on_a_vm_elsewhere(folder: str, where: str) -> None:
-    command = [sys.executable, "-m", "pytest", where, "-q", "-p", "no:cacheprovider", folder]
-    if folder != CAPTURE:
-        command.append(f"--ignore={CAPTURE}")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
