@@ -31,7 +31,7 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.outbox import Outbox, PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
 from mlvm.machines.remote.stream import HEADER, Buffer, Outgoing, Stream
-from mlvm.machines.wire import WireVM, read_answer, write_call
+from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
     from mlvm.machines.native._native import Door
@@ -230,12 +230,12 @@ class RemoteVM(WireVM):
         write_call(writer, name, args)
         message = writer.parts(Kind.call)
         with self._lock:
+            if self._owed:
+                self._settle()
             self._add_to_stream(message)
             self._owed.append(name)
             try:
                 self._stream.flush()
-                while len(self._owed) > 1:  # of calls that were interrupted
-                    self._pass_over(self._owed[0])
                 kind, reader = self._stream.receive()
             except ConnectionLost as error:
                 raise self._give_up(error) from None
@@ -249,13 +249,25 @@ class RemoteVM(WireVM):
                 self._explain(error, lines)
                 raise error.with_traceback(None) from None
 
-    def _pass_over(self, name: str) -> None:
-        """Receive an answer that nobody waits for."""
-        kind, reader = self._stream.receive()
-        self._owed.popleft()
-        self._lines.clear()
-        if kind is Kind.answer and name in ("alloc_tensor", "alloc_storage"):
-            self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
+    def _settle(self) -> None:
+        """Receive the answers of calls that were interrupted. Raises the error of a post that is
+        among them: the server has told it, and will not again."""
+        self._require_connection()
+        while self._owed:
+            name = self._owed[0]
+            try:
+                self._stream.flush()
+                kind, reader = self._stream.receive()
+            except ConnectionLost as error:
+                raise self._give_up(error) from None
+            self._owed.popleft()
+            if kind is Kind.answer and name in ("alloc_tensor", "alloc_storage"):
+                self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
+            elif kind is Kind.error:
+                told = read_error(reader)
+                if POSTED_AT in vars(told):
+                    self._explain(told, self._lines)
+                    raise told
 
     def _explain(self, error: Exception, lines: deque[Place | _Posted | None]) -> None:
         """Have the error name the line here that led to it, and none of the server's."""

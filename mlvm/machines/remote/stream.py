@@ -121,8 +121,9 @@ class Stream:
         if self._end[0] - self._start < HEADER.size + length:
             self._fill(HEADER.size + length)
         start = self._start + HEADER.size
-        self._start = start + length
-        return kind, Received(self._buffer[start : start + length], 0)
+        received = Received(self._buffer[start : start + length], 0)
+        self._start = start + length  # no interrupt comes between this and the caller
+        return kind, received
 
     def run(self, launches: Callable[[memoryview, int, int], tuple[int, int]]) -> int:
         """Have `launches(buffer, start, end)` take messages off what was received. Returns how many

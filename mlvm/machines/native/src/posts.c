@@ -158,15 +158,17 @@ static PyObject *outbox_add(Outbox *self, PyObject *args)
 static PyObject *outbox_take(Outbox *self, PyObject *unused)
 {
     (void)unused;
-    PyObject *places = PyList_New(0);
-    PyObject *data = places ? PyBytes_FromStringAndSize(self->data, (Py_ssize_t)self->size) : NULL;
-    PyObject *taken = data ? PyTuple_Pack(2, data, self->places) : NULL;
-    Py_XDECREF(data);
-    if (!taken) {
+    /* First what the garbage collector may come with: a finalizer adds messages, too. */
+    PyObject *places = PyList_New(0), *taken = PyTuple_New(2);
+    PyObject *data = places && taken ? PyBytes_FromStringAndSize(self->data, (Py_ssize_t)self->size)
+                                     : NULL;
+    if (!data) {
         Py_XDECREF(places);
+        Py_XDECREF(taken);
         return NULL;
     }
-    Py_DECREF(self->places);
+    PyTuple_SetItem(taken, 0, data);
+    PyTuple_SetItem(taken, 1, self->places);
     self->places = places;
     self->size = 0;
     self->emptied = now();
