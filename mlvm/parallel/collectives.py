@@ -44,7 +44,7 @@ class Member:
         self._meeting: Meeting | None = None  # of the current run
         self._thread = 0  # the program's
         self._beside: ThreadPoolExecutor | None = None  # one thread for what was started
-        self._started: dict[_Key, Future[None]] = {}
+        self._started: list[tuple[_Key, Future[None]]] = []
         self.ops: dict[str, Op] = {
             op.name: op
             for op in (
@@ -69,15 +69,15 @@ class Member:
 
     def finish(self) -> None:
         """Wait for what was started and not waited for. Raises its error."""
-        started, self._started = self._started, {}
-        for each in started.values():
+        started, self._started = self._started, []
+        for _, each in started:
             each.result()
 
     def leave(self) -> None:
         """The run is over, however it ended: what was started ends as well."""
         self._meeting = None
-        started, self._started = self._started, {}
-        for each in started.values():
+        started, self._started = self._started, []
+        for _, each in started:
             each.exception()
 
     def close(self) -> None:
@@ -112,22 +112,24 @@ class Member:
             _require_writable("all_reduce.start", x)
         call, key = self._call("all_reduce", xs, xs, op=op), _key(xs)
         meeting = self._here(call)
-        if key in self._started:
+        if any(x.nbytes for x in xs) and any(key == other for other, _ in self._started):
             raise GroupError(f"{call} was started, and not waited for yet")
         if self._beside is None:
             self._beside = ThreadPoolExecutor(
                 1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
             )
-        self._started[key] = self._beside.submit(meeting.meet, self.rank, call)
+        self._started.append((key, self._beside.submit(meeting.meet, self.rank, call)))
 
     def all_reduce_wait(self, *xs: Array) -> None:
         """End what `all_reduce.start` has begun with these tensors."""
-        call = self._call("all_reduce.wait", xs, xs)
+        call, key = self._call("all_reduce.wait", xs, xs), _key(xs)
         self._here(call)
-        started = self._started.pop(_key(xs), None)
-        if started is None:
-            raise GroupError(f"{call}: no all_reduce.start of these tensors is under way")
-        started.result()
+        for i, (other, started) in enumerate(self._started):
+            if other == key:  # of tensors without elements it may be one of several
+                del self._started[i]
+                started.result()
+                return
+        raise GroupError(f"{call}: no all_reduce.start of these tensors is under way")
 
     def reduce_scatter(self, out: Array, x: Array, *, op: Reduction = "sum") -> None:
         """A piece of the sum, mean, maximum or minimum of all members' x. That is cut along axis 0
@@ -195,7 +197,7 @@ class Member:
     def _meet(self, call: Collective) -> None:
         """Take part in a collective, after those that were started."""
         meeting = self._here(call)
-        for each in self._started.values():
+        for _, each in self._started:
             each.exception()  # waits; whoever waits for it raises
         meeting.meet(self.rank, call)
 

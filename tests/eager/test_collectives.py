@@ -212,6 +212,20 @@ def test_the_two_halves_of_an_all_reduce() -> None:
     assert run(2, step) == [[[3.0, 3.0, 3.0], 0.5, [1]]] * 2
 
 
+def test_tensors_without_elements_may_be_under_way_together() -> None:
+    def step(rank: int) -> None:
+        x = ml.ones((2,))
+        ml.parallel.all_reduce_start(ml.ones((0,)))
+        ml.parallel.all_reduce_start(ml.ones((0,)))
+        ml.parallel.all_reduce_start(x)
+        with pytest.raises(GroupError, match="was started, and not waited for yet"):
+            ml.parallel.all_reduce_start(x)
+        ml.parallel.all_reduce_wait(x)
+        assert x.tolist() == [2, 2]
+
+    run(2, step)
+
+
 @pytest.mark.parametrize("in_group", [False, True])
 def test_alone_the_two_halves_change_nothing(in_group: bool) -> None:
     def step(rank: int) -> None:

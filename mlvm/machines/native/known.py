@@ -44,6 +44,7 @@ class KnownLaunches:
         self._is_watched = is_watched
         self._pool = pool
         self._bound: dict[bytes, Bound] = {}
+        self._programs: set[bytes] = set()  # the numbers of those that may be there
         self._version = -1
 
     def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
@@ -53,7 +54,7 @@ class KnownLaunches:
             return start, 0
         with self._lock:
             if self._functions.version != self._version:
-                self._bound.clear()
+                self._clear()
             return run_launches(self._pool, buffer, start, end, self._bound)
 
     def learn(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
@@ -61,6 +62,16 @@ class KnownLaunches:
         arguments."""
         with self._lock:
             self._learn(body, self._code_of(program, args))
+
+    def forget(self, number: int) -> None:
+        """Another program has the number now, or none."""
+        with self._lock:
+            if 0 <= number < 1 << 64 and number.to_bytes(8, "little") in self._programs:
+                self._clear()
+
+    def _clear(self) -> None:
+        self._bound.clear()
+        self._programs.clear()
 
     def _learn(self, body: bytes, code: Code | None) -> None:
         steps = code.steps if code is not None else ()
@@ -71,8 +82,9 @@ class KnownLaunches:
         plan = plan_of(binding.callee.kernel, types, attributes or NO_ATTRIBUTES)
         if plan is None or len(arrays) > _MOST_ARRAYS:
             return
-        if len(self._bound) >= _MOST:
-            self._bound.clear()
+        if len(self._bound) >= _MOST or self._functions.version != self._version:
+            self._clear()
         self._version = int(self._functions.version)
         self._bound[body] = Bound(plan, tuple(arrays))
+        self._programs.add(body[:8])
         self._store.caches[id(self._bound)] = self._bound

@@ -30,8 +30,8 @@ from mlvm.core.types import Array, TensorType
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.outbox import Outbox, PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
-from mlvm.machines.remote.stream import HEADER, Buffer, Outgoing, Stream
-from mlvm.machines.wire import WireVM, read_answer, write_call
+from mlvm.machines.remote.stream import HEADER, Buffer, Outgoing, Received, Stream
+from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
     from mlvm.machines.native._native import Door
@@ -248,36 +248,53 @@ class RemoteVM(WireVM):
         message = writer.parts(Kind.call)
         with self._lock:
             try:
+                self._settle()
                 self._add_to_stream(message, calls=1)
-                number = self._stream.note.calls
                 if name in ("alloc_tensor", "alloc_storage"):
-                    self._allocs[number] = name
+                    self._allocs[self._stream.note.calls] = name
                 self._stream.flush()
-                while self._stream.received < number - 1:
-                    self._pass_over()
                 kind, reader = self._stream.receive()
             except ConnectionLost as error:
                 raise self._give_up(error) from None
             self._allocs.clear()
-            sent: _Sent = self._stream.note
-            self._stream.add((), sent._replace(places=[]))
-            try:
-                return read_answer(kind, reader, name)
-            except ConnectionLost as error:
-                raise self._give_up(error) from None
-            except Exception as error:
-                self._explain(error, sent)
-                raise error.with_traceback(None) from None
+            return self._result_of(name, kind, reader)
 
-    def _pass_over(self) -> None:
-        """Receive the answer to a call that was interrupted, and give up what it made."""
-        kind, reader = self._stream.receive()
-        name = self._allocs.pop(self._stream.received, "")
-        if kind is Kind.answer and name:
-            self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
+    def _settle(self) -> None:
+        """Receive the answers to calls that were interrupted, and give up what they made. Raises
+        the error of a post that is among them: the server tells it once."""
+        self._require_connection()
+        while self._stream.received < self._stream.note.calls:
+            self._stream.flush()
+            kind, reader = self._stream.receive()
+            name = self._allocs.pop(self._stream.received, "")
+            if kind is Kind.answer and name:
+                self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
+            elif kind is Kind.error:
+                told = read_error(reader)
+                if POSTED_AT in vars(told):
+                    raise self._explained(told)
 
-    def _explain(self, error: Exception, sent: _Sent) -> None:
-        """Have the error name the line here that led to it, and none of the server's."""
+    def _result_of(self, name: str, kind: Kind, reader: Received) -> Any:
+        """The result of the call of that name. Raises the error that came in its place."""
+        try:
+            result = read_answer(kind, reader, name)
+        except ConnectionLost as error:
+            raise self._give_up(error) from None
+        except Exception as error:
+            raise self._explained(error) from None
+        self._confirmed()
+        return result
+
+    def _confirmed(self) -> _Sent:
+        """The server has said what there is to say of all posts: what was noted of them."""
+        sent: _Sent = self._stream.note
+        self._stream.add((), sent._replace(places=[]))
+        return sent
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error of an answer; it names the line here that led to it, and none of the
+        server's."""
+        sent = self._confirmed()
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()
         if isinstance(posted, int):
@@ -293,6 +310,7 @@ class RemoteVM(WireVM):
             place = place.place
         if place is not None and (notes or posted is not None):
             error.add_note(f"called from {line_of(place)}")
+        return error.with_traceback(None)
 
     def _require_connection(self) -> None:
         if self._lost is not None:

@@ -58,7 +58,10 @@ from mlvm.machines.remote.watchdog import Watchdog, has_hung_up
 from mlvm.machines.wire import encode_error
 
 _MOST_STRANGERS: Final = 64
-"""Connections that have not proved who they are: they take no place of a client's."""
+"""Connections that have not proved who they are: they take no place of a client's. One more ends
+the oldest of them, so that those which say nothing keep nobody out."""
+
+_MOST_OBSERVERS: Final = 64
 
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -108,7 +111,8 @@ class Server:
         self._watchdog = Watchdog()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._strangers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # in order of their arrival
+        self._observers: set[socket.socket] = set()
         self._clients: dict[int, _Client] = {}
         self._started = time.monotonic()
         self._draining = False
@@ -173,7 +177,11 @@ class Server:
         self._wait(grace)
         self._watchdog.stop("the server stops")
         with self._lock:
-            left = [*self._strangers, *(each.socket for each in self._clients.values())]
+            left = [
+                *self._strangers,
+                *self._observers,
+                *(each.socket for each in self._clients.values()),
+            ]
         for sock in left:
             _shut(sock, socket.SHUT_RDWR)
         self._wait(1.0)
@@ -188,7 +196,7 @@ class Server:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
-                if not self._clients and not self._strangers:
+                if not (self._clients or self._strangers or self._observers):
                     return
             time.sleep(0.01)
 
@@ -213,12 +221,14 @@ class Server:
                 time.sleep(0.1 if error.errno in _FULL else 0.01)
                 continue
             with self._lock:
-                full = self._draining or len(self._strangers) >= _MOST_STRANGERS
-                if not full:
-                    self._strangers.add(sock)
-            if full:
-                sock.close()
-                continue
+                if self._draining:
+                    sock.close()
+                    return
+                if len(self._strangers) >= _MOST_STRANGERS:
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    _shut(oldest, socket.SHUT_RDWR)  # its thread sees the end
+                self._strangers[sock] = None
             try:
                 threading.Thread(
                     target=self._meet, args=(sock,), name="mlvm client", daemon=True
@@ -226,7 +236,7 @@ class Server:
             except RuntimeError as error:  # the system has no more threads
                 self._log.event("error", what="thread", error=error)
                 with self._lock:
-                    self._strangers.discard(sock)
+                    self._strangers.pop(sock, None)
                 sock.close()
 
     def _meet(self, sock: socket.socket) -> None:
@@ -237,6 +247,8 @@ class Server:
             tune(sock)
             deadline = time.monotonic() + self._limits.handshake_seconds
             sock = self._secure(sock, deadline)
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
             client = _Client(peer, sock)
             trusted = _is_own_user(sock)
             decide = partial(self._decide, client)
@@ -252,11 +264,13 @@ class Server:
             if client is not None and client.number:
                 self._free(client)
             with self._lock:
-                self._strangers.discard(sock)
+                self._strangers.pop(sock, None)
+                self._observers.discard(sock)
             _part(sock)
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
-        """The connection, with TLS if that is what is spoken here. Raises `AccessRefused`."""
+        """The connection, with TLS to be begun if that is what is spoken here. Raises
+        `AccessRefused`."""
         tls = speaks_tls(sock, deadline)
         if tls is None:
             raise AccessRefused("the client speaks neither this protocol nor TLS")
@@ -269,16 +283,23 @@ class Server:
             send(sock, refusal(reason), deadline)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        secured = self._context.wrap_socket(sock, server_side=True)  # takes the descriptor over
         with self._lock:
-            self._strangers.discard(sock)
-            self._strangers.add(secured)
+            secured = self._context.wrap_socket(  # takes the descriptor over
+                sock, server_side=True, do_handshake_on_connect=False
+            )
+            self._strangers.pop(sock, None)
+            self._strangers[secured] = None
         return secured
 
     def _decide(self, client: _Client, hello: Hello) -> dict[str, object]:
         """Give a client that has proved who it is its VM, and a number. Returns what it is told.
         Raises `AccessRefused`."""
         if hello.wants == "status":
+            with self._lock:
+                if len(self._observers) >= _MOST_OBSERVERS:
+                    raise AccessRefused(f"{_MOST_OBSERVERS} others watch already")
+                self._strangers.pop(client.socket, None)
+                self._observers.add(client.socket)
             return self._about
         if hello.wants != "vm":
             raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
@@ -294,7 +315,7 @@ class Server:
                 )
             client.number, client.name = next(self._numbers), hello.name
             self._clients[client.number] = client
-            self._strangers.discard(client.socket)
+            self._strangers.pop(client.socket, None)
             self._admitted += 1
         client.own = shared is None
         client.vm = shared if shared is not None else self._make_vm(f"vm{client.number}")

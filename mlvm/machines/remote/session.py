@@ -131,6 +131,8 @@ class Session(WireServer):
 
     def perform(self, name: str, args: list[Any]) -> Any:
         """Make the call, and remember what it made or ended."""
+        if name in ("load_program", "drop_program") and self._known is not None:
+            self._known.forget(args[0])
         result = super().perform(name, args)
         match name:
             case "alloc_tensor":

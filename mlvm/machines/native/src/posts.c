@@ -175,14 +175,16 @@ static PyObject *outbox_take(Outbox *self, PyObject *argument)
         return PyErr_Format(PyExc_ValueError, "messages before %lld are done, not %lld", self->first,
                             done);
     }
+    /* The garbage collector may come with what is made here, and a finalizer add a message. */
     Py_ssize_t count = PyList_Size(self->places);
+    int64_t size = self->size;
     PyObject *places = PyList_GetSlice(self->places, 0, count);
-    PyObject *data = places ? PyBytes_FromStringAndSize(self->data, (Py_ssize_t)self->size) : NULL;
+    PyObject *data = places ? PyBytes_FromStringAndSize(self->data, (Py_ssize_t)size) : NULL;
     PyObject *taken = data ? PyTuple_Pack(2, data, places) : NULL;
     Py_XDECREF(data);
     Py_XDECREF(places);
     if (taken) {
-        self->shown = self->size;
+        self->shown = size;
         self->shown_count = count;
         self->emptied = now();
     }

@@ -1,0 +1,159 @@
+"""What comes in the middle of a client's work: interrupts, and the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import HandleError
+from mlvm.core.program.program import Program
+from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.remote.client import RemoteVM, new_outbox
+from mlvm.machines.remote.outbox import PythonOutbox
+from tests.machines.remote.serving import F32X3, Served
+
+ADD = Program.of_op("add.out", 3, {}, 0)
+MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
+
+
+def interrupted(function: Callable[[], Any], n: int) -> bool:
+    """Call the function, with Ctrl-C where Python looks for signals the n-th time; whether it
+    got so far."""
+    seen = 0
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal seen
+        seen += event in ("call", "c_return")
+        if seen == n and event in ("call", "c_return"):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+    return False
+
+
+@pytest.mark.parametrize("name", ["read", "alloc_tensor"])
+def test_after_an_interrupt_answers_are_those_of_their_calls(name: str) -> None:
+    add = Program.of_op("add", 2, {}, 1)
+    calls: dict[str, Callable[[RemoteVM, int], Any]] = {
+        "read": lambda vm, x: vm.read(x),
+        "alloc_tensor": lambda vm, x: vm.alloc_tensor(F32X3),
+    }
+    with Served() as server:
+        n, vm = 0, server.vm()
+        while True:
+            x = vm.alloc_tensor(F32X3)
+            vm.write(x, np.ones(3, np.float32))
+            vm.launch(add, [x, x])
+            vm._stream.socket.settimeout(5)  # what hangs is lost
+            n += 1
+            if not interrupted(lambda vm=vm, x=x: calls[name](vm, x), n):  # type: ignore[misc]
+                break
+            assert vm.read(x).tolist() == [1, 1, 1]
+            assert vm.launch(add, [x, x])[0].tolist() == [2, 2, 2]
+    assert n > 10
+
+
+def test_an_error_of_a_post_outlives_an_interrupt_of_the_call_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Served() as server, server.vm() as vm:
+        x, y = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)
+        vm.loaded(ADD)
+        vm._live.add(10**9)
+        vm.dealloc_tensor(10**9)  # which is not there
+
+        def receive() -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(vm._stream, "receive", receive)
+            with pytest.raises(KeyboardInterrupt):
+                vm.read(x)
+        vm.launch(ADD, [y, x, x])
+        with pytest.raises(HandleError, match=str(10**9)):
+            vm.read(x)
+        assert vm.read(x).tolist() == [0, 0, 0]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between two bytecodes only")
+@pytest.mark.parametrize("native", [True, False])
+def test_a_finalizer_may_add_to_an_outbox_that_is_emptied(native: bool) -> None:
+    if native and EXTENSION is None:
+        pytest.skip("no C extension")
+
+    class Garbage:
+        def __del__(self) -> None:
+            box.add(b"freed", None)
+
+    held: list[Any] = []
+    before = gc.get_threshold()
+    try:
+        for n in range(1, 8):
+            box: Any = new_outbox() if native else PythonOutbox()
+            gc.collect()
+            gc.disable()
+            box.add(b"post.", None)
+            garbage = Garbage()
+            garbage.me = garbage  # type: ignore[attr-defined]
+            del garbage
+            held += [(i, float(i)) for i in range(6000)]  # so that each new tuple is counted
+            gc.set_threshold(gc.get_count()[0] + n - 1)
+            gc.enable()
+            taken, places = box.take(0)
+            gc.disable()
+            gc.collect()
+            rest, more = box.take(len(places))
+            assert (len(taken), len(rest)) == (5 * len(places), 5 * len(more))
+            assert taken + rest == b"post.freed"
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+
+
+def test_a_number_may_name_another_program() -> None:
+    with Served() as server, server.vm() as vm:
+        out, x = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)
+        vm.write(x, np.full(3, 3, np.float32))
+        loaded = vm.loaded(ADD)
+        for program, value in ((ADD, 6), (MULTIPLY, 9)):
+            vm._call("load_program", loaded.number, program)
+            for _ in range(3):
+                vm.launch(ADD, [out, x, x])
+            assert vm.read(out).tolist() == [value] * 3
+        vm._call("drop_program", loaded.number)
+        vm.launch(ADD, [out, x, x])
+        with pytest.raises(HandleError, match="no program"):
+            vm.synchronize()
+
+
+def test_strangers_who_say_nothing_keep_nobody_out() -> None:
+    with Served() as server:
+        host, _, port = str(server.address).rpartition(":")
+        strangers = [socket.create_connection((host, int(port))) for _ in range(70)]
+        try:
+            deadline = time.monotonic() + 5
+            while server.status()["strangers"] < 64 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            with server.vm() as vm:
+                assert vm.consumed_size_in_mib() == 0
+            strangers[0].settimeout(5)
+            assert strangers[0].recv(1) == b""  # the oldest had to go
+        finally:
+            for each in strangers:
+                each.close()
