@@ -6,7 +6,7 @@
 Every VM that a test makes is then a `RemoteVM` at the other end of a socket, and so is the default
 VM. `pytest.raises` waits for errors of what was posted. Tests that are about what only a VM of this
 process has are marked `local`, with the reason, and skipped. tests/machines/remote/test_suites.py
-runs these two folders so.
+runs these two folders so, with `--few`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ def make_native() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--remote", action="store_true", help="run on VMs at the end of a socket")
+    parser.addoption(
+        "--few", type=int, metavar="N", help="of each test's parameters, run N spread over all"
+    )
     parser.addoption("--native", action="store_true", help="run on native kernels and loop")
 
 
@@ -100,6 +103,21 @@ def _collections_are_short() -> None:
     garbage that tests and captured functions ask for: each would look at all of it again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    few = config.getoption("--few")
+    if few is None:
+        return
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    items[:] = [
+        item
+        for of_test in by_test.values()
+        for i, item in enumerate(of_test)
+        if len(of_test) <= few or i * few % len(of_test) < few
+    ]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

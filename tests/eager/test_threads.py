@@ -156,6 +156,7 @@ def test_a_result_whose_arena_is_reset_overwrites_no_other(function: Callable[..
     assert text == "this f64[8] of arena 'shared' ended: its arena was reset"
 
 
+@pytest.mark.filterwarnings("ignore:.*8th program")  # so often it is interrupted
 @pytest.mark.parametrize("race", RACES)
 def test_a_call_beside_a_close_is_right_or_says_so(race: str) -> None:
     function, call, expected = RACES[race]

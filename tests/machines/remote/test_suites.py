@@ -1,4 +1,5 @@
-"""The tests of the layers above pass on VMs at the end of a socket, posts and all."""
+"""The tests of the layers above pass on VMs at the end of a socket, posts and all: here with a few
+of their parameters, with all of them by `python -m pytest --remote tests/eager tests/arena`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ CAPTURE = "tests/eager/capture"
 
 @pytest.mark.parametrize("folder", ["tests/eager", CAPTURE, "tests/arena"])
 def test_the_eager_and_arena_tests_pass_on_remote_vms(folder: str) -> None:
-    command = [sys.executable, "-m", "pytest", "--remote", "-q", "-p", "no:cacheprovider", folder]
+    options = ["--remote", "--few=4", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, folder]
     if folder != CAPTURE:
         command.append(f"--ignore={CAPTURE}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
