@@ -142,11 +142,13 @@ class SlotArena(Arena):
             self.lender.make_writable(self.handles(slot))
 
     def complete(self, slot: Slot) -> None:
-        """Have the VM see what the producer has filled in. Raises what `write` does."""
+        """Have the VM see what the producer has filled in. Raises what `write` does, and what went
+        wrong elsewhere before: then nothing may have been written."""
         if self.lender is None:
             arrays = self._memory.slots[slot.index]
             for handle, array in zip(self.handles(slot), arrays, strict=True):
                 self.vm.write(handle, array)
+            self.vm.synchronize()
 
     def lend(self, slot: Slot, kind: type[A]) -> tuple[A, ...]:
         """The slot's tensors, for the thread that calls, and the arena that it is in."""

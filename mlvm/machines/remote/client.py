@@ -7,6 +7,7 @@ the error, which names the line of Python that made the post; what was posted af
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -36,7 +37,6 @@ from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 if TYPE_CHECKING:
     from mlvm.machines.native._native import Door
 
-_MOST_BEHIND: Final = 4096  # posts that another thread may keep from being sent
 _MOST_UNCONFIRMED: Final = 1 << 13
 """Posts whose lines are remembered. Then the client waits for the server."""
 
@@ -78,6 +78,7 @@ class RemoteVM(WireVM):
         self._shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
+        self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
         self._outbox: Outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
         self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
@@ -187,7 +188,7 @@ class RemoteVM(WireVM):
         if not rest:
             self._add_post(bytes(first))
             return
-        with self._lock:  # memory of the caller's, who may change it: it is sent now
+        with self._sending:  # memory of the caller's, who may change it: it is sent now
             self._add_to_stream((first, *rest), user_place())
             self._flush()
 
@@ -203,32 +204,27 @@ class RemoteVM(WireVM):
     def _add_post(self, message: bytes) -> None:
         place, explain = user_place(), explaining.get()
         if self._outbox.add(message, place if explain is None else _Posted(place, explain)):
-            self.flush_if_free()
+            self.flush()
 
-    def flush_if_free(self) -> None:
-        """Send what was posted, unless another thread waits for an answer: it sends that later, as
-        the server is at work."""
-        if self._lock.acquire(blocking=len(self._outbox) >= _MOST_BEHIND):
-            try:
-                self._flush()
-            finally:
-                self._lock.release()
+    def flush(self) -> None:
+        """Send what was posted, and wait for nothing, unless nothing was heard of thousands."""
+        with self._sending:
+            self._add_to_stream()
+            self._flush()
+        if len(self._stream.note.places) > _MOST_UNCONFIRMED:
+            self.synchronize()
 
     def _flush(self) -> None:
-        """Send all that was posted. The lock is held."""
-        self._add_to_stream()
         try:
             self._stream.flush()
         except ConnectionLost as error:
             raise self._give_up(error) from None
-        if len(self._stream.note.places) > _MOST_UNCONFIRMED:
-            self.synchronize()
 
     def _add_to_stream(
         self, message: Sequence[Buffer] = (), *places: Place | None, calls: int = 0
     ) -> None:
         """Hand what was posted, and a message after it, to the stream. If that is a post, its place
-        is given."""
+        is given. The lock for sending is held."""
         self._require_connection()
         sent: _Sent = self._stream.note
         posts, new = self._outbox.take(sent.taken)
@@ -249,22 +245,25 @@ class RemoteVM(WireVM):
         with self._lock:
             try:
                 self._settle()
-                self._add_to_stream(message, calls=1)
-                if name in ("alloc_tensor", "alloc_storage"):
-                    self._allocs[self._stream.note.calls] = name
-                self._stream.flush()
+                with self._sending:
+                    self._add_to_stream(message, calls=1)
+                    sent: _Sent = self._stream.note
+                    if name in ("alloc_tensor", "alloc_storage"):
+                        self._allocs[sent.calls] = name
+                    self._stream.flush()
                 kind, reader = self._stream.receive()
             except ConnectionLost as error:
                 raise self._give_up(error) from None
             self._allocs.clear()
-            return self._result_of(name, kind, reader)
+            return self._result_of(name, kind, reader, sent)
 
     def _settle(self) -> None:
         """Receive the answers to calls that were interrupted, and give up what they made. Raises
         the error of a post that is among them: the server tells it once."""
         self._require_connection()
         while self._stream.received < self._stream.note.calls:
-            self._stream.flush()
+            with self._sending:
+                self._stream.flush()
             kind, reader = self._stream.receive()
             name = self._allocs.pop(self._stream.received, "")
             if kind is Kind.answer and name:
@@ -272,29 +271,30 @@ class RemoteVM(WireVM):
             elif kind is Kind.error:
                 told = read_error(reader)
                 if POSTED_AT in vars(told):
-                    raise self._explained(told)
+                    raise self._explained(told, self._stream.note)
 
-    def _result_of(self, name: str, kind: Kind, reader: Received) -> Any:
+    def _result_of(self, name: str, kind: Kind, reader: Received, sent: _Sent) -> Any:
         """The result of the call of that name. Raises the error that came in its place."""
         try:
             result = read_answer(kind, reader, name)
         except ConnectionLost as error:
             raise self._give_up(error) from None
         except Exception as error:
-            raise self._explained(error) from None
-        self._confirmed()
+            raise self._explained(error, sent) from None
+        self._forget_places(sent)
         return result
 
-    def _confirmed(self) -> _Sent:
-        """The server has said what there is to say of all posts: what was noted of them."""
-        sent: _Sent = self._stream.note
-        self._stream.add((), sent._replace(places=[]))
-        return sent
+    def _forget_places(self, sent: _Sent) -> None:
+        """The server has said what there is to say of what was sent till then."""
+        with self._sending:
+            now: _Sent = self._stream.note
+            later = min(now.posts - sent.posts, len(now.places))
+            self._stream.add((), now._replace(places=now.places[len(now.places) - later :]))
 
-    def _explained(self, error: Exception) -> Exception:
-        """The error of an answer; it names the line here that led to it, and none of the
-        server's."""
-        sent = self._confirmed()
+    def _explained(self, error: Exception, sent: _Sent) -> Exception:
+        """The error of an answer to what was sent till then; it names the line here that led to it,
+        and none of the server's."""
+        self._forget_places(sent)
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()
         if isinstance(posted, int):
@@ -341,7 +341,7 @@ def open_post_door(vm: RemoteVM) -> Door:
     def flush() -> None:
         vm = of_vm()
         if vm is not None:
-            vm.flush_if_free()
+            vm.flush()
 
     assert EXTENSION is not None
     door: Door = EXTENSION.Door(plan=plan, outbox=vm._outbox, flush=flush)
