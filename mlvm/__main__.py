@@ -149,9 +149,15 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "mpirun", help="run a script in several processes, for ml.parallel.MpiGroup"
     )
-    command.add_argument("-n", dest="processes", type=_count, required=True, metavar="N")
     command.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="with its arguments"
+        "-n", dest="processes", type=_count, required=True, metavar="N", help="processes"
+    )
+    command.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="a module, with its arguments",
     )
     command.add_argument(
         "script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a .py file, with its arguments"

@@ -234,15 +234,15 @@ def speaks(group: ml.parallel.AnyGroup | None) -> bool:
 
 
 def _connected(
-    address: str | None, secret_file: Path | None
+    address: str | None, secret_file: Path | None, tls: Path | bool
 ) -> AbstractContextManager[ml.RemoteVM | None]:
     """A VM of the server there, for as long as it is used. Raises `OptionError`, and what
     `ml.connect` raises."""
     if address is None:
-        if secret_file is not None:
-            raise OptionError("a secret is for a server: see --vm")
+        if secret_file is not None or tls:
+            raise OptionError("a secret and TLS are for a server: see --vm")
         return nullcontext()
-    return ml.connect(address, secret_file=secret_file, name="train")
+    return ml.connect(address, secret_file=secret_file, tls=tls, name="train")
 
 
 # --- checkpoints ---------------------------------------------------------------------
@@ -327,6 +327,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--vm", metavar="ADDRESS", help="train there: HOST:PORT or unix:PATH of `mlvm serve`")
     add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
+    add(
+        "--tls",
+        type=Path,
+        nargs="?",
+        const=True,
+        metavar="PEM",
+        help="encrypted; PEM has the certificates to trust, if not the system's",
+    )
     add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
     add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
     add(
@@ -373,7 +381,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_first = True
     try:
         address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
-        with _connected(address, secret_file) as vm, opened(options.pop("group", None)) as group:
+        server = _connected(address, secret_file, options.pop("tls", False))
+        with server as vm, opened(options.pop("group", None)) as group:
             is_first = speaks(group)
             if json_file is not None and is_first:
                 _require_writable(json_file)

@@ -69,10 +69,18 @@ class RemoteVM(WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
     Any number of threads may use it. After `close`, or once the connection is lost, every call
-    raises `ConnectionLost`, but those that free. `shared`: others may make handles on it, too.
+    raises `ConnectionLost`, but those that free. `where`: what that error calls the VM, if not by
+    its name alone. `shared`: others may make handles on it, too.
     """
 
-    def __init__(self, stream: Stream, name: str | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        name: str | None = None,
+        *,
+        where: str | None = None,
+        shared: bool = False,
+    ) -> None:
         self._begin()
         self._stream = stream
         self._shared = shared
@@ -83,7 +91,9 @@ class RemoteVM(WireVM):
         stream.add((), _Sent(0, 0, 0, []))
         self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
         self._lost: str | None = None
+        self._where = where or name or "the VM"
         self.name = name or self._call("name")
+        self._where = where or self.name
         self.door = None if EXTENSION is None else open_post_door(self)
         """The short way of eager calls: see `mlvm.machines.native.loop.open_door`."""
 
@@ -150,7 +160,7 @@ class RemoteVM(WireVM):
     def close(self) -> None:
         """End the connection, and with it all that was made on the VM. Idempotent."""
         if self._lost is None:
-            self._lost = f"{self.name} was closed"
+            self._lost = "it was closed"
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -161,7 +171,7 @@ class RemoteVM(WireVM):
 
     def __repr__(self) -> str:
         state = "" if self._lost is None else f", {self._lost}"
-        return f"<RemoteVM {self.name!r}{state}>"
+        return f"<RemoteVM {self._where!r}{state}>"
 
     def _require(self, handles: Sequence[int]) -> None:
         """Raise `HandleError` at once for a handle that was not made here, or has ended."""
@@ -314,14 +324,14 @@ class RemoteVM(WireVM):
 
     def _require_connection(self) -> None:
         if self._lost is not None:
-            raise ConnectionLost(f"{self.name}: {self._lost}")
+            raise ConnectionLost(f"{self._where}: {self._lost}")
 
     def _give_up(self, error: object) -> ConnectionLost:
         """The connection is lost: the error for whoever asks for anything now."""
         if self._lost is None:
             self._lost = str(error)
             self._stream.close()
-        return ConnectionLost(f"{self.name}: {self._lost}")
+        return ConnectionLost(f"{self._where}: {self._lost}")
 
 
 def new_outbox() -> Outbox:

@@ -55,8 +55,9 @@ def connect(
     sock, about = _open(address, secret, secret_file, tls, hello, timeout)
     try:
         sock.settimeout(None)
-        own = name or f"{about.get('vm', 'vm')} at {address}"
-        return RemoteVM(Stream(sock), own, shared=bool(about.get("shared")))
+        where = f"{name or about.get('vm', 'vm')} at {address}"
+        shared = bool(about.get("shared"))
+        return RemoteVM(Stream(sock), name or where, where=where, shared=shared)
     except BaseException:
         sock.close()
         raise

@@ -261,7 +261,7 @@ def admit(
     if hello.has_secret and secret is None:
         raise _refused(sock, "this server has no secret: connect without one", deadline)
     if not hello.has_secret and not trusted:
-        raise _refused(sock, "a secret is required (secret=, secret_file=)", deadline)
+        raise _refused(sock, "a secret is required (secret_file=, --secret-file)", deadline)
     shared = secret if hello.has_secret else None
     writer = _Body()
     writer.blob(secrets.token_bytes(NONCE))

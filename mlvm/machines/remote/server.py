@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 from mlvm.core.errors import (
     AccessRefused,
+    AddressError,
     ConnectionLost,
     EncodingError,
     LimitExceeded,
@@ -102,6 +103,8 @@ class Server:
         self._secret = None if secret is None else check_secret(secret)
         if self._secret is None and not isinstance(asked, UnixAddress):
             raise AccessRefused(f"a server at {asked} needs a secret")
+        if key is not None and certificate is None:
+            raise AddressError(f"the key {key} is of no use without its certificate")
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
         self._libraries = libraries
@@ -305,7 +308,9 @@ class Server:
             raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
         shared = self._shared.get(hello.vm)
         if hello.vm and shared is None:
-            raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {sorted(self._shared)}")
+            raise AccessRefused(
+                f"no shared VM {hello.vm[:50]!r}; there are {sorted(self._shared) or 'none'}"
+            )
         with self._lock:
             if self._draining:
                 raise AccessRefused("the server stops")

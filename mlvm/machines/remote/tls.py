@@ -35,7 +35,8 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
-        raise AddressError(f"no certificate and key in {certificate}, {key}: {error}") from None
+        files = certificate if key is None else f"{certificate}, {key}"
+        raise AddressError(f"no certificate and its key in {files}: {error}") from None
     return _prepared(context)
 
 

@@ -161,6 +161,7 @@ def test_launches_a_second_are_those_since_the_last_look() -> None:
         (["serve", "--listen", "0.0.0.0:0"], "--insecure"),
         (["serve", "--listen", ":0", "--secret-file", "/no/such"], "/no/such: No such file"),
         (["serve", "--listen", ":0", "--certificate", "/no/such"], "no certificate"),
+        (["serve", "--listen", ":0", "--key", "key.pem"], "key.pem is of no use without"),
         (["serve", "--listen", ":0", "--library", "/no/such.so"], "/no/such.so"),
         (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
         (["top", "x"], "is no address"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -85,6 +86,9 @@ def test_a_vm_elsewhere_computes() -> None:
         [twice] = vm.launch(add, [handle])
         assert twice.tolist() == [0, 2, 4]
         assert vm.name == "mine"
+    place = re.escape(f"mine at {server.address}: it was closed")
+    with pytest.raises(ConnectionLost, match=place):
+        vm.read(handle)
 
 
 def test_what_a_client_made_ends_with_its_connection() -> None:

@@ -458,17 +458,24 @@ def test_a_server_that_is_to_train(
     asked: list[Any] = []
 
     def connect(address: str, **options: Any) -> Any:
-        asked.append((address, options["secret_file"]))
+        asked.append((address, options["secret_file"], options["tls"]))
         return connect_to(ml.VM("far"))
 
     monkeypatch.setattr(ml, "connect", connect)
     secret = tmp_path / "secret"
     command = ["--model", "mlp", "--epochs", "1", "--vm", "host:1"]
     assert main([*command, "--secret-file", str(secret)]) == 0
-    assert asked == [("host:1", secret)]
+    assert main([*command, "--tls", "a.pem"]) == 0
+    assert main([*command, "--tls"]) == 0
+    assert asked == [
+        ("host:1", secret, False),
+        ("host:1", None, Path("a.pem")),
+        ("host:1", None, True),
+    ]
     for wrong, message in (
         ([*command, "--group", "threads:2"], "a VM and a group are given"),
-        (["--secret-file", str(secret)], "a secret is for a server: see --vm"),
+        (["--secret-file", str(secret)], "a secret and TLS are for a server: see --vm"),
+        (["--tls"], "a secret and TLS are for a server: see --vm"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(wrong)
