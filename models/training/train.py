@@ -381,6 +381,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_first = True
     try:
         address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
+        if "shard" in options and options.get("group") is None:
+            raise OptionError("--shard is for a --group, whose members have a part each")
         server = _connected(address, secret_file, options.pop("tls", False))
         with server as vm, opened(options.pop("group", None)) as group:
             is_first = speaks(group)

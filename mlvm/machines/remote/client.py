@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -18,6 +19,7 @@ from mlvm.core.errors import (
     OURS,
     ConnectionLost,
     HandleError,
+    MlvmError,
     Place,
     brief,
     line_of,
@@ -37,6 +39,7 @@ from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 if TYPE_CHECKING:
     from mlvm.machines.native._native import Door
 
+_FAREWELL: Final = 0.2  # seconds that the server's last words may take
 _MOST_UNCONFIRMED: Final = 1 << 13
 """Posts whose lines are remembered. Then the client waits for the server."""
 
@@ -329,9 +332,24 @@ class RemoteVM(WireVM):
     def _give_up(self, error: object) -> ConnectionLost:
         """The connection is lost: the error for whoever asks for anything now."""
         if self._lost is None:
-            self._lost = str(error)
+            self._lost = self._farewell() or str(error)
             self._stream.close()
         return ConnectionLost(f"{self._where}: {self._lost}")
+
+    def _farewell(self) -> str | None:
+        """Why the server has ended the connection, if it has said so."""
+        if self._lock.acquire(blocking=False):  # else another thread hears it
+            try:
+                with suppress(MlvmError, OSError):
+                    self._stream.set_timeouts(_FAREWELL, _FAREWELL)
+                    while True:
+                        kind, reader = self._stream.receive()
+                        told = read_error(reader) if kind is Kind.error else None
+                        if isinstance(told, ConnectionLost):
+                            return str(told)
+            finally:
+                self._lock.release()
+        return None
 
 
 def new_outbox() -> Outbox:

@@ -179,6 +179,7 @@ class Server:
             client.drain()
         self._wait(grace)
         self._watchdog.stop("the server stops")
+        self._wait(0.5)  # they say so to their clients
         with self._lock:
             left = [
                 *self._strangers,
@@ -366,16 +367,22 @@ class Server:
                 if answer is not None:
                     stream.send(answer)
                     if self._draining:
-                        return "the server stops"
+                        return self._part_from(stream, "the server stops")
                 client.busy = False
         except ConnectionLost as error:
-            return "the server stops" if self._draining else str(error)
+            return self._part_from(stream, "the server stops" if self._draining else str(error))
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
             with contextlib.suppress(MlvmError, OSError):
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
             session.close()
+
+    def _part_from(self, stream: Stream, reason: str) -> str:
+        """Tell a client that may be there why its connection ends."""
+        with contextlib.suppress(MlvmError, OSError):
+            stream.send([encode_error(ConnectionLost(reason))])
+        return reason
 
     def _free(self, client: _Client) -> None:
         """Give up a client that has gone, and all that it had."""

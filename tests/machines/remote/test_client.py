@@ -231,11 +231,11 @@ def test_after_the_end_every_call_says_so_but_those_that_free(served: Served) ->
         lambda: vm.alloc_storage(1),
         vm.synchronize,
     ):
-        with pytest.raises(ConnectionLost, match="far was closed"):
+        with pytest.raises(ConnectionLost, match="far: it was closed"):
             call()
     vm.dealloc_tensor(x)
     vm.close()
-    assert repr(vm) == "<RemoteVM 'far', far was closed>"
+    assert repr(vm) == "<RemoteVM 'far', it was closed>"
 
 
 def test_a_lost_server_is_noticed() -> None:

@@ -488,3 +488,16 @@ def test_bytes_that_no_client_sends_end_only_its_own_connection() -> None:
         with pytest.raises(MlvmError):
             vm.consumed_size_in_mib()
         assert other.consumed_size_in_mib() == 0
+
+
+def test_a_server_says_why_it_ends_a_connection() -> None:
+    with Served(limits=limits(idle_seconds=0.2)) as server:
+        vm = server.vm()
+        server.events("disconnected", 1)
+        with pytest.raises(ConnectionLost, match="nothing was heard in time"):
+            vm.alloc_storage(1)
+    with Served() as server:
+        vm = server.vm()
+        server.close()
+        with pytest.raises(ConnectionLost, match="the server stops"):
+            vm.alloc_storage(1)
