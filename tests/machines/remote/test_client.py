@@ -150,6 +150,7 @@ def test_strangers_who_say_nothing_keep_nobody_out() -> None:
             deadline = time.monotonic() + 5
             while server.status()["strangers"] < 64 and time.monotonic() < deadline:
                 time.sleep(0.01)
+            time.sleep(0.3)
             with server.vm() as vm:
                 assert vm.consumed_size_in_mib() == 0
             strangers[0].settimeout(5)
