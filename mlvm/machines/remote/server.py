@@ -60,7 +60,10 @@ from mlvm.machines.wire import encode_error
 
 _MOST_STRANGERS: Final = 64
 """Connections that have not proved who they are: they take no place of a client's. One more ends
-the oldest of them, so that those which say nothing keep nobody out."""
+the oldest of them, so that those which say nothing keep nobody out; or has no place, if that came
+just now, so that many that come at once do not end each other."""
+
+_JUST_NOW: Final = 0.25  # seconds
 
 _MOST_OBSERVERS: Final = 64
 
@@ -114,7 +117,7 @@ class Server:
         self._watchdog = Watchdog()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._strangers: dict[socket.socket, None] = {}  # in order of their arrival
+        self._strangers: dict[socket.socket, float] = {}  # and when they came
         self._observers: set[socket.socket] = set()
         self._clients: dict[int, _Client] = {}
         self._started = time.monotonic()
@@ -228,11 +231,15 @@ class Server:
                 if self._draining:
                     sock.close()
                     return
+                now = time.monotonic()
                 if len(self._strangers) >= _MOST_STRANGERS:
-                    oldest = next(iter(self._strangers))
+                    oldest = min(self._strangers, key=self._strangers.__getitem__)
+                    if now - self._strangers[oldest] < _JUST_NOW:
+                        sock.close()
+                        continue
                     del self._strangers[oldest]
                     _shut(oldest, socket.SHUT_RDWR)  # its thread sees the end
-                self._strangers[sock] = None
+                self._strangers[sock] = now
             try:
                 threading.Thread(
                     target=self._meet, args=(sock,), name="mlvm client", daemon=True
@@ -291,8 +298,7 @@ class Server:
             secured = self._context.wrap_socket(  # takes the descriptor over
                 sock, server_side=True, do_handshake_on_connect=False
             )
-            self._strangers.pop(sock, None)
-            self._strangers[secured] = None
+            self._strangers[secured] = self._strangers.pop(sock, 0.0)
         return secured
 
     def _decide(self, client: _Client, hello: Hello) -> dict[str, object]:

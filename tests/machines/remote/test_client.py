@@ -37,7 +37,8 @@ from tests.threads import PATIENCE, in_threads, start
 
 __all__ = ["alarms_interrupt"]
 
-PAIR = TensorType(f32, (2,))
+PAIR, TRIPLE = TensorType(f32, (2,)), TensorType(f32, (3,))
+MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
 TAKE = Program.of_op("take.out", 3, {"axis": 0}, 0)
 native = pytest.mark.skipif(EXTENSION is None, reason="the native machine was not built")
 
@@ -157,6 +158,24 @@ def test_handles_of_others_are_refused_at_once(served: Served) -> None:
     with pytest.raises(HandleError):
         vm.launch(ADD_INTO, (view, view, view))
     vm.synchronize()
+
+
+def test_a_number_may_name_another_program() -> None:
+    served = Served()
+    vm = served.vm
+    out, x = vm.alloc_tensor(TRIPLE), vm.alloc_tensor(TRIPLE)
+    vm.write(x, np.full(3, 3, np.float32))
+    loaded = vm.loaded(ADD_INTO)
+    for program, value in ((ADD_INTO, 6), (MULTIPLY, 9)):
+        vm._call("load_program", loaded.number, program)
+        for _ in range(3):
+            vm.launch(ADD_INTO, [out, x, x])
+        assert vm.read(out).tolist() == [value] * 3
+    vm._call("drop_program", loaded.number)
+    vm.launch(ADD_INTO, [out, x, x])
+    with pytest.raises(HandleError, match="no program"):
+        vm.synchronize()
+    served.end()
 
 
 # --- eager code, by the short way ----------------------------------------------------

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import socket
 import sys
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -124,36 +122,3 @@ def test_a_finalizer_may_add_to_an_outbox_that_is_emptied(native: bool) -> None:
     finally:
         gc.set_threshold(*before)
         gc.enable()
-
-
-def test_a_number_may_name_another_program() -> None:
-    with Served() as server, server.vm() as vm:
-        out, x = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)
-        vm.write(x, np.full(3, 3, np.float32))
-        loaded = vm.loaded(ADD)
-        for program, value in ((ADD, 6), (MULTIPLY, 9)):
-            vm._call("load_program", loaded.number, program)
-            for _ in range(3):
-                vm.launch(ADD, [out, x, x])
-            assert vm.read(out).tolist() == [value] * 3
-        vm._call("drop_program", loaded.number)
-        vm.launch(ADD, [out, x, x])
-        with pytest.raises(HandleError, match="no program"):
-            vm.synchronize()
-
-
-def test_strangers_who_say_nothing_keep_nobody_out() -> None:
-    with Served() as server:
-        host, _, port = str(server.address).rpartition(":")
-        strangers = [socket.create_connection((host, int(port))) for _ in range(70)]
-        try:
-            deadline = time.monotonic() + 5
-            while server.status()["strangers"] < 64 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            with server.vm() as vm:
-                assert vm.consumed_size_in_mib() == 0
-            strangers[0].settimeout(5)
-            assert strangers[0].recv(1) == b""  # the oldest had to go
-        finally:
-            for each in strangers:
-                each.close()

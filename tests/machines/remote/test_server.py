@@ -501,3 +501,21 @@ def test_a_server_says_why_it_ends_a_connection() -> None:
         server.close()
         with pytest.raises(ConnectionLost, match="the server stops"):
             vm.alloc_storage(1)
+
+
+def test_strangers_who_say_nothing_keep_nobody_out() -> None:
+    with Served() as server:
+        host, _, port = str(server.address).rpartition(":")
+        strangers = [socket.create_connection((host, int(port))) for _ in range(70)]
+        try:
+            deadline = time.monotonic() + 5
+            while server.status()["strangers"] < 64 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            with server.vm() as vm:
+                assert vm.consumed_size_in_mib() == 0
+            strangers[0].settimeout(5)
+            assert strangers[0].recv(1) == b""  # the oldest had to go
+        finally:
+            for each in strangers:
+                each.close()
