@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import EncodingError, HandleError
+from mlvm.core.errors import EncodingError, HandleError, LimitExceeded
 from mlvm.core.program.encoding import Kind
 from mlvm.core.types import check_array
 from mlvm.core.vm import VM
@@ -26,10 +26,13 @@ from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_
 POSTED_AT: Final = "posted"
 """The part of an error that tells the number of the post that failed, counted from 0."""
 
+_MOST_HANDLES: Final = 1 << 16
+"""In the message of a launch. Each takes four times its bytes once it is read."""
+
 _FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
 
 
-@cache
+@lru_cache(maxsize=256)
 def launch_struct(nhandles: int) -> struct.Struct:
     """A `launch`: the number of the program, and the handles of its arguments."""
     return struct.Struct(f"<{1 + nhandles}Q")
@@ -81,6 +84,8 @@ class Session(WireServer):
                 try:
                     if reader.left % 8 or not reader.left:
                         raise reader.error("a launch is 8 bytes for its program and each handle")
+                    if reader.left > 8 * _MOST_HANDLES:
+                        raise LimitExceeded(f"a launch has less than {_MOST_HANDLES:,} arguments")
                     body = reader.rest()
                     number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
                     self.launches += 1

@@ -69,6 +69,8 @@ def run(vm: RemoteVM, program: Program, *args: int) -> list[Any]:
 
 # --- leases ------------------------------------------------------------------------------
 
+HALT = assemble(".func main 0 *\n    halt\n")
+
 
 def test_a_vm_elsewhere_computes() -> None:
     add = assemble(
@@ -488,6 +490,17 @@ def test_bytes_that_no_client_sends_end_only_its_own_connection() -> None:
         with pytest.raises(MlvmError):
             vm.consumed_size_in_mib()
         assert other.consumed_size_in_mib() == 0
+
+
+def test_a_launch_has_so_many_arguments_at_most() -> None:
+    with Served() as server:
+        vm = server.vm()
+        x = vm.alloc_tensor(F32X3)
+        vm.launch(HALT, [x] * 65_535)
+        vm.synchronize()
+        vm.launch(HALT, [x] * 65_536)
+        with pytest.raises(LimitExceeded, match="less than 65,536 arguments"):
+            vm.synchronize()
 
 
 def test_a_server_says_why_it_ends_a_connection() -> None:
