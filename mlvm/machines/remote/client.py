@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import cache
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -194,9 +195,7 @@ class RemoteVM(WireVM):
     # --- posts ---
 
     def _post(self, name: str, *args: Any) -> None:
-        writer = Outgoing()
-        write_call(writer, name, args)
-        first, *rest = writer.parts(Kind.post)
+        first, *rest = _parts_of(Kind.post, name, args)
         self._require_connection()
         if not rest:
             self._add_post(bytes(first))
@@ -209,9 +208,7 @@ class RemoteVM(WireVM):
         """A post that is not sent now: the garbage collector may have come in the middle of
         anything. Nothing is left to be freed of a VM that is lost."""
         if self._lost is None:
-            writer = Outgoing()
-            write_call(writer, name, (handle,))
-            [message] = writer.parts(Kind.post)
+            [message] = _parts_of(Kind.post, name, (handle,))
             self._outbox.add(bytes(message), None)
 
     def _add_post(self, message: bytes) -> None:
@@ -240,6 +237,10 @@ class RemoteVM(WireVM):
         is given. The lock for sending is held."""
         self._require_connection()
         sent: _Sent = self._stream.note
+        if not self._outbox and not places:
+            added = _Sent(sent.posts, sent.taken, sent.calls + calls, sent.places)
+            self._stream.add(message, added)
+            return
         posts, new = self._outbox.take(sent.taken)
         added = _Sent(
             sent.posts + len(new) + len(places),
@@ -252,12 +253,11 @@ class RemoteVM(WireVM):
     # --- answers ---
 
     def _call(self, name: str, *args: Any) -> Any:
-        writer = Outgoing()
-        write_call(writer, name, args)
-        message = writer.parts(Kind.call)
+        message = _parts_of(Kind.call, name, args) if args else _alone(name)
         with self._lock:
             try:
-                self._settle()
+                if self._stream.received < self._stream.note.calls:
+                    self._settle()
                 with self._sending:
                     self._add_to_stream(message, calls=1)
                     sent: _Sent = self._stream.note
@@ -299,6 +299,8 @@ class RemoteVM(WireVM):
 
     def _forget_places(self, sent: _Sent) -> None:
         """The server has said what there is to say of what was sent till then."""
+        if not sent.places:
+            return
         with self._sending:
             now: _Sent = self._stream.note
             later = min(now.posts - sent.posts, len(now.places))
@@ -350,6 +352,19 @@ class RemoteVM(WireVM):
             finally:
                 self._lock.release()
         return None
+
+
+def _parts_of(kind: Kind, name: str, args: Sequence[Any]) -> list[Buffer]:
+    """A call as the pieces of a message of that kind."""
+    writer = Outgoing()
+    write_call(writer, name, args)
+    return writer.parts(kind)
+
+
+@cache
+def _alone(name: str) -> list[Buffer]:
+    """The message of a call without arguments."""
+    return [bytes(part) for part in _parts_of(Kind.call, name, ())]
 
 
 def new_outbox() -> Outbox:

@@ -94,8 +94,8 @@ class Stream:
         `ConnectionLost`."""
         sending = self._sending
         try:
+            send = self.socket.sendmsg
             while batch := sending.rest():
-                send = self.socket.sendmsg
                 sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
         except OSError as error:
             raise _lost(error) from None
