@@ -186,11 +186,12 @@ class Stream:
         add, receive = place[0].__add__, self.socket.recv_into
         until = time.perf_counter() + _MOMENT
         while True:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 place.extend(map(add, map(receive, (room,), (0,), (_AT_ONCE,))))
                 return True
-            if time.perf_counter() > until:
-                return False
+            except BlockingIOError:
+                if time.perf_counter() > until:
+                    return False
             os.sched_yield()
 
     def take_received(self, most: int) -> memoryview:
