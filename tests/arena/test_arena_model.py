@@ -296,5 +296,6 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             assert "its arena was closed" in str(tensor.stale())
 
 
-ArenaAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+EXAMPLES = 5 * settings.default.max_examples  # type: ignore[union-attr]
+ArenaAgainstModel.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
 TestArenaAgainstModel = ArenaAgainstModel.TestCase

@@ -15,7 +15,7 @@ CAPTURE = "tests/eager/capture"
 
 @pytest.mark.parametrize("folder", ["tests/eager", CAPTURE, "tests/arena"])
 def test_the_eager_and_arena_tests_pass_on_remote_vms(folder: str) -> None:
-    options = ["--remote", "--few=4", "-q", "-p", "no:cacheprovider"]
+    options = ["--remote", "--few=2", "-q", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, folder]
     if folder != CAPTURE:
         command.append(f"--ignore={CAPTURE}")
