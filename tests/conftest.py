@@ -105,7 +105,17 @@ def _collections_are_short() -> None:
     gc.freeze()
 
 
+SLOW = (
+    "test_packaging.py",
+    "remote/test_suites.py",
+    "test_fuzz_language.py",
+    "bench/test_bench.py",
+)
+"""Files whose tests take long. They begin, or the last of them would run while all else is done."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not str(item.path).endswith(SLOW))
     few = config.getoption("--few")
     if few is None:
         return
