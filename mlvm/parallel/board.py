@@ -30,7 +30,7 @@ import numpy as np
 from mlvm.core.errors import GroupError, OutOfMemory
 from mlvm.core.types import Array
 from mlvm.machines.shared_memory import new_source
-from mlvm.parallel.meeting import Collective, brief_error
+from mlvm.parallel.meeting import Collective, brief_error, mismatch
 from mlvm.parallel.passing import NOTHING, Passing, most_at_once, pack
 
 _SPIN: Final = 200e-6  # seconds to look for the others before sleep
@@ -347,10 +347,9 @@ class BoardMeeting(Passing):
         return Collective.of(text_of(self._board.calls[rank]))
 
     def _refuse(self, call: Collective, other: int) -> NoReturn:
-        theirs = self._call_of(other)
-        calls = {self.rank: call.beside(theirs), other: theirs.beside(call)}
-        texts = [f"{self.names[rank]} {calls[rank]}" for rank in sorted(calls)]
-        self._break(f"members call different things: {', '.join(texts)}")
+        calls = {self.rank: call, other: self._call_of(other)}
+        one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
+        self._break(mismatch(one, two))
 
     def _require_unbroken(self, call: Collective) -> None:
         if self.is_broken:

@@ -155,6 +155,15 @@ def blocks(xs: Sequence[Array], part: int, parts: int) -> Iterator[tuple[int, sl
         end -= x.size
 
 
+def mismatch(one: tuple[str, Collective], other: tuple[str, Collective]) -> str:
+    """What to say of two members, by name, whose calls do not fit."""
+    (name, mine), (their_name, theirs) = one, other
+    return (
+        f"members call different things: {name} {mine.beside(theirs)}, "
+        f"{their_name} {theirs.beside(mine)}"
+    )
+
+
 def brief_error(error: BaseException) -> str:
     """The error's class and text on one line."""
     text = str(error)

@@ -30,7 +30,7 @@ from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import AnyGroup, Seat, Task, name_of
-from mlvm.parallel.meeting import Collective, brief_error
+from mlvm.parallel.meeting import Collective, brief_error, mismatch
 from mlvm.parallel.outcome import Outcome, results_of
 from mlvm.parallel.passing import NOTHING, Passing, pack, size_of
 from mlvm.parallel.pickling import pickled
@@ -403,9 +403,9 @@ class MpiMeeting(Passing):
         return f"{self.names[rank]} has left" + (f": {reason}" if reason else "")
 
     def _refuse(self, call: Collective, other: int, theirs: Collective) -> NoReturn:
-        calls = {self.rank: call.beside(theirs), other: theirs.beside(call)}
-        texts = [f"{self.names[rank]} {calls[rank]}" for rank in sorted(calls)]
-        self._break(f"members call different things: {', '.join(texts)}")
+        calls = {self.rank: call, other: theirs}
+        one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
+        self._break(mismatch(one, two))
 
     def _require_progress(self, call: Collective) -> None:
         """End the run if every member waits for another, or has ended.

@@ -14,7 +14,7 @@ from typing import NoReturn, TypeAlias
 
 from mlvm.core.errors import GroupError
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import SMALL, Collective, brief_error
+from mlvm.parallel.meeting import SMALL, Collective, brief_error, mismatch
 from mlvm.parallel.sharing import WORK
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
@@ -114,9 +114,7 @@ class Rendezvous:
                 self._break_and_raise(reason)
             if theirs is not None and theirs.ranks == call.ranks and not call.fits(theirs):
                 self._break_and_raise(
-                    "members call different things: "
-                    f"{self.names[rank]} {call.beside(theirs)}, "
-                    f"{self.names[other]} {theirs.beside(call)}"
+                    mismatch((self.names[rank], call), (self.names[other], theirs))
                 )
         self._calls[rank] = call
         if all(theirs is not None and theirs.ranks == call.ranks for _, theirs in others):
