@@ -25,7 +25,7 @@ from mlvm.core.errors import (
     MachineError,
     MlvmError,
 )
-from mlvm.core.program.encoding import VERSION
+from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.address import (
     Address,
@@ -39,7 +39,6 @@ from mlvm.machines.remote.address import (
 )
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.handshake import (
-    HEADER,
     Greeting,
     Hello,
     admit,
@@ -361,20 +360,8 @@ class Server:
         stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
         try:
-            while True:
-                if count := session.run_known(stream):
-                    client.messages += count
-                    vm.launches += count
-                    continue
-                kind, reader = stream.receive()
-                client.busy = True
-                client.messages += 1
-                answer = session.handle(kind, reader)
-                if answer is not None:
-                    stream.send(answer)
-                    if self._draining:
-                        return self._part_from(stream, "the server stops")
-                client.busy = False
+            session.serve(stream, lambda: self._draining)
+            return self._part_from(stream, "the server stops")
         except ConnectionLost as error:
             return self._part_from(stream, "the server stops" if self._draining else str(error))
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
@@ -468,9 +455,7 @@ class _Client:
         self.own = True
         self.session: Session | None = None
         self.since = time.monotonic()
-        self.messages = 0
         self.program_bytes = 0
-        self.busy = False
         self.reason = "it was never served"
         self._draining = False
 
@@ -492,9 +477,9 @@ class _Client:
             "vm": vm.name if vm is not None else "",
             "bytes": _nbytes(vm) if vm is not None else 0,
             "launches": session.launches if session is not None else 0,
-            "messages": self.messages,
+            "messages": session.messages if session is not None else 0,
             "program_bytes": self.program_bytes,
-            "busy": self.busy,
+            "busy": session is not None and session.busy,
             "seconds": now - self.since,
         }
 
@@ -504,11 +489,17 @@ class _BoundedSession(Session):
 
     def __init__(self, vm: BoundedVM, limits: Limits, watchdog: Watchdog, client: _Client) -> None:
         super().__init__(vm, own=client.own)
+        self._bounded = vm
         self._limits = limits
         self._watchdog = watchdog
         self._client = client
         self._arriving = 0
         self._sizes: dict[int, int] = {}
+
+    def run_known(self, stream: Stream) -> int:
+        count = super().run_known(stream)
+        self._bounded.launches += count
+        return count
 
     def _perform_from(self, reader: Any, name: str) -> Any:
         if name not in ("load_program", "drop_program", "estimate"):

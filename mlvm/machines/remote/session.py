@@ -8,7 +8,7 @@ goes on with wrong values, and a client that waits for nothing loses no error.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
@@ -41,12 +41,15 @@ def launch_struct(nhandles: int) -> struct.Struct:
 class Session(WireServer):
     """Performs one client's calls on a VM, which is the client's `own`, or which others use too.
 
-    `launches` counts the programs that it has launched.
+    `launches` counts the programs that it has launched, `messages` what has come. It is `busy` from
+    a message, but a launch that was made before, until the answer.
     """
 
     def __init__(self, vm: VM, *, own: bool = True) -> None:
         super().__init__(vm)
         self.launches = 0
+        self.messages = 0
+        self.busy = False
         self._own = own
         self._tensors: set[int] = set()
         self._storages: set[int] = set()
@@ -54,15 +57,22 @@ class Session(WireServer):
         self._failed: Exception | None = None
         self._known = vm.known_launches() if isinstance(vm, LocalVM) else None
 
-    def serve(self, stream: Stream) -> None:
-        """Perform what comes until the connection ends. Raises `ConnectionLost` then, and
-        `EncodingError` for bytes that no client sends."""
+    def serve(self, stream: Stream, stops: Callable[[], bool] = lambda: False) -> None:
+        """Perform what comes until the connection ends, or after an answer if it `stops` then.
+        Raises `ConnectionLost` at the end of the connection, and `EncodingError` or `LimitExceeded`
+        for bytes that no client sends."""
         while True:
             if self.run_known(stream):
                 continue
-            answer = self.handle(*stream.receive())
+            kind, reader = stream.receive()
+            self.busy = True
+            self.messages += 1
+            answer = self.handle(kind, reader)
             if answer is not None:
                 stream.send(answer)
+                if stops():
+                    return
+            self.busy = False
 
     def run_known(self, stream: Stream) -> int:
         """Wait for messages, and run those at the beginning that are launches which were made
@@ -72,36 +82,20 @@ class Session(WireServer):
         stream.wait()
         count = stream.run(self._known.run)
         self._posts += count
+        self.messages += count
         self.launches += count
         return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
         """The answer to a message, if it is to have one. Raises `EncodingError` for a message that
         is no call."""
-        if kind is Kind.launch:
-            self._posts += 1
-            if self._failed is None:
-                try:
-                    if reader.left % 8 or not reader.left:
-                        raise reader.error("a launch is 8 bytes for its program and each handle")
-                    if reader.left > 8 * _MOST_HANDLES:
-                        raise LimitExceeded(f"a launch has less than {_MOST_HANDLES:,} arguments")
-                    body = reader.rest()
-                    number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
-                    self.launches += 1
-                    program, args = self.program(number), tuple(handles)
-                    self.vm.launch(program, args)
-                    if self._known is not None:
-                        self._known.learn(bytes(body), program, args)
-                except Exception as error:
-                    self._fail(error)
-            return None
-        if kind is Kind.post:
+        if kind in (Kind.launch, Kind.post):
             self._posts += 1
             try:
-                name = read_name(reader)
-                if self._failed is None or name in _FREEING:
-                    self._perform_from(reader, name)
+                if kind is Kind.post:
+                    self._post_from(reader)
+                elif self._failed is None:
+                    self._launch_from(reader)
             except Exception as error:
                 self._fail(error)
             return None
@@ -124,6 +118,24 @@ class Session(WireServer):
             error.__traceback__ = None  # its frames hold arrays
             vars(error)[POSTED_AT] = self._posts - 1
             self._failed = error
+
+    def _launch_from(self, reader: Received) -> None:
+        if reader.left % 8 or not reader.left:
+            raise reader.error("a launch is 8 bytes for its program and each handle")
+        if reader.left > 8 * _MOST_HANDLES:
+            raise LimitExceeded(f"a launch has less than {_MOST_HANDLES:,} arguments")
+        body = reader.rest()
+        number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
+        self.launches += 1
+        program, args = self.program(number), tuple(handles)
+        self.vm.launch(program, args)
+        if self._known is not None:
+            self._known.learn(bytes(body), program, args)
+
+    def _post_from(self, reader: Received) -> None:
+        name = read_name(reader)
+        if self._failed is None or name in _FREEING:
+            self._perform_from(reader, name)
 
     def _perform_from(self, reader: Received, name: str) -> Any:
         """Make the call whose arguments follow."""
