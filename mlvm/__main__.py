@@ -276,21 +276,16 @@ def _check_count(wanted: int, given: int, what: str) -> None:
 # --- the commands ----------------------------------------------------------------------
 
 
-def _functions() -> FunctionTable:
-    """The functions that a program may call."""
-    return LocalVM().functions
-
-
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write what it leaves."""
     found = read_file(options.file)
-    verify(program_of(found), _functions())
+    vm = LocalVM()
+    verify(program_of(found), vm.functions)
     wanted = len(found.inputs) if isinstance(found, SavedStep) else nargs_of(found)
     _check_count(wanted, len(options.arg), "with --arg are")
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
-    vm = LocalVM()
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(found, SavedStep):
             outputs = LoadedStep(found, vm)(*arrays, max_steps=options.max_steps)
@@ -313,11 +308,12 @@ def check(options: argparse.Namespace) -> None:
     types = (
         [each.type for each in found.planned.arguments] if isinstance(found, SavedStep) else None
     )
-    verdict = verify(program, _functions(), types)
+    functions = LocalVM().functions
+    verdict = verify(program, functions, types)
     if options.type:
         _check_count(nargs_of(program), len(options.type), "with --type are")
         types = [read_type(number, text) for number, text in enumerate(options.type)]
-        verdict = verify(program, _functions(), types)
+        verdict = verify(program, functions, types)
     places = [
         (f.name, pc, instruction)
         for f in program.functions.values()
@@ -345,7 +341,7 @@ def memory(options: argparse.Namespace) -> None:
         return
     found = read_file(options.file)
     program = program_of(found)
-    verify(program, _functions())
+    verify(program, LocalVM().functions)
     if isinstance(found, SavedStep):
         if options.arg:
             raise BadInput("a captured step brings its own plan: it takes no --arg here")
