@@ -474,6 +474,7 @@ class WireVM(Identity):
         self._post("swap", h1, h2)
 
     def synchronize(self) -> None:
+        """Wait until all that was called is done. Raises the error of what failed."""
         self._call("synchronize")
 
     # --- programs ---

@@ -44,10 +44,10 @@ import mlvm.eager as ml
 from mlvm.core import errors
 from mlvm.core.errors import MlvmError
 from mlvm.core.program.assembly import assemble
-from mlvm.core.program.encoding import Kind, Reader
+from mlvm.core.program.encoding import HEADER, Kind, Reader
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.connect import Observer, connect
-from mlvm.machines.remote.handshake import HEADER, Greeting, pack
+from mlvm.machines.remote.handshake import Greeting, pack
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server

@@ -24,7 +24,7 @@ VERSION: Final = 1
 KIND_AT: Final = 6
 """Where in a message its kind stands, in two bytes, low first."""
 
-_HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
+HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
 _F64: Final = struct.Struct("<d")
 
 T = TypeVar("T")
@@ -50,9 +50,9 @@ def open_message(data: bytes | bytearray | memoryview, *kinds: Kind) -> tuple[Ki
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise EncodingError(f"bytes are wanted, not a {data.__class__.__name__}")
     data = bytes(data)
-    if len(data) < _HEADER.size:
-        raise EncodingError(f"a header has {_HEADER.size} bytes; there are {len(data)}")
-    magic, version, number, length = _HEADER.unpack_from(data)
+    if len(data) < HEADER.size:
+        raise EncodingError(f"a header has {HEADER.size} bytes; there are {len(data)}")
+    magic, version, number, length = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise EncodingError(f"a message starts with {MAGIC!r}, not {magic!r}")
     if version != VERSION:
@@ -60,24 +60,24 @@ def open_message(data: bytes | bytearray | memoryview, *kinds: Kind) -> tuple[Ki
     if number not in [kind.value for kind in kinds]:
         wanted = " or ".join(f"{kind.name} ({kind.value})" for kind in kinds)
         raise EncodingError(f"a message of kind {wanted} is wanted, not {number}")
-    if length != len(data) - _HEADER.size:
+    if length != len(data) - HEADER.size:
         raise EncodingError(
-            f"the header announces {length} bytes; {len(data) - _HEADER.size} follow it"
+            f"the header announces {length} bytes; {len(data) - HEADER.size} follow it"
         )
-    return Kind(number), Reader(data, _HEADER.size)
+    return Kind(number), Reader(data, HEADER.size)
 
 
 class Writer:
     """Appends fields to a message. Raises `EncodingError` for what has no encoding."""
 
     def __init__(self) -> None:
-        self._data = bytearray(_HEADER.size)
+        self._data = bytearray(HEADER.size)
         self._depth = 0  # how many values enclose the one being written
 
     def message(self, kind: Kind) -> bytes:
         """All that was written, behind a header."""
-        length = len(self._data) - _HEADER.size
-        _HEADER.pack_into(self._data, 0, MAGIC, VERSION, kind.value, length)
+        length = len(self._data) - HEADER.size
+        HEADER.pack_into(self._data, 0, MAGIC, VERSION, kind.value, length)
         return bytes(self._data)
 
     def count(self, n: int) -> None:

@@ -27,14 +27,14 @@ from mlvm.core.errors import (
     notes_of,
     user_place,
 )
-from mlvm.core.program.encoding import MAGIC, VERSION, Kind
+from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.outbox import Outbox, PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
-from mlvm.machines.remote.stream import HEADER, Buffer, Outgoing, Received, Stream
+from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
 from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ class RemoteVM(WireVM):
         *,
         max_steps: int | None = None,
     ) -> list[Array]:
-        loaded = self._loaded.get(id(program)) or self.loaded(program)
-        if loaded.outputs or max_steps is not None or self._dead:
+        loaded = self.loaded(program)
+        if loaded.outputs or max_steps is not None:
             return super().launch(program, args, max_steps=max_steps)
         try:
             body = launch_struct(len(args)).pack(loaded.number, *args)
@@ -156,10 +156,6 @@ class RemoteVM(WireVM):
         self._require(args)
         self._add_post(HEADER.pack(MAGIC, VERSION, Kind.launch.value, len(body)) + body)
         return []
-
-    def synchronize(self) -> None:
-        """Wait until all that was posted is done. Raises the error of what failed."""
-        super().synchronize()
 
     def close(self) -> None:
         """End the connection, and with it all that was made on the VM. Idempotent."""

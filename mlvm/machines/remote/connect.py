@@ -7,14 +7,13 @@ import os
 import socket
 import ssl
 import time
-from types import TracebackType
 from typing import Any, Final, Self
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
-from mlvm.core.program.encoding import VERSION
+from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
-from mlvm.machines.remote.handshake import HEADER, Greeting, Hello, greet, pack, receive, send
+from mlvm.machines.remote.handshake import Greeting, Hello, greet, pack, receive, send
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import client_context
@@ -150,10 +149,5 @@ class Observer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

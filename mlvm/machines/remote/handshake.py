@@ -20,7 +20,6 @@ import hmac
 import secrets
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,9 +27,8 @@ from enum import Enum
 from typing import Any, Final
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError
-from mlvm.core.program.encoding import MAGIC, VERSION, Reader, Writer
+from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
 
-HEADER: Final = struct.Struct("<4sHHQ")  # of every message: magic, version, kind, bytes that follow
 NONCE: Final = 32
 LEAST_SECRET: Final = 16
 """Bytes that a secret has at least: who listens to a handshake could try all shorter ones."""
@@ -90,20 +88,24 @@ def receive(sock: socket.socket, deadline: float, most: int = _MOST) -> tuple[in
 def _exactly(sock: socket.socket, n: int, deadline: float) -> bytes:
     data = b""
     while len(data) < n:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise ConnectionLost("the handshake took too long")
+        data += _some(sock, n - len(data), deadline)
+    return data
+
+
+def _some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> bytes:
+    """Some bytes, at least one, by the deadline. Raises `ConnectionLost`."""
+    while (left := deadline - time.monotonic()) > 0:
         try:
             sock.settimeout(left)
-            more = sock.recv(n - len(data))
+            data = sock.recv(most, flags)
         except TimeoutError:
             continue
         except OSError as error:
             raise ConnectionLost(f"the connection is lost: {error.strerror or error}") from None
-        if not more:
+        if not data:
             raise ConnectionLost("the other side has closed the connection")
-        data += more
-    return data
+        return data
+    raise ConnectionLost("the handshake took too long")
 
 
 def send(sock: socket.socket, message: bytes, deadline: float) -> None:
@@ -216,18 +218,7 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float) -> bytes:
 def speaks_tls(sock: socket.socket, deadline: float) -> bool | None:
     """Whether the client's first bytes are TLS's; None if they are neither its nor mlvm's."""
     while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise ConnectionLost("the handshake took too long")
-        try:
-            sock.settimeout(left)
-            start = sock.recv(4, socket.MSG_PEEK)
-        except TimeoutError:
-            continue
-        except OSError as error:
-            raise ConnectionLost(f"the connection is lost: {error.strerror or error}") from None
-        if not start:
-            raise ConnectionLost("the other side has closed the connection")
+        start = _some(sock, 4, deadline, socket.MSG_PEEK)
         if start.startswith(_TLS_RECORD):
             return True
         if start == MAGIC:

@@ -23,12 +23,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
-from mlvm.core.program.encoding import MAGIC, VERSION, Kind, Reader, Writer
+from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Reader, Writer
 from mlvm.core.types import Array, TensorType
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-HEADER: Final = struct.Struct("<4sHHQ")
 LARGE: Final = 1 << 16
 """A message of more bytes than that is received piece by piece."""
 

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, MlvmError
-from mlvm.core.program.encoding import VERSION
+from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.machines.remote import handshake
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.handshake import (
-    HEADER,
     NONCE,
     Greeting,
     Hello,

@@ -31,7 +31,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
-from mlvm.core.program.encoding import MAGIC, VERSION, Kind
+from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
@@ -39,7 +39,7 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote import connect
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import Observer
-from mlvm.machines.remote.handshake import HEADER, Hello
+from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from tests.machines.remote.serving import (
     COPIES,

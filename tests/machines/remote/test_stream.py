@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
-from mlvm.core.program.encoding import Kind
-from mlvm.machines.remote.stream import HEADER, LARGE, Outgoing, Stream
+from mlvm.core.program.encoding import HEADER, Kind
+from mlvm.machines.remote.stream import LARGE, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.threads import PATIENCE, start
 
