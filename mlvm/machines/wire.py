@@ -116,9 +116,11 @@ ARRAYS: Final = Field(
     lambda writer, arrays: writer.sequence(arrays, Writer.array),
     lambda reader: reader.sequence(Reader.array),
 )
-PROGRAM: Final = Field(
+PROGRAM: Final = Field(  # or its bytes, where somebody has made them
     "program",
-    lambda writer, program: writer.blob(program.to_bytes()),
+    lambda writer, program: writer.blob(
+        program if isinstance(program, bytes) else program.to_bytes()
+    ),
     lambda reader: Program.from_bytes(reader.blob()),
 )
 ESTIMATE: Final = Field(
@@ -489,7 +491,8 @@ class WireVM(Identity):
         """Send the program, unless one of the same bytes was sent."""
         if not isinstance(program, Program):
             raise ProgramError(f"a Program is wanted to launch, not {brief(program)}")
-        digest = hashlib.sha256(program.to_bytes()).digest()
+        data = program.to_bytes()
+        digest = hashlib.sha256(data).digest()
         with self._lock:
             key, me = id(program), weakref.ref(self)
             if key in self._loaded:
@@ -497,7 +500,7 @@ class WireVM(Identity):
             loaded = self._by_digest.get(digest)
             if loaded is None:
                 number = next(self._numbers)
-                loaded = Loaded(number, digest, self._call("load_program", number, program))
+                loaded = Loaded(number, digest, self._call("load_program", number, data))
                 self._by_digest[digest] = loaded
 
             def forget(_: weakref.ref[Program]) -> None:
