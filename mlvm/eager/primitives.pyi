@@ -4,12 +4,19 @@ from mlvm.eager.tensor import Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
     "abs",
+    "acos",
+    "acosh",
     "add",
     "all",
     "any",
     "argmax",
     "argmin",
     "argsort",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
     "bitwise_and",
     "bitwise_invert",
     "bitwise_left_shift",
@@ -17,8 +24,11 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "bitwise_right_shift",
     "bitwise_xor",
     "ceil",
+    "conj",
     "copy",
+    "copysign",
     "cos",
+    "cosh",
     "cumulative_sum",
     "divide",
     "equal",
@@ -31,6 +41,8 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "gelu",
     "greater",
     "greater_equal",
+    "hypot",
+    "imag",
     "isfinite",
     "isinf",
     "isnan",
@@ -56,16 +68,21 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "minimum",
     "multiply",
     "negative",
+    "nextafter",
     "not_equal",
     "pow",
     "prod",
+    "real",
+    "reciprocal",
     "relu",
     "remainder",
     "round",
     "rsqrt",
     "sigmoid",
     "sign",
+    "signbit",
     "sin",
+    "sinh",
     "slice",
     "softmax",
     "sort",
@@ -82,7 +99,13 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
 ]
 
 def abs(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """|x|."""
+    """|x|; of a complex number the length, which is real."""
+
+def acos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The arccosine; nan for a real x outside of [-1, 1]."""
+
+def acosh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The inverse hyperbolic cosine; nan for a real x < 1."""
 
 def add(
     x: Tensor | bool | int | float | complex,
@@ -138,8 +161,30 @@ def argsort(
 ) -> Tensor:
     """The positions in x, along `axis`, of the elements that `sort` gives: i64."""
 
+def asin(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The arcsine; nan for a real x outside of [-1, 1]."""
+
+def asinh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The inverse hyperbolic sine."""
+
 def astype(x: Tensor, /, *, dtype: object, out: Tensor | None = None) -> Tensor:
     """x in another dtype."""
+
+def atan(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The arctangent."""
+
+def atan2(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
+    or infinite."""
+
+def atanh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The inverse hyperbolic tangent; nan for a real x outside of [-1, 1]."""
 
 def avg_pool2d(
     x: Tensor,
@@ -238,6 +283,9 @@ def clip(
 def concat(*xs: Tensor, axis: int = 0, out: Tensor | None = None) -> Tensor:
     """The tensors one after the other along `axis`; their dtypes promote."""
 
+def conj(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The complex conjugate; x itself where it is real."""
+
 def conv2d(
     x: Tensor,
     kernel: Tensor,
@@ -253,8 +301,20 @@ def conv2d(
 def copy(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The same tensor in memory of its own."""
 
+def copysign(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """|x| with the sign of y, also that of zeros and nans."""
+
 def cos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The cosine of x radians."""
+
+def cosh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic cosine."""
 
 def cumulative_sum(
     x: Tensor, /, *, axis: int | None = None, dtype: object = None, out: Tensor | None = None
@@ -359,6 +419,18 @@ def greater_equal(
     out: Tensor | None = None,
 ) -> Tensor:
     """x >= y, elementwise, with broadcasting."""
+
+def hypot(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does."""
+
+def imag(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The imaginary part; 0 of a real x."""
 
 def index_add(
     x: Tensor, updates: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
@@ -586,7 +658,16 @@ def multiply_add(
     and after the sum."""
 
 def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """-x."""
+    """-x; of an unsigned integer, 2^bits - x."""
+
+def nextafter(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The next float after x in the direction of y; y where they are equal."""
 
 def nonzero_indices(x: Tensor, /) -> Tensor:
     """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
@@ -615,7 +696,7 @@ def pad(
     /,
     *,
     widths: tuple[tuple[int, int], ...],
-    value: float = 0.0,
+    value: float | complex = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
@@ -670,6 +751,12 @@ def randint(
 ) -> Tensor:
     """Integers low <= i < high, each exactly as likely as any other."""
 
+def real(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The real part."""
+
+def reciprocal(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """1 / x."""
+
 def relu(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
 
@@ -696,7 +783,7 @@ def roll(
     """x with every element moved up `shift` places along `axis`, past the end to the front."""
 
 def round(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """The nearest integer value; halves go to the even one."""
+    """The nearest integer value, of both parts of a complex number; halves go to the even one."""
 
 def rsqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """1 / sqrt(x)."""
@@ -717,8 +804,14 @@ def sigmoid(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def sign(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1 as x is negative, zero or positive; nan for nan."""
 
+def signbit(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """Whether the sign is negative, also that of zeros and nans."""
+
 def sin(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The sine of x radians."""
+
+def sinh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic sine."""
 
 def slice(
     x: Tensor,
@@ -764,7 +857,7 @@ def split_key(key: Tensor, /, *, n: int, out: Tensor | None = None) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]."""
 
 def sqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """The square root; nan for x < 0."""
+    """The square root; nan for a real x < 0."""
 
 def square(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """x * x."""
