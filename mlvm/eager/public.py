@@ -110,7 +110,7 @@ from mlvm.eager.neural import (
     silu,
     softplus,
 )
-from mlvm.eager.tensor import Tensor, stop_gradient
+from mlvm.eager.tensor import Tensor, positive, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
@@ -217,6 +217,7 @@ __all__ = [
     "parallel",
     "permute_dims",
     "pi",
+    "positive",
     "program_of",
     "random",
     "record",

@@ -254,7 +254,14 @@ def exp(out: Array, x: Array) -> None:
 @op(infer=_inexact)
 def expm1(out: Array, x: Array) -> None:
     """e^x - 1, accurate near 0."""
+    real, imag = x.real.copy(), x.imag.copy()  # `out` may be x
     np.expm1(x, out, dtype=out.dtype)
+    if out.dtype.kind == "c":  # where the standard has other values than numpy
+        np.copyto(out.imag, imag, where=imag == 0)
+        np.add(out.real, 0, out.real)  # no -0
+        infinite = np.isinf(real) & ~np.isfinite(imag)
+        np.copyto(out.real, np.where(real > 0, real, -1), where=infinite)
+        np.copyto(out.imag, np.where(real > 0, np.nan, 0), where=infinite)
 
 
 @op(infer=_inexact)
