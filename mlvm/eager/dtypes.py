@@ -19,8 +19,8 @@ _KINDS: Final = {
     "unsigned integer": ("unsigned",),
     "integral": ("signed", "unsigned"),
     "real floating": ("float",),
-    "complex floating": (),
-    "numeric": ("signed", "unsigned", "float"),
+    "complex floating": ("complex",),
+    "numeric": ("signed", "unsigned", "float", "complex"),
 }
 
 
