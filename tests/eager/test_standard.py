@@ -47,7 +47,7 @@ MADE: dict[str, Any] = {
     "full_like": lambda device: ml.full_like(ml.ones(3), 1, device=device),
     "arange": lambda device: ml.arange(3, device=device),
     "linspace": lambda device: ml.linspace(0, 1, 3, device=device),
-    "eye": lambda device: ml.eye(3, device=device)[0],
+    "eye": lambda device: ml.reshape(ml.eye(1, 3, device=device), 3),
     "asarray": lambda device: ml.asarray([1, 2, 3], device=device),
     "tensor": lambda device: ml.asarray(ml.ones(3), device=device),
     "to_device": lambda device: ml.ones(3).to_device(device),
