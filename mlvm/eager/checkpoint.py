@@ -73,7 +73,7 @@ def _run(
     fn: Callable[..., Any], given: Any, operands: Sequence[Tensor], tape: Tape
 ) -> tuple[Any, list[Tensor]]:
     """What the function makes of these operands, and the twins of them that it was given."""
-    twins = [tape.watch(x) if x.dtype.is_float else x for x in operands]
+    twins = [tape.watch(x) if x.dtype.is_inexact else x for x in operands]
     rest = iter(twins)
     args, kwargs = replace(lambda _: next(rest), given)
     return as_tree(fn(*args, **kwargs)), twins
