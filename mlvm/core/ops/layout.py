@@ -15,7 +15,6 @@ from mlvm.core.rules import (
     normalize_axes,
     normalize_axis,
     require,
-    require_castable,
     require_representable,
 )
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -236,6 +235,12 @@ def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
     return _sort(x, axis, descending).with_dtype(i64)
+
+
+def require_castable(x: DType, dtype: DType) -> None:
+    """Raise `DTypeError` where a cast would drop imaginary parts."""
+    if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
+        raise DTypeError(f"{x} does not become {dtype}: take the real or imag part first")
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:
