@@ -94,7 +94,7 @@ def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType
     return x
 
 
-def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float | complex) -> TensorType:
+def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
     if len(widths) != x.ndim:
         raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
@@ -171,9 +171,7 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
 
 
 @op(infer=_pad)
-def pad(
-    out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float | complex = 0.0
-) -> None:
+def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
     inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
