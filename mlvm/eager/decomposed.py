@@ -43,4 +43,4 @@ def columns(x: Tensor, start: int, count: int) -> Tensor:
 
 def adjoint(x: Tensor) -> Tensor:
     """The conjugate transpose of each matrix."""
-    return x.mT
+    return x.mT if x.dtype.is_float else op.conj(x.mT)

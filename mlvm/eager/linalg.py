@@ -35,6 +35,7 @@ from mlvm.eager.primitives import matmul
 from mlvm.eager.tensor import Tensor, constant
 
 __all__ = [
+    "EigResult",
     "EighResult",
     "LstsqResult",
     "QRResult",
@@ -44,7 +45,9 @@ __all__ = [
     "cross",
     "det",
     "diagonal",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "inv",
     "lstsq",
@@ -68,6 +71,13 @@ __all__ = [
 ]
 
 NormOrder: TypeAlias = float | Literal["fro", "nuc"] | None
+
+
+class EigResult(NamedTuple):
+    """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
 
 
 class EighResult(NamedTuple):
@@ -110,7 +120,12 @@ class LstsqResult(NamedTuple):
 
 def _floating(x: Tensor, function: str) -> Tensor:
     """x, or the default float of its integers or bools."""
-    return x if type_of(x, function).dtype.is_float else astype(x, f32)
+    return x if type_of(x, function).dtype.is_inexact else astype(x, f32)
+
+
+def _real(x: Tensor) -> Tensor:
+    """A real part of a packed result, which is complex if another part is."""
+    return x if x.dtype.is_float else op.real(x)
 
 
 def _matrices(x: Tensor, function: str) -> TensorType:
@@ -134,7 +149,7 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
         raise ShapeError(
             f"vectors have lengths {x1.shape[axis]} and {x2.shape[axis]}, which do not broadcast"
         ).at("vecdot", (x1.type, x2.type))
-    product = _refused_as("vecdot", x1, x2)
+    product = _refused_as("vecdot", x1 if x1.dtype.kind != "complex" else op.conj(x1), x2)
     return op.sum(product, axis=axis, dtype=product.dtype)
 
 
@@ -166,7 +181,6 @@ def tensordot(
     x1: Tensor,
     x2: Tensor,
     /,
-    *,
     axes: int | Sequence[int | Sequence[int]] = 2,
 ) -> Tensor:
     """The products of x1 and x2 summed over some axes of both: the last `axes` of x1 and the first
@@ -261,7 +275,7 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
 # --- parts of matrices ---------------------------------------------------------------
 
 
-def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
+def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
     """The diagonals of matrices; above the main one for a positive `offset`, below for a negative
     one. They are empty where there is no such diagonal."""
     rows, columns = _matrices(x, "diagonal").shape[-2:]
@@ -277,7 +291,7 @@ def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
     )
 
 
-def trace(x: Tensor, /, *, offset: int = 0, dtype: object = None) -> Tensor:
+def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
     """The sums of the diagonals of matrices, in the dtype that `sum` uses."""
     wanted = None if dtype is None else DType.of(dtype).name
     try:
@@ -299,7 +313,7 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
     return op.cholesky(_floating(x, "cholesky"), upper=upper)
 
 
-def qr(x: Tensor, /, *, mode: QRMode = "reduced") -> QRResult:
+def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
     """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal.
 
     Q and R of an m by n matrix are m by k and k by n, with k = min(m, n), or k = m if the mode is
@@ -334,7 +348,7 @@ def slogdet(x: Tensor, /) -> SlogdetResult:
     which neither overflows nor underflows; 0 and -inf for a singular matrix."""
     packed = op.slogdet(_floating(x, "slogdet"))
     sign, logarithm = cut(packed, (), ())
-    return SlogdetResult(sign, logarithm)
+    return SlogdetResult(sign, _real(logarithm))
 
 
 def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
@@ -352,7 +366,7 @@ def _tolerance(rtol: float | Tensor | None, type: TensorType) -> Tensor:
     """One rtol for a stack of matrices, or one for each."""
     if isinstance(rtol, Tensor):
         return rtol
-    dtype = type.dtype
+    dtype = type.dtype.real
     return constant(max(type.shape[-2:]) * finfo(dtype).eps if rtol is None else rtol, dtype)
 
 
@@ -389,7 +403,7 @@ def eigh(x: Tensor, /) -> EighResult:
     x = _floating(x, "eigh")
     packed, n = op.eigh(x), x.shape[-1]
     values, vectors = cut(packed, (n,), (n, n))
-    return EighResult(values, vectors)
+    return EighResult(_real(values), vectors)
 
 
 def eigvalsh(x: Tensor, /) -> Tensor:
@@ -397,7 +411,25 @@ def eigvalsh(x: Tensor, /) -> Tensor:
     return op.eigvalsh(_floating(x, "eigvalsh"))
 
 
-def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVDResult:
+def eig(x: Tensor, /) -> EigResult:
+    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix, of square
+    matrices: complex, also if x and they are real.
+
+    Those of a matrix with inf or nan are nan. The gradient is that of a loss that does not change
+    with the phases of the vectors; it is inf or nan where eigenvalues are equal.
+    """
+    x = _floating(x, "eig")
+    packed, n = op.eig(x), x.shape[-1]
+    values, vectors = cut(packed, (n,), (n, n))
+    return EigResult(values, vectors)
+
+
+def eigvals(x: Tensor, /) -> Tensor:
+    """The eigenvalues of `eig` alone."""
+    return op.eigvals(_floating(x, "eigvals"))
+
+
+def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
     """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
 
     U, S and Vh of an m by n matrix are m by m, k and n by n, with k = min(m, n); without
@@ -407,7 +439,7 @@ def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVDResult:
     x = _floating(x, "svd")
     packed = op.svd(x, full_matrices=full_matrices)
     u, s, vh = cut(packed, *svd_shapes((x.shape[-2], x.shape[-1]), full_matrices))
-    return SVDResult(u, s, vh)
+    return SVDResult(u, _real(s), vh)
 
 
 def svdvals(x: Tensor, /) -> Tensor:
@@ -458,7 +490,7 @@ def vector_norm(
 
 def _squares(x: Tensor) -> Tensor:
     """|x|^2"""
-    return op.square(x)
+    return op.square(x if x.dtype.is_float else op.abs(x))
 
 
 def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:

@@ -143,8 +143,8 @@ def _keyword(attribute: Attribute) -> Parameter:
     )
 
 
-ELSEWHERE: Final = {"random", "decompositions"}
-"""Rooms whose public functions are in a module of their own: `random`, `linalg`."""
+ELSEWHERE: Final = {"random", "decompositions", "fft"}
+"""Rooms whose public functions are in a module of their own: `random`, `linalg`, `fft`."""
 
 
 def public_names() -> list[str]:

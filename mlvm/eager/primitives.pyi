@@ -1,5 +1,7 @@
 """The public function of every op; written by `python -m mlvm.eager.stub`."""
 
+from typing import Literal
+
 from mlvm.eager.tensor import Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
@@ -285,9 +287,16 @@ def dynamic_update(
 ) -> Tensor:
     """x, with its rows from `start` on along `axis` replaced by those of `update`."""
 
+def eig(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
+    f[..., n, n] -> c[..., n + n n]."""
+
 def eigh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """Eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix, of
     Hermitian matrices: f[..., n, n] -> f[..., n + n n]."""
+
+def eigvals(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
 
 def eigvalsh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
@@ -324,6 +333,16 @@ def expm1(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 
 def eye(*, rows: int, columns: int, k: int = 0, dtype: object, out: Tensor | None = None) -> Tensor:
     """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
+
+def fft(
+    x: Tensor,
+    /,
+    *,
+    axes: tuple[int, ...] = (-1,),
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """sum_j x_j exp(-2 pi i j k / n) for each k, along each of the axes: complex."""
 
 def flip(
     x: Tensor, /, *, axis: int | tuple[int, ...] | None = None, out: Tensor | None = None
@@ -373,6 +392,16 @@ def greater_equal(
 ) -> Tensor:
     """x >= y, elementwise, with broadcasting."""
 
+def ifft(
+    x: Tensor,
+    /,
+    *,
+    axes: tuple[int, ...] = (-1,),
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """sum_k x_k exp(2 pi i j k / n) / n for each j, along each of the axes: complex."""
+
 def index_add(
     x: Tensor, updates: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
 ) -> Tensor:
@@ -380,6 +409,18 @@ def index_add(
 
 def inv(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The inverses of square matrices: f[..., n, n]."""
+
+def irfft(
+    x: Tensor,
+    /,
+    *,
+    n: int,
+    axis: int = -1,
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """`ifft` of the n elements whose first n // 2 + 1 are x along `axis`, and whose others are
+    their conjugates in reverse order: real."""
 
 def isfinite(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """True where x is neither inf nor nan."""
@@ -709,6 +750,17 @@ def remainder(
 
 def reshape(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
     """The elements of x, in row-major order, in another shape of the same size."""
+
+def rfft(
+    x: Tensor,
+    /,
+    *,
+    axis: int = -1,
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """The first n // 2 + 1 elements of `fft` of n real ones along `axis`; the others are their
+    conjugates in reverse order."""
 
 def roll(
     x: Tensor,

@@ -21,8 +21,8 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
+from mlvm.eager import fft, linalg, nn, optim, parallel, random, testing
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
-from mlvm.eager import linalg, nn, optim, parallel, random, testing
 from mlvm.eager import trees as tree
 from mlvm.eager.attention import (
     rotary_encoding,
@@ -178,6 +178,7 @@ __all__ = [
     "errors",
     "expand_dims",
     "eye",
+    "fft",
     "finfo",
     "float32",
     "float64",
@@ -273,5 +274,15 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "linalg", "nn", "optim", "parallel", "random", "testing", "tree"):
+    for _name in (
+        "errors",
+        "fft",
+        "linalg",
+        "nn",
+        "optim",
+        "parallel",
+        "random",
+        "testing",
+        "tree",
+    ):
         globals()[_name] = _shown(globals()[_name])

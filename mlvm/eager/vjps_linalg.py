@@ -1,4 +1,4 @@
-"""The gradient rules of `core.ops.decompositions`: a part of the table in `vjps`.
+"""The gradient rules of `core.ops.decompositions` and `core.ops.fft`: parts of the table in `vjps`.
 
 Matrix derivatives as in Giles, Collected matrix derivative results for forward and reverse mode
 algorithmic differentiation, 2008, unless a rule names another source. Of a complex matrix, a
@@ -18,10 +18,12 @@ from typing import Any, Final
 
 from mlvm.core.errors import GradientError
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
-from mlvm.core.types import TensorType
+from mlvm.core.ops.fft import OTHER_WAY, Norm
+from mlvm.core.rules import normalize_axis
+from mlvm.core.types import TensorType, c64, promote
 from mlvm.eager import primitives as op
 from mlvm.eager.decomposed import adjoint, columns, cut
-from mlvm.eager.functions import concat, expand_dims
+from mlvm.eager.functions import concat, expand_dims, full, reshape
 from mlvm.eager.tensor import Tensor, constant
 
 
@@ -40,8 +42,27 @@ def _scalar(x: Tensor) -> Tensor:
     return expand_dims(x, axis=(-2, -1))
 
 
+def _i(x: Tensor) -> Tensor:
+    """The imaginary number i x of a real x."""
+    return x * constant(1j, promote(x.dtype, c64))
+
+
+def _conj(x: Tensor) -> Tensor:
+    return x if x.dtype.is_float else op.conj(x)
+
+
 def _off_diagonal(x: Tensor) -> Tensor:
     return op.tril(x, k=-1) + op.triu(x, k=1)
+
+
+def _diagonal(x: Tensor) -> Tensor:
+    """f[..., n, n] -> f[..., n]"""
+    n = x.shape[-1]
+    flat = reshape(x, (*x.shape[:-2], n * n))
+    stack = x.shape[:-2]
+    return op.slice(
+        flat, start=(0,) * flat.ndim, length=(*stack, n), step=(1,) * len(stack) + (n + 1,)
+    )
 
 
 def _on_diagonal(x: Tensor) -> Tensor:
@@ -51,6 +72,10 @@ def _on_diagonal(x: Tensor) -> Tensor:
 
 def _hermitian(x: Tensor) -> Tensor:
     return (x + adjoint(x)) * 0.5
+
+
+def _real(x: Tensor) -> Tensor:
+    return x if x.dtype.is_float else op.real(x)
 
 
 def _over(x: Tensor, y: Tensor) -> Tensor:
@@ -99,13 +124,18 @@ def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
 
 
 def _det(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """g det(X) X^-H"""
-    return _scalar(g * out) * adjoint(op.inv(x))
+    """g conj(det(X)) X^-H"""
+    return _scalar(g * _conj(out)) * adjoint(op.inv(x))
 
 
-def _slogdet(g: Tensor, x: Tensor) -> Tensor:
-    """g X^-H for log(|det(X)|); the sign of a real determinant has none."""
-    return _scalar(g[..., 1]) * adjoint(op.inv(x))
+def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """(gl + i Im(conj(s) gs)) X^-H, for the logarithm l and the sign s, since d log(det(X)) is
+    tr(X^-1 dX) and ds = i s Im(d log(det(X))). A real sign has no gradient."""
+    inverse = adjoint(op.inv(x))
+    (gs, gl), (sign, _) = cut(g, (), ()), cut(out, (), ())
+    if x.dtype.is_float:
+        return _scalar(gl) * inverse
+    return _scalar(op.real(gl) + _i(op.imag(op.conj(sign) * gs))) * inverse
 
 
 def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
@@ -154,7 +184,7 @@ def _eigh(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
     n = x_type.shape[-1]
     (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
     turned = _over(_off_diagonal(adjoint(v) @ gv), _differences(values))
-    return _hermitian(v @ (_on_diagonal(gl) + turned) @ adjoint(v))
+    return _hermitian(v @ (_on_diagonal(_real(gl)) + turned) @ adjoint(v))
 
 
 def _eigvalsh(g: Tensor, x: Tensor) -> Tensor:
@@ -164,10 +194,30 @@ def _eigvalsh(g: Tensor, x: Tensor) -> Tensor:
     return (v * _row(g)) @ adjoint(v)
 
 
+def _eig(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
+    """V^-H (diag(gL) + (V^H gV - V^H V diag(Re(V^H gV))) / conj(E)) V^H, with E_ij = L_j - L_i
+    (Boeddeker et al., On the computation of complex-valued gradients with application to
+    statistically optimum beamforming, 2017)."""
+    n = x_type.shape[-1]
+    (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
+    product = adjoint(v) @ gv
+    product = product - (adjoint(v) @ v) * _row(op.real(_diagonal(product)))
+    turned = _over(_off_diagonal(product), op.conj(_differences(values)))
+    return op.solve(adjoint(v), (_on_diagonal(gl) + turned) @ adjoint(v))
+
+
+def _eigvals(g: Tensor, x: Tensor) -> Tensor:
+    """V^-H diag(g) V^H"""
+    n = g.shape[-1]
+    _, v = cut(op.eig(x), (n,), (n, n))
+    return op.solve(adjoint(v), _column(g) * adjoint(v))
+
+
 def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Tensor:
     """U (diag(gS) + F(U^H gU) S + S F(V^H gV)) V^H, and parts outside of the columns of U and V,
     with F(A)_ij = (A - A^H)_ij / (S_j^2 - S_i^2) (Seeger et al., Auto-differentiating linear
-    algebra, 2017; Wan and Zhang, Automatic differentiation for complex valued SVD, 2019).
+    algebra, 2017). Complex matrices add i Im(U^H gU - V^H gV) / 2S to the diagonal (Wan and Zhang,
+    Automatic differentiation for complex valued SVD, 2019).
 
     Columns U2 of a full U come from the others alone, as U2 dU2^H = -dU1 U1^H for a loss that does
     not change when U2 is rotated.
@@ -182,6 +232,9 @@ def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Ten
     u_gu, v_gv = adjoint(u) @ gu, adjoint(v) @ gv
     squares = _differences(op.square(s))
     middle = _on_diagonal(gs)
+    if not x_type.dtype.is_float:
+        phases = _i(op.imag(_diagonal(u_gu) - _diagonal(v_gv)) * 0.5)
+        middle = _on_diagonal(op.real(gs) + _over(phases, s))
     middle = middle + _over(_off_diagonal(u_gu - adjoint(u_gu)), squares) * _row(s)
     middle = middle + _over(_off_diagonal(v_gv - adjoint(v_gv)), squares) * _column(s)
     result = u @ middle @ adjoint(v)
@@ -208,6 +261,38 @@ def _svdvals(g: Tensor, x: Tensor) -> Tensor:
     return (u * _row(g)) @ vh
 
 
+# --- Fourier transforms --------------------------------------------------------------
+# They are linear: the rule is the adjoint, which is the transform back with the other norm.
+
+
+def _rfft(g: Tensor, x_type: TensorType, axis: int, norm: Norm) -> Tensor:
+    """Re(sum_k g_k exp(2 pi i j k / n)): `irfft` adds each inner element and its conjugate."""
+    n = x_type.shape[axis]
+    halves = g * _weights(n, 0.5, g.type, axis)
+    return op.irfft(halves, n=n, axis=axis, norm=OTHER_WAY[norm])
+
+
+def _irfft(g: Tensor, x_type: TensorType, n: int, axis: int, norm: Norm) -> Tensor:
+    spectrum = op.rfft(g, axis=axis, norm=OTHER_WAY[norm])
+    return spectrum * _weights(n, 2.0, spectrum.type, axis)
+
+
+def _weights(n: int, inner: float, type: TensorType, axis: int) -> Tensor:
+    """A weight for each element of a half spectrum of n: 1 for those without a conjugate twin,
+    which are the first, and the last if n is even."""
+    ends = (1, 1 - n % 2)
+    twins = full((n // 2 + 1 - sum(ends),), inner, dtype=type.dtype.real)
+    along = (1,) * (type.ndim - 1 - normalize_axis(axis, type.ndim))
+    return reshape(op.pad(twins, widths=(ends,), value=1.0), (n // 2 + 1, *along))
+
+
+TRANSFORMS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "fft": {"x": lambda g, axes, norm: op.ifft(g, axes=axes, norm=OTHER_WAY[norm])},
+    "ifft": {"x": lambda g, axes, norm: op.fft(g, axes=axes, norm=OTHER_WAY[norm])},
+    "rfft": {"x": _rfft},
+    "irfft": {"x": _irfft},
+}
+
 DECOMPOSITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cholesky": {"x": _cholesky},
     "inv": {"x": _inv},
@@ -216,6 +301,8 @@ DECOMPOSITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "slogdet": {"x": _slogdet},
     "eigh": {"x": _eigh},
     "eigvalsh": {"x": _eigvalsh},
+    "eig": {"x": _eig},
+    "eigvals": {"x": _eigvals},
     "qr": {"x": _qr},
     "svd": {"x": _svd},
     "svdvals": {"x": _svdvals},

@@ -2,7 +2,8 @@
 
 The kernels are numpy's, which are LAPACK's, one matrix after the other. An op with several parts
 lays them one after the other along one last axis, each in row-major order: `eigh` of f[..., n, n]
-is f[..., n + n n], the eigenvalues before the vectors. `mlvm.eager.linalg` cuts them out.
+is f[..., n + n n], the eigenvalues before the vectors. Of a complex matrix all parts are complex,
+also the real ones. `mlvm.eager.linalg` cuts them out.
 
 A matrix for which there is no result (singular, not positive definite, or an iteration does not
 converge) raises `LinAlgError`. The flops are those of Golub and Van Loan, Matrix Computations,
@@ -21,7 +22,7 @@ import numpy as np
 from mlvm.core.errors import LinAlgError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.rules import broadcast_shapes, require
-from mlvm.core.types import Array, Shape, TensorType, promote
+from mlvm.core.types import Array, Shape, TensorType, c64, promote
 
 QRMode = Literal["reduced", "complete"]
 
@@ -30,7 +31,7 @@ QRMode = Literal["reduced", "complete"]
 
 def _matrices(x: TensorType) -> TensorType:
     """x itself. Raises unless it is a stack of matrices of floats."""
-    require("float", x)
+    require("inexact", x)
     if x.ndim < 2:
         raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {x.ndim}")
     return x
@@ -61,7 +62,7 @@ def _slogdet(x: TensorType) -> TensorType:
 
 
 def _solve(x: TensorType, y: TensorType) -> TensorType:
-    require("float", y)
+    require("inexact", y)
     dtype, n = promote(_squares(x).dtype, y.dtype), x.shape[-1]
     if y.ndim == 0:
         raise ShapeError("the right-hand side needs 1 dimension or more")
@@ -75,6 +76,14 @@ def _solve(x: TensorType, y: TensorType) -> TensorType:
 
 def _eigenvalues(x: TensorType) -> TensorType:
     return _real(_squares(x)).with_shape(x.shape[:-1])
+
+
+def _eigvals(x: TensorType) -> TensorType:
+    return _complex(_squares(x)).with_shape(x.shape[:-1])
+
+
+def _eig(x: TensorType) -> TensorType:
+    return _complex(_eigh(x))
 
 
 def _eigh(x: TensorType) -> TensorType:
@@ -124,7 +133,11 @@ def _pair(x: TensorType) -> tuple[int, int]:
 
 
 def _real(x: TensorType) -> TensorType:
-    return x
+    return x.with_dtype(x.dtype.real)
+
+
+def _complex(x: TensorType) -> TensorType:
+    return x.with_dtype(promote(x.dtype, c64))
 
 
 # --- how many operations ------------------------------------------------------------
@@ -256,6 +269,37 @@ def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
     with _refusing(_NO_CONVERGENCE):
         np.copyto(out, np.linalg.eigvalsh(_hermitian(x)))
+
+
+@op(infer=_eig, flops=_cubic(25))
+def eig(out: Array, x: Array) -> None:
+    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
+    f[..., n, n] -> c[..., n + n n].
+
+    Those of a matrix with inf or nan are nan, as in JAX. Raises `LinAlgError` where the iteration
+    does not converge.
+    """
+    with _refusing(_NO_CONVERGENCE):
+        _write(out, *np.linalg.eig(_finite(x)))
+    out[_strange(x)] = complex(np.nan, np.nan)
+
+
+@op(infer=_eigvals, flops=_cubic(10))
+def eigvals(out: Array, x: Array) -> None:
+    """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
+    with _refusing(_NO_CONVERGENCE):
+        np.copyto(out, np.linalg.eigvals(_finite(x)))
+    out[_strange(x)] = complex(np.nan, np.nan)
+
+
+def _strange(x: Array) -> Array:
+    """Which matrices have an inf or a nan."""
+    return np.asarray(~np.isfinite(x).all((-2, -1)))
+
+
+def _finite(x: Array) -> Array:
+    """x, with 0 for all matrices that have an inf or a nan, which numpy refuses."""
+    return np.where(_strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
 
 
 @op(infer=_qr, flops=_qr_flops)
