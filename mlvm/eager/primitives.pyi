@@ -1,5 +1,7 @@
 """The public function of every op; written by `python -m mlvm.eager.stub`."""
 
+from typing import Literal
+
 from mlvm.eager.tensor import Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
@@ -270,6 +272,9 @@ def broadcast_to(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = N
 def ceil(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The smallest integer value >= x."""
 
+def cholesky(x: Tensor, /, *, upper: bool = False, out: Tensor | None = None) -> Tensor:
+    """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n]."""
+
 def clip(
     x: Tensor | bool | int | float | complex,
     lower: Tensor | bool | int | float | complex,
@@ -321,6 +326,9 @@ def cumulative_sum(
 ) -> Tensor:
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
 
+def det(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The determinants of square matrices: f[..., n, n] -> f[...]."""
+
 def divide(
     x: Tensor | bool | int | float | complex,
     y: Tensor | bool | int | float | complex,
@@ -338,6 +346,20 @@ def dynamic_update(
     x: Tensor, update: Tensor, start: Tensor, /, *, axis: int, out: Tensor | None = None
 ) -> Tensor:
     """x, with its rows from `start` on along `axis` replaced by those of `update`."""
+
+def eig(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
+    f[..., n, n] -> c[..., n + n n]."""
+
+def eigh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """Eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix, of
+    Hermitian matrices: f[..., n, n] -> f[..., n + n n]."""
+
+def eigvals(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
+
+def eigvalsh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
 
 def embed(
     x: Tensor,
@@ -371,6 +393,16 @@ def expm1(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 
 def eye(*, rows: int, columns: int, k: int = 0, dtype: object, out: Tensor | None = None) -> Tensor:
     """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
+
+def fft(
+    x: Tensor,
+    /,
+    *,
+    axes: tuple[int, ...] = (-1,),
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """sum_j x_j exp(-2 pi i j k / n) for each k, along each of the axes: complex."""
 
 def flip(
     x: Tensor, /, *, axis: int | tuple[int, ...] | None = None, out: Tensor | None = None
@@ -429,6 +461,16 @@ def hypot(
 ) -> Tensor:
     """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does."""
 
+def ifft(
+    x: Tensor,
+    /,
+    *,
+    axes: tuple[int, ...] = (-1,),
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """sum_k x_k exp(2 pi i j k / n) / n for each j, along each of the axes: complex."""
+
 def imag(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The imaginary part; 0 of a real x."""
 
@@ -436,6 +478,21 @@ def index_add(
     x: Tensor, updates: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
 ) -> Tensor:
     """x, with the updates added where `take` with these indices would read them."""
+
+def inv(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The inverses of square matrices: f[..., n, n]."""
+
+def irfft(
+    x: Tensor,
+    /,
+    *,
+    n: int,
+    axis: int = -1,
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """`ifft` of the n elements whose first n // 2 + 1 are x along `axis`, and whose others are
+    their conjugates in reverse order: real."""
 
 def isfinite(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """True where x is neither inf nor nan."""
@@ -719,6 +776,9 @@ def permutation(key: Tensor, /, *, n: int, out: Tensor | None = None) -> Tensor:
 def permute_dims(x: Tensor, /, *, axes: tuple[int, ...], out: Tensor | None = None) -> Tensor:
     """x with its axes in another order: axis i of the result is axis axes[i] of x."""
 
+def pinv(x: Tensor, rtol: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m]."""
+
 def pow(
     x: Tensor | bool | int | float | complex,
     y: Tensor | bool | int | float | complex,
@@ -738,6 +798,12 @@ def prod(
     out: Tensor | None = None,
 ) -> Tensor:
     """The product along `axis`, in the dtype that `sum` uses; 1 of nothing."""
+
+def qr(
+    x: Tensor, /, *, mode: Literal["reduced", "complete"] = "reduced", out: Tensor | None = None
+) -> Tensor:
+    """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal: f[...,
+    m, n] -> f[..., m k + k n], with k = min(m, n), or k = m if it is "complete"."""
 
 def randint(
     key: Tensor,
@@ -771,6 +837,17 @@ def remainder(
 
 def reshape(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
     """The elements of x, in row-major order, in another shape of the same size."""
+
+def rfft(
+    x: Tensor,
+    /,
+    *,
+    axis: int = -1,
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    out: Tensor | None = None,
+) -> Tensor:
+    """The first n // 2 + 1 elements of `fft` of n real ones along `axis`; the others are their
+    conjugates in reverse order."""
 
 def roll(
     x: Tensor,
@@ -835,6 +912,9 @@ def slice_add(
 ) -> Tensor:
     """x, with the updates added where `slice` with this start and step would read them."""
 
+def slogdet(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2]."""
+
 def softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""
 
@@ -847,6 +927,9 @@ def softmax_cross_entropy_vjp(
     g: Tensor, logits: Tensor, labels: Tensor, /, *, out: Tensor | None = None
 ) -> Tensor:
     """(softmax(logits) - one_hot(labels)) * g[..., None]: the gradient for logits."""
+
+def solve(x: Tensor, y: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """z with x z = y: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes."""
 
 def sort(
     x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
@@ -881,6 +964,12 @@ def sum(
     out: Tensor | None = None,
 ) -> Tensor:
     """The sum along `axis`; 0 of nothing."""
+
+def svd(x: Tensor, /, *, full_matrices: bool = True, out: Tensor | None = None) -> Tensor:
+    """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending."""
+
+def svdvals(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The singular values of `svd` alone, descending and real: f[..., m, n] -> f[..., k]."""
 
 def take(x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None) -> Tensor:
     """The slices of x at `indices` along `axis`; the indices' axes replace that axis."""

@@ -21,8 +21,8 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
+from mlvm.eager import fft, linalg, nn, optim, parallel, random, testing
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
-from mlvm.eager import nn, optim, parallel, random, testing
 from mlvm.eager import trees as tree
 from mlvm.eager.attention import (
     rotary_encoding,
@@ -90,6 +90,7 @@ from mlvm.eager.functions import (
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.linalg import tensordot, vecdot
 from mlvm.eager.losses import (
     binary_cross_entropy_with_logits,
     huber,
@@ -177,6 +178,7 @@ __all__ = [
     "errors",
     "expand_dims",
     "eye",
+    "fft",
     "finfo",
     "float32",
     "float64",
@@ -196,6 +198,7 @@ __all__ = [
     "kl_divergence",
     "l1",
     "leaky_relu",
+    "linalg",
     "linspace",
     "map",
     "matrix_transpose",
@@ -240,6 +243,7 @@ __all__ = [
     "switch",
     "take",
     "take_along_axis",
+    "tensordot",
     "testing",
     "tile",
     "topk",
@@ -251,6 +255,7 @@ __all__ = [
     "unstack",
     "use",
     "value_and_grad",
+    "vecdot",
     "vjp",
     "where",
     "while_loop",
@@ -270,5 +275,15 @@ def _shown(module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
+    for _name in (
+        "errors",
+        "fft",
+        "linalg",
+        "nn",
+        "optim",
+        "parallel",
+        "random",
+        "testing",
+        "tree",
+    ):
         globals()[_name] = _shown(globals()[_name])

@@ -32,6 +32,7 @@ from mlvm.core.types import Shape, TensorType
 from mlvm.eager import primitives as op
 from mlvm.eager.functions import cumulative_prod, full, reshape, with_ones_before
 from mlvm.eager.tensor import OneOp, Tensor, constant, one_op, stop_gradient
+from mlvm.eager.vjps_linalg import DECOMPOSITIONS, TRANSFORMS
 
 
 class Sparse(NamedTuple):
@@ -479,6 +480,10 @@ VJPS: Final[dict[str, Rules]] = {
     # --- linalg ---
     "matmul": {"x": _matmul_x, "y": _matmul_y},
     "batch_contract": {"x": _matmul_x, "y": _matmul_y},
+    # --- decompositions ---
+    **DECOMPOSITIONS,
+    # --- fft ---
+    **TRANSFORMS,
     # --- layout ---
     "reshape": {"x": lambda g, x_type: reshape(g, x_type.shape)},
     "permute_dims": {"x": lambda g, axes: op.permute_dims(g, axes=_inverse(axes))},
