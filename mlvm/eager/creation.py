@@ -28,9 +28,8 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on, current_arena, recording
-from mlvm.eager.tensor import Scalar, Tensor, alias, constant, from_array, one_op
+from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op
 
-_DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32}
 _COPY: Final = one_op("copy")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
@@ -115,9 +114,9 @@ def asarray(
 
     Of a Tensor of that dtype and on that VM it is a new Tensor over the same bytes, unless `copy`
     is True. Everything else is copied, and refused if `copy` is False: from Python numbers and
-    nested lists of them bools become bool, ints i64, floats f32; numpy arrays, and whatever has
-    `__array__`, `__dlpack__` or a buffer, keep their dtype. With a `dtype`, arrays and tensors are
-    cast as by `astype`, and Python numbers must be values of it.
+    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; numpy arrays,
+    and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype. With a `dtype`, arrays
+    and tensors are cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
     is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
@@ -137,7 +136,7 @@ def asarray(
         target = wanted or own
     else:
         array = _of_numbers(obj)
-        target = wanted or _DEFAULTS[type(array.dtype.type(0).item())]
+        target = wanted or DEFAULTS[type(array.dtype.type(0).item())]
         _require_values(array, target)
     # a value out of range becomes what astype makes of it
     with np.errstate(all="ignore"), placed(device, "asarray"):
@@ -175,9 +174,9 @@ def _of_numbers(obj: object) -> Array:
         array = np.array(obj)
     except ValueError as error:
         raise ShapeError(f"these lists are no tensor: {error}") from None
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biufc":
         raise DTypeError(
-            f"asarray takes arrays, and bools, ints and floats in nested lists, whose values "
+            f"asarray takes arrays, and Python's numbers in nested lists, whose values "
             f"have a dtype in common; from this {_kind(obj)} numpy makes {array.dtype}"
         )
     if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in _leaves(obj)):
@@ -197,7 +196,9 @@ def _leaves(obj: object, depth: int = 0) -> Iterator[object]:
 
 def _require_values(array: Array, dtype: DType) -> None:
     """Raise unless Python's numbers in `array` are values of the dtype, which rounds floats."""
-    if dtype.is_float or not array.size:
+    if array.dtype.kind == "c" and dtype.kind != "complex":
+        raise DTypeError(f"complex numbers do not become {dtype}; take real or imag")
+    if dtype.is_inexact or not array.size:
         return
     if array.dtype.kind == "f":
         raise DTypeError(f"floats do not become {dtype}; convert them with astype")
@@ -247,11 +248,11 @@ def _filled(
         return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
     kind = value.__class__  # of a `Number`, that of the number it stands for
-    if kind not in _DEFAULTS:
+    if kind not in DEFAULTS:
         raise DTypeError(f"fill_value must be a number or scalar tensor, not {_kind(value)}").at(
             name, ()
         )
-    target = wanted or _DEFAULTS[kind]
+    target = wanted or DEFAULTS[kind]
     try:
         filling, type_ = constant(value, target), TensorType(target, lengths)
     except OpError as error:
