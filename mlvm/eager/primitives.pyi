@@ -92,8 +92,8 @@ def add(
 def all(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -102,8 +102,8 @@ def all(
 def any(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -120,17 +120,17 @@ def arange(
     """start, start + step, start + 2 step, ... up to `stop`, which is left out."""
 
 def argmax(
-    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, keepdims: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """Where the largest element is along `axis`, i64: the first of equals, or the first nan."""
 
 def argmin(
-    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, keepdims: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """Where the smallest element is along `axis`, i64: the first of equals, or the first nan."""
 
 def argsort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """The positions in x, along `axis`, of the elements that `sort` gives: i64."""
 
@@ -233,7 +233,7 @@ def cos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The cosine of x radians."""
 
 def cumulative_sum(
-    x: Tensor, /, *, axis: int | None = None, dtype: object = None, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, dtype: object = None, out: Tensor | None = None
 ) -> Tensor:
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
 
@@ -247,7 +247,7 @@ def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None
     others become 0 (Srivastava et al., JMLR 15, 2014)."""
 
 def dynamic_update(
-    x: Tensor, update: Tensor, start: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, update: Tensor, start: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x, with its rows from `start` on along `axis` replaced by those of `update`."""
 
@@ -281,7 +281,7 @@ def eye(*, rows: int, columns: int, k: int = 0, dtype: object, out: Tensor | Non
     """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
 
 def flip(
-    x: Tensor, /, *, axis: int | tuple[int, ...] | None = None, out: Tensor | None = None
+    x: Tensor, /, axis: int | tuple[int, ...] | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """x with the order of its elements reversed along `axis` (None: along all)."""
 
@@ -317,7 +317,7 @@ def greater_equal(
     """x >= y, elementwise, with broadcasting."""
 
 def index_add(
-    x: Tensor, updates: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, updates: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x, with the updates added where `take` with these indices would read them."""
 
@@ -385,7 +385,7 @@ def log1p(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The logarithm of base 2."""
 
-def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+def log_softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def logaddexp(
@@ -415,8 +415,8 @@ def logical_xor(
 def logsumexp(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -441,8 +441,8 @@ def matmul(
 def max(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -467,8 +467,8 @@ def maximum(
 def mean(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -477,8 +477,8 @@ def mean(
 def min(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -562,8 +562,8 @@ def pow(
 def prod(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     dtype: object = None,
     out: Tensor | None = None,
@@ -610,12 +610,12 @@ def rsqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """1 / sqrt(x)."""
 
 def scatter_add(
-    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+    updates: Tensor, indices: Tensor, /, axis: int, *, length: int, out: Tensor | None = None
 ) -> Tensor:
     """Zeros of length `length` along `axis`, to which the updates are added at `indices`."""
 
 def scatter_add_along_axis(
-    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+    updates: Tensor, indices: Tensor, /, axis: int, *, length: int, out: Tensor | None = None
 ) -> Tensor:
     """Zeros, then out[i, indices[i, j, k], k] += updates[i, j, k], for `axis` 1 of 3."""
 
@@ -650,7 +650,7 @@ def slice_add(
 ) -> Tensor:
     """x, with the updates added where `slice` with this start and step would read them."""
 
-def softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+def softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def softmax_cross_entropy(
@@ -664,7 +664,7 @@ def softmax_cross_entropy_vjp(
     """(softmax(logits) - one_hot(labels)) * g[..., None]: the gradient for logits."""
 
 def sort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """The elements in order along `axis`."""
 
@@ -685,19 +685,19 @@ def subtract(
 def sum(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     dtype: object = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The sum along `axis`; 0 of nothing."""
 
-def take(x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None) -> Tensor:
+def take(x: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None) -> Tensor:
     """The slices of x at `indices` along `axis`; the indices' axes replace that axis."""
 
 def take_along_axis(
-    x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example."""
 
@@ -735,8 +735,8 @@ def unpatches(
 def var(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     correction: float = 0.0,
     out: Tensor | None = None,

@@ -19,6 +19,8 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
+from mlvm.eager import arrays as _gives_tensors_arrays  # noqa: F401
+from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import nn, optim, parallel, random, testing
 from mlvm.eager import trees as tree
@@ -55,6 +57,7 @@ from mlvm.eager.creation import (
     zeros_like,
 )
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
+from mlvm.eager.elsewhere import missing
 from mlvm.eager.functions import (
     astype,
     broadcast_arrays,
@@ -261,6 +264,9 @@ def _shown(module: ModuleType) -> ModuleType:
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
             setattr(shown, name, value)
+    vars(shown).update(
+        __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
+    )
     return shown
 
 

@@ -30,6 +30,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.context import Tape, current_arena, recording
+from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
@@ -360,11 +361,22 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
-def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
-    """An operand as a tensor: itself, or a Python scalar beside a tensor. An error names it as the
-    `first` of the two, or the second.
+def is_array(value: object) -> bool:
+    """Whether an operand that is neither a tensor nor a number may have an array's values."""
+    if isinstance(value, (Tensor, np.generic, bool, int, float)):
+        return False
+    return (
+        isinstance(value, (list, tuple))
+        or hasattr(value, "__array__")
+        or hasattr(value, "__dlpack__")
+    )
 
-    Raises `DTypeError` for anything else; arrays are to be copied in explicitly.
+
+def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
+    """An operand as a tensor: itself, a Python scalar beside a tensor, or the values of an array.
+    An error names it as the `first` of the two, or the second.
+
+    Raises `DTypeError` for anything else.
     """
     if isinstance(value, Tensor):
         return value
@@ -372,9 +384,14 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         value = value.item()
     if not isinstance(value, (bool, int, float)):
         kinds = (beside.type, value.__class__.__name__)
-        raise DTypeError(f"{kinds[1]} is no operand; make a tensor of it with asarray").at(
-            call.op.name, kinds[::-1] if first else kinds
-        )
+        try:
+            if is_array(value):
+                return Tensor._taken(value)
+            raise DTypeError(
+                f"{kinds[1]} is no operand; tensors, numbers, and arrays or lists of numbers are"
+            )
+        except OpError as error:
+            raise error.at(call.op.name, kinds[::-1] if first else kinds) from None
     try:
         return constant(value, beside.dtype)
     except (DTypeError, OperandValueError) as error:
@@ -417,7 +434,7 @@ def _comparison(name: str) -> Forward:
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
-        if not isinstance(other, (Tensor, bool, int, float)) and not hasattr(other, "__array__"):
+        if not isinstance(other, (Tensor, bool, int, float, np.generic)) and not is_array(other):
             return NotImplemented
         try:
             return apply(call, self, operand(other, self, call))
@@ -457,7 +474,7 @@ def _unary(name: str) -> Callable[[Tensor], Tensor]:
 _SQUARE: Final = one_op("square")
 
 
-class Tensor(Allocation):
+class Tensor(Methods, Allocation):
     """An immutable n-dimensional value on a VM, with the operators of the Array API standard.
 
     Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena. They
@@ -475,7 +492,10 @@ class Tensor(Allocation):
     tape: Tape | None
     node: int
 
-    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, whose error says asarray
+    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which takes its arrays
+
+    _taken: ClassVar[Callable[..., Tensor]]
+    """The tensor for an array's values; see `mlvm.eager.arrays`, which adds it."""
 
     def __init__(self) -> None:  # an arena makes tensors with object.__new__
         raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
