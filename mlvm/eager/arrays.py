@@ -7,10 +7,19 @@ the values of the first, it is refused as `asarray` is.
 
 from __future__ import annotations
 
-from mlvm.core.errors import DTypeError, OpError
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from mlvm.core.errors import DTypeError, MlvmError, OpError
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray
-from mlvm.eager.tensor import OneOp, Tensor
+from mlvm.eager.tensor import OneOp, Tensor, is_array
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def taken(array: object, call: OneOp | None = None) -> Tensor:
@@ -34,6 +43,45 @@ def _taken(array: object) -> Tensor:
             f"send them with asarray"
         )
     return asarray(array)
+
+
+def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function, with tensors in place of the arrays that it is given for a parameter whose
+    annotation begins with `Tensor` or `Operand`. Lists stay as they are: they may be of tensors."""
+    signature = inspect.signature(fn)
+    wanted = {
+        name
+        for name, parameter in signature.parameters.items()
+        if str(parameter.annotation).startswith(("Tensor", "Operand"))
+    }
+
+    if not wanted:
+        return fn
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        for x in (*args, *keywords.values()) if keywords else args:
+            if x.__class__ is not Tensor and hasattr(x, "__array__"):
+                break
+        else:
+            try:
+                return fn(*args, **keywords)
+            except MlvmError as error:
+                error.__traceback__ = None  # no frame of ours, as in `tensor`
+                raise
+        bound = signature.bind(*args, **keywords)
+        for name in wanted & bound.arguments.keys():
+            given = bound.arguments[name]
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            taken_in = [_taken_if_array(x) for x in (given if several else (given,))]
+            bound.arguments[name] = tuple(taken_in) if several else taken_in[0]
+        return fn(*bound.args, **bound.kwargs)
+
+    return function
+
+
+def _taken_if_array(x: object) -> object:
+    return taken(x) if is_array(x) and not isinstance(x, (list, tuple)) else x
 
 
 Tensor._taken = staticmethod(taken)

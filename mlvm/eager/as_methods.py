@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, OpError
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager import functions
 from mlvm.eager import primitives as op
+from mlvm.eager.creation import integer
 from mlvm.eager.methods import Methods
 from mlvm.eager.tensor import Tensor
 
@@ -27,7 +28,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector."""
     if not x.ndim:
         return functions.reshape(x, -1)
-    [first], [last] = (normalize_axes(axis, x.ndim) for axis in (start_dim, end_dim))
+    first, last = _axes("flatten", x, start_dim, end_dim)
     if last < first:
         raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}").at(
             "flatten", (x.type,)
@@ -63,7 +64,7 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
 def swapaxes(x: Tensor, axis1: int, axis2: int, /) -> Tensor:
     """x with these two axes in each other's place."""
     order = list(range(x.ndim))
-    [i], [j] = (normalize_axes(axis, x.ndim) for axis in (axis1, axis2))
+    i, j = _axes("swapaxes", x, axis1, axis2)
     order[i], order[j] = j, i
     return functions.permute_dims(x, order)
 
@@ -115,6 +116,14 @@ def std(
     if out is None:
         return functions.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
     return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims), out=out)
+
+
+def _axes(method: str, x: Tensor, *axes: int) -> list[int]:
+    """The axes, counted from the front."""
+    try:
+        return [normalize_axes(integer(axis, "axis", method), x.ndim)[0] for axis in axes]
+    except OpError as error:
+        raise error.at(method, (x.type,)) from None
 
 
 def _cast(x: Tensor, dtype: object) -> Tensor:

@@ -71,7 +71,8 @@ def _derive(op: Op) -> Callable[..., Tensor]:
         try:
             if last is not None and len(operands) == last + 1:
                 if "axis" in attributes:
-                    raise AttributeRefused("axis is given twice").at(op.name, ())
+                    given = [x.type if isinstance(x, Tensor) else brief(x) for x in operands[:last]]
+                    raise AttributeRefused("axis is given twice").at(op.name, given)
                 attributes["axis"] = operands[last]
                 operands = operands[:last]
             if takes_dtype and attributes.get("dtype") is not None:

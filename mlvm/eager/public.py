@@ -21,11 +21,11 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
-from mlvm.eager import arrays as _gives_tensors_arrays  # noqa: F401
 from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
-from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager import creation, functions, nn, optim, parallel, random, testing
 from mlvm.eager import trees as tree
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.attention import (
     rotary_encoding,
     scaled_dot_product_attention,
@@ -274,6 +274,9 @@ def _shown(module: ModuleType) -> ModuleType:
     return shown
 
 
-if not TYPE_CHECKING:  # type checkers read the modules themselves
+if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
+    for _name in __all__:
+        if getattr(globals()[_name], "__module__", None) in (creation.__name__, functions.__name__):
+            globals()[_name] = takes_arrays(globals()[_name])
     for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
         globals()[_name] = _shown(globals()[_name])
