@@ -7,10 +7,13 @@ Tensors are values on a VM; `with arena:` says where results are allocated; `gra
 
 from typing import TYPE_CHECKING
 
-from mlvm.eager import primitives, public
+from mlvm.eager import primitives, public, standard
 from mlvm.eager.elsewhere import hint_at, missing
 from mlvm.eager.primitives import *  # noqa: F403
 from mlvm.eager.public import *  # noqa: F403
+
+__array_api_version__ = standard.VERSION
+__array_namespace_info__ = standard.Info
 
 hint_at(public.Tensor, primitives, public)
 

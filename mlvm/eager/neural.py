@@ -13,7 +13,7 @@ from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
-from mlvm.eager.creation import integers, type_of, zeros
+from mlvm.eager.creation import integers, reused, type_of, zeros
 from mlvm.eager.functions import (
     expand_dims,
     pad,
@@ -61,10 +61,11 @@ def softplus(x: Tensor, /) -> Tensor:
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
     """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
 
-    Without a `key` the next global one decides. A rate of 0 returns x.
+    Without a `key` the next global one decides. A rate of 0 changes and copies
+    nothing.
     """
     if rate == 0:
-        return x
+        return reused(x)
     return op.dropout(x, next_key() if key is None else key, rate=rate)
 
 

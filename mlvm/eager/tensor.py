@@ -6,6 +6,7 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -544,9 +545,15 @@ class Tensor(Methods, Allocation):
         return self.dtype.itemsize
 
     @property
-    def device(self) -> str:
-        """The name of the VM."""
-        return self.arena.vm.name
+    def device(self) -> VMProtocol:
+        """The VM that it lives on."""
+        vm: VMProtocol = self.arena.vm.stands_for
+        return vm
+
+    to_device: ClassVar[Callable[..., Tensor]]
+    """`x.to_device(vm)`; see `mlvm.eager.standard`, which adds it."""
+
+    __array_namespace__: ClassVar[Callable[..., ModuleType]]
 
     # --- values ---
 
