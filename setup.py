@@ -2,7 +2,8 @@
 
 All else about the package stands in pyproject.toml. `python setup.py build_ext --inplace` compiles
 what has changed. Where that fails, the numpy kernels run, unless MLVM_NATIVE=1 demands native
-ones. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
+ones. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer, and MLVM_OPTIMIZE=0 in a
+tenth of the time, for tests of what is built.
 """
 
 import os
@@ -18,7 +19,8 @@ SOURCE = Path("mlvm/machines/native/src")
 # What gcc makes of clamps before it vectorizes: selects of everything that follows.
 GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 # `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
-FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+OPTIMIZE = os.environ.get("MLVM_OPTIMIZE", "3")
+FLAGS = ["-std=c11", f"-O{OPTIMIZE}", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
 X86_TARGETS = {
     "avx2": "-mavx2 -mfma",
@@ -63,7 +65,7 @@ class BuildNative(build_ext):
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-g", "-O1", "-fno-omit-frame-pointer"]
-        kinds = "-".join(["objects", *(sanitize or "").split(",")]).rstrip("-")
+        kinds = "-".join(["objects", f"O{OPTIMIZE}", *(sanitize or "").split(",")]).rstrip("-")
         build = Path(self.build_temp) / kinds
         # The name carries no folder: a build for coverage or a sanitizer has its own.
         jobs = [

@@ -12,16 +12,17 @@ from functools import reduce
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
-from mlvm.core.types import DType, Shape, TensorType, bool_, promote
+from mlvm.core.types import DType, Shape, TensorType, promote
 
 Axis = int | tuple[int, ...] | None
 
 _KINDS: dict[str, tuple[str, ...]] = {
-    "any": ("bool", "unsigned", "signed", "float"),
-    "numeric": ("unsigned", "signed", "float"),
-    "signed": ("signed", "float"),
+    "any": ("bool", "unsigned", "signed", "float", "complex"),
+    "numeric": ("unsigned", "signed", "float", "complex"),
+    "real": ("unsigned", "signed", "float"),
     "integer": ("unsigned", "signed"),
     "integer or bool": ("bool", "unsigned", "signed"),
+    "inexact": ("float", "complex"),
     "float": ("float",),
     "bool": ("bool",),
 }
@@ -29,7 +30,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 def require(allowed: str, *operands: TensorType) -> None:
     """Raise `DTypeError` unless every operand's dtype is of the allowed class:
-    any, numeric, signed, integer, integer or bool, float, bool."""
+    any, numeric, real, integer, integer or bool, inexact, float, bool."""
     for operand in operands:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
@@ -60,12 +61,13 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callable[..., TensorType]:
-    """The rule of ops that work element by element: operands of an allowed class promote to
-    one dtype and broadcast to one shape. The result has that dtype unless `result` names one."""
+    """The rule of ops that work element by element: the operands promote to one dtype, of an
+    allowed class, and broadcast to one shape. The result has that dtype unless `result` names one.
+    """
 
     def infer(*operands: TensorType) -> TensorType:
-        require(allowed, *operands)
         dtype = common_dtype(operands)
+        require(allowed, TensorType(dtype))
         shape = broadcast_shapes(*[x.shape for x in operands])
         return TensorType(result or dtype, shape)
 
@@ -73,8 +75,6 @@ def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callab
 
 
 broadcast = elementwise("numeric")
-broadcast_float = elementwise("float")
-compare = elementwise("numeric", bool_)
 
 
 def normalize_axis(axis: int, ndim: int) -> int:
@@ -103,11 +103,15 @@ def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
     return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
-def require_representable(value: float, dtype: DType) -> None:
+def require_representable(value: complex, dtype: DType) -> None:
     """Raise `AttributeRefused` unless a bool or integer dtype holds `value` exactly.
 
-    A float dtype takes any number, rounded."""
-    if dtype.is_float:
+    A float dtype takes any real number, rounded; a complex one any number."""
+    if isinstance(value, complex):
+        if dtype.kind != "complex":
+            raise AttributeRefused(f"{value} is not a value of {dtype}")
+        return
+    if dtype.is_inexact:
         return
     low, high = 0, 1
     if dtype.is_integer:

@@ -11,6 +11,7 @@ import operator
 import re
 import threading
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 from weakref import WeakValueDictionary
 
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 from mlvm.core.errors import DTypeError, ShapeError
 
 Array: TypeAlias = NDArray[Any]
-Kind = Literal["bool", "unsigned", "signed", "float"]
+Kind = Literal["bool", "unsigned", "signed", "float", "complex"]
 
 
 @final
 class DType:
-    """One of the eleven element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
+    """One of the thirteen element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
 
     It equals everything that `of` makes it of. As with numpy's dtypes, the hashes may differ.
     """
@@ -82,6 +83,16 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in ("signed", "unsigned")
 
+    @property
+    def is_inexact(self) -> bool:
+        """Whether it is float or complex: what has gradients."""
+        return self.kind in ("float", "complex")
+
+    @property
+    def real(self) -> DType:
+        """The dtype of the real part: c64's is f32; any other dtype is its own."""
+        return _PARTS.get(self, self)
+
     def __repr__(self) -> str:
         return self.name
 
@@ -100,42 +111,19 @@ u32 = DType("u32", "unsigned", np.uint32)
 u64 = DType("u64", "unsigned", np.uint64)
 f32 = DType("f32", "float", np.float32)
 f64 = DType("f64", "float", np.float64)
+c64 = DType("c64", "complex", np.complex64)
+c128 = DType("c128", "complex", np.complex128)
 
 _OF_NUMPY = {dtype.numpy: dtype for dtype in DType.all.values()}
 
-# Promotion as the Python Array API standard (2024.12) has it, one row per dtype.
-# A pair that is not listed does not promote: integers and floats never mix silently.
-_ROWS = """
-bool: bool
-u8:  u8  u16=u16 u32=u32 u64=u64 i8=i16 i16=i16 i32=i32 i64=i64
-u16: u16 u32=u32 u64=u64 i8=i32 i16=i32 i32=i32 i64=i64
-u32: u32 u64=u64 i8=i64 i16=i64 i32=i64 i64=i64
-u64: u64
-i8:  i8  i16=i16 i32=i32 i64=i64
-i16: i16 i32=i32 i64=i64
-i32: i32 i64=i64
-i64: i64
-f32: f32 f64=f64
-f64: f64
-"""
-
-
-def _promotion_table() -> dict[tuple[DType, DType], DType]:
-    table = {}
-    for row in _ROWS.strip().splitlines():
-        left, rest = row.split(":")
-        for entry in rest.split():
-            right, _, result = entry.partition("=")
-            x, y, z = DType.named(left), DType.named(right), DType.named(result or right)
-            table[x, y] = table[y, x] = z
-    return table
-
-
-PROMOTION = _promotion_table()
+_PARTS = {c64: f32, c128: f64}
+_LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 
 
 def promote(x: DType, y: DType) -> DType:
-    """The dtype of `x` and `y` combined. Raises `DTypeError` where the standard has none."""
+    """The dtype of `x` and `y` combined: as the Python Array API standard (2025.12) has it, and
+    where that is silent, the higher kind of bool, integer, float, complex wins, as in PyTorch and
+    JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed integer."""
     try:
         return PROMOTION[x, y]
     except KeyError:
@@ -143,6 +131,17 @@ def promote(x: DType, y: DType) -> DType:
             f"{x} and {y} do not promote; convert one to {y} or {x} with astype"
         ) from None
 
+
+def _promotion(x: DType, y: DType) -> DType | None:
+    low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
+    if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
+        return high
+    both = _OF_NUMPY[np.promote_types(x.numpy, y.numpy)]
+    return None if both.is_float and x.is_integer else both
+
+
+PROMOTION = {(x, y): z for x, y in product(DType.all.values(), repeat=2) if (z := _promotion(x, y))}
+"""Every pair that promotes."""
 
 Shape: TypeAlias = tuple[int, ...]
 MAX_NDIM: Final = 64  # as numpy has it

@@ -23,9 +23,8 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.tensor import Scalar, Tensor, constant, from_array
+from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, constant, from_array
 
-_DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32}
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
@@ -68,9 +67,9 @@ def integers(value: int | Sequence[int], name: str, function: str | None = None)
 def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
     """A tensor of the values of `obj`, copied into the current arena. A Tensor is returned itself.
 
-    From Python numbers and nested lists of them: bools become bool, ints i64, floats f32. numpy
-    arrays, and whatever has `__array__` or `__dlpack__`, keep their dtype. With a `dtype`, arrays
-    and tensors are cast as by `astype`, and Python numbers must be values of it.
+    From Python numbers and nested lists of them: bools become bool, ints i64, floats f32, complex
+    numbers c64. numpy arrays, and whatever has `__array__` or `__dlpack__`, keep their dtype. With
+    a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
     is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep.
@@ -84,7 +83,7 @@ def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
         target = wanted or own
     else:
         array = _of_numbers(obj)
-        target = wanted or _DEFAULTS[type(array.dtype.type(0).item())]
+        target = wanted or DEFAULTS[type(array.dtype.type(0).item())]
         _require_values(array, target)
     with np.errstate(all="ignore"):  # a value out of range becomes what astype makes of it
         return from_array(array.astype(target.numpy, copy=False))
@@ -105,9 +104,9 @@ def _of_numbers(obj: object) -> Array:
         array = np.array(obj)
     except ValueError as error:
         raise ShapeError(f"these lists are no tensor: {error}") from None
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biufc":
         raise DTypeError(
-            f"asarray takes arrays, and bools, ints and floats in nested lists, whose values "
+            f"asarray takes arrays, and Python's numbers in nested lists, whose values "
             f"have a dtype in common; from this {_kind(obj)} numpy makes {array.dtype}"
         )
     if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in _leaves(obj)):
@@ -127,7 +126,9 @@ def _leaves(obj: object, depth: int = 0) -> Iterator[object]:
 
 def _require_values(array: Array, dtype: DType) -> None:
     """Raise unless Python's numbers in `array` are values of the dtype, which rounds floats."""
-    if dtype.is_float or not array.size:
+    if array.dtype.kind == "c" and dtype.kind != "complex":
+        raise DTypeError(f"complex numbers do not become {dtype}; take real or imag")
+    if dtype.is_inexact or not array.size:
         return
     if array.dtype.kind == "f":
         raise DTypeError(f"floats do not become {dtype}; convert them with astype")
@@ -166,11 +167,11 @@ def _filled(
         return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
     kind = value.__class__  # of a `Number`, that of the number it stands for
-    if kind not in _DEFAULTS:
+    if kind not in DEFAULTS:
         raise DTypeError(f"fill_value must be a number or scalar tensor, not {_kind(value)}").at(
             name, ()
         )
-    target = wanted or _DEFAULTS[kind]
+    target = wanted or DEFAULTS[kind]
     try:
         filling, type_ = constant(value, target), TensorType(target, lengths)
     except OpError as error:

@@ -19,13 +19,13 @@ _KINDS: Final = {
     "unsigned integer": ("unsigned",),
     "integral": ("signed", "unsigned"),
     "real floating": ("float",),
-    "complex floating": (),
-    "numeric": ("signed", "unsigned", "float"),
+    "complex floating": ("complex",),
+    "numeric": ("signed", "unsigned", "float", "complex"),
 }
 
 
 class FloatInfo(NamedTuple):
-    """Limits of a float dtype, as Python floats."""
+    """Limits of a float dtype, as Python floats; of a complex one, those of its parts."""
 
     bits: int
     eps: float
@@ -83,13 +83,14 @@ def can_cast(source: object, to: object, /) -> bool:
 
 
 def finfo(type: object, /) -> FloatInfo:
-    """The limits of a float dtype, or of a tensor's. Raises `DTypeError` for another dtype."""
+    """The limits of a float dtype, or of a tensor's; of a complex one, those of its parts, whose
+    dtype stands in `dtype`. Raises `DTypeError` for another dtype."""
     dtype = _dtype_of(type)
-    if not dtype.is_float:
-        raise DTypeError(f"finfo is for float dtypes, not {dtype}")
-    info = np.finfo(dtype.numpy)  # type: ignore[type-var]
+    if not dtype.is_inexact:
+        raise DTypeError(f"finfo is for float and complex dtypes, not {dtype}")
+    info = np.finfo(dtype.real.numpy)  # type: ignore[type-var]
     eps, high, low = float(info.eps), float(info.max), float(info.min)
-    return FloatInfo(info.bits, eps, high, low, float(info.smallest_normal), dtype)
+    return FloatInfo(info.bits, eps, high, low, float(info.smallest_normal), dtype.real)
 
 
 def iinfo(type: object, /) -> IntInfo:

@@ -85,7 +85,11 @@ def abs(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """|x|."""
 
 def add(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x + y, elementwise, with broadcasting."""
 
@@ -165,7 +169,11 @@ def bernoulli(
     """True with probability p, which broadcasts to `shape`."""
 
 def bitwise_and(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x & y, of integers or booleans."""
 
@@ -173,22 +181,38 @@ def bitwise_invert(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """~x, of integers or booleans."""
 
 def bitwise_left_shift(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x << y, of integers."""
 
 def bitwise_or(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x | y, of integers or booleans."""
 
 def bitwise_right_shift(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x >> y, of integers, keeping the sign."""
 
 def bitwise_xor(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x ^ y, of integers or booleans."""
 
@@ -202,9 +226,9 @@ def ceil(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The smallest integer value >= x."""
 
 def clip(
-    x: Tensor | bool | int | float,
-    lower: Tensor | bool | int | float,
-    upper: Tensor | bool | int | float,
+    x: Tensor | bool | int | float | complex,
+    lower: Tensor | bool | int | float | complex,
+    upper: Tensor | bool | int | float | complex,
     /,
     *,
     out: Tensor | None = None,
@@ -238,7 +262,11 @@ def cumulative_sum(
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
 
 def divide(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x / y, elementwise, with broadcasting."""
 
@@ -263,7 +291,11 @@ def embed(
     """Zeros of `shape`, with x where `slice` with this start and step would read it."""
 
 def equal(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x == y, elementwise, with broadcasting."""
 
@@ -289,7 +321,11 @@ def floor(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The largest integer value <= x."""
 
 def floor_divide(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The floor of x / y, elementwise."""
 
@@ -307,12 +343,20 @@ def gelu_vjp(g: Tensor, x: Tensor, /, *, approximate: bool, out: Tensor | None =
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
 
 def greater(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x > y, elementwise, with broadcasting."""
 
 def greater_equal(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x >= y, elementwise, with broadcasting."""
 
@@ -352,12 +396,20 @@ def layer_norm_vjp(
     g * scale and n is x normalised."""
 
 def less(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x < y, elementwise, with broadcasting."""
 
 def less_equal(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x <= y, elementwise, with broadcasting."""
 
@@ -389,13 +441,21 @@ def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> T
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def logaddexp(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
     overflows only where the result does."""
 
 def logical_and(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x and y, of booleans."""
 
@@ -403,12 +463,20 @@ def logical_not(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """not x, of booleans."""
 
 def logical_or(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x or y, of booleans."""
 
 def logical_xor(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Either x or y, of booleans."""
 
@@ -460,7 +528,11 @@ def max_pool2d(
     """The largest element of each window, channel by channel."""
 
 def maximum(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The larger of x and y, elementwise; nan if either is nan."""
 
@@ -485,19 +557,27 @@ def min(
     """The smallest element along `axis`; nan if any is nan."""
 
 def minimum(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The smaller of x and y, elementwise; nan if either is nan."""
 
 def multiply(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x * y, elementwise, with broadcasting."""
 
 def multiply_add(
-    x: Tensor | bool | int | float,
-    y: Tensor | bool | int | float,
-    z: Tensor | bool | int | float,
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    z: Tensor | bool | int | float | complex,
     /,
     *,
     out: Tensor | None = None,
@@ -517,7 +597,11 @@ def normal(
     """Standard normal values, of mean 0 and variance 1."""
 
 def not_equal(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x != y, elementwise, with broadcasting."""
 
@@ -555,7 +639,11 @@ def permute_dims(x: Tensor, /, *, axes: tuple[int, ...], out: Tensor | None = No
     """x with its axes in another order: axis i of the result is axis axes[i] of x."""
 
 def pow(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x to the power y, elementwise."""
 
@@ -586,7 +674,11 @@ def relu(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
 
 def remainder(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x - floor(x / y) * y, elementwise, with the sign of y."""
 
@@ -678,7 +770,11 @@ def square(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """x * x."""
 
 def subtract(
-    x: Tensor | bool | int | float, y: Tensor | bool | int | float, /, *, out: Tensor | None = None
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x - y, elementwise, with broadcasting."""
 
@@ -744,9 +840,9 @@ def var(
     """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes."""
 
 def where(
-    condition: Tensor | bool | int | float,
-    x: Tensor | bool | int | float,
-    y: Tensor | bool | int | float,
+    condition: Tensor | bool | int | float | complex,
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
     /,
     *,
     out: Tensor | None = None,

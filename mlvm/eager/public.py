@@ -9,6 +9,8 @@ from mlvm.core import errors
 from mlvm.core.program.assembly import disassemble
 from mlvm.core.types import TensorType
 from mlvm.core.types import bool_ as bool
+from mlvm.core.types import c64 as complex64
+from mlvm.core.types import c128 as complex128
 from mlvm.core.types import f32 as float32
 from mlvm.core.types import f64 as float64
 from mlvm.core.types import i8 as int8
@@ -153,6 +155,8 @@ __all__ = [
     "capture",
     "checkpoint",
     "clip",
+    "complex64",
+    "complex128",
     "concat",
     "cond",
     "connect",

@@ -34,7 +34,6 @@ from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integer, integers
 from mlvm.eager.tensor import (
-    Scalar,
     Tensor,
     alias,
     apply,
@@ -227,7 +226,7 @@ def uniform(
 
 
 def bernoulli(
-    shape: int | Sequence[int] = (), p: Scalar | Tensor = 0.5, *, key: Tensor | None = None
+    shape: int | Sequence[int] = (), p: float | Tensor = 0.5, *, key: Tensor | None = None
 ) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 

@@ -28,12 +28,12 @@ from mlvm.core.errors import (
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, DType, Shape, TensorType
+from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
 from mlvm.eager.context import Tape, capturing, current_arena, recording
 from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
-Scalar: TypeAlias = bool | int | float
+Scalar: TypeAlias = bool | int | float | complex
 Operand: TypeAlias = "Tensor | Scalar"
 
 
@@ -87,7 +87,7 @@ def _key(value: Any) -> Any:
     kind = value.__class__
     if isinstance(value, tuple):
         return kind, tuple([_key(each) for each in value])
-    return kind, repr(value) if isinstance(value, (float, np.floating)) else value
+    return kind, repr(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
 def one_op(name: str, **attributes: Any) -> OneOp:
@@ -350,10 +350,14 @@ live_tapes: set[Tape] = set()
 
 _CONSTANTS_LIMIT: Final = 4096
 
+DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32, complex: c64}
+"""The dtypes that Python's numbers have alone."""
+
 _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
-    bool: ("bool",),
-    int: ("unsigned", "signed", "float"),
-    float: ("float",),
+    bool: ("bool", "unsigned", "signed", "float", "complex"),
+    int: ("unsigned", "signed", "float", "complex"),
+    float: ("float", "complex"),
+    complex: ("complex",),
 }
 
 
@@ -373,13 +377,13 @@ def prepare_constants(vm: VMProtocol) -> Constants:
 def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     """A Python scalar as a 0-d tensor of that dtype on the current VM.
 
-    As in the Array API a scalar takes the tensor's dtype, if that is of its kind. Raises
-    `DTypeError` for a float beside integers, `OperandValueError` for an integer out of range.
+    Raises `DTypeError` for a dtype of a lower kind, such as an integer one for a float,
+    `OperandValueError` for an integer out of range.
     """
     pool = prepare_constants((scope.get() or current_arena()).vm)
     if type(value) is Number:
         return _constant_of_call(value, dtype, pool)
-    key = dtype, value.__class__, repr(value) if isinstance(value, float) else value
+    key = dtype, value.__class__, repr(value) if isinstance(value, (float, complex)) else value
     known = pool.tensors.get(key)
     if known is not None:
         return known
@@ -417,23 +421,31 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
+def dtype_beside(kind: type, dtype: DType) -> DType:
+    """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
+    unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    return dtype if kind is int and dtype.is_integer else promote(DEFAULTS[kind], dtype)
+
+
 def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
     """An operand as a tensor: itself, or a Python scalar beside a tensor. An error names it as the
     `first` of the two, or the second.
 
-    Raises `DTypeError` for anything else; arrays are to be copied in explicitly.
+    The scalar takes the tensor's dtype, as in the Array API. One of a higher kind (`dtype_beside`)
+    has the dtype in which the two compute. Raises `DTypeError` for anything else; arrays are to be
+    copied in explicitly.
     """
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.generic):
         value = value.item()
-    if not isinstance(value, (bool, int, float)):
+    if not isinstance(value, (bool, int, float, complex)):
         kinds = (beside.type, value.__class__.__name__)
         raise DTypeError(f"{kinds[1]} is no operand; make a tensor of it with asarray").at(
             call.op.name, kinds[::-1] if first else kinds
         )
     try:
-        return constant(value, beside.dtype)
+        return constant(value, dtype_beside(value.__class__, beside.dtype))
     except (DTypeError, OperandValueError) as error:
         both = (beside.type, brief(value))
         raise error.at(call.op.name, both[::-1] if first else both) from None
@@ -474,7 +486,8 @@ def _comparison(name: str) -> Forward:
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
-        if not isinstance(other, (Tensor, bool, int, float)) and not hasattr(other, "__array__"):
+        known = isinstance(other, (Tensor, bool, int, float, complex))
+        if not known and not hasattr(other, "__array__"):
             return NotImplemented
         try:
             return apply(call, self, operand(other, self, call))
@@ -618,6 +631,9 @@ class Tensor(Allocation):
 
     def __float__(self) -> float:
         return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
 
     def __round__(self, ndigits: int | None = None) -> Any:
         return round(self.item(), ndigits)

@@ -33,6 +33,8 @@ from mlvm.core.types import (
     TensorType,
     aligned_array,
     bool_,
+    c64,
+    c128,
     f32,
     f64,
     i8,
@@ -45,8 +47,8 @@ from mlvm.core.types import (
     u64,
 )
 
-ABI_VERSION: Final = 1
-DTYPES: Final = (bool_, u8, i8, i16, i32, i64, u16, u32, u64, f32, f64)
+ABI_VERSION: Final = 2
+DTYPES: Final = (bool_, u8, i8, i16, i32, i64, u16, u32, u64, f32, f64, c64, c128)
 """The dtypes by their codes in `mlvm.h`."""
 
 _CODES: Final = {dtype.numpy: code for code, dtype in enumerate(DTYPES)}

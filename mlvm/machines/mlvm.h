@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of a struct, a code or a meaning below. */
-#define MLVM_ABI_VERSION 1
+#define MLVM_ABI_VERSION 2
 
 /* What `dtype` holds. A bool is one byte, 0 or 1. */
 enum mlvm_dtype {
@@ -51,7 +51,9 @@ enum mlvm_dtype {
     MLVM_U32 = 7,
     MLVM_U64 = 8,
     MLVM_F32 = 9,
-    MLVM_F64 = 10
+    MLVM_F64 = 10,
+    MLVM_C64 = 11, /* two floats: the real part, then the imaginary part */
+    MLVM_C128 = 12 /* two doubles */
 };
 
 /* Packed elements in row-major order. `size` counts elements, `nbytes` bytes. */

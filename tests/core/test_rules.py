@@ -11,7 +11,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.rules import (
     broadcast,
     broadcast_shapes,
-    compare,
+    elementwise,
     normalize_axes,
     reduced_shape,
     require,
@@ -55,12 +55,12 @@ def test_axes() -> None:
 def test_elementwise_rules_promote_and_broadcast() -> None:
     x, y = TensorType("i16", (2, 1)), TensorType("u16", (3,))
     assert broadcast(x, y) is TensorType("i32", (2, 3))
-    assert compare(x, y) is TensorType("bool", (2, 3))
+    assert elementwise("real", bool_)(x, y) is TensorType("bool", (2, 3))
     with pytest.raises(DTypeError, match="do not promote"):
-        broadcast(x, TensorType(f32))
+        broadcast(x, TensorType("u64"))
 
 
-@pytest.mark.parametrize("allowed", ["numeric", "signed", "integer", "float", "bool"])
+@pytest.mark.parametrize("allowed", ["numeric", "real", "integer", "inexact", "float", "bool"])
 def test_require_names_what_is_allowed(allowed: str) -> None:
     taken = []
     for dtype in DType.all.values():

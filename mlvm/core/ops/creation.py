@@ -33,7 +33,7 @@ def _zeros(shape: tuple[int, ...], dtype: str) -> TensorType:
 
 def _arange(start: int | float, stop: int | float, step: int | float, dtype: str) -> TensorType:
     kind = TensorType(DType.named(dtype))
-    require("numeric", kind)
+    require("real", kind)
     _finite(start=start, stop=stop, step=step)
     if step == 0:
         raise AttributeRefused("step must not be 0")

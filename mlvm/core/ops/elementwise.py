@@ -13,23 +13,17 @@ from mlvm.core.errors import OperandValueError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import BLOCK_SIZE, blocks
 from mlvm.core.ops.erf import write_erf
-from mlvm.core.rules import (
-    broadcast,
-    broadcast_float,
-    broadcast_shapes,
-    compare,
-    elementwise,
-    require,
-)
+from mlvm.core.rules import broadcast, broadcast_shapes, elementwise, require
 from mlvm.core.types import Array, TensorType, bool_, promote
 
-_any_compare = elementwise("any", bool_)
-_logical = elementwise("bool")
-_bitwise = elementwise("integer or bool")
-_integer = elementwise("integer")
-_same = elementwise("numeric")
-_signed = elementwise("signed")
+_real = elementwise("real")
+_inexact = elementwise("inexact")
 _float = elementwise("float")
+_integer = elementwise("integer")
+_bitwise = elementwise("integer or bool")
+_logical = elementwise("bool")
+_any_compare = elementwise("any", bool_)
+_compare = elementwise("real", bool_)
 _is = elementwise("numeric", bool_)
 
 
@@ -54,7 +48,7 @@ def multiply(out: Array, x: Array, y: Array) -> None:
     np.multiply(x, y, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
     """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the
     product and after the sum."""
@@ -73,19 +67,19 @@ def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
         np.add(part, z, flat_out[block])
 
 
-@op(infer=broadcast_float)
+@op(infer=_inexact)
 def divide(out: Array, x: Array, y: Array) -> None:
     """x / y, elementwise, with broadcasting. For floats; integers have `floor_divide`."""
     np.divide(x, y, out)
 
 
-@op(infer=broadcast)
+@op(infer=_real)
 def floor_divide(out: Array, x: Array, y: Array) -> None:
     """The floor of x / y, elementwise. An integer divided by zero gives 0."""
     np.floor_divide(x, y, out)
 
 
-@op(infer=broadcast)
+@op(infer=_real)
 def remainder(out: Array, x: Array, y: Array) -> None:
     """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0."""
     np.remainder(x, y, out)
@@ -99,67 +93,72 @@ def pow(out: Array, x: Array, y: Array) -> None:
     np.power(x, y, out)
 
 
-@op(infer=broadcast)
+@op(infer=_real)
 def maximum(out: Array, x: Array, y: Array) -> None:
     """The larger of x and y, elementwise; nan if either is nan."""
     np.maximum(x, y, out=out)
 
 
-@op(infer=broadcast)
+@op(infer=_real)
 def minimum(out: Array, x: Array, y: Array) -> None:
     """The smaller of x and y, elementwise; nan if either is nan."""
     np.minimum(x, y, out=out)
 
 
-@op(infer=broadcast)
+@op(infer=_real)
 def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
     """x limited to lower <= x <= upper, elementwise; upper where lower > upper."""
     np.minimum(np.maximum(x, lower), upper, out=out)
 
 
-@op(infer=_signed)
+def _abs(x: TensorType) -> TensorType:
+    require("numeric", x)
+    return x.with_dtype(x.dtype.real)
+
+
+@op(infer=broadcast)
 def negative(out: Array, x: Array) -> None:
     """-x."""
     np.negative(x, out)
 
 
-@op(infer=_same)
+@op(infer=_abs)
 def abs(out: Array, x: Array) -> None:
     """|x|."""
     np.absolute(x, out)
 
 
-@op(infer=_same)
+@op(infer=broadcast)
 def sign(out: Array, x: Array) -> None:
     """-1, 0 or 1 as x is negative, zero or positive; nan for nan."""
     np.sign(x, out)
 
 
-@op(infer=_same)
+@op(infer=broadcast)
 def square(out: Array, x: Array) -> None:
     """x * x."""
     np.square(x, out)
 
 
-@op(infer=_same)
+@op(infer=_real)
 def floor(out: Array, x: Array) -> None:
     """The largest integer value <= x."""
     np.floor(x, out)
 
 
-@op(infer=_same)
+@op(infer=_real)
 def ceil(out: Array, x: Array) -> None:
     """The smallest integer value >= x."""
     np.ceil(x, out)
 
 
-@op(infer=_same)
+@op(infer=broadcast)
 def round(out: Array, x: Array) -> None:
     """The nearest integer value; halves go to the even one."""
     np.round(x, 0, out)
 
 
-@op(infer=_same)
+@op(infer=_real)
 def trunc(out: Array, x: Array) -> None:
     """x without its fraction."""
     np.trunc(x, out)
@@ -168,37 +167,37 @@ def trunc(out: Array, x: Array) -> None:
 # --- elementary functions ------------------------------------------------------------
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def exp(out: Array, x: Array) -> None:
     """e to the power x."""
     np.exp(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def expm1(out: Array, x: Array) -> None:
     """e^x - 1, accurate near 0."""
     np.expm1(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def log(out: Array, x: Array) -> None:
     """The natural logarithm; -inf at 0, nan below."""
     np.log(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def log1p(out: Array, x: Array) -> None:
     """log(1 + x), accurate near 0."""
     np.log1p(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def log2(out: Array, x: Array) -> None:
     """The logarithm of base 2."""
     np.log2(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def log10(out: Array, x: Array) -> None:
     """The logarithm of base 10."""
     np.log10(x, out)
@@ -211,38 +210,38 @@ def logaddexp(out: Array, x: Array, y: Array) -> None:
     np.logaddexp(x, y, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def sqrt(out: Array, x: Array) -> None:
     """The square root; nan for x < 0."""
     np.sqrt(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def rsqrt(out: Array, x: Array) -> None:
     """1 / sqrt(x)."""
     np.sqrt(x, out)
     np.reciprocal(out, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def sin(out: Array, x: Array) -> None:
     """The sine of x radians."""
     np.sin(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def cos(out: Array, x: Array) -> None:
     """The cosine of x radians."""
     np.cos(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def tan(out: Array, x: Array) -> None:
     """The tangent of x radians."""
     np.tan(x, out)
 
 
-@op(infer=_float)
+@op(infer=_inexact)
 def tanh(out: Array, x: Array) -> None:
     """The hyperbolic tangent."""
     np.tanh(x, out)
@@ -279,25 +278,25 @@ def not_equal(out: Array, x: Array, y: Array) -> None:
     np.not_equal(x, y, out)
 
 
-@op(infer=compare)
+@op(infer=_compare)
 def less(out: Array, x: Array, y: Array) -> None:
     """x < y, elementwise, with broadcasting."""
     np.less(x, y, out)
 
 
-@op(infer=compare)
+@op(infer=_compare)
 def less_equal(out: Array, x: Array, y: Array) -> None:
     """x <= y, elementwise, with broadcasting."""
     np.less_equal(x, y, out)
 
 
-@op(infer=compare)
+@op(infer=_compare)
 def greater(out: Array, x: Array, y: Array) -> None:
     """x > y, elementwise, with broadcasting."""
     np.greater(x, y, out)
 
 
-@op(infer=compare)
+@op(infer=_compare)
 def greater_equal(out: Array, x: Array, y: Array) -> None:
     """x >= y, elementwise, with broadcasting."""
     np.greater_equal(x, y, out)

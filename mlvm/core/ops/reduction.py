@@ -39,13 +39,18 @@ def _count_or_accumulate(
     return _accumulate(x.with_dtype(i64) if x.dtype is bool_ else x, axis, keepdims, dtype)
 
 
+def _mean(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
+    require("inexact", x)
+    return x.with_shape(reduced_shape(x.shape, axis, keepdims))
+
+
 def _statistic(x: TensorType, axis: Axis, keepdims: bool, correction: float = 0.0) -> TensorType:
     require("float", x)
     return x.with_shape(reduced_shape(x.shape, axis, keepdims))
 
 
 def _choose(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
-    require("numeric", x)
+    require("real", x)
     for i in normalize_axes(axis, x.ndim):
         if x.shape[i] == 0:
             raise ShapeError(f"axis {i} is empty: there is nothing to choose from")
@@ -83,7 +88,7 @@ def sum(
     _sum(out, x, axis, keepdims)
 
 
-@op(infer=_statistic)
+@op(infer=_mean)
 def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The arithmetic mean along `axis`; nan of nothing."""
     _sum(out, x, axis, keepdims)

@@ -98,6 +98,9 @@ def _format_element(x: np.generic) -> str:
     """The fewest digits that read back as the same element."""
     if isinstance(x, np.bool_):
         return "true" if x else "false"
+    if isinstance(x, np.complexfloating):
+        imag = _format_element(x.imag)
+        return f"{_format_element(x.real)}{'' if imag[0] == '-' else '+'}{imag}j"
     if not isinstance(x, np.floating):
         return str(x)
     text = np.format_float_positional(x, trim="-")
@@ -299,7 +302,7 @@ def _read_element(word: _Token, dtype: DType) -> Any:
     try:
         if dtype.kind == "bool":
             return {"true": True, "false": False}[word.text]
-        if dtype.is_float:
+        if dtype.is_inexact:
             return dtype.numpy.type(word.text)
         return dtype.numpy.type(int(word.text))
     except (KeyError, ValueError, OverflowError):

@@ -26,6 +26,22 @@ for _room in pkgutil.iter_modules(twins.__path__):
     importlib.import_module(f"{twins.__name__}.{_room.name}")
 
 _MOST_PLANS: Final = 4096
+_MOVES: Final = frozenset(
+    [
+        "concat",
+        "copy",
+        "dynamic_update",
+        "flip",
+        "full",
+        "mask_scatter",
+        "permute_dims",
+        "reshape",
+        "roll",
+        "slice",
+        "take",
+    ]
+)
+"""What kernels do with elements of any size, complex ones too: they only move them."""
 
 
 class NativeKernel:
@@ -51,7 +67,11 @@ class NativeKernel:
         return self._plans[key]
 
     def _fit(self, types: Types, attributes: Attributes) -> bool:
-        """Whether the types suit the op. On a raw VM nobody has asked."""
+        """Whether the types suit the op. On a raw VM nobody has asked. A kernel would take a
+        complex element for another of its size, if it did more than to move it."""
+        moves = self._op.name in _MOVES or self._op.links  # these have row functions by dtype
+        if not moves and any(type.dtype.kind == "complex" for type in types):
+            return False
         try:
             return self._op.infer(types[1:], attributes) is types[0]
         except OpError:

@@ -732,11 +732,17 @@ static int truth(Value value)
     const Tensor *x = value.as.tensor;
     if (x->type->size != 1)
         return -1;
+    const float *single = (const float *)x->address;
+    const double *twice = (const double *)x->address;
     switch (x->type->dtype) {
     case MLVM_F32:
-        return *(const float *)x->address != 0;
+        return *single != 0;
     case MLVM_F64:
-        return *(const double *)x->address != 0;
+        return *twice != 0;
+    case MLVM_C64:
+        return single[0] != 0 || single[1] != 0;
+    case MLVM_C128:
+        return twice[0] != 0 || twice[1] != 0;
     default:
         for (long long i = 0; i < x->type->nbytes; i++)
             if (x->address[i])

@@ -15,7 +15,7 @@ from mlvm.core.types import DType, Shape, TensorType
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.twin import Types, twin
-from mlvm.machines.native.twins.elementwise import row_of
+from mlvm.machines.native.twins.elementwise import ROWS, conversion, row_of
 
 PIECE: Final = 512
 """The most elements that a link works on before the next one does."""
@@ -60,6 +60,9 @@ class _Steps:
         row = out and row_of(link.op, out, operands, link.attributes)
         if not out or not row:
             return False
+        for x, dtype in zip(operands, row.dtypes, strict=True):
+            if x.dtype is not dtype and conversion(x.dtype, dtype) not in ROWS:
+                return False
         sources = [self._converted(*pair) for pair in zip(sources, row.dtypes, strict=True)]
         target = link.target if link.target >= 0 else self._temporary(out)
         self._number[link.target] = target
@@ -72,7 +75,7 @@ class _Steps:
         if type.dtype is dtype:
             return source
         target = self._temporary(type.with_dtype(dtype))
-        self.steps.append(_Step(f"astype_{type.dtype}_{dtype}", (target, source)))
+        self.steps.append(_Step(conversion(type.dtype, dtype), (target, source)))
         return target
 
     def _temporary(self, type: TensorType) -> int:

@@ -40,10 +40,11 @@ def row_of(
     if name == "where":
         return Row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), cost)
     if name == "astype" and dtypes != (out.dtype,):
-        return Row(f"astype_{dtypes[0]}_{out.dtype}", dtypes, cost)
+        row = conversion(dtypes[0], out.dtype)
+        return Row(row, dtypes, cost) if row in ROWS else None
     if (
         name in ("copy", "broadcast_to", "astype")
-        or (name in _ROUNDING and not out.dtype.is_float)
+        or (name in _ROUNDING and out.dtype.is_integer)
         or (name == "abs" and out.dtype.kind == "unsigned")
     ):
         return Row(f"copy_{out.dtype.itemsize}", dtypes, cost)
@@ -53,3 +54,8 @@ def row_of(
     dtype = common_dtype(operands)
     row = f"{name}_{dtype}"
     return Row(row, (dtype,) * len(dtypes), cost) if row in ROWS else None
+
+
+def conversion(x: DType, y: DType) -> str:
+    """The name of the row function that converts x to y, if there is one."""
+    return f"astype_{x}_{y}"

@@ -21,7 +21,7 @@ def take(types: Types, attributes: Attributes) -> Plan:
     axis = normalize_axis(attributes["axis"], x.ndim)
     before, length, behind = _split(x.shape, axis)
     size = x.dtype.itemsize
-    if behind == 1:
+    if behind == 1 and size <= 8:
         kernel, width = f"take_{size}", size
     else:
         kernel, width = "take_rows", behind * size

@@ -20,7 +20,9 @@
 #define INTEGERS(X) UNSIGNED(X) SIGNED(X)
 #define FLOATS(X) X(f32, float, float) X(f64, double, double)
 #define BOOL(X) X(bool, uint8_t, uint32_t)
-#define SIZES(X) X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, )
+/* Two f64 are moved as one complex number. */
+#define SIZES(X)                                                                         \
+    X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
 
 /* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
 #define UNARY(name, R, X, expression)                                                    \
