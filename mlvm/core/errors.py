@@ -27,6 +27,7 @@
     ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
     ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
     ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
+    ├── CopyRefused             (ValueError, BufferError) copy=False, and it takes a copy
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
@@ -205,6 +206,10 @@ class PathError(MlvmError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would quote it
+
+
+class CopyRefused(MlvmError, ValueError, BufferError):
+    """`copy=False` was asked for, and the values cannot be had without a copy."""
 
 
 class GradientError(MlvmError, TypeError):

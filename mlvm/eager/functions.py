@@ -1,7 +1,7 @@
 """Public functions composed of ops.
 
-Signatures are those of the Python Array API standard (2024.12), JAX's where it is silent.
-A function that only changes a shape copies nothing; one that changes nothing returns its operand.
+Signatures are those of the Python Array API standard (2025.12), JAX's where it is silent.
+A function that changes a shape, or nothing, copies nothing: the result is over the same bytes.
 An op whose own function has the right signature is in `primitives` and not repeated here.
 """
 
@@ -19,7 +19,7 @@ from mlvm.core.ops.neural import Pair
 from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
 from mlvm.core.types import DType, Shape, TensorType, f32, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray, integer, integers, type_of
+from mlvm.eager.creation import asarray, integer, integers, reused, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
 from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
@@ -57,8 +57,6 @@ def reshape(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
                 "reshape", (type,)
             )
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
-    if lengths == type.shape:
-        return x
     call = one_op("reshape", shape=lengths)
     return alias(call, x, _inferred(call, x))
 
@@ -165,7 +163,7 @@ def concat(arrays: Iterable[Tensor], /, *, axis: int | None = 0) -> Tensor:
     xs = tuple(arrays)
     if len(xs) == 1:
         _axes("concat", axis, xs[0])
-        return xs[0]
+        return reused(xs[0])
     return op.concat(*xs, axis=axis)
 
 
@@ -205,7 +203,7 @@ def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
 def _part(x: Tensor, axis: int, positions: range) -> Tensor:
     """The elements of x at these consecutive positions along an axis."""
     if len(positions) == x.shape[axis]:
-        return x
+        return reused(x)
     start, length = [0] * x.ndim, list(x.shape)
     start[axis], length[axis] = positions.start, len(positions)
     return op.slice(x, start=tuple(start), length=tuple(length), step=(1,) * x.ndim)
@@ -332,7 +330,7 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
     """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins."""
     type = type_of(x)
     if min is None and max is None:
-        return x
+        return reused(x)
     floats = type.dtype.is_float
     if min is None:
         min = -math.inf if floats else iinfo(type.dtype).min

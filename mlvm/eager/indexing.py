@@ -1,4 +1,5 @@
-"""x[key]: integers, slices, `...`, None, integer tensors and one boolean mask, as in numpy.
+"""x[key]: integers, slices, `...`, None, integer tensors and one boolean mask, as in numpy; arrays
+and lists for these tensors, on a VM of this process.
 
 A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
 shape, which copies nothing. Gradients follow from these.
@@ -11,11 +12,13 @@ import operator
 from types import EllipsisType
 from typing import Any, TypeAlias
 
-from mlvm.core.errors import IndexRefused, MlvmError, brief
+import numpy as np
+
+from mlvm.core.errors import IndexRefused, MlvmError, OpError, brief
 from mlvm.core.types import i64
 from mlvm.eager import primitives as op
 from mlvm.eager.functions import moveaxis, reshape
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Tensor, is_array
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -53,10 +56,22 @@ def _item(key: object) -> Item | EllipsisType:
             return operator.index(key)  # type: ignore[arg-type]
     except TypeError:
         pass
-    kind = type(key).__name__
-    if isinstance(key, float):
-        raise IndexRefused(f"a {kind} is no index, but integers, slices, None and ... are")
-    raise IndexRefused(f"a {kind} is no index; make a tensor of it with asarray")
+    if is_array(key):
+        return _item(_tensor_of(key))
+    raise IndexRefused(
+        f"a {type(key).__name__} is no index, but integers, slices, None, ..., and tensors, arrays "
+        f"and lists of integers are"
+    )
+
+
+def _tensor_of(key: object) -> Tensor:
+    """An index tensor, or a mask, of an array or list. One without elements is of integers."""
+    if isinstance(key, (list, tuple)) and not np.size(key):
+        key = np.asarray(key, np.int64)
+    try:
+        return Tensor._taken(key)
+    except OpError as error:
+        raise IndexRefused(error.reason) from None
 
 
 def _masked(x: Tensor, items: list[Item | EllipsisType]) -> Tensor:

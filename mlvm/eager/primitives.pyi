@@ -6,12 +6,19 @@ from mlvm.eager.tensor import Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
     "abs",
+    "acos",
+    "acosh",
     "add",
     "all",
     "any",
     "argmax",
     "argmin",
     "argsort",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
     "bitwise_and",
     "bitwise_invert",
     "bitwise_left_shift",
@@ -19,8 +26,11 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "bitwise_right_shift",
     "bitwise_xor",
     "ceil",
+    "conj",
     "copy",
+    "copysign",
     "cos",
+    "cosh",
     "cumulative_sum",
     "divide",
     "equal",
@@ -33,6 +43,8 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "gelu",
     "greater",
     "greater_equal",
+    "hypot",
+    "imag",
     "isfinite",
     "isinf",
     "isnan",
@@ -58,16 +70,21 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "minimum",
     "multiply",
     "negative",
+    "nextafter",
     "not_equal",
     "pow",
     "prod",
+    "real",
+    "reciprocal",
     "relu",
     "remainder",
     "round",
     "rsqrt",
     "sigmoid",
     "sign",
+    "signbit",
     "sin",
+    "sinh",
     "slice",
     "softmax",
     "sort",
@@ -84,7 +101,13 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
 ]
 
 def abs(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """|x|."""
+    """|x|; of a complex number the length, which is real."""
+
+def acos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The arccosine; nan for a real x outside of [-1, 1]."""
+
+def acosh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The inverse hyperbolic cosine; nan for a real x < 1."""
 
 def add(
     x: Tensor | bool | int | float | complex,
@@ -98,8 +121,8 @@ def add(
 def all(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -108,8 +131,8 @@ def all(
 def any(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -126,22 +149,44 @@ def arange(
     """start, start + step, start + 2 step, ... up to `stop`, which is left out."""
 
 def argmax(
-    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, keepdims: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """Where the largest element is along `axis`, i64: the first of equals, or the first nan."""
 
 def argmin(
-    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, keepdims: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """Where the smallest element is along `axis`, i64: the first of equals, or the first nan."""
 
 def argsort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """The positions in x, along `axis`, of the elements that `sort` gives: i64."""
 
+def asin(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The arcsine; nan for a real x outside of [-1, 1]."""
+
+def asinh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The inverse hyperbolic sine."""
+
 def astype(x: Tensor, /, *, dtype: object, out: Tensor | None = None) -> Tensor:
     """x in another dtype."""
+
+def atan(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The arctangent."""
+
+def atan2(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
+    or infinite."""
+
+def atanh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The inverse hyperbolic tangent; nan for a real x outside of [-1, 1]."""
 
 def avg_pool2d(
     x: Tensor,
@@ -243,6 +288,9 @@ def clip(
 def concat(*xs: Tensor, axis: int = 0, out: Tensor | None = None) -> Tensor:
     """The tensors one after the other along `axis`; their dtypes promote."""
 
+def conj(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The complex conjugate; x itself where it is real."""
+
 def conv2d(
     x: Tensor,
     kernel: Tensor,
@@ -258,11 +306,23 @@ def conv2d(
 def copy(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The same tensor in memory of its own."""
 
+def copysign(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """|x| with the sign of y, also that of zeros and nans."""
+
 def cos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The cosine of x radians."""
 
+def cosh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic cosine."""
+
 def cumulative_sum(
-    x: Tensor, /, *, axis: int | None = None, dtype: object = None, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, dtype: object = None, out: Tensor | None = None
 ) -> Tensor:
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
 
@@ -283,7 +343,7 @@ def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None
     others become 0 (Srivastava et al., JMLR 15, 2014)."""
 
 def dynamic_update(
-    x: Tensor, update: Tensor, start: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, update: Tensor, start: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x, with its rows from `start` on along `axis` replaced by those of `update`."""
 
@@ -345,7 +405,7 @@ def fft(
     """sum_j x_j exp(-2 pi i j k / n) for each k, along each of the axes: complex."""
 
 def flip(
-    x: Tensor, /, *, axis: int | tuple[int, ...] | None = None, out: Tensor | None = None
+    x: Tensor, /, axis: int | tuple[int, ...] | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """x with the order of its elements reversed along `axis` (None: along all)."""
 
@@ -392,6 +452,15 @@ def greater_equal(
 ) -> Tensor:
     """x >= y, elementwise, with broadcasting."""
 
+def hypot(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does."""
+
 def ifft(
     x: Tensor,
     /,
@@ -402,8 +471,11 @@ def ifft(
 ) -> Tensor:
     """sum_k x_k exp(2 pi i j k / n) / n for each j, along each of the axes: complex."""
 
+def imag(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The imaginary part; 0 of a real x."""
+
 def index_add(
-    x: Tensor, updates: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, updates: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x, with the updates added where `take` with these indices would read them."""
 
@@ -494,7 +566,7 @@ def log1p(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The logarithm of base 2."""
 
-def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+def log_softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def logaddexp(
@@ -540,8 +612,8 @@ def logical_xor(
 def logsumexp(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -566,8 +638,8 @@ def matmul(
 def max(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -596,8 +668,8 @@ def maximum(
 def mean(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -606,8 +678,8 @@ def mean(
 def min(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -643,7 +715,16 @@ def multiply_add(
     and after the sum."""
 
 def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """-x."""
+    """-x; of an unsigned integer, 2^bits - x."""
+
+def nextafter(
+    x: Tensor | bool | int | float | complex,
+    y: Tensor | bool | int | float | complex,
+    /,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The next float after x in the direction of y; y where they are equal."""
 
 def nonzero_indices(x: Tensor, /) -> Tensor:
     """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
@@ -672,7 +753,7 @@ def pad(
     /,
     *,
     widths: tuple[tuple[int, int], ...],
-    value: float = 0.0,
+    value: float | complex = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
@@ -710,8 +791,8 @@ def pow(
 def prod(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     dtype: object = None,
     out: Tensor | None = None,
@@ -736,6 +817,12 @@ def randint(
 ) -> Tensor:
     """Integers low <= i < high, each exactly as likely as any other."""
 
+def real(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The real part."""
+
+def reciprocal(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """1 / x."""
+
 def relu(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
 
@@ -754,8 +841,8 @@ def reshape(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) 
 def rfft(
     x: Tensor,
     /,
-    *,
     axis: int = -1,
+    *,
     norm: Literal["backward", "ortho", "forward"] = "backward",
     out: Tensor | None = None,
 ) -> Tensor:
@@ -773,18 +860,18 @@ def roll(
     """x with every element moved up `shift` places along `axis`, past the end to the front."""
 
 def round(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """The nearest integer value; halves go to the even one."""
+    """The nearest integer value, of both parts of a complex number; halves go to the even one."""
 
 def rsqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """1 / sqrt(x)."""
 
 def scatter_add(
-    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+    updates: Tensor, indices: Tensor, /, axis: int, *, length: int, out: Tensor | None = None
 ) -> Tensor:
     """Zeros of length `length` along `axis`, to which the updates are added at `indices`."""
 
 def scatter_add_along_axis(
-    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+    updates: Tensor, indices: Tensor, /, axis: int, *, length: int, out: Tensor | None = None
 ) -> Tensor:
     """Zeros, then out[i, indices[i, j, k], k] += updates[i, j, k], for `axis` 1 of 3."""
 
@@ -794,8 +881,14 @@ def sigmoid(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def sign(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1 as x is negative, zero or positive; nan for nan."""
 
+def signbit(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """Whether the sign is negative, also that of zeros and nans."""
+
 def sin(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The sine of x radians."""
+
+def sinh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic sine."""
 
 def slice(
     x: Tensor,
@@ -822,7 +915,7 @@ def slice_add(
 def slogdet(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2]."""
 
-def softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+def softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def softmax_cross_entropy(
@@ -839,7 +932,7 @@ def solve(x: Tensor, y: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """z with x z = y: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes."""
 
 def sort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """The elements in order along `axis`."""
 
@@ -847,7 +940,7 @@ def split_key(key: Tensor, /, *, n: int, out: Tensor | None = None) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]."""
 
 def sqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-    """The square root; nan for x < 0."""
+    """The square root; nan for a real x < 0."""
 
 def square(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """x * x."""
@@ -864,8 +957,8 @@ def subtract(
 def sum(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     dtype: object = None,
     out: Tensor | None = None,
@@ -878,11 +971,11 @@ def svd(x: Tensor, /, *, full_matrices: bool = True, out: Tensor | None = None) 
 def svdvals(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The singular values of `svd` alone, descending and real: f[..., m, n] -> f[..., k]."""
 
-def take(x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None) -> Tensor:
+def take(x: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None) -> Tensor:
     """The slices of x at `indices` along `axis`; the indices' axes replace that axis."""
 
 def take_along_axis(
-    x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example."""
 
@@ -920,8 +1013,8 @@ def unpatches(
 def var(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     correction: float = 0.0,
     out: Tensor | None = None,

@@ -21,9 +21,21 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
-from mlvm.eager import fft, linalg, nn, optim, parallel, random, testing
+from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
+from mlvm.eager import (
+    creation,
+    fft,
+    functions,
+    linalg,
+    nn,
+    optim,
+    parallel,
+    random,
+    testing,
+)
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import trees as tree
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.attention import (
     rotary_encoding,
     scaled_dot_product_attention,
@@ -57,6 +69,7 @@ from mlvm.eager.creation import (
     zeros_like,
 )
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
+from mlvm.eager.elsewhere import missing
 from mlvm.eager.functions import (
     astype,
     broadcast_arrays,
@@ -111,7 +124,7 @@ from mlvm.eager.neural import (
     silu,
     softplus,
 )
-from mlvm.eager.tensor import Tensor, stop_gradient
+from mlvm.eager.tensor import Tensor, positive, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
@@ -220,6 +233,7 @@ __all__ = [
     "parallel",
     "permute_dims",
     "pi",
+    "positive",
     "program_of",
     "random",
     "record",
@@ -270,10 +284,16 @@ def _shown(module: ModuleType) -> ModuleType:
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
             setattr(shown, name, value)
+    vars(shown).update(
+        __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
+    )
     return shown
 
 
-if not TYPE_CHECKING:  # type checkers read the modules themselves
+if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
+    for _name in __all__:
+        if getattr(globals()[_name], "__module__", None) in (creation.__name__, functions.__name__):
+            globals()[_name] = takes_arrays(globals()[_name])
     for _name in (
         "errors",
         "fft",

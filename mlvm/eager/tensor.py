@@ -6,6 +6,7 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -28,8 +29,10 @@ from mlvm.core.errors import (
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import require
 from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
 from mlvm.eager.context import Tape, current_arena, recording
+from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
@@ -224,6 +227,15 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     return out
 
 
+def positive(x: Tensor, /) -> Tensor:
+    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools."""
+    try:
+        require("numeric", x.type)
+    except DTypeError as error:
+        raise error.at("positive", (x.type,)) from None
+    return alias(one_op("copy"), x, x.type)
+
+
 def stop_gradient(x: Tensor) -> Tensor:
     """The same value, through which no cotangent flows; nothing is copied."""
     out = x.arena.view(x, x.type, Tensor)
@@ -364,6 +376,17 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
+def is_array(value: object) -> bool:
+    """Whether an operand that is neither a tensor nor a number may have an array's values."""
+    if isinstance(value, (Tensor, np.generic, bool, int, float, complex)):
+        return False
+    return (
+        isinstance(value, (list, tuple))
+        or hasattr(value, "__array__")
+        or hasattr(value, "__dlpack__")
+    )
+
+
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
@@ -371,12 +394,12 @@ def dtype_beside(kind: type, dtype: DType) -> DType:
 
 
 def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
-    """An operand as a tensor: itself, or a Python scalar beside a tensor. An error names it as the
-    `first` of the two, or the second.
+    """An operand as a tensor: itself, a Python scalar beside a tensor, or the values of an array.
+    An error names it as the `first` of the two, or the second.
 
     The scalar takes the tensor's dtype, as in the Array API. One of a higher kind (`dtype_beside`)
-    has the dtype in which the two compute. Raises `DTypeError` for anything else; arrays are to be
-    copied in explicitly.
+    has the dtype in which the two compute. An array keeps its own, as in `asarray`. Raises
+    `DTypeError` for anything else.
     """
     if isinstance(value, Tensor):
         return value
@@ -384,9 +407,14 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         value = value.item()
     if not isinstance(value, (bool, int, float, complex)):
         kinds = (beside.type, value.__class__.__name__)
-        raise DTypeError(f"{kinds[1]} is no operand; make a tensor of it with asarray").at(
-            call.op.name, kinds[::-1] if first else kinds
-        )
+        try:
+            if is_array(value):
+                return Tensor._taken(value)
+            raise DTypeError(
+                f"{kinds[1]} is no operand; tensors, numbers, and arrays or lists of numbers are"
+            )
+        except OpError as error:
+            raise error.at(call.op.name, kinds[::-1] if first else kinds) from None
     try:
         return constant(value, dtype_beside(value.__class__, beside.dtype))
     except (DTypeError, OperandValueError) as error:
@@ -429,8 +457,8 @@ def _comparison(name: str) -> Forward:
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
-        known = isinstance(other, (Tensor, bool, int, float, complex))
-        if not known and not hasattr(other, "__array__"):
+        known = isinstance(other, (Tensor, bool, int, float, complex, np.generic))
+        if not known and not is_array(other):
             return NotImplemented
         try:
             return apply(call, self, operand(other, self, call))
@@ -470,7 +498,7 @@ def _unary(name: str) -> Callable[[Tensor], Tensor]:
 _SQUARE: Final = one_op("square")
 
 
-class Tensor(Allocation):
+class Tensor(Methods, Allocation):
     """An immutable n-dimensional value on a VM, with the operators of the Array API standard.
 
     Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena. They
@@ -488,7 +516,10 @@ class Tensor(Allocation):
     tape: Tape | None
     node: int
 
-    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, whose error says asarray
+    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which takes its arrays
+
+    _taken: ClassVar[Callable[..., Tensor]]
+    """The tensor for an array's values; see `mlvm.eager.arrays`, which adds it."""
 
     def __init__(self) -> None:  # an arena makes tensors with object.__new__
         raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
@@ -524,9 +555,15 @@ class Tensor(Allocation):
         return self.dtype.itemsize
 
     @property
-    def device(self) -> str:
-        """The name of the VM."""
-        return self.arena.vm.name
+    def device(self) -> VMProtocol:
+        """The VM that it lives on."""
+        vm: VMProtocol = self.arena.vm.stands_for
+        return vm
+
+    to_device: ClassVar[Callable[..., Tensor]]
+    """`x.to_device(vm)`; see `mlvm.eager.standard`, which adds it."""
+
+    __array_namespace__: ClassVar[Callable[..., ModuleType]]
 
     # --- values ---
 
@@ -656,7 +693,7 @@ class Tensor(Allocation):
             raise
 
     def __pos__(self) -> Tensor:
-        return self
+        return positive(self)
 
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
     """`x[key]`; see `mlvm.eager.indexing`, which adds it."""
