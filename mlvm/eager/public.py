@@ -1,7 +1,10 @@
 """The names of `mlvm.eager`. Those of the ops are in `primitives`."""
 
+from collections.abc import Callable
+from functools import lru_cache
+from inspect import isfunction
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Recording
@@ -277,13 +280,22 @@ __all__ = [
 ]
 
 
+_TAKING = {module.__name__ for module in (creation, functions, fft, linalg)}
+
+
+@lru_cache(maxsize=1024)  # one function has one public form, also if two modules show it
+def _public(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as users call it: with arrays too, if it is of a module that takes tensors."""
+    return takes_arrays(function) if function.__module__ in _TAKING else function
+
+
 def _shown(module: ModuleType) -> ModuleType:
     """A module with the public names of the given one: `ml.optim` has no `math`, though its file
     imports it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
-            setattr(shown, name, value)
+            setattr(shown, name, _public(value) if isfunction(value) else value)
     vars(shown).update(
         __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
     )
@@ -292,8 +304,8 @@ def _shown(module: ModuleType) -> ModuleType:
 
 if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
     for _name in __all__:
-        if getattr(globals()[_name], "__module__", None) in (creation.__name__, functions.__name__):
-            globals()[_name] = takes_arrays(globals()[_name])
+        if isfunction(globals()[_name]):
+            globals()[_name] = _public(globals()[_name])
     for _name in (
         "errors",
         "fft",
