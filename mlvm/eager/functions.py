@@ -420,7 +420,10 @@ def topk(x: Tensor, k: int, /, *, axis: int = -1) -> tuple[Tensor, Tensor]:
 
 
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
-    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it."""
+    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it. A
+    real type gets the real part."""
+    if x.dtype.kind == "complex" and type.dtype.is_float:
+        x = op.real(x)
     if x.dtype is not type.dtype:
         x = astype(x, type.dtype)
     axes = _broadcast_axes(x.shape, type.shape)
