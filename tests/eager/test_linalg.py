@@ -251,7 +251,7 @@ def test_least_squares(m: int, n: int, k: tuple[int, ...]) -> None:
 # --- gradients -------------------------------------------------------------------------
 
 
-def complete(x: ml.Tensor) -> ml.Tensor:
+def complete(x: ml.Tensor) -> Any:
     """The projector onto what no column of x reaches, from the last columns of a full U."""
     u = la.svd(x).U[:, 1:]
     return u @ u.mT
@@ -288,7 +288,7 @@ def test_gradients(name: str, function: Callable[..., Any], xs: list[Array]) -> 
 def test_a_gradient_through_rank_one() -> None:
     """The rank stays while both vectors move."""
 
-    def function(u: ml.Tensor, v: ml.Tensor) -> ml.Tensor:
+    def function(u: ml.Tensor, v: ml.Tensor) -> Any:
         return la.pinv(ml.linalg.outer(u, v), rtol=1e-6)
 
     ml.testing.check_gradients(function, ml.asarray(random(3)), ml.asarray(random(2)))
@@ -344,12 +344,81 @@ def test_gradients_are_pytorchs(name: str, xs: list[Array], function: Callable[.
         np.testing.assert_allclose(g.numpy(), x.grad.numpy(), rtol=1e-9, atol=1e-9)
 
 
+# --- complex matrices ------------------------------------------------------------------
+
+
+def hermitian(x: ml.Tensor) -> Any:
+    return x @ ml.conj(x).mT + ml.eye(x.shape[-1], dtype=x.dtype)
+
+
+def phaseless(vectors: ml.Tensor) -> Any:
+    """The projectors onto the columns, whatever their phases."""
+    columns = ml.expand_dims(vectors.mT, axis=-1)
+    return columns @ ml.conj(columns).mT
+
+
+COMPLEX: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
+    ("cholesky", lambda x: la.cholesky(hermitian(x)), [(2, 2)]),
+    ("upper cholesky", lambda x: la.cholesky(hermitian(x), upper=True), [(2, 2)]),
+    ("inv", la.inv, [(2, 2)]),
+    ("solve", la.solve, [(2, 2), (2,)]),
+    ("det", la.det, [(3, 3)]),
+    ("slogdet", lambda x: tuple(la.slogdet(x)), [(2, 2)]),
+    ("qr", lambda x: tuple(la.qr(x)), [(3, 2)]),
+    ("wide qr", lambda x: tuple(la.qr(x)), [(2, 3)]),
+    ("pinv", la.pinv, [(3, 2)]),
+    ("eigvalsh", lambda x: la.eigvalsh(hermitian(x)), [(2, 2)]),
+    ("eigh", lambda x: phaseless(la.eigh(hermitian(x)).eigenvectors), [(2, 2)]),
+    ("eigvals", lambda x: ml.sum(la.eigvals(x) ** 3), [(2, 2)]),
+    ("eig", lambda x: ml.sum(phaseless(la.eig(x).eigenvectors), axis=0), [(2, 2)]),
+    ("svdvals", la.svdvals, [(3, 2)]),
+    ("svd", lambda x: la.svd(x, False).U[:, :1] @ la.svd(x, False).Vh[:1, :], [(2, 3)]),
+    ("full svd", lambda x: phaseless(la.svd(x).U), [(3, 2)]),
+    ("vecdot", la.vecdot, [(2, 2), (2,)]),
+    ("cross", la.cross, [(3,), (3,)]),
+    ("norm", la.norm, [(2, 2)]),
+]
+
+
+@pytest.mark.parametrize(("name", "function", "shapes"), COMPLEX, ids=[each[0] for each in COMPLEX])
+def test_gradients_of_complex_matrices(
+    name: str, function: Callable[..., Any], shapes: list[tuple[int, ...]]
+) -> None:
+    xs = [ml.asarray(random(*shape) + 1j * random(*shape)) for shape in shapes]
+    ml.testing.check_gradients(function, *xs, order=2, tolerance=1e-5)
+
+
+def test_gradients_of_real_matrices_through_complex_ones() -> None:
+    x, y = ml.asarray(random(2, 2)), ml.asarray(random(2) + 1j * random(2))
+    ml.testing.check_gradients(la.solve, x, y, order=2, tolerance=1e-5)
+    ml.testing.check_gradients(lambda x: ml.sum(la.eigvals(x) ** 2), x, tolerance=1e-5)
+    ml.testing.check_gradients(lambda x: ml.abs(la.eigvals(x)), ml.asarray([[1.0, 2.0], [-1, 0.5]]))
+
+
+def test_complex_as_numpy() -> None:
+    x, y = (random(2, 3, 3) + 1j * random(2, 3, 3) for _ in range(2))
+    s, t = ml.asarray(x), ml.asarray(y)
+    assert_like(la.vecdot(s, t), np.linalg.vecdot(x, y))
+    assert_like(la.tensordot(s, t, (2, 1)), np.tensordot(x, y, (2, 1)))
+    assert_like(la.cross(s, t), np.linalg.cross(x, y))
+    assert_like(la.slogdet(s), np.linalg.slogdet(x))
+    assert_like(la.svd(s).S, np.linalg.svdvals(x))
+    assert_like(la.eigh(s @ ml.conj(s).mT).eigenvalues, np.linalg.svdvals(x)[:, ::-1] ** 2, 1e-10)
+    assert_like(la.pinv(s), np.linalg.pinv(x))
+    assert_like(la.matrix_rank(s), np.linalg.matrix_rank(x))
+    assert_like(la.lstsq(s[0], t[0]).solution, np.linalg.solve(x[0], y[0]), 1e-10)
+    for ord in (0, 1, 2, 3, -1, inf):
+        assert_like(la.vector_norm(s, ord=ord), np.linalg.vector_norm(x, ord=ord))
+    for ord in ("fro", "nuc", 1, 2, inf):
+        assert_like(la.matrix_norm(s, ord=ord), np.linalg.matrix_norm(x, ord=ord))
+
+
 # --- elsewhere -------------------------------------------------------------------------
 
 
 def test_captured_is_eager_bit_for_bit() -> None:
     def step(x: ml.Tensor, y: ml.Tensor) -> Any:
-        def loss(x: ml.Tensor) -> ml.Tensor:
+        def loss(x: ml.Tensor) -> Any:
             u, s, _ = la.svd(x, full_matrices=False)
             return ml.sum(u[:, 0] * s) + la.slogdet(x).logabsdet + ml.sum(la.solve(x, y))
 
@@ -386,7 +455,7 @@ v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
         (lambda: la.vecdot(m22, v2, axis=-2), AttributeRefused, "axis -2 is out of range"),
         (lambda: la.cross(v2, v2), ShapeError, "cross.*vectors have 3 elements, not 2 and 2"),
         (lambda: la.cross(v3, 1.0), DTypeError, "cross.*takes a tensor, not float"),
-        (lambda: ml.tensordot(m22, m23, 1.5), AttributeRefused, "axes is an int, not 1.5"),
+        (lambda: la.tensordot(m22, m23, 1.5), AttributeRefused, "axes is an int, not 1.5"),
         (lambda: ml.tensordot(m22, v2, 2), AttributeRefused, "tensordot.*at most the dimensions"),
         (lambda: ml.tensordot(m22, m23, ([0],)), AttributeRefused, "a pair of sequences"),
         (lambda: ml.tensordot(m22, v3, 1), ShapeError, r"lengths \[2\] and \[3\]"),

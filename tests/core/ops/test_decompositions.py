@@ -46,7 +46,7 @@ def cut(packed: Array, *shapes: tuple[int, ...]) -> list[Array]:
 
 def assert_close(x: Array, y: Array) -> None:
     tolerance = 1e-5 if x.dtype.char in "fF" else 1e-12
-    np.testing.assert_allclose(*np.broadcast_arrays(x, y), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(x, np.broadcast_to(y, x.shape), rtol=tolerance, atol=tolerance)
 
 
 def assert_orthonormal(x: Array) -> None:
