@@ -79,6 +79,8 @@ def mean(
     keepdims: bool = False,
 ) -> Tensor:
     """`mean`, with the keywords of numpy, which calls it for `numpy.mean(x)`."""
+    if axis is None and out is None and not keepdims:
+        return op.mean(_cast(x, dtype))
     return op.mean(_cast(x, dtype), axis, keepdims=keepdims, out=out)
 
 
