@@ -164,13 +164,17 @@ def _keyword(attribute: Attribute) -> Parameter:
     )
 
 
+ELSEWHERE: Final = {"random", "decompositions", "fft"}
+"""Rooms whose public functions are in a module of their own: `random`, `linalg`, `fft`."""
+
+
 def public_names() -> list[str]:
-    """The ops whose function here is the public one; `random` has its own."""
+    """The ops whose function here is the public one."""
     hidden = WITHOUT_FUNCTION | WITH_ANOTHER
     return sorted(
         name
         for name, op in OPS.items()
-        if name not in hidden and op.room != "random" and not name.endswith("_vjp")
+        if name not in hidden and op.room not in ELSEWHERE and not name.endswith("_vjp")
     )
 
 

@@ -1,7 +1,8 @@
 """The names of `mlvm.eager`. Those of the ops are in `primitives`."""
 
+from inspect import isfunction
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Recording
@@ -22,9 +23,9 @@ from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
+from mlvm.eager import creation, fft, functions, linalg, nn, optim, parallel, random, testing
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import libraries as _enters_mlvm_in_libraries  # noqa: F401
-from mlvm.eager import creation, functions, nn, optim, parallel, random, testing
 from mlvm.eager import trees as tree
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.attention import (
@@ -94,6 +95,7 @@ from mlvm.eager.functions import (
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.linalg import tensordot, vecdot
 from mlvm.eager.losses import (
     binary_cross_entropy_with_logits,
     huber,
@@ -114,7 +116,7 @@ from mlvm.eager.neural import (
     silu,
     softplus,
 )
-from mlvm.eager.tensor import Tensor, stop_gradient
+from mlvm.eager.tensor import Tensor, positive, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
@@ -181,6 +183,7 @@ __all__ = [
     "errors",
     "expand_dims",
     "eye",
+    "fft",
     "finfo",
     "float32",
     "float64",
@@ -200,6 +203,7 @@ __all__ = [
     "kl_divergence",
     "l1",
     "leaky_relu",
+    "linalg",
     "linspace",
     "map",
     "matrix_transpose",
@@ -221,6 +225,7 @@ __all__ = [
     "parallel",
     "permute_dims",
     "pi",
+    "positive",
     "program_of",
     "random",
     "record",
@@ -243,6 +248,7 @@ __all__ = [
     "switch",
     "take",
     "take_along_axis",
+    "tensordot",
     "testing",
     "tile",
     "topk",
@@ -254,6 +260,7 @@ __all__ = [
     "unstack",
     "use",
     "value_and_grad",
+    "vecdot",
     "vjp",
     "where",
     "while_loop",
@@ -268,16 +275,36 @@ def _shown(module: ModuleType) -> ModuleType:
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
-            setattr(shown, name, value)
+            setattr(shown, name, _public(value))
     vars(shown).update(
         __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
     )
     return shown
 
 
+_OF_TENSORS: Final = {each.__name__ for each in (creation, fft, functions, linalg)}
+"""Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
+are: `takes_arrays` costs them nothing."""
+
+
+def _public(value: Any) -> Any:
+    """What users get for it: a function that takes arrays too, where it is one of tensors."""
+    taken = isfunction(value) and value.__module__ in _OF_TENSORS
+    return takes_arrays(value) if taken else value
+
+
 if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
     for _name in __all__:
-        if getattr(globals()[_name], "__module__", None) in (creation.__name__, functions.__name__):
-            globals()[_name] = takes_arrays(globals()[_name])
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
+        globals()[_name] = _public(globals()[_name])
+    for _name in (
+        "errors",
+        "fft",
+        "linalg",
+        "nn",
+        "optim",
+        "parallel",
+        "random",
+        "testing",
+        "tree",
+    ):
         globals()[_name] = _shown(globals()[_name])

@@ -24,6 +24,8 @@ INDENT: Final = "    "
 _HEAD: Final = '''\
 """The public function of every op; written by `python -m mlvm.eager.stub`."""
 
+from typing import Literal
+
 from mlvm.eager.tensor import Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions

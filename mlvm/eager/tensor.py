@@ -29,6 +29,7 @@ from mlvm.core.errors import (
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import require
 from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
 from mlvm.eager.context import Tape, current_arena, recording
 from mlvm.eager.methods import Methods
@@ -224,6 +225,15 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
     return out
+
+
+def positive(x: Tensor, /) -> Tensor:
+    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools."""
+    try:
+        require("numeric", x.type)
+    except DTypeError as error:
+        raise error.at("positive", (x.type,)) from None
+    return alias(one_op("copy"), x, x.type)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -683,7 +693,7 @@ class Tensor(Methods, Allocation):
             raise
 
     def __pos__(self) -> Tensor:
-        return self
+        return positive(self)
 
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
     """`x[key]`; see `mlvm.eager.indexing`, which adds it."""

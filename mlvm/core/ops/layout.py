@@ -15,6 +15,7 @@ from mlvm.core.rules import (
     normalize_axes,
     normalize_axis,
     require,
+    require_castable,
     require_representable,
 )
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -94,7 +95,7 @@ def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType
     return x
 
 
-def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
+def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float | complex) -> TensorType:
     if len(widths) != x.ndim:
         raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
@@ -171,7 +172,9 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
 
 
 @op(infer=_pad)
-def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
+def pad(
+    out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float | complex = 0.0
+) -> None:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
     inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
@@ -236,7 +239,9 @@ def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:
-    return x.with_dtype(DType.named(dtype))
+    wanted = DType.named(dtype)
+    require_castable(x.dtype, wanted)
+    return x.with_dtype(wanted)
 
 
 def _copy(x: TensorType) -> TensorType:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from tests.core.ops.cases import (
     creation,
+    decompositions,
     elementwise,
+    fft,
     indexing,
     layout,
     linalg,
@@ -17,7 +19,10 @@ from tests.core.ops.cases import (
 )
 from tests.core.ops.cases.case import Case
 
-_ROOMS = (creation, elementwise, indexing, layout, linalg, neural, random, reduction)
+_ROOMS = (
+    *(creation, decompositions, elementwise, fft, indexing),
+    *(layout, linalg, neural, random, reduction),
+)
 
 CASES: dict[str, list[Case]] = {
     name: cases for room in _ROOMS for name, cases in room.CASES.items()
