@@ -176,7 +176,6 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "mlvm.eager.linalg": {
         "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
-        "eig": "use ml.linalg.eigh for a symmetric matrix",
         "inverse": "use ml.linalg.inv",
         "norm": "use ml.linalg.vector_norm, or ml.linalg.matrix_norm",
     },

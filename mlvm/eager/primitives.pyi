@@ -121,8 +121,8 @@ def add(
 def all(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -131,8 +131,8 @@ def all(
 def any(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -149,17 +149,17 @@ def arange(
     """start, start + step, start + 2 step, ... up to `stop`, which is left out."""
 
 def argmax(
-    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, keepdims: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """Where the largest element is along `axis`, i64: the first of equals, or the first nan."""
 
 def argmin(
-    x: Tensor, /, *, axis: int | None = None, keepdims: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, keepdims: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """Where the smallest element is along `axis`, i64: the first of equals, or the first nan."""
 
 def argsort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """The positions in x, along `axis`, of the elements that `sort` gives: i64."""
 
@@ -322,7 +322,7 @@ def cosh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The hyperbolic cosine."""
 
 def cumulative_sum(
-    x: Tensor, /, *, axis: int | None = None, dtype: object = None, out: Tensor | None = None
+    x: Tensor, /, axis: int | None = None, *, dtype: object = None, out: Tensor | None = None
 ) -> Tensor:
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
 
@@ -343,7 +343,7 @@ def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None
     others become 0 (Srivastava et al., JMLR 15, 2014)."""
 
 def dynamic_update(
-    x: Tensor, update: Tensor, start: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, update: Tensor, start: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x, with its rows from `start` on along `axis` replaced by those of `update`."""
 
@@ -405,7 +405,7 @@ def fft(
     """sum_j x_j exp(-2 pi i j k / n) for each k, along each of the axes: complex."""
 
 def flip(
-    x: Tensor, /, *, axis: int | tuple[int, ...] | None = None, out: Tensor | None = None
+    x: Tensor, /, axis: int | tuple[int, ...] | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """x with the order of its elements reversed along `axis` (None: along all)."""
 
@@ -475,7 +475,7 @@ def imag(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The imaginary part; 0 of a real x."""
 
 def index_add(
-    x: Tensor, updates: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, updates: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x, with the updates added where `take` with these indices would read them."""
 
@@ -566,7 +566,7 @@ def log1p(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The logarithm of base 2."""
 
-def log_softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+def log_softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def logaddexp(
@@ -612,8 +612,8 @@ def logical_xor(
 def logsumexp(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -638,8 +638,8 @@ def matmul(
 def max(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -668,8 +668,8 @@ def maximum(
 def mean(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -678,8 +678,8 @@ def mean(
 def min(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -791,8 +791,8 @@ def pow(
 def prod(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     dtype: object = None,
     out: Tensor | None = None,
@@ -841,8 +841,8 @@ def reshape(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) 
 def rfft(
     x: Tensor,
     /,
-    *,
     axis: int = -1,
+    *,
     norm: Literal["backward", "ortho", "forward"] = "backward",
     out: Tensor | None = None,
 ) -> Tensor:
@@ -866,12 +866,12 @@ def rsqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """1 / sqrt(x)."""
 
 def scatter_add(
-    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+    updates: Tensor, indices: Tensor, /, axis: int, *, length: int, out: Tensor | None = None
 ) -> Tensor:
     """Zeros of length `length` along `axis`, to which the updates are added at `indices`."""
 
 def scatter_add_along_axis(
-    updates: Tensor, indices: Tensor, /, *, axis: int, length: int, out: Tensor | None = None
+    updates: Tensor, indices: Tensor, /, axis: int, *, length: int, out: Tensor | None = None
 ) -> Tensor:
     """Zeros, then out[i, indices[i, j, k], k] += updates[i, j, k], for `axis` 1 of 3."""
 
@@ -915,7 +915,7 @@ def slice_add(
 def slogdet(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2]."""
 
-def softmax(x: Tensor, /, *, axis: int = -1, out: Tensor | None = None) -> Tensor:
+def softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""
 
 def softmax_cross_entropy(
@@ -932,7 +932,7 @@ def solve(x: Tensor, y: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """z with x z = y: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes."""
 
 def sort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, out: Tensor | None = None
+    x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """The elements in order along `axis`."""
 
@@ -957,8 +957,8 @@ def subtract(
 def sum(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     dtype: object = None,
     out: Tensor | None = None,
@@ -971,11 +971,11 @@ def svd(x: Tensor, /, *, full_matrices: bool = True, out: Tensor | None = None) 
 def svdvals(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The singular values of `svd` alone, descending and real: f[..., m, n] -> f[..., k]."""
 
-def take(x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None) -> Tensor:
+def take(x: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None) -> Tensor:
     """The slices of x at `indices` along `axis`; the indices' axes replace that axis."""
 
 def take_along_axis(
-    x: Tensor, indices: Tensor, /, *, axis: int, out: Tensor | None = None
+    x: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example."""
 
@@ -1013,8 +1013,8 @@ def unpatches(
 def var(
     x: Tensor,
     /,
-    *,
     axis: int | tuple[int, ...] | None = None,
+    *,
     keepdims: bool = False,
     correction: float = 0.0,
     out: Tensor | None = None,

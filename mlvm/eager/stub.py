@@ -15,7 +15,7 @@ from typing import Final
 
 from mlvm.core.op import OPS
 from mlvm.eager import primitives
-from mlvm.eager.as_methods import METHODS
+from mlvm.eager.as_methods import METHODS, PROPERTIES
 from mlvm.eager.tensor import Tensor
 
 WIDTH: Final = 100
@@ -55,8 +55,13 @@ def stub() -> str:
 
 def methods_stub() -> str:
     """The text of `methods.pyi`: every method with its signature and first sentence."""
-    methods = ("\n".join(["", *_lines(fn, name), ""]) for name, fn in sorted(METHODS.items()))
-    return _METHODS_HEAD + textwrap.indent("".join(methods), INDENT)
+    texts = []
+    for name, fn in sorted({**METHODS, **PROPERTIES}.items()):
+        _, *doc = lines = list(_lines(fn, name))
+        if name in PROPERTIES:
+            lines = ["@property", f"def {name}(self) -> Tensor:", *doc]
+        texts.append("\n".join(["", *lines, ""]))
+    return _METHODS_HEAD + textwrap.indent("".join(texts), INDENT)
 
 
 def _lines(function: Callable[..., Tensor], method: str | None = None) -> Iterator[str]:
