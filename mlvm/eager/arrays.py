@@ -17,7 +17,6 @@ from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray
 from mlvm.eager.tensor import OneOp, Tensor, is_array
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

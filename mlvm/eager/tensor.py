@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, scope, stale_of, using
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, scope, stale_of, using
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
-    AttributeRefused,
     CaptureError,
     DTypeError,
     HandleError,
@@ -31,7 +30,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import require
 from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
-from mlvm.eager.context import Tape, current_arena, recording
+from mlvm.eager.context import Tape, capturing, current_arena, recording
 from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
@@ -157,6 +156,8 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     return out
 
 
+_COPY: Final = one_op("copy")
+
 apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else EXTENSION.apply
 
 
@@ -176,10 +177,13 @@ def raise_stale(x: Tensor) -> NoReturn:
 
 
 def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op and write its result over the tensor `out`, whose type must fit exactly.
+    """Run one op and give its result to the tensor `out`, whose type must fit exactly.
 
-    Raises `GradientError` while a tape needs the old value of `out`, `AttributeRefused` if `out`
-    is a view, because its update would change its base too, and what `apply` raises.
+    The result is written over the bytes of `out`, where nobody else needs them. Where a view or a
+    tape needs the old value, or the op cannot write over its operand, `out` moves to new memory of
+    its arena, and what needs the old value keeps the old memory.
+
+    Raises `ShapeError` or `DTypeError` for a result of another type, and what `apply` raises.
     """
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
@@ -188,25 +192,74 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         raise refused(f"the result is {type} and does not fit into out={out.type}").at(
             call.op.name, types
         )
-    if any(x.root is out.root and i >= call.op.in_place for i, x in enumerate(operands)):
-        raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
-            call.op.name, types
-        )
-    for tape in live_tapes.copy():
-        tape.refuse_write(call, out, operands)
-    if out.base is not None:
-        if out.handle == STALE:
-            raise out.stale()
-        raise AttributeRefused(
-            f"{out.type} shares its bytes with the tensor it was made from, which would change "
-            f"too; update copy(x) instead"
-        ).at(call.op.name, types)
-    overwrite(out, call, *operands)
+    region = out.region
+    if live_tapes or region is None or region.views or _reads(call, operands, out):
+        _update(out, call, operands, types)
+    else:
+        overwrite(out, call, *operands)
     return out
 
 
+def _update(
+    out: Tensor, call: OneOp, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
+) -> None:
+    """`apply_into` for a result whose type fits, where somebody may need the old value."""
+    if out.handle == STALE:
+        raise out.stale()
+    on, tape = capturing.get(), recording.get()
+    tapes = [each for each in live_tapes.copy() if each.within is on]
+    tracked = tape is not None and any(x.tape is tape for x in (out, *operands))
+    if on is not None and tape is not None and tracked:
+        on.require_own_tape(out, tape)
+    if (
+        _is_shared(out, tapes)
+        or _reads(call, operands, out)
+        or (tape is not None and tracked and tape.needs_operand(call, operands, types, out))
+    ):
+        if on is not None:
+            on.update(call, operands, types, out, tapes)
+            return
+        with (out.arena if out.arena.__class__ is Arena else current_arena()).allocating():
+            new = apply(call, *operands)
+        exchange(out, new)
+        out.tape, new.tape = new.tape, out.tape
+        out.node, new.node = getattr(new, "node", 0), getattr(out, "node", 0)
+        for each in tapes:
+            each.exchange({id(out): new, id(new): out}, new)
+    else:
+        overwrite(out, call, *operands)
+        if tape is not None and tracked:
+            tape.record_update(call, operands, types, out)
+        else:
+            out.tape = None
+
+
+def _is_shared(x: Tensor, tapes: Iterable[Tape]) -> bool:
+    """Whether somebody else needs the bytes of x: it is a view, there are views of it, or one of
+    the tapes keeps its value."""
+    region = x.region
+    return region is None or bool(region.views) or any(tape.keeps(x) for tape in tapes)
+
+
+def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
+    """Whether the op reads `out` in another way than it may while it writes over it."""
+    return any(x is out for x in operands[call.op.in_place :])
+
+
+def own(x: Allocation) -> None:
+    """See to it that nobody else needs the bytes of x, which moves where somebody does: for what
+    changes them by its handle. Raises `StaleTensor`."""
+    if x.handle == STALE:
+        raise x.stale()
+    on = capturing.get()
+    if isinstance(x, Tensor) and _is_shared(
+        x, [each for each in live_tapes.copy() if each.within is on]
+    ):
+        apply_into(x, _COPY, x)
+
+
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
-    """`apply_into` for a result whose type fits, over a tensor that nobody else looks at."""
+    """`apply_into` for a result whose type fits, over bytes that nobody else needs."""
     used = (out, *operands)
     if len(used) not in call.into:
         call.infer(tuple([x.type for x in operands]))
@@ -227,13 +280,18 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     return out
 
 
+def alias_of(x: Tensor) -> Tensor:
+    """Another tensor with the value of x; nothing is copied, until one of them is updated."""
+    return alias(_COPY, x, x.type)
+
+
 def positive(x: Tensor, /) -> Tensor:
     """+x: another tensor over the bytes of x. Raises `DTypeError` for bools."""
     try:
         require("numeric", x.type)
     except DTypeError as error:
         raise error.at("positive", (x.type,)) from None
-    return alias(one_op("copy"), x, x.type)
+    return alias_of(x)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -301,7 +359,7 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
 
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked. An update in place asks each of them for permission."""
+"""Tapes that may still be walked. An update in place asks each of them whether it needs the value."""
 
 _CONSTANTS_LIMIT: Final = 4096
 

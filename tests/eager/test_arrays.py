@@ -198,5 +198,7 @@ def test_what_is_no_array_is_no_operand() -> None:
     assert (x == "abc") is False
     assert (x != None) is True  # noqa: E711
     for no in ("abc", None, {1: 2}):
-        with pytest.raises(ml.errors.DTypeError, match="is no operand; tensors, numbers, and arrays"):
+        with pytest.raises(
+            ml.errors.DTypeError, match="is no operand; tensors, numbers, and arrays"
+        ):
             operator.add(x, no)

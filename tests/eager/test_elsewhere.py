@@ -49,7 +49,9 @@ def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
 
 def test_a_mistyped_name() -> None:
     untyped: Any = ml
-    with pytest.raises(AttributeError, match=r"^mlvm\.eager has no sotfmax; did you mean softmax\?"):
+    with pytest.raises(
+        AttributeError, match=r"^mlvm\.eager has no sotfmax; did you mean softmax\?"
+    ):
         untyped.sotfmax  # noqa: B018
     with pytest.raises(AttributeError, match=r"^mlvm\.eager\.nn has no Liner; did you mean Linear"):
         untyped.nn.Liner  # noqa: B018

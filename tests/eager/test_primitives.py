@@ -100,7 +100,11 @@ x = ml.asarray(X)
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: untyped.add(1, 2), ml.errors.DTypeError, r"add\(\): takes tensors or arrays, at least one"),
+        (
+            lambda: untyped.add(1, 2),
+            ml.errors.DTypeError,
+            r"add\(\): takes tensors or arrays, at least one",
+        ),
         (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
         (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, was given 2"),
         (lambda: untyped.add(), ml.errors.ShapeError, "was given 0"),

@@ -17,7 +17,9 @@ _SIMPLE: Final = 0.03
 """Nanoseconds that a row function takes for a byte of its result, roughly, on data in cache."""
 _COSTS: Final = {
     **dict.fromkeys(("exp", "expm1", "tanh", "sigmoid", "erf", "gelu", "gelu_vjp"), 0.2),
-    **dict.fromkeys(("log", "log1p", "log2", "log10", "divide", "reciprocal", "sqrt", "rsqrt"), 0.15),
+    **dict.fromkeys(
+        ("log", "log1p", "log2", "log10", "divide", "reciprocal", "sqrt", "rsqrt"), 0.15
+    ),
     "logaddexp": 0.35,
     **dict.fromkeys(("pow", "floor_divide", "remainder"), 1.5),
 }
