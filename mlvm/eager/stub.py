@@ -26,7 +26,7 @@ _HEAD: Final = '''\
 
 from typing import Literal
 
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Operand, Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
 '''
@@ -71,7 +71,7 @@ def _lines(function: Callable[..., Tensor], method: str | None = None) -> Iterat
         first, *others = found.parameters.values()
         given = first.replace(name="self", annotation=inspect.Parameter.empty)
         found = found.replace(parameters=[given, *others])
-    signature = str(found).replace("'", "" if method else '"')
+    signature = str(found).replace("'Operand'", "Operand").replace("'", "" if method else '"')
     signature = signature.replace(f"{Tensor.__module__}.{Tensor.__qualname__}", Tensor.__name__)
     name, width = method or function.__name__, WIDTH - len(INDENT) * bool(method)
     line = f"def {name}{signature}:"
