@@ -146,7 +146,7 @@ def _check_out(call: OneOp, operands: tuple[Tensor, ...], out: object) -> None:
 def _signature(op: Op) -> Signature:
     """The Python signature of the op's public function."""
     scalars = op.room == "elementwise" and len(op.inputs) > 1
-    tensor: Any = Tensor | bool | int | float | complex if scalars else Tensor
+    tensor: Any = "Operand" if scalars else Tensor
     parameters = [Parameter(x, Parameter.POSITIONAL_ONLY, annotation=tensor) for x in op.inputs]
     if op.variadic:
         parameters[-1] = parameters[-1].replace(kind=Parameter.VAR_POSITIONAL)

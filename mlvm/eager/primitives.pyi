@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Operand, Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
     "abs",
@@ -106,13 +106,7 @@ def acos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def acosh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The inverse hyperbolic cosine; nan for a real x < 1."""
 
-def add(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def add(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x + y, elementwise, with broadcasting."""
 
 def all(
@@ -172,13 +166,7 @@ def astype(x: Tensor, /, *, dtype: object, out: Tensor | None = None) -> Tensor:
 def atan(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The arctangent."""
 
-def atan2(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def atan2(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
     or infinite."""
 
@@ -212,52 +200,22 @@ def bernoulli(
 ) -> Tensor:
     """True with probability p, which broadcasts to `shape`."""
 
-def bitwise_and(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_and(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x & y, of integers or booleans."""
 
 def bitwise_invert(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """~x, of integers or booleans."""
 
-def bitwise_left_shift(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_left_shift(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x << y, of integers."""
 
-def bitwise_or(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_or(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x | y, of integers or booleans."""
 
-def bitwise_right_shift(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_right_shift(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x >> y, of integers, keeping the sign."""
 
-def bitwise_xor(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_xor(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x ^ y, of integers or booleans."""
 
 def boolean_index(x: Tensor, mask: Tensor, /) -> Tensor:
@@ -272,14 +230,7 @@ def ceil(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def cholesky(x: Tensor, /, *, upper: bool = False, out: Tensor | None = None) -> Tensor:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n]."""
 
-def clip(
-    x: Tensor | bool | int | float | complex,
-    lower: Tensor | bool | int | float | complex,
-    upper: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def clip(x: Operand, lower: Operand, upper: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x limited to lower <= x <= upper, elementwise; upper where lower > upper."""
 
 def concat(*xs: Tensor, axis: int = 0, out: Tensor | None = None) -> Tensor:
@@ -303,13 +254,7 @@ def conv2d(
 def copy(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The same tensor in memory of its own."""
 
-def copysign(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def copysign(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """|x| with the sign of y, also that of zeros and nans."""
 
 def cos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
@@ -326,13 +271,7 @@ def cumulative_sum(
 def det(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The determinants of square matrices: f[..., n, n] -> f[...]."""
 
-def divide(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def divide(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x / y, elementwise, with broadcasting."""
 
 def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None) -> Tensor:
@@ -369,13 +308,7 @@ def embed(
 ) -> Tensor:
     """Zeros of `shape`, with x where `slice` with this start and step would read it."""
 
-def equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x == y, elementwise, with broadcasting."""
 
 def erf(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
@@ -409,13 +342,7 @@ def flip(
 def floor(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The largest integer value <= x."""
 
-def floor_divide(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def floor_divide(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The floor of x / y, elementwise."""
 
 def fold_in(key: Tensor, data: Tensor, /, *, out: Tensor | None = None) -> Tensor:
@@ -431,31 +358,13 @@ def gelu(x: Tensor, /, *, approximate: bool = True, out: Tensor | None = None) -
 def gelu_vjp(g: Tensor, x: Tensor, /, *, approximate: bool, out: Tensor | None = None) -> Tensor:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
 
-def greater(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def greater(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x > y, elementwise, with broadcasting."""
 
-def greater_equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def greater_equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x >= y, elementwise, with broadcasting."""
 
-def hypot(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def hypot(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does."""
 
 def ifft(
@@ -521,22 +430,10 @@ def layer_norm_vjp(
     """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where h =
     g * scale and n is x normalised."""
 
-def less(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def less(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x < y, elementwise, with broadcasting."""
 
-def less_equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def less_equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x <= y, elementwise, with broadcasting."""
 
 def linspace(
@@ -566,44 +463,20 @@ def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def log_softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
 
-def logaddexp(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logaddexp(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
     overflows only where the result does."""
 
-def logical_and(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logical_and(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x and y, of booleans."""
 
 def logical_not(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """not x, of booleans."""
 
-def logical_or(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logical_or(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x or y, of booleans."""
 
-def logical_xor(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logical_xor(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """Either x or y, of booleans."""
 
 def logsumexp(
@@ -653,13 +526,7 @@ def max_pool2d(
 ) -> Tensor:
     """The largest element of each window, channel by channel."""
 
-def maximum(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def maximum(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The larger of x and y, elementwise; nan if either is nan."""
 
 def mean(
@@ -682,45 +549,20 @@ def min(
 ) -> Tensor:
     """The smallest element along `axis`; nan if any is nan."""
 
-def minimum(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def minimum(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The smaller of x and y, elementwise; nan if either is nan."""
 
-def multiply(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def multiply(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x * y, elementwise, with broadcasting."""
 
-def multiply_add(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    z: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def multiply_add(x: Operand, y: Operand, z: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the product
     and after the sum."""
 
 def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-x; of an unsigned integer, 2^bits - x."""
 
-def nextafter(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def nextafter(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The next float after x in the direction of y; y where they are equal."""
 
 def nonzero_indices(x: Tensor, /) -> Tensor:
@@ -731,13 +573,7 @@ def normal(
 ) -> Tensor:
     """Standard normal values, of mean 0 and variance 1."""
 
-def not_equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def not_equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x != y, elementwise, with broadcasting."""
 
 def one_hot(
@@ -776,13 +612,7 @@ def permute_dims(x: Tensor, /, *, axes: tuple[int, ...], out: Tensor | None = No
 def pinv(x: Tensor, rtol: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m]."""
 
-def pow(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def pow(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x to the power y, elementwise."""
 
 def prod(
@@ -823,13 +653,7 @@ def reciprocal(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def relu(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
 
-def remainder(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def remainder(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x - floor(x / y) * y, elementwise, with the sign of y."""
 
 def reshape(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
@@ -943,13 +767,7 @@ def sqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def square(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """x * x."""
 
-def subtract(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def subtract(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x - y, elementwise, with broadcasting."""
 
 def sum(
@@ -1019,14 +837,7 @@ def var(
 ) -> Tensor:
     """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes."""
 
-def where(
-    condition: Tensor | bool | int | float | complex,
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def where(condition: Operand, x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x where the condition holds, else y; all three broadcast."""
 
 def zeros(*, shape: tuple[int, ...], dtype: object, out: Tensor | None = None) -> Tensor:

@@ -25,18 +25,9 @@ from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
-from mlvm.eager import (
-    creation,
-    fft,
-    functions,
-    linalg,
-    nn,
-    optim,
-    parallel,
-    random,
-    testing,
-)
+from mlvm.eager import creation, fft, functions, linalg, nn, optim, parallel, random, testing
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
+from mlvm.eager import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager import trees as tree
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.attention import (
@@ -306,13 +297,20 @@ __all__ = [
 ]
 
 
-_TAKING = {module.__name__ for module in (creation, functions, fft, linalg)}
+_OF_TENSORS = {each.__name__ for each in (creation, fft, functions, linalg, sorting)}
+"""Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
+are: `takes_arrays` costs them nothing."""
 
 
 @lru_cache(maxsize=1024)  # one function has one public form, also if two modules show it
-def _public(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as users call it: with arrays too, if it is of a module that takes tensors."""
-    return takes_arrays(function) if function.__module__ in _TAKING else function
+def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
+    return takes_arrays(function)
+
+
+def _public(value: Any) -> Any:
+    """What users get for it: a function that takes arrays too, where it is one of tensors."""
+    taken = isfunction(value) and value.__module__ in _OF_TENSORS
+    return _taking(value) if taken else value
 
 
 def _shown(module: ModuleType) -> ModuleType:
@@ -321,7 +319,7 @@ def _shown(module: ModuleType) -> ModuleType:
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
-            setattr(shown, name, _public(value) if isfunction(value) else value)
+            setattr(shown, name, _public(value))
     vars(shown).update(
         __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
     )
@@ -330,8 +328,7 @@ def _shown(module: ModuleType) -> ModuleType:
 
 if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
     for _name in __all__:
-        if isfunction(globals()[_name]):
-            globals()[_name] = _public(globals()[_name])
+        globals()[_name] = _public(globals()[_name])
     for _name in (
         "errors",
         "fft",

@@ -36,7 +36,7 @@ from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
-Operand: TypeAlias = "Tensor | Scalar"
+Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
 
 _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
