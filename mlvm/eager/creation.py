@@ -114,10 +114,10 @@ def asarray(
 
     Of a Tensor of that dtype and on that VM it is a new Tensor over the same bytes, unless `copy`
     is True. Everything else is copied, and refused if `copy` is False: from Python numbers and
-    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; numpy
-    arrays, and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype.
-    arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
-    With a `dtype`,
+    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; numpy arrays,
+    and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype. With a `dtype`, arrays
+    and tensors are cast as by `astype`, and Python numbers must be values of it.
+
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
     is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
     `CopyRefused` where `copy` is False.

@@ -20,7 +20,7 @@ from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
 from mlvm.eager import random
 from mlvm.eager.autodiff import Pending, Tape, taping
-from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
+from mlvm.eager.capture.recorder import Recorder, Shared, recorder, recording_of
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import zeros
 from mlvm.eager.joint import closures_of, leave, or_zeros, seed
@@ -31,6 +31,7 @@ from mlvm.eager.tensor import (
     constant,
     one_op,
     overwrite,
+    own,
     prepare_constants,
     stop_gradient,
 )
@@ -60,8 +61,12 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
     vm = current_arena().vm
     prepare_constants(vm)
     random.prepare(vm)
-    with recording_of(vm), _untaped(), random.drawing_nowhere():
-        return fn()
+    while True:
+        try:
+            with recording_of(vm), _untaped(), random.drawing_nowhere():
+                return fn()
+        except Shared as shared:
+            own(shared.x)
 
 
 # --- loops ---------------------------------------------------------------------------
@@ -145,7 +150,7 @@ def _loop(
                 kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stacked(record, x, i, total) for x in kept]
         try:
-            after, made = body(now, params, rows)
+            after, made = body(now, _twins(params), _twins(rows))
         except _Unknown:  # a loop of no turns tells what the function makes
             if stacked:
                 raise
@@ -495,7 +500,7 @@ def _record_function(
             params = [stop_gradient(x) for x in places]
         if tape is not None:
             params = _watched(tape, params)
-        tree = run(params)
+        tree = run(_twins(params))
         made = tensors(tree)
         results = list(made)
         with _untaped():
@@ -715,6 +720,17 @@ def _with_axis(type: TensorType, length: int) -> TensorType:
 
 def _seen_as(x: Tensor, type: TensorType) -> Tensor:
     return alias(one_op("reshape", shape=type.shape), x, type)
+
+
+def _twins(xs: Tensors) -> Tensors:
+    """Other tensors over the same bytes, with the same nodes: an update moves them."""
+    twins = []
+    for x in xs:
+        twin = stop_gradient(x)
+        if x.tape is not None:
+            twin.tape, twin.node = x.tape, x.node
+        twins.append(twin)
+    return twins
 
 
 def _watched(tape: Tape, xs: Tensors) -> Tensors:

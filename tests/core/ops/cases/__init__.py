@@ -9,7 +9,9 @@ import numpy as np
 
 from tests.core.ops.cases import (
     creation,
+    decompositions,
     elementwise,
+    fft,
     indexing,
     layout,
     linalg,
@@ -19,7 +21,10 @@ from tests.core.ops.cases import (
 )
 from tests.core.ops.cases.case import Case
 
-_ROOMS = (creation, elementwise, indexing, layout, linalg, neural, random, reduction)
+_ROOMS = (
+    *(creation, decompositions, elementwise, fft, indexing),
+    *(layout, linalg, neural, random, reduction),
+)
 
 _MOVES = (
     "full reshape permute_dims broadcast_to concat flip roll pad slice embed slice_add tril triu "
