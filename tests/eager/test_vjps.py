@@ -75,6 +75,8 @@ def _is_f64(name: str, case: Case) -> bool:
         [TensorType.of(x) for x in case.inputs], one_op(name, **case.attributes).attributes
     )
     floats = {x.dtype for x in case.inputs if x.dtype.kind in "fc"}
+    if OPS[name].room == "decompositions":  # complex vectors have phases: see test_linalg.py
+        return floats == {f64.numpy} and result is not None and result.dtype is f64
     return floats <= {f64.numpy, c128.numpy} and (result is None or result.dtype in (f64, c128))
 
 
@@ -126,7 +128,11 @@ def test_every_rule_of_an_op_that_takes_complex_operands_is_tried_with_them() ->
         if _is_f64(name, case)
         for i in _differentiable(name, case, "c16")
     }
-    takes = {name for name, entry in VJPS.items() if entry and _takes_complex(name)}
+    takes = {
+        name
+        for name, entry in VJPS.items()
+        if entry and OPS[name].room != "decompositions" and _takes_complex(name)
+    }
     rules = {(name, operand) for name in takes for operand in VJPS[name]}
     assert sorted(rules - tried) == []
     assert takes - HOLOMORPHIC == {name for name, _ in tried} - HOLOMORPHIC
