@@ -934,7 +934,8 @@ def solve(x: Tensor, y: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def sort(
     x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """The elements in order along `axis`."""
+    """The elements in order along `axis`: complex ones by their real parts, then by their imaginary
+    parts."""
 
 def split_key(key: Tensor, /, *, n: int, out: Tensor | None = None) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]."""

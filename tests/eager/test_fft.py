@@ -134,7 +134,9 @@ def test_gradients_are_pytorchs(name: str) -> None:
     theirs = torch.tensor(x, requires_grad=True)
     torch.sum(torch.abs(getattr(torch.fft, name)(theirs))).backward()
     ours = ml.grad(lambda x: ml.sum(ml.abs(getattr(fft, name)(x))))(ml.asarray(x))
-    np.testing.assert_allclose(ours.numpy(), theirs.grad.resolve_conj().numpy(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        ours.numpy(), theirs.grad.resolve_conj().numpy(), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_captured_is_eager_bit_for_bit() -> None:
