@@ -143,7 +143,8 @@ def _takes_complex(name: str) -> bool:
     """Whether a case of the op is allowed with complex numbers for its floats."""
     for case in CASES[name]:
         types = [TensorType.of(x) for x in case.inputs]
-        wide = [type.with_dtype(c128) if type.dtype.is_float else type for type in types]
+        numbers = [i for kind in ("f4", "f8") for i in _differentiable(name, case, kind)]
+        wide = [x.with_dtype(c128) if i in numbers else x for i, x in enumerate(types)]
         if any(type.dtype.is_float for type in types):
             try:
                 OPS[name].infer(wide, one_op(name, **case.attributes).attributes)
