@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis, normalize_axes
-from mlvm.core.types import DType, f32
+from mlvm.core.types import DType, f32, f64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray, integer, integers, type_of
-from mlvm.eager.functions import astype, roll
+from mlvm.eager.creation import arange, integer, integers, placed, type_of
+from mlvm.eager.functions import astype, concat, roll
 from mlvm.eager.tensor import Tensor
 
 __all__ = [
@@ -263,8 +261,10 @@ def _frequencies(
         raise DTypeError(f"frequencies are real floats, not {wanted}").at(function, ())
     if integer(n, "n", function) < 1 or not d:
         raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {d}").at(function, ())
-    make = np.fft.fftfreq if function == "fftfreq" else np.fft.rfftfreq
-    return asarray(make(n, d).astype(wanted.numpy), device=device)
+    with placed(device, function):
+        half = arange(0, n // 2 + 1 if function == "rfftfreq" else (n + 1) // 2, dtype=f64)
+        whole = half if function == "rfftfreq" else concat([half, arange(-(n // 2), 0, dtype=f64)])
+        return astype(whole * (1.0 / (n * d)), wanted)
 
 
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:

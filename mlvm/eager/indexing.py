@@ -48,7 +48,7 @@ def _item(key: object) -> Item | EllipsisType:
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
-        if key.dtype.is_float:
+        if key.dtype.is_inexact:
             raise IndexRefused("an index tensor holds integers, or is a mask")
         return key
     try:

@@ -13,7 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError, brief
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis
 from mlvm.core.types import DType, TensorType, f32
@@ -359,15 +361,19 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     stays what it is.
     """
     x = _floating(x, "pinv")
-    return op.pinv(x, _tolerance(rtol, _matrices(x, "pinv")))
+    return op.pinv(x, _tolerance(rtol, _matrices(x, "pinv"), "pinv"))
 
 
-def _tolerance(rtol: float | Tensor | None, type: TensorType) -> Tensor:
+def _tolerance(rtol: float | Tensor | None, type: TensorType, function: str) -> Tensor:
     """One rtol for a stack of matrices, or one for each."""
     if isinstance(rtol, Tensor):
         return rtol
     dtype = type.dtype.real
-    return constant(max(type.shape[-2:]) * finfo(dtype).eps if rtol is None else rtol, dtype)
+    if rtol is None:
+        rtol = max(type.shape[-2:]) * finfo(dtype).eps
+    if not isinstance(rtol, (int, float, np.floating)):
+        raise DTypeError(f"rtol is a float or a tensor, not {brief(rtol)}").at(function, (type,))
+    return constant(float(rtol), dtype)
 
 
 def lstsq(x1: Tensor, x2: Tensor, /, *, rtol: float | Tensor | None = None) -> LstsqResult:
@@ -453,7 +459,7 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     None is max(m, n) times the machine epsilon for an m by n matrix; a tensor has one for each.
     """
     x = _floating(x, "matrix_rank")
-    tolerance = _tolerance(rtol, _matrices(x, "matrix_rank"))
+    tolerance = _tolerance(rtol, _matrices(x, "matrix_rank"), "matrix_rank")
     values = svdvals(x)
     bound = expand_dims(_largest(values, -1) * tolerance, axis=-1)
     return op.sum(op.greater(values, bound), axis=-1)

@@ -36,12 +36,14 @@ WITHOUT_FUNCTION: Final = {
 
 WITH_ANOTHER: Final = {
     "arange",
+    "argsort",
     "astype",
     "avg_pool2d",
     "broadcast_to",
     "clip",
     "concat",
     "conv2d",
+    "cumulative_sum",
     "dropout",
     "dynamic_update",
     "eye",
@@ -54,6 +56,7 @@ WITH_ANOTHER: Final = {
     "reshape",
     "roll",
     "softmax_cross_entropy",
+    "sort",
     "take",
     "take_along_axis",
     "where",

@@ -13,7 +13,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "any",
     "argmax",
     "argmin",
-    "argsort",
     "asin",
     "asinh",
     "atan",
@@ -31,7 +30,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "copysign",
     "cos",
     "cosh",
-    "cumulative_sum",
     "divide",
     "equal",
     "erf",
@@ -87,7 +85,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "sinh",
     "slice",
     "softmax",
-    "sort",
     "sqrt",
     "square",
     "subtract",
@@ -758,7 +755,8 @@ def solve(x: Tensor, y: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def sort(
     x: Tensor, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """The elements in order along `axis`."""
+    """The elements in order along `axis`: complex ones by their real parts, then by their imaginary
+    parts."""
 
 def split_key(key: Tensor, /, *, n: int, out: Tensor | None = None) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]."""

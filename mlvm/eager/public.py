@@ -1,8 +1,10 @@
 """The names of `mlvm.eager`. Those of the ops are in `primitives`."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from inspect import isfunction
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Recording
@@ -65,10 +67,14 @@ from mlvm.eager.elsewhere import missing
 from mlvm.eager.functions import (
     astype,
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     clip,
     concat,
+    count_nonzero,
     cumulative_prod,
+    cumulative_sum,
+    diff,
     dynamic_update,
     expand_dims,
     matrix_transpose,
@@ -89,7 +95,6 @@ from mlvm.eager.functions import (
     take,
     take_along_axis,
     tile,
-    topk,
     unstack,
     where,
 )
@@ -115,6 +120,17 @@ from mlvm.eager.neural import (
     max_pool2d,
     silu,
     softplus,
+)
+from mlvm.eager.sorting import (
+    argsort,
+    isin,
+    searchsorted,
+    sort,
+    topk,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
 )
 from mlvm.eager.tensor import Tensor, positive, stop_gradient
 from mlvm.input.batches import Dataset, Transform
@@ -149,12 +165,14 @@ __all__ = [
     "TensorType",
     "Transform",
     "arange",
+    "argsort",
     "asarray",
     "astype",
     "avg_pool2d",
     "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
+    "broadcast_shapes",
     "broadcast_to",
     "call",
     "can_cast",
@@ -169,9 +187,12 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv_transpose2d",
+    "count_nonzero",
     "cumulative_prod",
+    "cumulative_sum",
     "default_arena",
     "default_vm",
+    "diff",
     "disassemble",
     "dropout",
     "dynamic_update",
@@ -200,6 +221,7 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "isin",
     "kl_divergence",
     "l1",
     "leaky_relu",
@@ -236,10 +258,12 @@ __all__ = [
     "rotary_encoding",
     "scaled_dot_product_attention",
     "scan",
+    "searchsorted",
     "silu",
     "sinusoidal_encoding",
     "softmax_cross_entropy",
     "softplus",
+    "sort",
     "split",
     "squeeze",
     "stack",
@@ -257,6 +281,10 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unstack",
     "use",
     "value_and_grad",
@@ -267,6 +295,22 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+_OF_TENSORS = {each.__name__ for each in (creation, fft, functions, linalg, sorting)}
+"""Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
+are: `takes_arrays` costs them nothing."""
+
+
+@lru_cache(maxsize=1024)  # one function has one public form, also if two modules show it
+def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
+    return takes_arrays(function)
+
+
+def _public(value: Any) -> Any:
+    """What users get for it: a function that takes arrays too, where it is one of tensors."""
+    taken = isfunction(value) and value.__module__ in _OF_TENSORS
+    return _taking(value) if taken else value
 
 
 def _shown(module: ModuleType) -> ModuleType:
@@ -280,17 +324,6 @@ def _shown(module: ModuleType) -> ModuleType:
         __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
     )
     return shown
-
-
-_OF_TENSORS: Final = {each.__name__ for each in (creation, fft, functions, linalg)}
-"""Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
-are: `takes_arrays` costs them nothing."""
-
-
-def _public(value: Any) -> Any:
-    """What users get for it: a function that takes arrays too, where it is one of tensors."""
-    taken = isfunction(value) and value.__module__ in _OF_TENSORS
-    return takes_arrays(value) if taken else value
 
 
 if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves

@@ -14,6 +14,11 @@ The others are named after what the rule is given, values first:
 The rule of an op that reads a part of its operand returns a `Sparse` cotangent: of many slices of
 one tensor, the engine makes one cotangent, and adds each to it in place.
 
+The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. So a rule gives g times the
+conjugate of the derivative, and an operand that is real gets the real part. Rules of holomorphic
+ops are written for real numbers: the engine conjugates them (`HOLOMORPHIC`). Rules that only add
+and move elements hold for both; the others say what they do.
+
 A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
 promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
 gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
@@ -582,3 +587,10 @@ VJPS: Final[dict[str, Rules]] = {
     # --- random ---
     **_none("split_key fold_in normal uniform bernoulli randint permutation"),
 }
+
+_HOLOMORPHIC: Final = (
+    "multiply multiply_add divide reciprocal pow square exp expm1 log log1p log2 log10 sqrt rsqrt "
+    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract"
+)
+HOLOMORPHIC: Final = frozenset(_HOLOMORPHIC.split())
+"""Ops whose rules take no conjugates, although they multiply by values."""

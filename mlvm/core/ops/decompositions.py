@@ -203,7 +203,7 @@ def _write(out: Array, *parts: Array) -> None:
 def _hermitian(x: Array) -> Array:
     """(x + x^H) / 2"""
     half = x * x.dtype.type(0.5)
-    return half + half.swapaxes(-1, -2).conj()
+    return np.asarray(half + _adjoint(half))
 
 
 @op(infer=_factor, flops=_cubic(1 / 3))

@@ -267,7 +267,8 @@ def _not_above(k: int, shape: Shape) -> Array:
 
 @op(infer=_sort)
 def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
-    """The elements in order along `axis`. nan counts as the largest."""
+    """The elements in order along `axis`: complex ones by their real parts, then by their imaginary
+    parts. nan counts as the largest."""
     np.copyto(out, np.flip(x, axis) if descending else x)
     out.sort(axis, kind="stable")
     if descending:

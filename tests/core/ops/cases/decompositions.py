@@ -78,7 +78,8 @@ def _inv(x: Array) -> Array:
 
 def _solve(subscripts: str) -> Callable[..., Array]:
     def expected(x: Array, y: Array) -> Array:
-        return np.einsum(subscripts, _each(_inv)(x), y)
+        solution: Array = np.einsum(subscripts, _each(_inv)(x), y)
+        return solution
 
     return expected
 
@@ -107,10 +108,10 @@ def _roots(x: Array) -> Array:
 
 def _pinv(x: Array, rtol: Array) -> Array:
     """For full rank, of the smaller product; for rank one, x^T / |x|^2."""
-    if np.ndim(rtol) == 0 and rtol > 0.1:
-        return x.T / np.sum(x**2)
+    if rtol > 0.1:
+        return np.asarray(x.T / np.sum(x**2))
     wide = x.shape[0] < x.shape[1]
-    return x.T @ _inv(x @ x.T) if wide else _inv(x.T @ x) @ x.T
+    return np.asarray(x.T @ _inv(x @ x.T) if wide else _inv(x.T @ x) @ x.T)
 
 
 _TRIANGULAR = np.triu(_f64(3, 3), 1) + np.diag([-1.0, 0.5, 2.0])
@@ -188,7 +189,9 @@ CASES: dict[str, list[Case]] = {
     "pinv": [
         Case((_f64(3, 2), _TOLERANCE), _pinv),
         Case((_f64(2, 3), _TOLERANCE), _pinv),
-        Case((np.outer([1.0, 2.0], [3.0, 4.0]).astype("f"), np.float32(0.5)), _pinv),
-        Case((np.diag([4.0, 1.0]).astype("f"), np.float32(0.3)), lambda x, _: np.diag([0.25, 0])),
+        Case((np.outer([1.0, 2.0], [3.0, 4.0]).astype("f"), np.array(0.5, "f")), _pinv),
+        Case(
+            (np.diag([4.0, 1.0]).astype("f"), np.array(0.3, "f")), lambda x, _: np.diag([0.25, 0])
+        ),
     ],
 }
