@@ -25,7 +25,18 @@ from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
 from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
-from mlvm.eager import creation, fft, functions, linalg, nn, optim, parallel, random, testing
+from mlvm.eager import (
+    creation,
+    fft,
+    functions,
+    linalg,
+    nn,
+    optim,
+    parallel,
+    random,
+    sorting,
+    testing,
+)
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager import trees as tree
