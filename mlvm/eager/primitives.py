@@ -22,14 +22,17 @@ WITHOUT_FUNCTION: Final = {
     "boolean_index",
     "embed",
     "index_add",
+    "index_set",
     "layer_norm_normalize",
     "mask_scatter",
+    "mask_set",
     "multiply_add",
     "nonzero_indices",
     "patches",
     "scatter_add",
     "scatter_add_along_axis",
     "slice_add",
+    "slice_set",
     "unpatches",
 }
 """Ops that only the eager layer itself calls."""

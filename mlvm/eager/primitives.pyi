@@ -385,6 +385,18 @@ def index_add(
 ) -> Tensor:
     """x, with the updates added where `take` with these indices would read them."""
 
+def index_set(
+    x: Tensor,
+    values: Tensor,
+    indices: Tensor,
+    /,
+    axis: int,
+    *,
+    axes: int = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x, with values where `take` with these indices would read it."""
+
 def inv(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The inverses of square matrices: f[..., n, n]."""
 
@@ -493,6 +505,9 @@ def mask_scatter(
     updates: Tensor, mask: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None
 ) -> Tensor:
     """Zeros of `shape`, with the updates, in order, where the mask is True."""
+
+def mask_set(x: Tensor, values: Tensor, mask: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """x, with values, in order, where `boolean_index` with this mask would read it."""
 
 def matmul(
     x: Tensor,
@@ -732,6 +747,18 @@ def slice_add(
     out: Tensor | None = None,
 ) -> Tensor:
     """x, with the updates added where `slice` with this start and step would read them."""
+
+def slice_set(
+    x: Tensor,
+    values: Tensor,
+    /,
+    *,
+    start: tuple[int, ...],
+    length: tuple[int, ...],
+    step: tuple[int, ...],
+    out: Tensor | None = None,
+) -> Tensor:
+    """x, with values where `slice` with this start, length and step would read it."""
 
 def slogdet(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2]."""

@@ -147,6 +147,23 @@ def _slice_add(
     return x
 
 
+def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
+    """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
+    to that shape."""
+    if values.dtype is not x.dtype:
+        raise DTypeError(f"values must be {x.dtype} as x is, not {values.dtype}")
+    if values.ndim > len(shape) or broadcast_shapes(values.shape, shape) != shape:
+        raise ShapeError(f"values of shape {values.shape} do not broadcast to {shape}")
+
+
+def _slice_set(
+    x: TensorType, values: TensorType, start: Shape, length: Shape, step: tuple[int, ...]
+) -> TensorType:
+    _check_window(x.shape, start, length, step)
+    require_values(x, values, length)
+    return x
+
+
 def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
     """The numpy index of that window. For numpy, an end before the first element is None."""
     ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
@@ -217,6 +234,25 @@ def slice_add(
     if not np.may_share_memory(out, x):
         np.copyto(out, x)
     out[_window(start, updates.shape, step)] += updates
+
+
+@op(infer=_slice_set, in_place=1)
+def slice_set(
+    out: Array,
+    x: Array,
+    values: Array,
+    *,
+    start: tuple[int, ...],
+    length: tuple[int, ...],
+    step: tuple[int, ...],
+) -> None:
+    """x, with values where `slice` with this start, length and step would read it.
+
+    The values broadcast to `length`. Where x is not needed any more, only they are written.
+    """
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    out[_window(start, length, step)] = values
 
 
 # --- triangles, order, dtype ---------------------------------------------------------
