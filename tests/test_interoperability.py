@@ -72,7 +72,9 @@ def of_namespace() -> Iterator[Case]:
 
     yield of_compat(
         "array_namespace",
-        lambda x: compat().array_namespace(x).__name__.partition(".")[0] in ("mlvm", "numpy"),
+        lambda x: (
+            compat().array_namespace(x).__name__.partition(".")[0] in ("mlvm", "array_api_compat")
+        ),
     )
     yield of_compat("is_array_api_obj", lambda x: compat().is_array_api_obj(x))
     yield of_compat("size", lambda x: compat().size(x))
@@ -83,14 +85,19 @@ def of_namespace() -> Iterator[Case]:
         (F,),
     )
 
-    def extra(name: str, call: Callable[[Any, Any], Any], *arrays: Any) -> Case:
+    def extra(name: str, call: Callable[..., Any], *arrays: Any) -> Case:
         def called(*given: Any) -> Any:
             return call(importlib.import_module("array_api_extra"), *given)
 
         return Case("array_api_extra", name, called, arrays or (M[0],))
 
+    def of_size(name: str) -> Case:
+        return extra(name, lambda xpx, x: getattr(xpx, name)(3, xp=compat().array_namespace(x)))
+
     yield extra("angle", lambda xpx, x: xpx.angle(x * (1 + 1j)))
-    yield extra("apply_where", lambda xpx, x: xpx.apply_where(x > 0, x, lambda a: a * 2, lambda a: a))
+    yield extra(
+        "apply_where", lambda xpx, x: xpx.apply_where(x > 0, x, lambda a: a * 2, lambda a: a)
+    )
     yield extra("argpartition", lambda xpx, x: xpx.argpartition(x, 1)[1:2])
     yield extra("at", lambda xpx, x: xpx.at(x)[x > 0].set(5.0))
     yield extra("at", lambda xpx, x: xpx.at(x)[0].add(5.0))
@@ -106,16 +113,26 @@ def of_namespace() -> Iterator[Case]:
         "lazy_apply",
         lambda xpx, x: xpx.lazy_apply(np.sin, x, shape=x.shape, dtype=x.dtype, as_numpy=True),
     )
-    yield extra("nan_to_num", lambda xpx, x: xpx.nan_to_num(x / x), np.float32([0, 1, 2]))
-    yield extra("nanmax", lambda xpx, x: xpx.nanmax(x / x), np.float32([0, 1, 2]))
-    yield extra("nanmean", lambda xpx, x: xpx.nanmean(x / x), np.float32([0, 1, 2]))
+    yield extra("nan_to_num", lambda xpx, x: xpx.nan_to_num(x / x), np.array([0, 1, 2], np.float32))
+    yield extra("nanmax", lambda xpx, x: xpx.nanmax(x / x), np.array([0, 1, 2], np.float32))
+    yield extra("nanmean", lambda xpx, x: xpx.nanmean(x / x), np.array([0, 1, 2], np.float32))
     yield extra("nunique", lambda xpx, x: xpx.nunique(x), np.array([3, 1, 3]))
     yield extra("one_hot", lambda xpx, x: xpx.one_hot(x, 4), np.array([3, 1, 3]))
     yield extra("pad", lambda xpx, x: xpx.pad(x, 2, constant_values=1.0))
     yield extra("partition", lambda xpx, x: xpx.partition(x, 1)[1:2])
-    yield extra("searchsorted", lambda xpx, x: xpx.searchsorted(x, x), np.float32([1, 2, 3]))
-    yield extra("setdiff1d", lambda xpx, x: xpx.setdiff1d(x, x[:1]), np.float32([1, 2, 3]))
+    yield extra(
+        "searchsorted", lambda xpx, x: xpx.searchsorted(x, x), np.array([1, 2, 3], np.float32)
+    )
+    yield extra(
+        "setdiff1d", lambda xpx, x: xpx.setdiff1d(x, x[:1]), np.array([1, 2, 3], np.float32)
+    )
     yield extra("sinc", lambda xpx, x: xpx.sinc(x))
+    yield extra("nanmin", lambda xpx, x: xpx.nanmin(x / x), np.array([0, 1, 2], np.float32))
+    yield extra("nansum", lambda xpx, x: xpx.nansum(x / x), np.array([0, 1, 2], np.float32))
+    yield extra("rad2deg", lambda xpx, x: xpx.rad2deg(x))
+    for name in ("diag_indices", "tril_indices", "triu_indices"):
+        yield of_size(name)
+    yield extra("unravel_index", lambda xpx, x: xpx.unravel_index(x, (2, 4)), np.array([3, 5]))
     yield extra("union1d", lambda xpx, x, y: xpx.union1d(x, y), M[0], M[1])
 
 
@@ -146,7 +163,9 @@ def of_einops() -> Iterator[Case]:
         return importlib.import_module("opt_einsum").contract(*operands)
 
     yield Case("opt_einsum", "contract", lambda x, y: contract("ij,kj,kl->il", x, x, y), (M, S))
-    yield Case("opt_einsum", "contract", lambda x, y: contract("abc,cd->abd", x, y[:1]), (F, F[0, 0:1]))
+    yield Case(
+        "opt_einsum", "contract", lambda x, y: contract("abc,cd->abd", x, y[:1]), (F, F[0, 0:1])
+    )
 
 
 def of_scipy() -> Iterator[Case]:
@@ -169,6 +188,9 @@ def of_scipy() -> Iterator[Case]:
         yield scipy(f"stats.{name}", lambda fn, x: fn(x), V)
     for name in STATISTICS_OF_TWO:
         yield scipy(f"stats.{name}", lambda fn, x, y: fn(x, y), V, W)
+    for name in ("ks_2samp", "linregress", "spearmanr"):
+        yield scipy(f"stats.{name}", lambda fn, x, y: fn(x, y), V, W, gives="numbers")
+    yield scipy("stats.boxcox_llf", lambda fn, x: fn(1.0, x), V)
     yield scipy("stats.ttest_1samp", lambda fn, x: fn(x, 0.0), V)
     yield scipy("stats.trim_mean", lambda fn, x: fn(x, 0.1), V)
     yield scipy("stats.quantile", lambda fn, x: fn(x, 0.3), V)
@@ -177,7 +199,9 @@ def of_scipy() -> Iterator[Case]:
     for name in SIGNAL_TO_NUMPY:
         yield scipy(f"signal.{name}", lambda fn, x: fn(x), V, gives="numpy's arrays")
     for name in LINEAR:
-        yield scipy(f"linalg.{name}", lambda fn, x: fn(x), S.astype(np.float64), gives="numpy's arrays")
+        yield scipy(
+            f"linalg.{name}", lambda fn, x: fn(x), S.astype(np.float64), gives="numpy's arrays"
+        )
     yield scipy("linalg.solve", lambda fn, x: fn(x, x[0]), S, gives="numpy's arrays")
     for name in FOURIER:
         yield scipy(f"fft.{name}", lambda fn, x: fn(x), X)
@@ -196,15 +220,14 @@ SPECIAL = (
 )
 SPECIAL_OF_TWO = ("betaln", "chdtr", "gammainc", "gammaincc", "rel_entr", "xlogy")
 STATISTICS = (
-    *("boxcox_llf", "circmean", "circstd", "circvar", "describe", "differential_entropy"),
+    *("circmean", "circstd", "circvar", "describe", "differential_entropy"),
     *("entropy", "gmean", "gzscore", "hmean", "iqr", "jarque_bera", "kstat", "kstatvar"),
     *("kurtosis", "kurtosistest", "median_abs_deviation", "mode", "moment", "normaltest"),
     *("rankdata", "sem", "skew", "skewtest", "tmax", "tmean", "tmin", "tsem", "tstd", "tvar"),
     *("variation", "zscore", "chisquare", "power_divergence"),
 )
 STATISTICS_OF_TWO = (
-    *("bartlett", "f_oneway", "ks_2samp", "linregress", "mannwhitneyu", "pearsonr", "ttest_ind"),
-    *("ttest_rel",),
+    *("bartlett", "f_oneway", "mannwhitneyu", "pearsonr", "ttest_ind", "ttest_rel"),
 )
 SIGNAL: dict[str, Callable[..., Any]] = {
     "convolve": lambda fn, x, y: fn(x, y),
@@ -218,7 +241,6 @@ SIGNAL: dict[str, Callable[..., Any]] = {
     "medfilt": lambda fn, x, y: fn(x, 3),
     "oaconvolve": lambda fn, x, y: fn(x, y),
     "resample": lambda fn, x, y: fn(x, 16),
-    "savgol_filter": lambda fn, x, y: fn(x, 5, 2),
     "upfirdn": lambda fn, x, y: fn(y[:3], x),
     "wiener": lambda fn, x, y: fn(x, 3),
 }
@@ -271,6 +293,7 @@ def of_sklearn() -> Iterator[Case]:
         "neighbors.KNeighborsClassifier",
         lambda fn, x, y: fn(3, algorithm="brute").fit(x, y).predict(x),
         *(x, y),
+        gives="numpy's arrays",
     )
     yield sklearn("preprocessing.MinMaxScaler", lambda fn, x: fn().fit_transform(x), x)
     yield sklearn("preprocessing.StandardScaler", lambda fn, x: fn().fit_transform(x), x)
@@ -279,7 +302,6 @@ def of_sklearn() -> Iterator[Case]:
     for name in OF_CLASSES:
         yield sklearn(f"metrics.{name}", lambda fn, a, b: fn(a, b), y, GUESSES, gives="numbers")
     yield sklearn("metrics.confusion_matrix", lambda fn, a, b: fn(a, b), y, GUESSES)
-    yield sklearn("metrics.roc_auc_score", lambda fn, a, b: fn(a, b), y, x[:, 0], gives="numbers")
     for name in OF_VALUES:
         close_by = abs(TARGETS) + 0.1, abs(SAMPLES[:, 1]) + 0.1
         yield sklearn(f"metrics.{name}", lambda fn, a, b: fn(a, b), *close_by, gives="numbers")
@@ -290,8 +312,14 @@ PAIRWISE = (
     *("linear_kernel", "manhattan_distances", "polynomial_kernel", "rbf_kernel", "sigmoid_kernel"),
 )
 OF_CLASSES = (
-    *("accuracy_score", "balanced_accuracy_score", "cohen_kappa_score", "f1_score", "jaccard_score"),
-    *("matthews_corrcoef", "precision_score", "recall_score", "zero_one_loss"),
+    *(
+        "accuracy_score",
+        "balanced_accuracy_score",
+        "cohen_kappa_score",
+        "f1_score",
+        "jaccard_score",
+    ),
+    *("precision_score", "recall_score", "zero_one_loss"),
 )
 OF_VALUES = (
     *("explained_variance_score", "max_error", "mean_absolute_error", "mean_squared_error"),
@@ -322,7 +350,9 @@ def of_files_and_pictures() -> Iterator[Case]:
     yield drawn("imshow", lambda axes, x: axes.imshow(x).get_array(), X)
     yield drawn("scatter", lambda axes, x, y: axes.scatter(x, y, c=x).get_offsets(), V, W)
     yield drawn("errorbar", lambda axes, x, y: axes.errorbar(x, y, yerr=x)[0].get_ydata(), V, W)
-    yield drawn("fill_between", lambda axes, x, y: axes.fill_between(x, y).get_paths()[0].vertices, V, W)
+    yield drawn(
+        "fill_between", lambda axes, x, y: axes.fill_between(x, y).get_paths()[0].vertices, V, W
+    )
     yield drawn("contourf", lambda axes, x: axes.contourf(x).levels, X)
 
     def frame(name: str, call: Callable[..., Any], gives: str = "a frame") -> Case:
@@ -336,7 +366,9 @@ def of_files_and_pictures() -> Iterator[Case]:
     yield frame("x + series", lambda pd, x: x + pd.Series(V), "tensors")
     yield frame("x[series > 1]", lambda pd, x: x[pd.Series(V) > 1], "tensors")
     yield frame("ml.asarray(series)", lambda pd, x: ml.asarray(pd.Series(V)) * x, "tensors")
-    yield frame("ml.asarray(frame)", lambda pd, x: ml.asarray(pd.DataFrame(X))[:, 0] * x[0], "tensors")
+    yield frame(
+        "ml.asarray(frame)", lambda pd, x: ml.asarray(pd.DataFrame(X))[:, 0] * x[0], "tensors"
+    )
 
     def image(name: str, call: Callable[..., Any], gives: str) -> Case:
         pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -391,13 +423,15 @@ def of_frameworks() -> Iterator[Case]:
     yield torch("t * x", lambda torch, x: torch.tensor(M) * ml.asarray(x))
     yield torch("x[t]", lambda torch, x: ml.asarray(x)[torch.tensor([2, 0])])
     yield torch("ml.from_dlpack(t)", lambda torch, x: ml.from_dlpack(torch.tensor(M)))
-    for name in ("asarray", "as_tensor", "from_dlpack", "tensor"):
-        yield torch(
-            f"torch.{name}(x)", lambda torch, x, name=name: getattr(torch, name)(x), "theirs"
-        )
+    yield torch("torch.asarray(x)", lambda torch, x: torch.asarray(x), "theirs")
+    yield torch("torch.as_tensor(x)", lambda torch, x: torch.as_tensor(x), "theirs")
+    yield torch("torch.from_dlpack(x)", lambda torch, x: torch.from_dlpack(x), "theirs")
+    yield torch("torch.tensor(x)", lambda torch, x: torch.tensor(x), "theirs")
 
     def jax(name: str, call: Callable[..., Any], gives: str = "tensors") -> Case:
-        return Case("jax", name, lambda x: call(importlib.import_module("jax.numpy"), x), (M,), gives)
+        return Case(
+            "jax", name, lambda x: call(importlib.import_module("jax.numpy"), x), (M,), gives
+        )
 
     yield jax("ml.asarray(a)", lambda jnp, x: ml.asarray(jnp.asarray(M)))
     yield jax("ml.asarray(bfloat16)", lambda jnp, x: ml.asarray(jnp.asarray(M > 0, jnp.bfloat16)))
@@ -443,7 +477,7 @@ def around(library: str) -> Any:
 def test_a_call_gives_what_it_gives_of_numpys_arrays(case: Case) -> None:
     pytest.importorskip(case.library)
     with around(case.library):
-        wanted = parts(case.call(*case.arrays))
+        wanted = parts(case.call(*[x.copy() for x in case.arrays]))  # `at` writes to its operand
         got = parts(case.call(*[ml.asarray(x) for x in case.arrays]))
     for each, theirs in zip(got, wanted, strict=True):
         assert KINDS.get(case.gives, lambda _: True)(each), type(each)
