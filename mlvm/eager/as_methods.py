@@ -79,6 +79,8 @@ def mean(
     keepdims: bool = False,
 ) -> Tensor:
     """`mean`, with the keywords of numpy, which calls it for `numpy.mean(x)`."""
+    if axis is None and out is None and not keepdims:
+        return op.mean(_cast(x, dtype))
     return op.mean(_cast(x, dtype), axis, keepdims=keepdims, out=out)
 
 
@@ -147,8 +149,8 @@ METHODS: Final = {
     **{
         name: getattr(op, name)
         for name in (
-            *("abs", "all", "any", "argmax", "argmin", "argsort", "copy", "max", "min", "prod"),
-            *("round", "sum"),
+            *("abs", "all", "any", "argmax", "argmin", "argsort", "conj", "copy", "max", "min"),
+            *("prod", "round", "sum"),
         )
     },
     **{
@@ -161,5 +163,9 @@ METHODS: Final = {
     },
 }
 
+PROPERTIES: Final = {name: getattr(op, name) for name in ("imag", "real")}
+
 for _name, _function in METHODS.items():
     setattr(Methods, _name, _function)
+for _name, _function in PROPERTIES.items():
+    setattr(Methods, _name, property(_function))

@@ -9,7 +9,7 @@ class Methods:
     __slots__ = ()
 
     def abs(self, /, *, out: Tensor | None = None) -> Tensor:
-        """|x|."""
+        """|x|; of a complex number the length, which is real."""
 
     def all(
         self,
@@ -53,11 +53,18 @@ class Methods:
     def clip(self, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """x limited to min <= x <= max, elementwise."""
 
+    def conj(self, /, *, out: Tensor | None = None) -> Tensor:
+        """The complex conjugate; x itself where it is real."""
+
     def copy(self, /, *, out: Tensor | None = None) -> Tensor:
         """The same tensor in memory of its own."""
 
     def flatten(self, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector."""
+
+    @property
+    def imag(self) -> Tensor:
+        """The imaginary part; 0 of a real x."""
 
     def max(
         self,
@@ -111,6 +118,10 @@ class Methods:
     def ravel(self, /) -> Tensor:
         """The elements as a vector, in row-major order."""
 
+    @property
+    def real(self) -> Tensor:
+        """The real part."""
+
     def repeat(self, repeats: int, /, *, axis: int | None = None) -> Tensor:
         """x with each element `repeats` times in a row along `axis` (None: flattened first)."""
 
@@ -118,7 +129,8 @@ class Methods:
         """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
 
     def round(self, /, *, out: Tensor | None = None) -> Tensor:
-        """The nearest integer value; halves go to the even one."""
+        """The nearest integer value, of both parts of a complex number; halves go to the even
+        one."""
 
     def squeeze(self, /, axis: Axis = None) -> Tensor:
         """x without these axes, which have length 1 (None: without all that have)."""

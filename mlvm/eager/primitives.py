@@ -22,26 +22,31 @@ WITHOUT_FUNCTION: Final = {
     "boolean_index",
     "embed",
     "index_add",
+    "index_set",
     "layer_norm_normalize",
     "mask_scatter",
+    "mask_set",
     "multiply_add",
     "nonzero_indices",
     "patches",
     "scatter_add",
     "scatter_add_along_axis",
     "slice_add",
+    "slice_set",
     "unpatches",
 }
 """Ops that only the eager layer itself calls."""
 
 WITH_ANOTHER: Final = {
     "arange",
+    "argsort",
     "astype",
     "avg_pool2d",
     "broadcast_to",
     "clip",
     "concat",
     "conv2d",
+    "cumulative_sum",
     "dropout",
     "dynamic_update",
     "eye",
@@ -54,6 +59,7 @@ WITH_ANOTHER: Final = {
     "reshape",
     "roll",
     "softmax_cross_entropy",
+    "sort",
     "take",
     "take_along_axis",
     "where",
@@ -143,7 +149,7 @@ def _check_out(call: OneOp, operands: tuple[Tensor, ...], out: object) -> None:
 def _signature(op: Op) -> Signature:
     """The Python signature of the op's public function."""
     scalars = op.room == "elementwise" and len(op.inputs) > 1
-    tensor: Any = Tensor | bool | int | float | complex if scalars else Tensor
+    tensor: Any = "Operand" if scalars else Tensor
     parameters = [Parameter(x, Parameter.POSITIONAL_ONLY, annotation=tensor) for x in op.inputs]
     if op.variadic:
         parameters[-1] = parameters[-1].replace(kind=Parameter.VAR_POSITIONAL)

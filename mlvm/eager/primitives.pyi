@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Operand, Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
     "abs",
@@ -13,7 +13,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "any",
     "argmax",
     "argmin",
-    "argsort",
     "asin",
     "asinh",
     "atan",
@@ -31,7 +30,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "copysign",
     "cos",
     "cosh",
-    "cumulative_sum",
     "divide",
     "equal",
     "erf",
@@ -87,7 +85,6 @@ __all__ = [  # noqa: RUF022 - in the order of the functions
     "sinh",
     "slice",
     "softmax",
-    "sort",
     "sqrt",
     "square",
     "subtract",
@@ -109,13 +106,7 @@ def acos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def acosh(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The inverse hyperbolic cosine; nan for a real x < 1."""
 
-def add(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def add(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x + y, elementwise, with broadcasting."""
 
 def all(
@@ -175,13 +166,7 @@ def astype(x: Tensor, /, *, dtype: object, out: Tensor | None = None) -> Tensor:
 def atan(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The arctangent."""
 
-def atan2(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def atan2(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
     or infinite."""
 
@@ -215,52 +200,22 @@ def bernoulli(
 ) -> Tensor:
     """True with probability p, which broadcasts to `shape`."""
 
-def bitwise_and(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_and(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x & y, of integers or booleans."""
 
 def bitwise_invert(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """~x, of integers or booleans."""
 
-def bitwise_left_shift(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_left_shift(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x << y, of integers."""
 
-def bitwise_or(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_or(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x | y, of integers or booleans."""
 
-def bitwise_right_shift(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_right_shift(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x >> y, of integers, keeping the sign."""
 
-def bitwise_xor(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def bitwise_xor(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x ^ y, of integers or booleans."""
 
 def boolean_index(x: Tensor, mask: Tensor, /) -> Tensor:
@@ -275,14 +230,7 @@ def ceil(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def cholesky(x: Tensor, /, *, upper: bool = False, out: Tensor | None = None) -> Tensor:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n]."""
 
-def clip(
-    x: Tensor | bool | int | float | complex,
-    lower: Tensor | bool | int | float | complex,
-    upper: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def clip(x: Operand, lower: Operand, upper: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x limited to lower <= x <= upper, elementwise; upper where lower > upper."""
 
 def concat(*xs: Tensor, axis: int = 0, out: Tensor | None = None) -> Tensor:
@@ -306,13 +254,7 @@ def conv2d(
 def copy(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The same tensor in memory of its own."""
 
-def copysign(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def copysign(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """|x| with the sign of y, also that of zeros and nans."""
 
 def cos(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
@@ -329,13 +271,7 @@ def cumulative_sum(
 def det(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The determinants of square matrices: f[..., n, n] -> f[...]."""
 
-def divide(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def divide(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x / y, elementwise, with broadcasting."""
 
 def dropout(x: Tensor, key: Tensor, /, *, rate: float, out: Tensor | None = None) -> Tensor:
@@ -372,13 +308,7 @@ def embed(
 ) -> Tensor:
     """Zeros of `shape`, with x where `slice` with this start and step would read it."""
 
-def equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x == y, elementwise, with broadcasting."""
 
 def erf(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
@@ -412,13 +342,7 @@ def flip(
 def floor(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The largest integer value <= x."""
 
-def floor_divide(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def floor_divide(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The floor of x / y, elementwise."""
 
 def fold_in(key: Tensor, data: Tensor, /, *, out: Tensor | None = None) -> Tensor:
@@ -434,31 +358,13 @@ def gelu(x: Tensor, /, *, approximate: bool = True, out: Tensor | None = None) -
 def gelu_vjp(g: Tensor, x: Tensor, /, *, approximate: bool, out: Tensor | None = None) -> Tensor:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
 
-def greater(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def greater(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x > y, elementwise, with broadcasting."""
 
-def greater_equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def greater_equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x >= y, elementwise, with broadcasting."""
 
-def hypot(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def hypot(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does."""
 
 def ifft(
@@ -478,6 +384,18 @@ def index_add(
     x: Tensor, updates: Tensor, indices: Tensor, /, axis: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x, with the updates added where `take` with these indices would read them."""
+
+def index_set(
+    x: Tensor,
+    values: Tensor,
+    indices: Tensor,
+    /,
+    axis: int,
+    *,
+    axes: int = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x, with values where `take` with these indices would read it."""
 
 def inv(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The inverses of square matrices: f[..., n, n]."""
@@ -524,22 +442,10 @@ def layer_norm_vjp(
     """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where h =
     g * scale and n is x normalised."""
 
-def less(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def less(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x < y, elementwise, with broadcasting."""
 
-def less_equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def less_equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x <= y, elementwise, with broadcasting."""
 
 def linspace(
@@ -569,44 +475,20 @@ def log2(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def log_softmax(x: Tensor, /, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
 
-def logaddexp(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logaddexp(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
     overflows only where the result does."""
 
-def logical_and(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logical_and(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x and y, of booleans."""
 
 def logical_not(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """not x, of booleans."""
 
-def logical_or(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logical_or(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x or y, of booleans."""
 
-def logical_xor(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def logical_xor(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """Either x or y, of booleans."""
 
 def logsumexp(
@@ -623,6 +505,9 @@ def mask_scatter(
     updates: Tensor, mask: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None
 ) -> Tensor:
     """Zeros of `shape`, with the updates, in order, where the mask is True."""
+
+def mask_set(x: Tensor, values: Tensor, mask: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """x, with values, in order, where `boolean_index` with this mask would read it."""
 
 def matmul(
     x: Tensor,
@@ -656,13 +541,7 @@ def max_pool2d(
 ) -> Tensor:
     """The largest element of each window, channel by channel."""
 
-def maximum(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def maximum(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The larger of x and y, elementwise; nan if either is nan."""
 
 def mean(
@@ -685,45 +564,20 @@ def min(
 ) -> Tensor:
     """The smallest element along `axis`; nan if any is nan."""
 
-def minimum(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def minimum(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The smaller of x and y, elementwise; nan if either is nan."""
 
-def multiply(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def multiply(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x * y, elementwise, with broadcasting."""
 
-def multiply_add(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    z: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def multiply_add(x: Operand, y: Operand, z: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the product
     and after the sum."""
 
 def negative(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """-x; of an unsigned integer, 2^bits - x."""
 
-def nextafter(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def nextafter(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """The next float after x in the direction of y; y where they are equal."""
 
 def nonzero_indices(x: Tensor, /) -> Tensor:
@@ -734,13 +588,7 @@ def normal(
 ) -> Tensor:
     """Standard normal values, of mean 0 and variance 1."""
 
-def not_equal(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def not_equal(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x != y, elementwise, with broadcasting."""
 
 def one_hot(
@@ -779,13 +627,7 @@ def permute_dims(x: Tensor, /, *, axes: tuple[int, ...], out: Tensor | None = No
 def pinv(x: Tensor, rtol: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m]."""
 
-def pow(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def pow(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x to the power y, elementwise."""
 
 def prod(
@@ -826,13 +668,7 @@ def reciprocal(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def relu(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
 
-def remainder(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def remainder(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x - floor(x / y) * y, elementwise, with the sign of y."""
 
 def reshape(x: Tensor, /, *, shape: tuple[int, ...], out: Tensor | None = None) -> Tensor:
@@ -912,6 +748,18 @@ def slice_add(
 ) -> Tensor:
     """x, with the updates added where `slice` with this start and step would read them."""
 
+def slice_set(
+    x: Tensor,
+    values: Tensor,
+    /,
+    *,
+    start: tuple[int, ...],
+    length: tuple[int, ...],
+    step: tuple[int, ...],
+    out: Tensor | None = None,
+) -> Tensor:
+    """x, with values where `slice` with this start, length and step would read it."""
+
 def slogdet(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2]."""
 
@@ -946,13 +794,7 @@ def sqrt(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
 def square(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """x * x."""
 
-def subtract(
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def subtract(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x - y, elementwise, with broadcasting."""
 
 def sum(
@@ -1022,14 +864,7 @@ def var(
 ) -> Tensor:
     """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes."""
 
-def where(
-    condition: Tensor | bool | int | float | complex,
-    x: Tensor | bool | int | float | complex,
-    y: Tensor | bool | int | float | complex,
-    /,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def where(condition: Operand, x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x where the condition holds, else y; all three broadcast."""
 
 def zeros(*, shape: tuple[int, ...], dtype: object, out: Tensor | None = None) -> Tensor:

@@ -34,9 +34,11 @@ from mlvm.eager import (
     optim,
     parallel,
     random,
+    sorting,
     testing,
 )
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
+from mlvm.eager import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager import trees as tree
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.attention import (
@@ -73,13 +75,18 @@ from mlvm.eager.creation import (
 )
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
 from mlvm.eager.elsewhere import missing
+from mlvm.eager.exchange import from_dlpack
 from mlvm.eager.functions import (
     astype,
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     clip,
     concat,
+    count_nonzero,
     cumulative_prod,
+    cumulative_sum,
+    diff,
     dynamic_update,
     expand_dims,
     matrix_transpose,
@@ -100,7 +107,6 @@ from mlvm.eager.functions import (
     take,
     take_along_axis,
     tile,
-    topk,
     unstack,
     where,
 )
@@ -126,6 +132,17 @@ from mlvm.eager.neural import (
     max_pool2d,
     silu,
     softplus,
+)
+from mlvm.eager.sorting import (
+    argsort,
+    isin,
+    searchsorted,
+    sort,
+    topk,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
 )
 from mlvm.eager.tensor import Tensor, positive, stop_gradient
 from mlvm.input.batches import Dataset, Transform
@@ -160,12 +177,14 @@ __all__ = [
     "TensorType",
     "Transform",
     "arange",
+    "argsort",
     "asarray",
     "astype",
     "avg_pool2d",
     "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
+    "broadcast_shapes",
     "broadcast_to",
     "call",
     "can_cast",
@@ -180,9 +199,12 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv_transpose2d",
+    "count_nonzero",
     "cumulative_prod",
+    "cumulative_sum",
     "default_arena",
     "default_vm",
+    "diff",
     "disassemble",
     "dropout",
     "dynamic_update",
@@ -199,6 +221,7 @@ __all__ = [
     "float32",
     "float64",
     "fori_loop",
+    "from_dlpack",
     "full",
     "full_like",
     "function",
@@ -211,6 +234,7 @@ __all__ = [
     "int32",
     "int64",
     "isdtype",
+    "isin",
     "kl_divergence",
     "l1",
     "leaky_relu",
@@ -247,10 +271,12 @@ __all__ = [
     "rotary_encoding",
     "scaled_dot_product_attention",
     "scan",
+    "searchsorted",
     "silu",
     "sinusoidal_encoding",
     "softmax_cross_entropy",
     "softplus",
+    "sort",
     "split",
     "squeeze",
     "stack",
@@ -268,6 +294,10 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unstack",
     "use",
     "value_and_grad",
@@ -280,13 +310,20 @@ __all__ = [
 ]
 
 
-_TAKING = {module.__name__ for module in (creation, functions, fft, linalg)}
+_OF_TENSORS = {each.__name__ for each in (creation, fft, functions, linalg, sorting)}
+"""Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
+are: `takes_arrays` costs them nothing."""
 
 
 @lru_cache(maxsize=1024)  # one function has one public form, also if two modules show it
-def _public(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as users call it: with arrays too, if it is of a module that takes tensors."""
-    return takes_arrays(function) if function.__module__ in _TAKING else function
+def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
+    return takes_arrays(function)
+
+
+def _public(value: Any) -> Any:
+    """What users get for it: a function that takes arrays too, where it is one of tensors."""
+    taken = isfunction(value) and value.__module__ in _OF_TENSORS
+    return _taking(value) if taken else value
 
 
 def _shown(module: ModuleType) -> ModuleType:
@@ -295,7 +332,7 @@ def _shown(module: ModuleType) -> ModuleType:
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
-            setattr(shown, name, _public(value) if isfunction(value) else value)
+            setattr(shown, name, _public(value))
     vars(shown).update(
         __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
     )
@@ -304,8 +341,7 @@ def _shown(module: ModuleType) -> ModuleType:
 
 if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
     for _name in __all__:
-        if isfunction(globals()[_name]):
-            globals()[_name] = _public(globals()[_name])
+        globals()[_name] = _public(globals()[_name])
     for _name in (
         "errors",
         "fft",

@@ -15,7 +15,7 @@ from typing import Final
 
 from mlvm.core.op import OPS
 from mlvm.eager import primitives
-from mlvm.eager.as_methods import METHODS
+from mlvm.eager.as_methods import METHODS, PROPERTIES
 from mlvm.eager.tensor import Tensor
 
 WIDTH: Final = 100
@@ -26,7 +26,7 @@ _HEAD: Final = '''\
 
 from typing import Literal
 
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Operand, Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
 '''
@@ -55,8 +55,13 @@ def stub() -> str:
 
 def methods_stub() -> str:
     """The text of `methods.pyi`: every method with its signature and first sentence."""
-    methods = ("\n".join(["", *_lines(fn, name), ""]) for name, fn in sorted(METHODS.items()))
-    return _METHODS_HEAD + textwrap.indent("".join(methods), INDENT)
+    texts = []
+    for name, fn in sorted({**METHODS, **PROPERTIES}.items()):
+        _, *doc = lines = list(_lines(fn, name))
+        if name in PROPERTIES:
+            lines = ["@property", f"def {name}(self) -> Tensor:", *doc]
+        texts.append("\n".join(["", *lines, ""]))
+    return _METHODS_HEAD + textwrap.indent("".join(texts), INDENT)
 
 
 def _lines(function: Callable[..., Tensor], method: str | None = None) -> Iterator[str]:
@@ -66,7 +71,7 @@ def _lines(function: Callable[..., Tensor], method: str | None = None) -> Iterat
         first, *others = found.parameters.values()
         given = first.replace(name="self", annotation=inspect.Parameter.empty)
         found = found.replace(parameters=[given, *others])
-    signature = str(found).replace("'", "" if method else '"')
+    signature = str(found).replace("'Operand'", "Operand").replace("'", "" if method else '"')
     signature = signature.replace(f"{Tensor.__module__}.{Tensor.__qualname__}", Tensor.__name__)
     name, width = method or function.__name__, WIDTH - len(INDENT) * bool(method)
     line = f"def {name}{signature}:"

@@ -36,7 +36,7 @@ from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
-Operand: TypeAlias = "Tensor | Scalar"
+Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
 
 _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
@@ -557,16 +557,16 @@ _SQUARE: Final = one_op("square")
 
 
 class Tensor(Methods, Allocation):
-    """An immutable n-dimensional value on a VM, with the operators of the Array API standard.
+    """An n-dimensional value on a VM, with the operators of the Array API standard.
 
     Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena. They
     return to it when Python drops the last reference, or when the arena is reset; using the tensor
     after a reset raises `StaleTensor`.
 
-    Only `x += y` and its like, and `out=`, update in place. A function that changes nothing returns
-    its operand itself (`+x`, a reshape to the same shape, `x[...]`, astype to the same dtype). One
-    that changes only the shape returns a view, which shares the bytes of x and sees its updates,
-    and cannot be updated itself; `copy(x)` has bytes of its own.
+    `x[i] = v`, `x += y` and `out=x` update x in place and never another value. Where a gradient, a
+    view or a capture still needs the old value, it keeps the old memory and x moves to new memory
+    (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
+    result shares the bytes of x until one of the two is updated.
     """
 
     __slots__ = ()
@@ -645,17 +645,12 @@ class Tensor(Methods, Allocation):
         """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone."""
         return self.numpy().tolist()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("a tensor's values are copied out of the VM; copy=False cannot be")
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.numpy().__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU: a copy in host memory
+    __array__: ClassVar[Callable[..., Array]]
+    __dlpack__: ClassVar[Callable[..., Any]]
+    __dlpack_device__: ClassVar[Callable[[Tensor], tuple[int, int]]]
+    __copy__: ClassVar[Callable[[Tensor], Tensor]]
+    __deepcopy__: ClassVar[Callable[[Tensor, object], Tensor]]
+    """Ways to other libraries, copies and pickles: `mlvm.eager.exchange` adds them."""
 
     def __bool__(self) -> bool:
         if self.type.size != 1:
@@ -739,6 +734,15 @@ class Tensor(Methods, Allocation):
     __isub__ = _in_place("subtract")
     __imul__ = _in_place("multiply")
     __itruediv__ = _in_place("divide")
+    __ifloordiv__ = _in_place("floor_divide")
+    __imod__ = _in_place("remainder")
+    _pow_in_place = _in_place("pow")
+    __imatmul__ = _in_place("matmul")
+    __iand__ = _in_place("bitwise_and")
+    __ior__ = _in_place("bitwise_or")
+    __ixor__ = _in_place("bitwise_xor")
+    __ilshift__ = _in_place("bitwise_left_shift")
+    __irshift__ = _in_place("bitwise_right_shift")
 
     def __pow__(self, exponent: Operand) -> Tensor:
         """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
@@ -750,16 +754,23 @@ class Tensor(Methods, Allocation):
             error.__traceback__ = None
             raise
 
+    def __ipow__(self, exponent: Operand) -> Tensor:
+        try:
+            if exponent.__class__ is int and exponent == 2:
+                return apply_into(self, _SQUARE, self)
+            return self._pow_in_place(exponent)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
+
     def __pos__(self) -> Tensor:
         return positive(self)
 
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
     """`x[key]`; see `mlvm.eager.indexing`, which adds it."""
 
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise TypeError(
-            "a Tensor is immutable; use x = dynamic_update(x, row, i), or x = where(mask, y, x)"
-        )
+    __setitem__: ClassVar[Callable[[Tensor, Any, Any], None]]
+    """`x[key] = values`; see `mlvm.eager.indexing`, which adds it."""
 
     @property
     def T(self) -> Tensor:
@@ -779,12 +790,9 @@ class Tensor(Methods, Allocation):
             raise NoTranspose("mT is for 2 dimensions or more").at("mT", (self.type,))
         *rest, rows, columns = shape
         if rows == columns == 1:
-            return self
+            return alias_of(self)
         if 1 in (rows, columns):
             swapped = self.type.with_shape((*rest, columns, rows))
             return alias(one_op("reshape", shape=swapped.shape), self, swapped)
         axes = (*range(ndim - 2), ndim - 1, ndim - 2)
         return apply(one_op("permute_dims", axes=axes), self)
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a Tensor cannot be pickled or copied so; use .numpy(), or copy(x)")

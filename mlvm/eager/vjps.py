@@ -33,7 +33,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
-from mlvm.core.types import Shape, TensorType
+from mlvm.core.types import Shape, TensorType, i64, u8
 from mlvm.eager import primitives as op
 from mlvm.eager.functions import cumulative_prod, full, reshape, with_ones_before
 from mlvm.eager.tensor import OneOp, Tensor, constant, one_op, stop_gradient
@@ -257,6 +257,11 @@ def _sliced_updates(
     return _sliced(g, updates_type, start, step)
 
 
+def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) -> Tensor:
+    """g, with zeros where the values went."""
+    return op.slice_set(g, constant(0.0, g.dtype), start=start, length=length, step=step)
+
+
 def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
     return Sparse(
         (g, indices),
@@ -272,6 +277,33 @@ def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
 
 
 # --- indexing --------------------------------------------------------------------------
+
+
+def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tensor:
+    """g where the values went, and 0 for one that another has replaced."""
+    axis = normalize_axis(axis, max(g.ndim, 1))
+    lengths = g.shape[axis : axis + axes]
+    merged = reshape(g, (*g.shape[:axis], math.prod(lengths), *g.shape[axis + axes :]))
+    numbers = reshape(op.arange(start=0, stop=indices.size, step=1, dtype=i64), indices.shape)
+    places = op.zeros(shape=(math.prod(lengths),), dtype=i64)
+    stays = op.take(op.index_set(places, numbers, indices, axis=0), indices, axis=0)
+    stays = op.equal(stays, numbers)
+    stays = reshape(stays, (*stays.shape, *[1] * (g.ndim - axis - axes)))
+    return _masked(op.take(merged, indices, axis=axis), stays)
+
+
+def _over(mask: Tensor, ndim: int) -> Tensor:
+    """The mask of the first of so many axes, to broadcast along the others."""
+    return reshape(mask, (*mask.shape, *[1] * (ndim - mask.ndim)))
+
+
+def _mask_set_values(g: Tensor, mask: Tensor, values_type: TensorType) -> Tensor:
+    """g where the mask holds, in order: a stable sort has these places first."""
+    behind = g.shape[mask.ndim :]
+    others = op.astype(op.logical_not(reshape(mask, (mask.size,))), dtype=u8)
+    [count, *_] = values_type.shape
+    places = op.slice(op.argsort(others), start=(0,), length=(count,), step=(1,))
+    return op.take(reshape(g, (mask.size, *behind)), places, axis=0)
 
 
 def _rows(start: Tensor, count: int) -> Tensor:
@@ -504,6 +536,10 @@ VJPS: Final[dict[str, Rules]] = {
     "slice": {"x": _slice},
     "embed": {"x": _sliced},
     "slice_add": {"x": lambda g: g, "updates": _sliced_updates},
+    "slice_set": {
+        "x": _slice_set_x,
+        "values": lambda g, start, length, step: op.slice(g, start=start, length=length, step=step),
+    },
     "tril": {"x": lambda g, k: op.tril(g, k=k)},
     "triu": {"x": lambda g, k: op.triu(g, k=k)},
     "sort": {"x": _sort},
@@ -519,6 +555,12 @@ VJPS: Final[dict[str, Rules]] = {
     "index_add": {
         "x": lambda g: g,
         "updates": lambda g, indices, axis: op.take(g, indices, axis=axis),
+    },
+    "index_set": {
+        "x": lambda g, indices, axis, axes: op.index_set(
+            g, constant(0.0, g.dtype), indices, axis=axis, axes=axes
+        ),
+        "values": _index_set_values,
     },
     "take_along_axis": {
         "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
@@ -538,6 +580,10 @@ VJPS: Final[dict[str, Rules]] = {
     },
     "boolean_index": {"x": lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)},
     "mask_scatter": {"updates": lambda g, mask: op.boolean_index(g, mask)},
+    "mask_set": {
+        "x": lambda g, mask: op.where(_over(mask, g.ndim), constant(0.0, g.dtype), g),
+        "values": _mask_set_values,
+    },
     **_none("one_hot nonzero_indices"),
     # --- neural ---
     "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},

@@ -12,7 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.eager.elsewhere import FUNCTIONS, METHODS
 
-NAMESPACES = {name: getattr(ml, name) for name in ml.__all__}
+NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
 HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
 HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]

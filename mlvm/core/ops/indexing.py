@@ -4,7 +4,7 @@ As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, as
 them: `take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
 `mask_scatter`.
 
-Indices have any integer dtype. An index out of range raises `OperandValueError`, which names the
+Indices have any integer dtype. An index out of range raises `PositionRefused`, which names the
 index.
 """
 
@@ -14,9 +14,16 @@ import math
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    MaskRefused,
+    OperandValueError,
+    PositionRefused,
+    ShapeError,
+)
 from mlvm.core.op import op
-from mlvm.core.ops.layout import require_updates
+from mlvm.core.ops.layout import require_updates, require_values
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, DType, Shape, TensorType
 
@@ -57,6 +64,17 @@ def _index_add(x: TensorType, updates: TensorType, indices: TensorType, axis: in
     chosen = _take(x, indices, axis).shape
     if updates.shape != chosen:
         raise ShapeError(f"updates must be of shape {chosen}, as take would give them")
+    return x
+
+
+def _index_set(
+    x: TensorType, values: TensorType, indices: TensorType, axis: int, axes: int
+) -> TensorType:
+    require("integer", indices)
+    axis = normalize_axis(axis, max(x.ndim, 1))
+    if not 0 <= axes <= x.ndim - axis:
+        raise AttributeRefused(f"axes must be 0 to {x.ndim - axis}, not {axes}")
+    require_values(x, values, x.shape[:axis] + indices.shape + x.shape[axis + axes :])
     return x
 
 
@@ -110,8 +128,9 @@ def _nonzero_indices(x: TensorType) -> None:
 
 def _check_mask(mask: TensorType, shape: Shape) -> None:
     require("bool", mask)
-    if shape[: mask.ndim] != mask.shape:
-        raise ShapeError(f"a mask of shape {mask.shape} does not cover the first axes of {shape}")
+    covered = all(n in (m, 0) for n, m in zip(mask.shape, shape, strict=False))
+    if mask.ndim > len(shape) or not covered:
+        raise MaskRefused(f"a mask of shape {mask.shape} does not cover the first axes of {shape}")
 
 
 def _boolean_index(x: TensorType, mask: TensorType) -> None:
@@ -125,6 +144,14 @@ def _mask_scatter(updates: TensorType, mask: TensorType, shape: Shape) -> Tensor
             f"each update must be of shape {shape[mask.ndim :]}, as the mask leaves it"
         )
     return updates.with_shape(shape)
+
+
+def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType:
+    _check_mask(mask, x.shape)
+    if values.ndim == 0:
+        raise ShapeError("values have an axis for the places of the mask")
+    require_values(x, values, (values.shape[0], *x.shape[mask.ndim :]))
+    return x
 
 
 # --- by indices ----------------------------------------------------------------------
@@ -166,6 +193,27 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
+@op(infer=_index_set, in_place=1)
+def index_set(
+    out: Array, x: Array, values: Array, indices: Array, *, axis: int, axes: int = 1
+) -> None:
+    """x, with values where `take` with these indices would read it.
+
+    The indices count along `axis`, or in row-major order through so many `axes` from that one on.
+    The values broadcast to what `take` gives. Of several for one element the last in row-major
+    order stays. Negative indices count from the end.
+    """
+    axis = normalize_axis(axis, max(x.ndim, 1))
+    before, behind = x.shape[:axis], x.shape[axis + axes :]
+    length = math.prod(x.shape[axis : axis + axes])
+    places = _positions(indices, length).reshape(-1)
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    given = np.broadcast_to(values, before + indices.shape + behind)
+    rows = out.reshape(math.prod(before), length, math.prod(behind))
+    rows[:, places] = given.reshape(len(rows), len(places), rows.shape[2])
+
+
 @op(infer=_take_along_axis)
 def take_along_axis(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example.
@@ -195,7 +243,7 @@ def scatter_add_along_axis(
 def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32") -> None:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
-    An index outside 0 .. num_classes - 1 raises `OperandValueError`.
+    An index outside 0 .. num_classes - 1 raises `PositionRefused`.
     """
     places = _positions(indices, num_classes, negative=False).reshape(-1)
     out.fill(0)
@@ -225,13 +273,13 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
-    """The indices as intp, counted from the front. Raises `OperandValueError`."""
+    """The indices as intp, counted from the front. Raises `PositionRefused`."""
     lowest = -length if negative else 0
     if indices.size:
         low, high = int(indices.min()), int(indices.max())
         if low < lowest or high >= length:
             where = np.argwhere((indices < lowest) | (indices >= length))[0].tolist()
-            raise OperandValueError(
+            raise PositionRefused(
                 f"index {indices[tuple(where)]} at position {where} is out of range "
                 f"for length {length}"
             )
@@ -281,7 +329,7 @@ def nonzero_indices(x: Array) -> Array:
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
-    The axes of the mask are as long as the first axes of x.
+    The axes of the mask are as long as the first axes of x; an axis of length 0 chooses nothing.
     """
     return x[mask]
 
@@ -298,3 +346,17 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
         raise OperandValueError(f"the mask has {count} places for {len(updates)} updates")
     out.fill(0)
     out[mask] = updates
+
+
+@op(infer=_mask_set, in_place=1)
+def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
+    """x, with values, in order, where `boolean_index` with this mask would read it.
+
+    Raises `OperandValueError` unless there are as many values as places.
+    """
+    count = int(np.count_nonzero(mask))
+    if count != len(values):
+        raise OperandValueError(f"the mask has {count} places for {len(values)} values")
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    out[mask] = values

@@ -15,7 +15,6 @@ from mlvm.core.rules import (
     normalize_axes,
     normalize_axis,
     require,
-    require_castable,
     require_representable,
 )
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -95,7 +94,7 @@ def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType
     return x
 
 
-def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float | complex) -> TensorType:
+def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
     if len(widths) != x.ndim:
         raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
@@ -147,6 +146,23 @@ def _slice_add(
     return x
 
 
+def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
+    """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
+    to that shape."""
+    if values.dtype is not x.dtype:
+        raise DTypeError(f"values must be {x.dtype} as x is, not {values.dtype}")
+    if values.ndim > len(shape) or broadcast_shapes(values.shape, shape) != shape:
+        raise ShapeError(f"values of shape {values.shape} do not broadcast to {shape}")
+
+
+def _slice_set(
+    x: TensorType, values: TensorType, start: Shape, length: Shape, step: tuple[int, ...]
+) -> TensorType:
+    _check_window(x.shape, start, length, step)
+    require_values(x, values, length)
+    return x
+
+
 def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
     """The numpy index of that window. For numpy, an end before the first element is None."""
     ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
@@ -172,9 +188,7 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
 
 
 @op(infer=_pad)
-def pad(
-    out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float | complex = 0.0
-) -> None:
+def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
     inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
@@ -219,6 +233,25 @@ def slice_add(
     out[_window(start, updates.shape, step)] += updates
 
 
+@op(infer=_slice_set, in_place=1)
+def slice_set(
+    out: Array,
+    x: Array,
+    values: Array,
+    *,
+    start: tuple[int, ...],
+    length: tuple[int, ...],
+    step: tuple[int, ...],
+) -> None:
+    """x, with values where `slice` with this start, length and step would read it.
+
+    The values broadcast to `length`. Where x is not needed any more, only they are written.
+    """
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    out[_window(start, length, step)] = values
+
+
 # --- triangles, order, dtype ---------------------------------------------------------
 
 
@@ -236,6 +269,12 @@ def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
     return _sort(x, axis, descending).with_dtype(i64)
+
+
+def require_castable(x: DType, dtype: DType) -> None:
+    """Raise `DTypeError` where a cast would drop imaginary parts."""
+    if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
+        raise DTypeError(f"{x} does not become {dtype}: take the real or imag part first")
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:

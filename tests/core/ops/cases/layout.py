@@ -85,6 +85,14 @@ def _embed(x: Array, shape: Any, start: Any, step: Any) -> Array:
     return result
 
 
+def _slice_set(x: Array, values: Array, start: Any, length: Any, step: Any) -> Array:
+    result, given = x.copy(), np.broadcast_to(values, length)
+    for at in np.ndindex(*length):
+        place = tuple(a + i * s for a, i, s in zip(start, at, step, strict=True))
+        result[place] = given[at]
+    return result
+
+
 def _slice_add(x: Array, updates: Array, start: Any, step: Any) -> Array:
     return x + _embed(updates, x.shape, start, step)
 
@@ -138,6 +146,9 @@ _WINDOWS: list[dict[str, Any]] = [
     {"start": (1, 2, 0), "length": (1, 1, 2), "step": (-5, 5, 3)},
 ]
 
+_SMALL = {"start": (2, 3), "length": (2, 2), "step": (-1, -3)}
+_TALL = {"start": (0, 0), "length": (2, 2), "step": (1, 2)}
+
 CASES: dict[str, list[Case]] = {
     "reshape": [
         Case((_X,), _reshape, {"shape": (4, 6)}),
@@ -177,7 +188,6 @@ CASES: dict[str, list[Case]] = {
         Case((_X,), _pad, {"widths": ((0, 0), (1, 0), (2, 3))}),
         Case((_INTS,), _pad, {"widths": ((1, 1), (0, 2)), "value": -7}),
         Case((_BOOLS,), _pad, {"widths": ((1, 1), (0, 2)), "value": 1.0}),
-        Case((_INTS * (1 - 1j),), _pad, {"widths": ((1, 1), (0, 2)), "value": 1 + 2j}),
         Case((_X[0, 0].astype("f"),), _pad, {"widths": ((1, 1),), "value": float("-inf")}),
     ],
     "slice": [
@@ -207,6 +217,18 @@ CASES: dict[str, list[Case]] = {
         Case((_INTS, _INTS[1:, :2]), _slice_add, {"start": (2, 3), "step": (-1, -3)}),
         Case((np.array(1.5), np.array(-0.25)), _slice_add, {"start": (), "step": ()}),
         Case((_F32[0], _F32[1, :2, 1:]), _slice_add, {"start": (1, 1), "step": (1, 1)}),
+    ],
+    "slice_set": [
+        *[Case((_X, _slice(_X[:, ::-1], **window)), _slice_set, window) for window in _WINDOWS],
+        Case((_INTS, -_INTS[:1, 1]), _slice_set, _SMALL),
+        Case((_INTS[:, :2].T, np.array([[7], [8]], "i")), _slice_set, _TALL),
+        Case((np.array(1.5), np.array(-0.25)), _slice_set, {"start": (), "length": (), "step": ()}),
+        Case((_X[0] > 0, np.array(True)), _slice_set, _TALL | {"start": (1, 1)}),
+        Case(
+            (_F32[0], _F32[1, 0, 1:]),
+            _slice_set,
+            {"start": (1, 0), "length": (2, 3), "step": (1, 1)},
+        ),
     ],
     "tril": [
         Case((_X,), _tril),
