@@ -4,11 +4,16 @@
     ├── OpError                 an op refuses its operands: op, operand types, reason
     │   ├── ShapeError          (ValueError)  the shapes do not fit
     │   │   ├── NoTranspose     (AttributeError) too few or too many dimensions for x.T or x.mT
-    │   │   └── NoLength        (TypeError)   len or iter of a tensor without dimensions
+    │   │   ├── NoLength        (TypeError)   len or iter of a tensor without dimensions
+    │   │   └── MaskRefused     (IndexError)  a mask does not cover the first axes of x
     │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
-    │   ├── AttributeRefused    (TypeError)   unknown, missing or impossible attribute
+    │   │   └── NoExchange      (AttributeError) what has no DLPack
+    │   ├── AttributeRefused    (TypeError, ValueError) unknown, missing or impossible attribute
+    │   │   └── AxisRefused     (IndexError)  an axis is out of range, or named twice
     │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
-    │   └── OperandValueError   (ValueError)  a value is out of range (a label, an index)
+    │   └── OperandValueError   (ValueError)  a value is out of range (a probability)
+    │       ├── PositionRefused (IndexError)  an index or a class is out of range
+    │       └── LinAlgError     (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
     ├── ProgramError            (ValueError)  the verifier refuses a program
     │   └── AssemblyError                     text that is not assembly: line, column
     ├── EncodingError           (ValueError)  bytes that are no message, or what has no bytes
@@ -26,6 +31,8 @@
     ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
     ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
     ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
+    ├── ExchangeRefused         (BufferError) values are not to be had on that device or stream
+    │   └── CopyRefused         (ValueError)  copy=False, and it takes a copy
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
@@ -49,6 +56,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, Self, TypeAlias
+
+import numpy as np
 
 _BRIEF: Final = 100
 _PACKAGE: Final = str(Path(__file__).parent.parent)
@@ -103,12 +112,24 @@ class NoLength(ShapeError, TypeError):
     """A tensor without dimensions has no length, and nothing to iterate over."""
 
 
+class MaskRefused(ShapeError, IndexError):
+    """A mask does not have the lengths of the first axes of what it chooses from."""
+
+
 class DTypeError(OpError, TypeError):
     """An operand's dtype is not allowed here, or two dtypes do not promote."""
 
 
-class AttributeRefused(OpError, TypeError):
+class NoExchange(DTypeError, AttributeError):
+    """`from_dlpack` takes what has `__dlpack__` and `__dlpack_device__`."""
+
+
+class AttributeRefused(OpError, TypeError, ValueError):
     """An attribute is unknown, missing, of the wrong kind or out of range."""
+
+
+class AxisRefused(AttributeRefused, IndexError):
+    """An axis is out of range, or one of several is named twice. As numpy's `AxisError`."""
 
 
 class IndexRefused(OpError, IndexError):
@@ -117,6 +138,15 @@ class IndexRefused(OpError, IndexError):
 
 class OperandValueError(OpError, ValueError):
     """An operand holds a value the op has no meaning for."""
+
+
+class LinAlgError(OperandValueError, np.linalg.LinAlgError):
+    """A matrix has no such result: it is singular, or not positive definite, or an iteration does
+    not converge. Code that catches numpy's error of that name catches this one too."""
+
+
+class PositionRefused(OperandValueError, IndexError):
+    """An index tensor holds a position that is out of range, or a class that there is not."""
 
 
 class ProgramError(MlvmError, ValueError):
@@ -197,6 +227,14 @@ class PathError(MlvmError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would quote it
+
+
+class ExchangeRefused(MlvmError, BufferError):
+    """Values are asked for through DLPack where or as they cannot be had."""
+
+
+class CopyRefused(ExchangeRefused, ValueError):
+    """`copy=False` was asked for, and the values cannot be had without a copy."""
 
 
 class GradientError(MlvmError, TypeError):

@@ -11,7 +11,7 @@ from functools import reduce
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import AttributeRefused, AxisRefused, DTypeError, ShapeError
 from mlvm.core.types import DType, Shape, TensorType, promote
 
 Axis = int | tuple[int, ...] | None
@@ -77,10 +77,16 @@ def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callab
 broadcast = elementwise("numeric")
 
 
+def require_castable(x: DType, dtype: DType) -> None:
+    """Raise `DTypeError` where a cast would drop imaginary parts."""
+    if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
+        raise DTypeError(f"{x} does not become {dtype}: take the real or imag part first")
+
+
 def normalize_axis(axis: int, ndim: int) -> int:
-    """`axis` counted from the front. Raises `AttributeRefused` when it is out of range."""
+    """`axis` counted from the front. Raises `AxisRefused` when it is out of range."""
     if not -ndim <= axis < ndim:
-        raise AttributeRefused(f"axis {axis} is out of range for {ndim} dimensions")
+        raise AxisRefused(f"axis {axis} is out of range for {ndim} dimensions")
     return axis % ndim
 
 
@@ -91,7 +97,7 @@ def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     axes = (axis,) if isinstance(axis, int) else axis
     result = tuple(normalize_axis(a, ndim) for a in axes)
     if len(set(result)) != len(result):
-        raise AttributeRefused(f"axis {axis} names an axis twice")
+        raise AxisRefused(f"axis {axis} names an axis twice")
     return result
 
 

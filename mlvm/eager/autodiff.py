@@ -36,7 +36,7 @@ from mlvm.eager.tensor import (
     raise_stale,
 )
 from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
-from mlvm.eager.vjps import VJPS, Rule, Sparse
+from mlvm.eager.vjps import HOLOMORPHIC, VJPS, Rule, Sparse
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
@@ -181,7 +181,8 @@ class Tape:
         types: tuple[TensorType, ...],
         out: Tensor,
     ) -> None:
-        """Leave a node for a call, if any operand is tracked and the result is a float."""
+        """Leave a node for a call, if any operand is tracked and the result is a float, or
+        complex."""
         tracked, pulls, saves = self._template(call, operands, types, out)
         if not tracked:
             return
@@ -363,8 +364,11 @@ def _template(
     call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
 ) -> Template:
     """Look up the rules of a call for the operands in the mask, and bind all that they take except
-    values. A result that is no float leaves no node."""
-    if not out.dtype.is_float:
+    values. A result that is neither float nor complex leaves no node.
+
+    Where the result is complex, the rule of a holomorphic op is conjugated: that of g is the
+    conjugate of what the rule makes of g's conjugate."""
+    if not out.dtype.is_inexact:
         return _NOTHING
     inputs = call.op.inputs
     known: dict[str, Any] = {
@@ -390,8 +394,14 @@ def _template(
                     saves.append(value)
                 needs.append(saves.index(value))
         bare = partial(rule, **bound) if bound else rule
+        if out.dtype.kind == "complex" and call.op.name in HOLOMORPHIC:
+            bare = partial(_conjugated, bare)
         pulls.append(Pull(types[position], bare, tuple(needs)))
     return Template(tracked, tuple(pulls), tuple(saves))
+
+
+def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:
+    return op.conj(rule(op.conj(g), *saved))
 
 
 def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
@@ -419,11 +429,11 @@ class _Session:
         self.tape = self.outer or Tape()
         for argument in arguments:
             for path, x in leaves(argument):
-                if not x.dtype.is_float:
+                if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
-                        f"a gradient is with respect to floats, not {x.type}{where}; a constant in "
-                        f"a Module is an nn.buffer"
+                        f"a gradient is with respect to floats and complex numbers, not "
+                        f"{x.type}{where}; a constant in a Module is an nn.buffer"
                     )
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them
@@ -510,9 +520,13 @@ def value_and_grad(
 
     `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
     which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
-    float tensors; a gradient has its argument's structure, with dicts for Modules, and zeros
-    where the value does not depend on a tensor. A tensor that occurs twice in one argument is
-    one variable, with one gradient in both places.
+    float or complex tensors; a gradient has its argument's structure, with dicts for Modules, and
+    zeros where the value does not depend on a tensor. A tensor that occurs twice in one argument
+    is one variable, with one gradient in both places.
+
+    The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
+    direction of steepest ascent (Kreutz-Delgado, The Complex Gradient Operator and the
+    CR-Calculus, 2009).
 
     All else is a constant: no gradient flows through it, and no error is raised. Constants are the
     tensors that `fn` reaches without these arguments, such as a parameter it closes over, and
@@ -521,7 +535,7 @@ def value_and_grad(
     `sign`, ...) have no gradient; `stop_gradient` makes constants of them.
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
-    that has no gradient; `DTypeError` when an argument holds other than float tensors.
+    that has no gradient; `DTypeError` when an argument holds tensors of other dtypes.
     """
     return collecting(fn, argnums, has_aux=has_aux)
 
@@ -594,8 +608,10 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
     session = _Session(primals)
     try:
         value = session.run(fn, *session.arguments)
-        if not isinstance(value, Tensor) or not value.dtype.is_float:
-            raise GradientError(f"vjp is of a function to one float tensor, not to {_kind(value)}")
+        if not isinstance(value, Tensor) or not value.dtype.is_inexact:
+            raise GradientError(
+                f"vjp is of a function to one float or complex tensor, not to {_kind(value)}"
+            )
     except BaseException:
         session.close()
         raise
@@ -618,7 +634,10 @@ def _scalar(result: object, has_aux: bool) -> Tensor:
             raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
         value = result[0]
     if not isinstance(value, Tensor) or value.shape != () or not value.dtype.is_float:
-        raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}")
+        hint = ""
+        if isinstance(value, Tensor) and value.dtype.kind == "complex":
+            hint = "; take the real part, or the absolute value"
+        raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
     return value
 
 

@@ -75,7 +75,7 @@ def _run(
 ) -> tuple[Any, list[int | None]]:
     """What the function makes of these operands, of which it was given twins, and the nodes of the
     twins that are tracked."""
-    twins = [tape.watch(x) if x.dtype.is_float else alias_of(x) for x in operands]
+    twins = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
     origins = [x.node if x.tape is tape else None for x in twins]  # which it may update
     rest = iter(twins)
     args, kwargs = replace(lambda _: next(rest), given)

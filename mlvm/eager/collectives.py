@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError
+from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType

@@ -139,3 +139,10 @@ def default_arena() -> Arena:
 def current_arena() -> Arena:
     """The arena that results are allocated in now."""
     return scope.get() or default_arena()
+
+
+def arena_on(vm: VMProtocol) -> Arena:
+    """The arena for results on that VM: the current one if it is there, else the thread's own
+    `default` arena of the VM."""
+    arena = current_arena()
+    return arena if arena.vm.is_same(vm) else vm.attached(_Arenas).arena

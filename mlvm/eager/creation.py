@@ -1,6 +1,6 @@
 """Tensors from Python: values copied in, and tensors made from a description.
 
-Signatures are those of the Python Array API standard (2024.12). The default dtypes are f32,
+Signatures are those of the Python Array API standard (2025.12). The default dtypes are f32,
 i64 and bool. Every dtype may be a `DType`, its name, or what numpy understands.
 """
 
@@ -9,22 +9,28 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import (
     AttributeRefused,
+    CopyRefused,
     DTypeError,
+    GradientError,
     OperandValueError,
     OpError,
     ShapeError,
     brief,
 )
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, constant, from_array
+from mlvm.eager.context import arena_on, current_arena, recording
+from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op
 
+_COPY: Final = one_op("copy")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
@@ -61,22 +67,69 @@ def integers(value: int | Sequence[int], name: str, function: str | None = None)
     raise error.at(function, ()) if function else error
 
 
+# --- where ---------------------------------------------------------------------------
+
+
+def placed(
+    device: VMProtocol | None, function: str | None = None
+) -> AbstractContextManager[object]:
+    """Inside the block results are made on that VM, in the arena that `arena_on` names; for None
+    where they are made anyway. Raises `AttributeRefused`, which names the function, for no VM."""
+    if device is None:
+        return nullcontext()
+    if not callable(getattr(device, "launch", None)):
+        error = AttributeRefused(
+            f"a device is a VM, such as x.device or default_vm(), not {brief(device)}"
+        )
+        raise error.at(function, ()) if function else error
+    arena = arena_on(device)
+    return nullcontext() if arena is current_arena() else arena.allocating()
+
+
+def reused(x: Tensor, device: VMProtocol | None = None) -> Tensor:
+    """A new tensor with the value of x: over the same bytes, or where x is not on that VM, a copy
+    through this machine. Raises `GradientError` for a copy that a gradient would flow through."""
+    if device is None or x.arena.vm.is_same(device):
+        return alias(_COPY, x, x.type)
+    tape = recording.get()
+    if tape is not None and x.tape is tape:
+        raise GradientError(
+            f"no gradient flows from {x.arena.vm.name} to {device.name}; move stop_gradient(x)"
+        )
+    return from_array(x.numpy())
+
+
 # --- values copied in ----------------------------------------------------------------
 
 
-def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
-    """A tensor of the values of `obj`, copied into the current arena. A Tensor is returned itself.
+def asarray(
+    obj: object,
+    /,
+    *,
+    dtype: object = None,
+    device: VMProtocol | None = None,
+    copy: bool | None = None,
+) -> Tensor:
+    """A tensor of the values of `obj`, in the current arena or on the VM `device`.
 
-    From Python numbers and nested lists of them: bools become bool, ints i64, floats f32, complex
-    numbers c64. numpy arrays, and whatever has `__array__` or `__dlpack__`, keep their dtype. With
-    a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
+    Of a Tensor of that dtype and on that VM it is a new Tensor over the same bytes, unless `copy`
+    is True. Everything else is copied, and refused if `copy` is False: from Python numbers and
+    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; numpy arrays,
+    and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype. With a `dtype`, arrays
+    and tensors are cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
-    is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep.
+    is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
+    `CopyRefused` where `copy` is False.
     """
     wanted = None if dtype is None else DType.of(dtype)
     if isinstance(obj, Tensor):
-        return obj if wanted in (None, obj.dtype) else op.astype(obj, dtype=wanted)
+        with placed(device, "asarray"):
+            return _of_tensor(obj, wanted, device, copy)
+    if copy is False:
+        raise CopyRefused(
+            f"asarray: the values of a {_kind(obj)} are copied into a VM, which copy=False forbids"
+        )
     if hasattr(obj, "__array__") or hasattr(obj, "__dlpack__"):
         array = _of_array(obj)
         own = DType.of(array.dtype)
@@ -85,8 +138,25 @@ def asarray(obj: object, /, *, dtype: object = None) -> Tensor:
         array = _of_numbers(obj)
         target = wanted or DEFAULTS[type(array.dtype.type(0).item())]
         _require_values(array, target)
-    with np.errstate(all="ignore"):  # a value out of range becomes what astype makes of it
+    # a value out of range becomes what astype makes of it
+    with np.errstate(all="ignore"), placed(device, "asarray"):
         return from_array(array.astype(target.numpy, copy=False))
+
+
+def _of_tensor(
+    x: Tensor, dtype: DType | None, device: VMProtocol | None, copy: bool | None
+) -> Tensor:
+    """`asarray` of a tensor, where results are made on that VM."""
+    same_dtype = dtype in (None, x.dtype)
+    moves = device is not None and not x.arena.vm.is_same(device)
+    if copy is False and (moves or not same_dtype):
+        target = dtype if not same_dtype else device and device.name
+        raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
+    if moves:
+        x = reused(x, device)
+    if not same_dtype:
+        return op.astype(x, dtype=dtype)
+    return op.copy(x) if copy and not moves else x if moves else reused(x)
 
 
 def _of_array(obj: Any) -> Array:
@@ -151,16 +221,27 @@ def _kind(x: object) -> str:
 
 
 def full(
-    shape: int | Sequence[int], fill_value: Scalar | Tensor, *, dtype: object = None
+    shape: int | Sequence[int],
+    fill_value: Scalar | Tensor,
+    *,
+    dtype: object = None,
+    device: VMProtocol | None = None,
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor."""
-    return _filled("full", shape, fill_value, dtype)
+    return _filled("full", shape, fill_value, dtype, device)
 
 
 def _filled(
-    name: str, shape: int | Sequence[int], fill_value: Scalar | Tensor, dtype: object
+    name: str,
+    shape: int | Sequence[int],
+    fill_value: Scalar | Tensor,
+    dtype: object,
+    device: VMProtocol | None,
 ) -> Tensor:
     """`full` for the function of that name, which its errors name."""
+    if device is not None:
+        with placed(device, name):
+            return _filled(name, shape, fill_value, dtype, None)
     lengths = integers(shape, "shape", name)
     wanted = None if dtype is None else DType.of(dtype)
     if isinstance(fill_value, Tensor):
@@ -179,47 +260,70 @@ def _filled(
     return op.full(filling, shape=type_.shape)
 
 
-def zeros(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
-    """A tensor of zeros, or of False."""
-    return _filled("zeros", shape, _number(0, dtype), dtype)
+def zeros(
+    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+) -> Tensor:
+    """A tensor of zeros, or of False; f32 unless another dtype is named."""
+    return _filled("zeros", shape, _number(0, dtype), f32 if dtype is None else dtype, device)
 
 
-def ones(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
-    """A tensor of ones, or of True."""
-    return _filled("ones", shape, _number(1, dtype), dtype)
+def ones(
+    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+) -> Tensor:
+    """A tensor of ones, or of True; f32 unless another dtype is named."""
+    return _filled("ones", shape, _number(1, dtype), f32 if dtype is None else dtype, device)
 
 
-def empty(shape: int | Sequence[int], *, dtype: object = f32) -> Tensor:
+def empty(
+    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run."""
-    return _filled("empty", shape, _number(0, dtype), dtype)
+    return _filled("empty", shape, _number(0, dtype), f32 if dtype is None else dtype, device)
 
 
-def full_like(x: Tensor, /, fill_value: Scalar | Tensor, *, dtype: object = None) -> Tensor:
-    """`full` with the shape of x, and its dtype unless another is named."""
-    type = type_of(x)
+def full_like(
+    x: Tensor,
+    /,
+    fill_value: Scalar | Tensor,
+    *,
+    dtype: object = None,
+    device: VMProtocol | None = None,
+) -> Tensor:
+    """`full` with the shape of x, and its dtype and VM unless others are named."""
+    type, where = type_of(x), x.arena.vm if device is None else device
     wanted = type.dtype if dtype is None else dtype
-    return _filled("full_like", type.shape, fill_value, wanted)
+    return _filled("full_like", type.shape, fill_value, wanted, where)
 
 
-def zeros_like(x: Tensor, /, *, dtype: object = None) -> Tensor:
-    """Zeros with the shape of x, and its dtype unless another is named."""
-    type = type_of(x)
-    return zeros(type.shape, dtype=type.dtype if dtype is None else dtype)
+def zeros_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+    """Zeros with the shape of x, and its dtype and VM unless others are named."""
+    return _like("zeros_like", x, 0, dtype, device)
 
 
-def ones_like(x: Tensor, /, *, dtype: object = None) -> Tensor:
-    """Ones with the shape of x, and its dtype unless another is named."""
-    type = type_of(x)
-    return ones(type.shape, dtype=type.dtype if dtype is None else dtype)
+def ones_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+    """Ones with the shape of x, and its dtype and VM unless others are named."""
+    return _like("ones_like", x, 1, dtype, device)
 
 
-def empty_like(x: Tensor, /, *, dtype: object = None) -> Tensor:
+def empty_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
     """The same as `zeros_like`."""
-    return zeros_like(x, dtype=dtype)
+    return _like("empty_like", x, 0, dtype, device)
+
+
+def _like(name: str, x: Tensor, value: int, dtype: object, device: VMProtocol | None) -> Tensor:
+    type, where = type_of(x), x.arena.vm if device is None else device
+    wanted = type.dtype if dtype is None else dtype
+    return _filled(name, type.shape, _number(value, wanted), wanted, where)
 
 
 def arange(
-    start: float, /, stop: float | None = None, step: float = 1, *, dtype: object = None
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: object = None,
+    device: VMProtocol | None = None,
 ) -> Tensor:
     """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
     that. The dtype is i64 for ints, f32 if there is a float.
@@ -227,26 +331,47 @@ def arange(
     first, end = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
     wanted = (i64 if whole else f32) if dtype is None else DType.of(dtype)
-    return op.arange(start=first, stop=end, step=step, dtype=wanted)
+    with placed(device, "arange"):
+        return op.arange(start=first, stop=end, step=step, dtype=wanted)
 
 
 def linspace(
-    start: float, stop: float, /, num: int, *, dtype: object = f32, endpoint: bool = True
+    start: float,
+    stop: float,
+    /,
+    num: int,
+    *,
+    dtype: object = None,
+    device: VMProtocol | None = None,
+    endpoint: bool = True,
 ) -> Tensor:
     """`num` evenly spaced floats from `start` up to `stop`, which is left out without
-    `endpoint`."""
-    return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=DType.of(dtype))
+    `endpoint`; f32 unless another dtype is named."""
+    wanted = f32 if dtype is None else DType.of(dtype)
+    with placed(device, "linspace"):
+        return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=wanted)
 
 
-def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: object = f32) -> Tensor:
-    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros."""
+def eye(
+    n_rows: int,
+    n_cols: int | None = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: object = None,
+    device: VMProtocol | None = None,
+) -> Tensor:
+    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32
+    unless another dtype is named."""
     columns = n_rows if n_cols is None else n_cols
-    return op.eye(rows=n_rows, columns=columns, k=k, dtype=DType.of(dtype))
+    wanted = f32 if dtype is None else DType.of(dtype)
+    with placed(device, "eye"):
+        return op.eye(rows=n_rows, columns=columns, k=k, dtype=wanted)
 
 
 def _number(value: int, dtype: object) -> Scalar:
-    """0 or 1 as the Python number of that dtype's kind."""
-    number: Scalar = DType.of(dtype).numpy.type(value).item()
+    """0 or 1 as the Python number of that dtype's kind, a float for None."""
+    number: Scalar = DType.of(f32 if dtype is None else dtype).numpy.type(value).item()
     return number
 
 

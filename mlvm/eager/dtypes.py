@@ -5,13 +5,14 @@ A dtype is a `DType` (`float32`, or `x.dtype`), or what `DType.of` makes one of.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType, promote
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import DEFAULTS, Tensor, dtype_beside
 
 _KINDS: Final = {
     "bool": ("bool",),
@@ -64,13 +65,17 @@ def isdtype(dtype: object, kind: object) -> bool:
 
 
 def result_type(*tensors_and_dtypes: object) -> DType:
-    """The dtype that these promote to together. Raises `DTypeError` where there is none."""
+    """The dtype that these promote to together: tensors, dtypes, and Python's numbers, which take
+    the dtype of the others unless they are of a higher kind. Raises `DTypeError` where there is
+    none."""
     if not tensors_and_dtypes:
         raise DTypeError("result_type takes 1 tensor or dtype, or more")
-    first, *rest = [_dtype_of(each) for each in tensors_and_dtypes]
-    for dtype in rest:
-        first = promote(first, dtype)
-    return first
+    numbers = [x.__class__ for x in tensors_and_dtypes if x.__class__ in DEFAULTS]
+    dtypes = [_dtype_of(x) for x in tensors_and_dtypes if x.__class__ not in DEFAULTS]
+    result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
+    for kind in numbers:
+        result = dtype_beside(kind, result)
+    return result
 
 
 def can_cast(source: object, to: object, /) -> bool:

@@ -1,7 +1,7 @@
 """Public functions composed of ops.
 
-Signatures are those of the Python Array API standard (2024.12), JAX's where it is silent.
-A function that only changes a shape copies nothing; one that changes nothing returns its operand.
+Signatures are those of the Python Array API standard (2025.12), JAX's where it is silent.
+A function that changes a shape, or nothing, copies nothing: the result is over the same bytes.
 An op whose own function has the right signature is in `primitives` and not repeated here.
 """
 
@@ -14,12 +14,14 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 
+from mlvm.core import rules
 from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
 from mlvm.core.ops.neural import Pair
-from mlvm.core.rules import Axis, broadcast_shapes, normalize_axes
-from mlvm.core.types import DType, Shape, TensorType, f32, i64
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import Axis, normalize_axes
+from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray, integer, integers, type_of
+from mlvm.eager.creation import asarray, integer, integers, reused, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
 from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
@@ -33,7 +35,7 @@ def _inferred(call: OneOp, x: Tensor) -> TensorType:
     return cast(TensorType, call.types.get(types) or call.infer(types))
 
 
-def _axes(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
+def axes_of(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
     """The axes, counted from the front, of a tensor like x with `new` more dimensions."""
     type = type_of(x)
     try:
@@ -46,9 +48,11 @@ def _axes(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
 # --- shapes --------------------------------------------------------------------------
 
 
-def reshape(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
+def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
     """The elements of x, in row-major order, in another shape of the same size; one length may
-    be -1. Nothing is copied. Raises `ShapeError`."""
+    be -1. Nothing is copied unless `copy` is True. Raises `ShapeError`."""
+    if copy:
+        return reshape(op.copy(x), shape)
     type, lengths = type_of(x), integers(shape, "shape", "reshape")
     if -1 in lengths:
         rest = -math.prod(lengths)
@@ -57,15 +61,13 @@ def reshape(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
                 "reshape", (type,)
             )
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
-    if lengths == type.shape:
-        return x
     call = one_op("reshape", shape=lengths)
     return alias(call, x, _inferred(call, x))
 
 
-def expand_dims(x: Tensor, /, *, axis: int | tuple[int, ...] = 0) -> Tensor:
-    """x with new axes of length 1 at these positions of the result."""
-    new = _axes("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
+def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
+    """x with new axes of length 1 at these positions of the result. Raises `AxisRefused`."""
+    new = axes_of("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
     lengths = iter(x.shape)
     return reshape(x, [1 if i in new else next(lengths) for i in range(x.ndim + len(new))])
 
@@ -77,7 +79,7 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
     """
     if axis is None:
         return reshape(x, [n for n in type_of(x).shape if n != 1])
-    gone = _axes("squeeze", axis, x)
+    gone = axes_of("squeeze", axis, x)
     for i in gone:
         if x.shape[i] != 1:
             raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1").at("squeeze", (x.type,))
@@ -107,7 +109,7 @@ def moveaxis(
     x: Tensor, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
     """x with the axes `source` moved to the positions `destination`, the others in order."""
-    sources, destinations = _axes("moveaxis", source, x), _axes("moveaxis", destination, x)
+    sources, destinations = axes_of("moveaxis", source, x), axes_of("moveaxis", destination, x)
     if len(sources) != len(destinations):
         raise AttributeRefused(f"{source} and {destination} are not as many axes").at(
             "moveaxis", (x.type,)
@@ -130,17 +132,26 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
     return op.broadcast_to(x, shape=lengths)
 
 
-def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
+def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
+    """The shape that tensors of these shapes broadcast to. Raises `ShapeError`."""
+    lengths = [integers(shape, "a shape", "broadcast_shapes") for shape in shapes]
+    try:
+        return rules.broadcast_shapes(*lengths)
+    except OpError as error:
+        raise error.at("broadcast_shapes", lengths) from None
+
+
+def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
     """The tensors, all in the shape that they broadcast to together."""
     types = [type_of(x) for x in arrays]
     try:
-        shape = broadcast_shapes(*[type.shape for type in types])
+        shape = rules.broadcast_shapes(*[type.shape for type in types])
     except OpError as error:
         raise error.at("broadcast_arrays", types) from None
-    return [broadcast_to(x, shape) for x in arrays]
+    return tuple([broadcast_to(x, shape) for x in arrays])
 
 
-def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tensor]:
+def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Tensor, ...]:
     """For vectors, the coordinate tensors of the grid they span; with "xy" the first two axes
     are swapped. Raises `ShapeError` for other than vectors."""
     types = [type_of(x) for x in arrays]
@@ -158,18 +169,18 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tens
 # --- joining, cutting, repeating -----------------------------------------------------
 
 
-def concat(arrays: Iterable[Tensor], /, *, axis: int | None = 0) -> Tensor:
+def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
     """The tensors one after the other along `axis` (None: flattened first); dtypes promote."""
     if axis is None:
         return concat([reshape(x, -1) for x in arrays])
     xs = tuple(arrays)
     if len(xs) == 1:
-        _axes("concat", axis, xs[0])
-        return xs[0]
+        axes_of("concat", axis, xs[0])
+        return reused(xs[0])
     return op.concat(*xs, axis=axis)
 
 
-def stack(arrays: Iterable[Tensor], /, *, axis: int = 0) -> Tensor:
+def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis."""
     return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
 
@@ -179,7 +190,7 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
 
     Raises `ShapeError` for a length that is not so many equal sections.
     """
-    [along] = _axes("split", axis, x)
+    [along] = axes_of("split", axis, x)
     length = x.shape[along]
     given = integers(indices_or_sections, "indices_or_sections", "split")
     if isinstance(indices_or_sections, int):
@@ -192,20 +203,20 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
     else:
         cuts = given
     bounds = zip((None, *cuts), (*cuts, None), strict=True)
-    return [_part(x, along, range(length)[first:end]) for first, end in bounds]
+    return [part(x, along, range(length)[first:end]) for first, end in bounds]
 
 
-def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of x along `axis`, without it."""
-    [along] = _axes("unstack", axis, x)
+    [along] = axes_of("unstack", axis, x)
     places = [range(i, i + 1) for i in range(x.shape[along])]
-    return tuple(squeeze(_part(x, along, place), along) for place in places)
+    return tuple(squeeze(part(x, along, place), along) for place in places)
 
 
-def _part(x: Tensor, axis: int, positions: range) -> Tensor:
+def part(x: Tensor, axis: int, positions: range) -> Tensor:
     """The elements of x at these consecutive positions along an axis."""
     if len(positions) == x.shape[axis]:
-        return x
+        return reused(x)
     start, length = [0] * x.ndim, list(x.shape)
     start[axis], length[axis] = positions.start, len(positions)
     return op.slice(x, start=tuple(start), length=tuple(length), step=(1,) * x.ndim)
@@ -214,7 +225,7 @@ def _part(x: Tensor, axis: int, positions: range) -> Tensor:
 def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
     """x repeated repetitions[i] times along axis i. The shorter one of shape and repetitions gets
     ones in front."""
-    times, lengths = _counts("tile", repetitions, "repetitions", x), x.shape
+    times, lengths = counts_of("tile", repetitions, "repetitions", x), x.shape
     ndim = max(len(times), len(lengths))
     times, lengths = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(lengths)) + lengths
     apart = reshape(x, [m for n in lengths for m in (1, n)])
@@ -222,18 +233,43 @@ def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
     return reshape(tiled, [k * n for k, n in zip(times, lengths, strict=True)])
 
 
-def repeat(x: Tensor, repeats: int, /, *, axis: int | None = None) -> Tensor:
-    """x with each element `repeats` times in a row along `axis` (None: flattened first)."""
+def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None = None) -> Tensor:
+    """x with each element `repeats` times in a row along `axis` (None: flattened first).
+
+    `repeats` may be a vector of integers, one for each place along the axis: the host reads it, as
+    it decides the shape. Raises `ShapeError` for a vector of another length, `DTypeError` for other
+    than integers, `AttributeRefused` for a negative one.
+    """
     if axis is None:
         return repeat(reshape(x, type_of(x).size), repeats, axis=0)
-    [along] = _axes("repeat", axis, x)
-    [repeats] = _counts("repeat", (repeats,), "repeats", x)
+    [along] = axes_of("repeat", axis, x)
+    counts = counts_of("repeat", _listed(repeats, x), "repeats", x)
     before, behind = x.shape[: along + 1], x.shape[along + 1 :]
-    repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, repeats, *behind))
-    return reshape(repeated, (*before[:-1], before[-1] * repeats, *behind))
+    if len(counts) == 1:
+        [n] = counts
+        repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, n, *behind))
+        return reshape(repeated, (*before[:-1], before[-1] * n, *behind))
+    if len(counts) != x.shape[along]:
+        raise ShapeError(f"{len(counts)} repeats for {x.shape[along]} places of axis {axis}").at(
+            "repeat", (x.type,)
+        )
+    return op.take(x, asarray(np.repeat(np.arange(len(counts)), counts)), axis=along)
 
 
-def _counts(function: str, value: int | Sequence[int], name: str, x: Tensor) -> tuple[int, ...]:
+def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[int]:
+    """The numbers of `repeat`, where they come in a tensor."""
+    if not isinstance(repeats, Tensor):
+        return repeats
+    types = (x.type, repeats.type)
+    if not repeats.dtype.is_integer:
+        raise DTypeError("repeats are integers").at("repeat", types)
+    if repeats.ndim > 1:
+        raise ShapeError("repeats are a number or a vector").at("repeat", types)
+    found: int | Sequence[int] = repeats.tolist()
+    return found
+
+
+def counts_of(function: str, value: int | Sequence[int], name: str, x: Tensor) -> tuple[int, ...]:
     """One or several ints >= 0. Raises `AttributeRefused` for others."""
     type, counts = type_of(x), integers(value, name, function)
     if min(counts, default=0) < 0:
@@ -241,7 +277,7 @@ def _counts(function: str, value: int | Sequence[int], name: str, x: Tensor) -> 
     return counts
 
 
-def roll(x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
+def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tensor:
     """x with every element moved `shift` places up along `axis` (None: in row-major order).
     Elements moved beyond the end come to the front."""
     return op.roll(x, shift=shift, axis=axis)
@@ -259,18 +295,23 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor
     return op.pad(x, widths=pairs, value=value)
 
 
-def astype(x: Tensor, dtype: object, /) -> Tensor:
-    """x in another dtype. Floats are truncated to integers; bool is whether it is not zero."""
+def astype(
+    x: Tensor, dtype: object, /, *, copy: bool = True, device: VMProtocol | None = None
+) -> Tensor:
+    """x in another dtype, on its VM or on `device`. Floats are truncated to integers; bool is
+    whether it is not zero. A tensor of that dtype already is not copied, whatever `copy` says: an
+    update of one of the two does not change the other. Raises `DTypeError` for complex numbers that
+    would lose their imaginary parts."""
     type_of(x)
-    return asarray(x, dtype=DType.of(dtype))
+    return asarray(x, dtype=DType.of(dtype), device=device)
 
 
 # --- choosing elements ---------------------------------------------------------------
 
 
-def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
+def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """The slices of x at `indices` along `axis`, which the axes of `indices` replace. A vector
-    needs no `axis`. Raises `OperandValueError` for an index out of range."""
+    needs no `axis`. Raises `PositionRefused` for an index out of range."""
     if axis is None:
         if type_of(x).ndim != 1:
             raise AttributeRefused("axis must be given unless x has 1 dimension").at(
@@ -280,9 +321,23 @@ def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
     return op.take(x, indices, axis=axis)
 
 
-def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
-    """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example."""
-    return op.take_along_axis(x, indices, axis=axis)
+def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
+    """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example. On the other
+    axes the two broadcast. Raises `ShapeError`, `PositionRefused` for an index out of range."""
+    [along] = axes_of("take_along_axis", axis, x)
+    if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
+        types = (x.type, indices.type)
+        lengths = [[*each.shape] for each in types]
+        wanted = [each.pop(along) for each in lengths]
+        try:
+            others = rules.broadcast_shapes(*map(tuple, lengths))
+        except OpError as error:
+            raise error.at("take_along_axis", types) from None
+        x, indices = (
+            broadcast_to(each, (*others[:along], n, *others[along:]))
+            for each, n in zip((x, indices), wanted, strict=True)
+        )
+    return op.take_along_axis(x, indices, axis=along)
 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: int = 0) -> Tensor:
@@ -318,21 +373,33 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     return unstack(op.nonzero_indices(x), axis=1)
 
 
-def where(condition: Tensor, x: Operand, y: Operand, /) -> Tensor:
-    """x where the condition holds, else y; all three broadcast. One of x and y may be a number,
-    or both numbers of one kind."""
-    type_of(condition)
+def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """How many elements along `axis` are not zero: i64. nan is not zero."""
+    type_of(x, "count_nonzero")
+    try:
+        return op.sum(astype(x, bool_), axis=axis, keepdims=keepdims)
+    except OpError as error:
+        error.op = "count_nonzero"
+        raise
+
+
+def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
+    """x where the condition holds, else y; all three broadcast, and any may be a number."""
+    if condition.__class__ is bool:
+        condition = full((), condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
-        x = asarray(x)
+        x = full((), x)
     beside = x if isinstance(x, Tensor) else cast(Tensor, y)
-    return op.where(condition, operand(x, beside, _WHERE), operand(y, beside, _WHERE))
+    chosen = operand(x, beside, _WHERE), operand(y, beside, _WHERE)
+    type_of(cast(Tensor, condition), "where")
+    return op.where(condition, *chosen)
 
 
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins."""
     type = type_of(x)
     if min is None and max is None:
-        return x
+        return reused(x)
     floats = type.dtype.is_float
     if min is None:
         min = -math.inf if floats else iinfo(type.dtype).min
@@ -345,7 +412,7 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 
 
 def std(
-    x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+    x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
     """The standard deviation along `axis`: the square root of `var`. Where all elements are equal,
     its gradient is 0, like that of `sqrt` at 0."""
@@ -364,11 +431,78 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     return expand_dims(x, axis=1) * y
 
 
+def diff(
+    x: Tensor,
+    /,
+    axis: int = -1,
+    n: int = 1,
+    *,
+    prepend: Operand | None = None,
+    append: Operand | None = None,
+) -> Tensor:
+    """The differences of neighbours along `axis`, taken `n` times, so that it is shorter by n.
+
+    `prepend` and `append` come before and behind x first; a number is one element everywhere.
+    Raises `ShapeError` for others that do not fit x, `AttributeRefused` for a negative n.
+    """
+    [along] = axes_of("diff", axis, x)
+    [times] = counts_of("diff", integer(n, "n", "diff"), "n", x)
+    if prepend is not None or append is not None:
+        pieces = [_beside(each, x, along) for each in (prepend, x, append) if each is not None]
+        x = concat(pieces, axis=along)
+    for _ in range(times):
+        length = x.shape[along]
+        behind, before = range(min(1, length), length), range(max(0, length - 1))
+        x = part(x, along, behind) - part(x, along, before)
+    return reused(x) if times == 0 else x
+
+
+def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:
+    """What is to be joined with x along an axis: a tensor, or a number as one element."""
+    if isinstance(value, Tensor):
+        return value
+    shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
+    return broadcast_to(operand(value, x, one_op("subtract")), shape)
+
+
+def cumulative_sum(
+    x: Tensor,
+    /,
+    axis: int | None = None,
+    *,
+    dtype: object = None,
+    include_initial: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
+    `include_initial` a 0 comes before them, and the axis is longer by one."""
+    wanted = None if dtype is None else DType.of(dtype)
+    x = _counted(x, "cumulative_sum")
+    if not include_initial:
+        return op.cumulative_sum(x, axis=axis, dtype=wanted, out=out)
+    if out is not None:
+        raise AttributeRefused("there is no out with include_initial").at(
+            "cumulative_sum", (x.type,)
+        )
+    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=wanted), axis)
+
+
+def _counted(x: Tensor, function: str) -> Tensor:
+    """x, with i64 for bools: sums and products count those."""
+    return astype(x, i64) if type_of(x, function).dtype is bool_ else x
+
+
+def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
+    """x with one element of that value before it along an axis (None: the only one)."""
+    along = (axis or 0) % x.ndim
+    return op.pad(x, widths=tuple((int(i == along), 0) for i in range(x.ndim)), value=value)
+
+
 def cumulative_prod(
     x: Tensor,
     /,
-    *,
     axis: int | None = None,
+    *,
     dtype: object = None,
     include_initial: bool = False,
 ) -> Tensor:
@@ -379,6 +513,7 @@ def cumulative_prod(
     (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
     """
     wanted = None if dtype is None else DType.of(dtype).name
+    x = _counted(x, "cumulative_prod")
     try:
         result = astype(x, _inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype)
     except OpError as error:
@@ -387,42 +522,21 @@ def cumulative_prod(
     along, step = (axis or 0) % x.ndim, 1
     while step < x.shape[along]:
         result, step = result * with_ones_before(result, along, step), 2 * step
-    if not include_initial:
-        return result
-    widths = [(int(i == along), 0) for i in range(x.ndim)]
-    return op.pad(result, widths=tuple(widths), value=1.0)
+    return _after(1.0, result, axis) if include_initial else result
 
 
 def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
     """x moved `by` places on along an axis, with ones before it; what is beyond the end is gone."""
     by = min(by, x.shape[axis])
-    kept = _part(x, axis, range(x.shape[axis] - by))
+    kept = part(x, axis, range(x.shape[axis] - by))
     return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
 
 
-def topk(x: Tensor, k: int, /, *, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """The k largest elements along `axis`, the largest first, and their positions (i64).
-
-    Of equal elements the first one comes first, and nan counts as the largest, as in
-    `jax.lax.top_k`. Raises `AttributeRefused` unless 0 <= k <= the axis's length.
-    """
-    [along] = _axes("topk", axis, x)
-    [count] = _counts("topk", integer(k, "k", "topk"), "k", x)
-    if count > x.shape[along]:
-        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}").at(
-            "topk", (x.type,)
-        )
-    try:
-        order = op.argsort(x, axis=along, descending=True)
-    except OpError as error:
-        error.op = "topk"
-        raise
-    indices = _part(order, along, range(count))
-    return op.take_along_axis(x, indices, axis=along), indices
-
-
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
-    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it."""
+    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it. A
+    real type gets the real part."""
+    if x.dtype.kind == "complex" and type.dtype.is_float:
+        x = op.real(x)
     if x.dtype is not type.dtype:
         x = astype(x, type.dtype)
     axes = _broadcast_axes(x.shape, type.shape)

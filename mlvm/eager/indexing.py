@@ -1,5 +1,5 @@
 """x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and one boolean mask,
-as in numpy.
+as in numpy; arrays and lists for these tensors, on a VM of this process.
 
 A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
 shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`, or a `where` or
@@ -15,12 +15,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, IndexRefused, MlvmError, ShapeError, brief
+from mlvm.core.errors import DTypeError, IndexRefused, MlvmError, OpError, ShapeError, brief
 from mlvm.core.types import PROMOTION, Shape, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray
 from mlvm.eager.functions import moveaxis, reshape
-from mlvm.eager.tensor import Tensor, apply_into, one_op, operand
+from mlvm.eager.tensor import Tensor, apply_into, is_array, one_op, operand
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -50,7 +50,7 @@ def _item(key: object) -> Item | EllipsisType:
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
-        if key.dtype.is_float:
+        if key.dtype.is_inexact:
             raise IndexRefused("an index tensor holds integers, or is a mask")
         return key
     try:
@@ -58,10 +58,22 @@ def _item(key: object) -> Item | EllipsisType:
             return operator.index(key)  # type: ignore[arg-type]
     except TypeError:
         pass
-    kind = type(key).__name__
-    if isinstance(key, float):
-        raise IndexRefused(f"a {kind} is no index, but integers, slices, None and ... are")
-    raise IndexRefused(f"a {kind} is no index; make a tensor of it with asarray")
+    if is_array(key):
+        return _item(_tensor_of(key))
+    raise IndexRefused(
+        f"a {type(key).__name__} is no index, but integers, slices, None, ..., and tensors, arrays "
+        f"and lists of integers are"
+    )
+
+
+def _tensor_of(key: object) -> Tensor:
+    """An index tensor, or a mask, of an array or list. One without elements is of integers."""
+    if isinstance(key, (list, tuple)) and not np.size(key):
+        key = np.asarray(key, np.int64)
+    try:
+        return Tensor._taken(key)
+    except OpError as error:
+        raise IndexRefused(error.reason) from None
 
 
 def _masked(x: Tensor, items: list[Item | EllipsisType]) -> Tensor:

@@ -5,7 +5,8 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, scope, stale_of, using
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
-    AttributeRefused,
     CaptureError,
     DTypeError,
     HandleError,
@@ -28,13 +28,15 @@ from mlvm.core.errors import (
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import require
 from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
 from mlvm.eager.context import Tape, capturing, current_arena, recording
+from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
-Operand: TypeAlias = "Tensor | Scalar"
+Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
 
 _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
@@ -250,7 +252,9 @@ def own(x: Allocation) -> None:
     if x.handle == STALE:
         raise x.stale()
     on = capturing.get()
-    if isinstance(x, Tensor) and _is_shared(x, [each for each in live_tapes.copy() if each.within is on]):
+    if isinstance(x, Tensor) and _is_shared(
+        x, [each for each in live_tapes.copy() if each.within is on]
+    ):
         apply_into(x, _COPY, x)
 
 
@@ -279,6 +283,15 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
 def alias_of(x: Tensor) -> Tensor:
     """Another tensor with the value of x; nothing is copied, until one of them is updated."""
     return alias(_COPY, x, x.type)
+
+
+def positive(x: Tensor, /) -> Tensor:
+    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools."""
+    try:
+        require("numeric", x.type)
+    except DTypeError as error:
+        raise error.at("positive", (x.type,)) from None
+    return alias_of(x)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -421,6 +434,17 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
+def is_array(value: object) -> bool:
+    """Whether an operand that is neither a tensor nor a number may have an array's values."""
+    if isinstance(value, (Tensor, np.generic, bool, int, float, complex)):
+        return False
+    return (
+        isinstance(value, (list, tuple))
+        or hasattr(value, "__array__")
+        or hasattr(value, "__dlpack__")
+    )
+
+
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
@@ -428,12 +452,12 @@ def dtype_beside(kind: type, dtype: DType) -> DType:
 
 
 def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
-    """An operand as a tensor: itself, or a Python scalar beside a tensor. An error names it as the
-    `first` of the two, or the second.
+    """An operand as a tensor: itself, a Python scalar beside a tensor, or the values of an array.
+    An error names it as the `first` of the two, or the second.
 
     The scalar takes the tensor's dtype, as in the Array API. One of a higher kind (`dtype_beside`)
-    has the dtype in which the two compute. Raises `DTypeError` for anything else; arrays are to be
-    copied in explicitly.
+    has the dtype in which the two compute. An array keeps its own, as in `asarray`. Raises
+    `DTypeError` for anything else.
     """
     if isinstance(value, Tensor):
         return value
@@ -441,9 +465,14 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         value = value.item()
     if not isinstance(value, (bool, int, float, complex)):
         kinds = (beside.type, value.__class__.__name__)
-        raise DTypeError(f"{kinds[1]} is no operand; make a tensor of it with asarray").at(
-            call.op.name, kinds[::-1] if first else kinds
-        )
+        try:
+            if is_array(value):
+                return Tensor._taken(value)
+            raise DTypeError(
+                f"{kinds[1]} is no operand; tensors, numbers, and arrays or lists of numbers are"
+            )
+        except OpError as error:
+            raise error.at(call.op.name, kinds[::-1] if first else kinds) from None
     try:
         return constant(value, dtype_beside(value.__class__, beside.dtype))
     except (DTypeError, OperandValueError) as error:
@@ -486,8 +515,8 @@ def _comparison(name: str) -> Forward:
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
-        known = isinstance(other, (Tensor, bool, int, float, complex))
-        if not known and not hasattr(other, "__array__"):
+        known = isinstance(other, (Tensor, bool, int, float, complex, np.generic))
+        if not known and not is_array(other):
             return NotImplemented
         try:
             return apply(call, self, operand(other, self, call))
@@ -527,7 +556,7 @@ def _unary(name: str) -> Callable[[Tensor], Tensor]:
 _SQUARE: Final = one_op("square")
 
 
-class Tensor(Allocation):
+class Tensor(Methods, Allocation):
     """An n-dimensional value on a VM, with the operators of the Array API standard.
 
     Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena. They
@@ -545,7 +574,10 @@ class Tensor(Allocation):
     tape: Tape | None
     node: int
 
-    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, whose error says asarray
+    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which takes its arrays
+
+    _taken: ClassVar[Callable[..., Tensor]]
+    """The tensor for an array's values; see `mlvm.eager.arrays`, which adds it."""
 
     def __init__(self) -> None:  # an arena makes tensors with object.__new__
         raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
@@ -581,9 +613,15 @@ class Tensor(Allocation):
         return self.dtype.itemsize
 
     @property
-    def device(self) -> str:
-        """The name of the VM."""
-        return self.arena.vm.name
+    def device(self) -> VMProtocol:
+        """The VM that it lives on."""
+        vm: VMProtocol = self.arena.vm.stands_for
+        return vm
+
+    to_device: ClassVar[Callable[..., Tensor]]
+    """`x.to_device(vm)`; see `mlvm.eager.standard`, which adds it."""
+
+    __array_namespace__: ClassVar[Callable[..., ModuleType]]
 
     # --- values ---
 
@@ -731,7 +769,7 @@ class Tensor(Allocation):
             raise
 
     def __pos__(self) -> Tensor:
-        return alias_of(self)
+        return positive(self)
 
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
     """`x[key]`; see `mlvm.eager.indexing`, which adds it."""

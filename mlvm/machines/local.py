@@ -101,6 +101,9 @@ class LocalVM(VM):
         said = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)
 
+    def __repr__(self) -> str:
+        return f"<{self.__class__.__name__} {self.name!r}>"
+
     def known_launches(self) -> KnownLaunches | None:
         """A table of the launches that a client makes, for a native VM without workers."""
         if self._pool is None:

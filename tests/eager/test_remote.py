@@ -63,7 +63,7 @@ def test_a_vm_is_used_till_the_end_of_the_block() -> None:
         with ml.use(ml.VM("inner")):
             assert ml.default_arena().vm.name == "inner"
         assert ml.default_arena().vm is outer
-        assert ml.zeros((2,)).device == "outer"
+        assert ml.zeros((2,)).device is outer
     assert ml.default_vm() is first
     assert ml.default_arena() is here
 
@@ -72,7 +72,7 @@ def test_a_vm_is_used_from_now_on_without_a_block() -> None:
     first = ml.default_vm()
     using = ml.use(ml.VM("mine"))
     try:
-        assert ml.ones((1,)).device == "mine"
+        assert ml.ones((1,)).device.name == "mine"
     finally:
         using.__exit__()
     assert ml.default_vm() is first

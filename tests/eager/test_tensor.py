@@ -118,9 +118,7 @@ def test_numbers_adopt_the_tensors_dtype() -> None:
         (lambda x, n: x + n, ml.errors.DTypeError, "f32 and i32 do not promote"),
         (lambda x, n: x + 1j, ml.errors.DTypeError, "complex is no operand"),
         (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),
-        (lambda x, n: operator.add(x, [1.0]), ml.errors.DTypeError, "list is no operand"),
-        (lambda x, n: operator.eq(x, X), ml.errors.DTypeError, "ndarray is no operand"),
-        (lambda x, n: operator.ne(X, x), ml.errors.DTypeError, "ndarray is no operand"),
+        (lambda x, n: x + None, ml.errors.DTypeError, "NoneType is no operand"),
         (lambda x, n: x + HUGE, ml.errors.OperandValueError, "does not fit into f32"),
         (lambda x, n: n == HUGE, ml.errors.OperandValueError, "does not fit into i32"),
         (lambda x, n: x / n, ml.errors.DTypeError, "float"),
@@ -206,7 +204,7 @@ def test_what_is_no_operand_is_compared_by_identity() -> None:
 def test_properties() -> None:
     x = ml.asarray(X)
     assert (x.shape, x.ndim, x.size, x.dtype) == ((2, 3), 2, 6, ml.float32)
-    assert x.device == ml.default_vm().name
+    assert x.device is ml.default_vm()
     assert len(x) == 2
     assert (x.nbytes, x.itemsize) == (24, 4)
 
@@ -237,7 +235,7 @@ def test_values_as_lists() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("sum", "ml.sum"), ("reshape", "ml.reshape"), ("backward", "ml.grad"), ("numel", "x.size")],
+    [("exp", "ml.exp"), ("view", "x.reshape"), ("backward", "ml.grad"), ("numel", "x.size")],
 )
 def test_names_that_are_no_methods_say_where_to_look(name: str, hint: str) -> None:
     x = ml.asarray(X)
@@ -276,14 +274,6 @@ def test_numpy_reads_a_tensor() -> None:
     np.testing.assert_array_equal(np.from_dlpack(x), X, strict=True)
     with pytest.raises(ValueError, match="copy"):
         np.asarray(x, copy=False)
-
-
-def test_numpy_leaves_operators_to_the_tensor() -> None:
-    y: Any = ml.asarray(Y)
-    with pytest.raises(ml.errors.DTypeError, match=r"ndarray is no operand; .*asarray"):
-        np.ones(3) + y
-    with pytest.raises(ml.errors.DTypeError, match=r"ndarray is no operand; .*asarray"):
-        y + np.ones(3)
 
 
 def test_torch_reads_a_tensor() -> None:
@@ -364,10 +354,11 @@ def test_a_view_is_not_updated_in_place(name: str) -> None:
     same(x, X)
 
 
-def test_what_changes_nothing_is_the_same_tensor() -> None:
+def test_what_changes_nothing_is_another_tensor_over_the_same_bytes() -> None:
     x = ml.asarray(X)
-    for y in (+x, x[...], ml.astype(x, "f32"), ml.reshape(x, (2, 3)), ml.asarray(x)):
-        assert y is x
+    for y in (x[...], ml.astype(x, "f32"), ml.reshape(x, (2, 3)), ml.asarray(x)):
+        assert y is not x
+        assert (y.type, y.handle) == (x.type, x.handle)
 
 
 # --- arenas --------------------------------------------------------------------------

@@ -4,7 +4,7 @@ As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, as
 them: `take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
 `mask_scatter`.
 
-Indices have any integer dtype. An index out of range raises `OperandValueError`, which names the
+Indices have any integer dtype. An index out of range raises `PositionRefused`, which names the
 index.
 """
 
@@ -14,7 +14,14 @@ import math
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    MaskRefused,
+    OperandValueError,
+    PositionRefused,
+    ShapeError,
+)
 from mlvm.core.op import op
 from mlvm.core.ops.layout import require_updates, require_values
 from mlvm.core.rules import normalize_axis, require
@@ -121,8 +128,9 @@ def _nonzero_indices(x: TensorType) -> None:
 
 def _check_mask(mask: TensorType, shape: Shape) -> None:
     require("bool", mask)
-    if shape[: mask.ndim] != mask.shape:
-        raise ShapeError(f"a mask of shape {mask.shape} does not cover the first axes of {shape}")
+    covered = all(n in (m, 0) for n, m in zip(mask.shape, shape, strict=False))
+    if mask.ndim > len(shape) or not covered:
+        raise MaskRefused(f"a mask of shape {mask.shape} does not cover the first axes of {shape}")
 
 
 def _boolean_index(x: TensorType, mask: TensorType) -> None:
@@ -235,7 +243,7 @@ def scatter_add_along_axis(
 def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32") -> None:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
-    An index outside 0 .. num_classes - 1 raises `OperandValueError`.
+    An index outside 0 .. num_classes - 1 raises `PositionRefused`.
     """
     places = _positions(indices, num_classes, negative=False).reshape(-1)
     out.fill(0)
@@ -265,13 +273,13 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
-    """The indices as intp, counted from the front. Raises `OperandValueError`."""
+    """The indices as intp, counted from the front. Raises `PositionRefused`."""
     lowest = -length if negative else 0
     if indices.size:
         low, high = int(indices.min()), int(indices.max())
         if low < lowest or high >= length:
             where = np.argwhere((indices < lowest) | (indices >= length))[0].tolist()
-            raise OperandValueError(
+            raise PositionRefused(
                 f"index {indices[tuple(where)]} at position {where} is out of range "
                 f"for length {length}"
             )
@@ -321,7 +329,7 @@ def nonzero_indices(x: Array) -> Array:
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
-    The axes of the mask are as long as the first axes of x.
+    The axes of the mask are as long as the first axes of x; an axis of length 0 chooses nothing.
     """
     return x[mask]
 

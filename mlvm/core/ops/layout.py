@@ -15,6 +15,7 @@ from mlvm.core.rules import (
     normalize_axes,
     normalize_axis,
     require,
+    require_castable,
     require_representable,
 )
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -94,7 +95,7 @@ def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType
     return x
 
 
-def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
+def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float | complex) -> TensorType:
     if len(widths) != x.ndim:
         raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
@@ -188,7 +189,9 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
 
 
 @op(infer=_pad)
-def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
+def pad(
+    out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float | complex = 0.0
+) -> None:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
     inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
@@ -272,7 +275,9 @@ def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:
-    return x.with_dtype(DType.named(dtype))
+    wanted = DType.named(dtype)
+    require_castable(x.dtype, wanted)
+    return x.with_dtype(wanted)
 
 
 def _copy(x: TensorType) -> TensorType:
@@ -298,7 +303,8 @@ def _not_above(k: int, shape: Shape) -> Array:
 
 @op(infer=_sort)
 def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
-    """The elements in order along `axis`. nan counts as the largest."""
+    """The elements in order along `axis`: complex ones by their real parts, then by their imaginary
+    parts. nan counts as the largest."""
     np.copyto(out, np.flip(x, axis) if descending else x)
     out.sort(axis, kind="stable")
     if descending:

@@ -225,8 +225,8 @@ def _pull_loop(
     nstacks = len(back.kept) if back.total is not None else 1
     xs, stacks, outside = _split(saved, nrows, nstacks)
     of_state, of_made, of_kept = _split(cotangents, nstate, len(back.made))
-    active = [k for k, x in enumerate(back.params) if x.dtype.is_float]
-    tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_float]
+    active = [k for k, x in enumerate(back.params) if x.dtype.is_inexact]
+    tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_inexact]
     given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
     init = [or_zeros(of_state[k], back.params[k].type) for k in active]
@@ -556,18 +556,18 @@ def _pull_call(
         inside = {id(x.root): y for x, y in zip(way.kept, kept, strict=True)}
         pending = Pending()
         pending.update(zip(segment.closures, cells, strict=True))
-        seed(pending, segment.tape, [y for y in way.made if y.dtype.is_float], parts)
+        seed(pending, segment.tape, [y for y in way.made if y.dtype.is_inexact], parts)
         segment.walk(pending, inside, outside)
-        return [or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_float]
+        return [or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_inexact]
 
-    results = [x.type for x in way.params if x.dtype.is_float]
+    results = [x.type for x in way.params if x.dtype.is_inexact]
     opened = _Open(way, f"{name}_back", results)
     way.back.append(opened)
     try:
         made = iter(_call_new(opened, [*_of_floats(way.made, cotangents), number], run))
     finally:
         way.back.clear()
-    parts = [next(made) if x.dtype.is_float else None for x in way.params]
+    parts = [next(made) if x.dtype.is_inexact else None for x in way.params]
     totals = [
         h if isinstance(h, _Cell) else record.released(cell.x)
         for h, cell in zip(held, cells, strict=True)
@@ -590,13 +590,13 @@ def _pull_again(
     [back] = known.way.back
     given = [*_of_floats(known.way.made, cotangents), *saved]
     made = iter(_recorder().call(back.procedure, back.results or [], given))
-    return [next(made) if x.dtype.is_float else None for x in args]
+    return [next(made) if x.dtype.is_inexact else None for x in args]
 
 
 def _of_floats(results: Tensors, cotangents: Sequence[Tensor | None]) -> Tensors:
     """Cotangents of those results that are floats."""
     pairs = zip(results, cotangents, strict=True)
-    return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_float]
+    return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_inexact]
 
 
 def _refuse_outer_tape(what: str) -> None:
@@ -734,7 +734,7 @@ def _twins(xs: Tensors) -> Tensors:
 
 
 def _watched(tape: Tape, xs: Tensors) -> Tensors:
-    return [tape.watch(x) if x.dtype.is_float else x for x in xs]
+    return [tape.watch(x) if x.dtype.is_inexact else x for x in xs]
 
 
 def _released(record: Recorder, variables: Tensors) -> Tensors:
