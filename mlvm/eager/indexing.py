@@ -219,7 +219,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
     given = operand(values, x, _SET)
     if given.dtype is x.dtype:
         return given
-    if not can_cast(given.dtype, x.dtype):
+    if not can_cast(given, x.dtype):
         raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; convert it with astype").at(
             "setitem", (x.type, given.type)
         )
