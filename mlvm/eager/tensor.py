@@ -359,7 +359,7 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
 
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked. An update in place asks each of them whether it needs the value."""
+"""Tapes that may still be walked. An update in place asks each whether it needs the value."""
 
 _CONSTANTS_LIMIT: Final = 4096
 
@@ -448,6 +448,8 @@ def is_array(value: object) -> bool:
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    if kind not in DEFAULTS:  # such as an IntEnum
+        kind = next(each for each in DEFAULTS if issubclass(kind, each))
     return dtype if kind is int and dtype.is_integer else promote(DEFAULTS[kind], dtype)
 
 

@@ -101,7 +101,7 @@ def test_asarray_takes_what_only_has_dlpack() -> None:
         ("word", None, ml.errors.DTypeError, "asarray takes"),
         (None, None, ml.errors.DTypeError, "object"),
         ([1, None], None, ml.errors.DTypeError, "object"),
-        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "longdouble"),
+        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "no dtype for"),
         (np.array([None]), None, ml.errors.DTypeError, "no dtype"),
         (np.array(["1"]), ml.float32, ml.errors.DTypeError, "no dtype"),
         (np.array([1j]), ml.float32, ml.errors.DTypeError, "take real or imag"),
@@ -768,8 +768,7 @@ def test_a_dtype_is_whatever_names_one() -> None:
 def test_bools_are_counted_and_else_converted() -> None:
     flags = t(X) > 0
     same(ml.sum(flags, axis=1), (X > 0).sum(axis=1))
-    with pytest.raises(ml.errors.DTypeError, match=r"convert with astype\(x, \.\.\.\)"):
-        ml.mean(flags)
+    same(ml.mean(flags), (X > 0).mean(dtype=np.float32))
 
 
 # --- the namespace -------------------------------------------------------------------
