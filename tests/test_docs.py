@@ -42,6 +42,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     [
         ("docs/machine.md", 5),
         ("docs/futures.md", 2),
+        ("docs/interoperability.md", 3),
         ("docs/capture.md", 4),
         ("docs/control.md", 4),
         ("docs/layers.md", 2),

@@ -24,7 +24,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integer, integers, reused, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
-from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
+from mlvm.eager.tensor import OneOp, Operand, Scalar, Tensor, alias, is_array, one_op, operand
 
 _WHERE: Final = one_op("where")
 
@@ -391,7 +391,7 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     if condition.__class__ is bool:
         condition = full((), condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
-        x = full((), x)
+        x = Tensor._taken(x) if is_array(x) else full((), cast(Scalar, x))
     beside = x if isinstance(x, Tensor) else cast(Tensor, y)
     chosen = operand(x, beside, _WHERE), operand(y, beside, _WHERE)
     type_of(cast(Tensor, condition), "where")
@@ -437,8 +437,8 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
 def diff(
     x: Tensor,
     /,
-    axis: int = -1,
     n: int = 1,
+    axis: int = -1,
     *,
     prepend: Operand | None = None,
     append: Operand | None = None,

@@ -221,7 +221,7 @@ CASES: dict[str, list[Case]] = {
     "slice_set": [
         *[Case((_X, _slice(_X[:, ::-1], **window)), _slice_set, window) for window in _WINDOWS],
         Case((_INTS, -_INTS[:1, 1]), _slice_set, _SMALL),
-        Case((_INTS[:, :2].T, np.array([[7], [8]], "i")), _slice_set, _TALL),
+        Case((_INTS[:, :2].T, np.array([[7], [8]], "h")), _slice_set, _TALL),
         Case((np.array(1.5), np.array(-0.25)), _slice_set, {"start": (), "length": (), "step": ()}),
         Case((_X[0] > 0, np.array(True)), _slice_set, _TALL | {"start": (1, 1)}),
         Case(
