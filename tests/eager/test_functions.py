@@ -125,9 +125,16 @@ def test_asarray_refuses(obj: Any, dtype: Any, error: type[Exception], text: str
     assert text in str(raised.value)
 
 
-def test_asarray_does_not_join_tensors() -> None:
-    with pytest.raises(ml.errors.DTypeError, match="stack"):
-        t([t(1.0), t(2.0)])
+def test_asarray_joins_tensors() -> None:
+    x, y = ml.asarray([1.0, 2.0]), ml.asarray([3, 4])
+    assert ml.asarray([x, y]).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert ml.asarray([x, y]).dtype is ml.float32
+    assert ml.asarray([[y[0], 5], (6, y[1])]).tolist() == [[3, 5], [6, 4]]
+    assert ml.asarray([x[0], 2], dtype=ml.int64).dtype is ml.int64
+    assert ml.grad(lambda x: ml.sum(ml.asarray([x, 2.0, x * x])))(x[1]).item() == 5.0
+    for given, text in (([x, y[:1]], "rows have shapes"), ([x, []], "rows have shapes")):
+        with pytest.raises(ml.errors.ShapeError, match=text):
+            ml.asarray(given)
 
 
 def test_half_floats_become_f32() -> None:
