@@ -46,6 +46,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
         ("docs/capture.md", 4),
         ("docs/control.md", 4),
         ("docs/layers.md", 2),
+        ("docs/linalg.md", 3),
         ("docs/memory.md", 6),
         ("docs/parallel.md", 3),
         ("docs/queues.md", 3),

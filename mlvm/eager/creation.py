@@ -32,6 +32,8 @@ from mlvm.eager.context import arena_on, current_arena, recording
 from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op
 
 _COPY: Final = one_op("copy")
+_HALVES: Final = ("float16", "bfloat16")
+_WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
@@ -106,8 +108,8 @@ def reused(x: Tensor, device: VMProtocol | None = None) -> Tensor:
 def asarray(
     obj: object,
     /,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
     copy: bool | None = None,
 ) -> Tensor:
@@ -133,10 +135,13 @@ def asarray(
         raise CopyRefused(
             f"asarray: the values of a {_kind(obj)} are copied into a VM, which copy=False forbids"
         )
-    if hasattr(obj, "__array__") or hasattr(obj, "__dlpack__"):
-        array = _of_array(obj)
+    in_memory = obj if any(hasattr(obj, way) for way in _WAYS) else _buffer(obj)
+    if in_memory is not None:
+        array = _of_array(in_memory)
         own = DType.of(array.dtype)
         target = wanted or own
+        if own.kind == "complex" and target.kind not in ("complex", "bool"):
+            raise DTypeError(f"complex numbers do not become {target}; take real or imag")
     else:
         array = _of_numbers(obj)
         target = wanted or DEFAULTS[type(array.dtype.type(0).item())]
@@ -162,12 +167,23 @@ def _of_tensor(
     return op.copy(x) if copy and not moves else x if moves else reused(x)
 
 
-def _of_array(obj: Any) -> Array:
+def _buffer(obj: Any) -> memoryview | None:
+    """The memory of an object that Python itself can look into, such as an `array.array`."""
     try:
-        array = np.asarray(_readable(obj)) if hasattr(obj, "__array__") else np.from_dlpack(obj)
+        return memoryview(obj)
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
+def _of_array(obj: Any) -> Array:
+    """An array of the values of what has them in memory. Floats of 16 bits become f32, which has
+    all of their values."""
+    try:
+        only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")
+        array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {_kind(obj)} cannot be read: {error}") from None
-    return array.astype(np.float32) if array.dtype.name in ("float16", "bfloat16") else array
+    return array.astype(np.float32) if array.dtype.name in _HALVES else array
 
 
 def _readable(obj: Any) -> Any:
@@ -236,8 +252,8 @@ def _kind(x: object) -> str:
 def full(
     shape: int | Sequence[int],
     fill_value: Scalar | Tensor,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor."""
@@ -274,32 +290,48 @@ def _filled(
 
 
 def zeros(
-    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
     """A tensor of zeros, or of False; f32 unless another dtype is named."""
-    return _filled("zeros", shape, _number(0, dtype), f32 if dtype is None else dtype, device)
+    return _described("zeros", shape, 0, dtype, device)
 
 
 def ones(
-    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
     """A tensor of ones, or of True; f32 unless another dtype is named."""
-    return _filled("ones", shape, _number(1, dtype), f32 if dtype is None else dtype, device)
+    return _described("ones", shape, 1, dtype, device)
 
 
 def empty(
-    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run."""
-    return _filled("empty", shape, _number(0, dtype), f32 if dtype is None else dtype, device)
+    return _described("empty", shape, 0, dtype, device)
+
+
+def _described(
+    name: str,
+    shape: int | Sequence[int],
+    value: int,
+    dtype: object,
+    device: VMProtocol | None,
+) -> Tensor:
+    """A tensor of zeros or ones of that dtype, f32 for None."""
+    if dtype.__class__ is int:  # the next length of the shape, as in other libraries
+        lengths = f"({', '.join(map(str, (*integers(shape, 'shape', name), dtype)))})"
+        raise AttributeRefused(f"the shape is one argument: write {name}({lengths})").at(name, ())
+    wanted = f32 if dtype is None else DType.of(dtype)
+    number: Scalar = wanted.numpy.type(value).item()
+    return _filled(name, shape, number, wanted, device)
 
 
 def full_like(
     x: Tensor,
     /,
     fill_value: Scalar | Tensor,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
 ) -> Tensor:
     """`full` with the shape of x, and its dtype and VM unless others are named."""
@@ -308,25 +340,24 @@ def full_like(
     return _filled("full_like", type.shape, fill_value, wanted, where)
 
 
-def zeros_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Zeros with the shape of x, and its dtype and VM unless others are named."""
     return _like("zeros_like", x, 0, dtype, device)
 
 
-def ones_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Ones with the shape of x, and its dtype and VM unless others are named."""
     return _like("ones_like", x, 1, dtype, device)
 
 
-def empty_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """The same as `zeros_like`."""
     return _like("empty_like", x, 0, dtype, device)
 
 
 def _like(name: str, x: Tensor, value: int, dtype: object, device: VMProtocol | None) -> Tensor:
     type, where = type_of(x), x.arena.vm if device is None else device
-    wanted = type.dtype if dtype is None else dtype
-    return _filled(name, type.shape, _number(value, wanted), wanted, where)
+    return _described(name, type.shape, value, type.dtype if dtype is None else dtype, where)
 
 
 def arange(
@@ -334,8 +365,8 @@ def arange(
     /,
     stop: float | None = None,
     step: float = 1,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
 ) -> Tensor:
     """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
@@ -349,8 +380,8 @@ def arange(
 
 
 def linspace(
-    start: float,
-    stop: float,
+    start: complex,
+    stop: complex,
     /,
     num: int,
     *,
@@ -358,11 +389,21 @@ def linspace(
     device: VMProtocol | None = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """`num` evenly spaced floats from `start` up to `stop`, which is left out without
-    `endpoint`; f32 unless another dtype is named."""
-    wanted = f32 if dtype is None else DType.of(dtype)
+    """`num` evenly spaced numbers from `start` up to `stop`, which is left out without
+    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named."""
+    is_complex = isinstance(start, complex) or isinstance(stop, complex)
+    wanted = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
     with placed(device, "linspace"):
-        return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=wanted)
+        if wanted.kind != "complex":
+            return _spaced(start, stop, num, endpoint, wanted)
+        first, last = complex(start), complex(stop)
+        real = _spaced(first.real, last.real, num, endpoint, wanted.real)
+        imag = _spaced(first.imag, last.imag, num, endpoint, wanted.real)
+        return op.astype(real, dtype=wanted) + op.astype(imag, dtype=wanted) * 1j
+
+
+def _spaced(start: Any, stop: Any, num: int, endpoint: bool, dtype: DType) -> Tensor:
+    return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=dtype)
 
 
 def eye(
@@ -380,12 +421,6 @@ def eye(
     wanted = f32 if dtype is None else DType.of(dtype)
     with placed(device, "eye"):
         return op.eye(rows=n_rows, columns=columns, k=k, dtype=wanted)
-
-
-def _number(value: int, dtype: object) -> Scalar:
-    """0 or 1 as the Python number of that dtype's kind, a float for None."""
-    number: Scalar = DType.of(f32 if dtype is None else dtype).numpy.type(value).item()
-    return number
 
 
 pi: Final = math.pi

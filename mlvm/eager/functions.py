@@ -283,7 +283,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
     return op.roll(x, shift=shift, axis=axis)
 
 
-def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor:
+def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tensor:
     """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
     (before, after) for all axes, or a pair for each axis."""
     ndim = type_of(x).ndim
@@ -292,7 +292,10 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
     pairs = tuple(pair(width, "widths", "pad", least=0) for width in widths)
-    return op.pad(x, widths=pairs, value=value)
+    if not isinstance(value, complex):
+        return op.pad(x, widths=pairs, value=value)
+    inside = op.pad(full(x.shape, True), widths=pairs)
+    return where(inside, op.pad(x, widths=pairs), value)
 
 
 def astype(

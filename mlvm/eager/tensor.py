@@ -645,17 +645,12 @@ class Tensor(Methods, Allocation):
         """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone."""
         return self.numpy().tolist()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("a tensor's values are copied out of the VM; copy=False cannot be")
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.numpy().__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU: a copy in host memory
+    __array__: ClassVar[Callable[..., Array]]
+    __dlpack__: ClassVar[Callable[..., Any]]
+    __dlpack_device__: ClassVar[Callable[[Tensor], tuple[int, int]]]
+    __copy__: ClassVar[Callable[[Tensor], Tensor]]
+    __deepcopy__: ClassVar[Callable[[Tensor, object], Tensor]]
+    """Ways to other libraries, copies and pickles: `mlvm.eager.exchange` adds them."""
 
     def __bool__(self) -> bool:
         if self.type.size != 1:
@@ -801,6 +796,3 @@ class Tensor(Methods, Allocation):
             return alias(one_op("reshape", shape=swapped.shape), self, swapped)
         axes = (*range(ndim - 2), ndim - 1, ndim - 2)
         return apply(one_op("permute_dims", axes=axes), self)
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a Tensor cannot be pickled or copied so; use .numpy(), or copy(x)")
