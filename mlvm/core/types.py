@@ -76,6 +76,11 @@ class DType:
     __hash__ = object.__hash__
 
     @property
+    def __numpy_dtype__(self) -> np.dtype[np.generic]:
+        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`."""
+        return self.numpy
+
+    @property
     def is_float(self) -> bool:
         return self.kind == "float"
 

@@ -57,6 +57,8 @@ def test_functions_of_shapes_take_arrays() -> None:
         (untyped.take(X, np.array([1, 0]), axis=1), X[:, [1, 0]]),
         (untyped.expand_dims(X, axis=0), X[None]),
         (untyped.zeros_like(X), np.zeros_like(X)),
+        (untyped.stack([X, ml.asarray(X)], 1), np.stack([X, X], 1)),
+        (untyped.concat([ml.asarray(X), X]), np.concatenate([X, X])),
         (untyped.broadcast_arrays(X, Y)[1], np.broadcast_to(Y, (2, 3))),
     ]:
         assert type(got) is ml.Tensor
