@@ -59,7 +59,8 @@ class DType:
         if isinstance(dtype, str) and dtype in DType.all:
             return DType.all[dtype]
         try:
-            if dtype is not None:  # numpy takes None for f64
+            # numpy takes None for f64, and an array for its dtype
+            if dtype is not None and not hasattr(type(dtype), "__array__"):
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass

@@ -190,3 +190,9 @@ def test_numpy_takes_a_dtype_for_its_own(dtype: DType) -> None:
     untyped: Any = dtype
     assert np.dtype(untyped) == dtype.numpy
     assert np.zeros(2, untyped).dtype == dtype.numpy
+
+
+def test_an_array_is_no_dtype() -> None:
+    for array in (np.ones(2), np.float32(1)):
+        with pytest.raises(DTypeError, match="no dtype for"):
+            DType.of(array)

@@ -234,7 +234,7 @@ OF_X: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
     ),
     "repeat tensor": (lambda x: ml.repeat(x, t(2)), lambda x: np.repeat(x, 2)),
     "diff": (ml.diff, np.diff),
-    "diff n": (lambda x: ml.diff(x, 1, 2), lambda x: np.diff(x, 2, 1)),
+    "diff n": (lambda x: ml.diff(x, 2, 1), lambda x: np.diff(x, 2, 1)),
     "diff too often": (lambda x: ml.diff(x, n=5), lambda x: np.diff(x, 5)),
     "diff 0": (lambda x: ml.diff(x, n=0), lambda x: x),
     "diff between": (
