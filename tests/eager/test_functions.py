@@ -101,7 +101,7 @@ def test_asarray_takes_what_only_has_dlpack() -> None:
         ("word", None, ml.errors.DTypeError, "asarray takes"),
         (None, None, ml.errors.DTypeError, "object"),
         ([1, None], None, ml.errors.DTypeError, "object"),
-        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "longdouble"),
+        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "no dtype"),
         (np.array([None]), None, ml.errors.DTypeError, "no dtype"),
         (np.array(["1"]), ml.float32, ml.errors.DTypeError, "no dtype"),
         (np.array([1j]), ml.float32, ml.errors.DTypeError, "take real or imag"),
@@ -241,7 +241,7 @@ OF_X: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
     ),
     "repeat tensor": (lambda x: ml.repeat(x, t(2)), lambda x: np.repeat(x, 2)),
     "diff": (ml.diff, np.diff),
-    "diff n": (lambda x: ml.diff(x, 1, 2), lambda x: np.diff(x, 2, 1)),
+    "diff n": (lambda x: ml.diff(x, 2, 1), lambda x: np.diff(x, 2, 1)),
     "diff too often": (lambda x: ml.diff(x, n=5), lambda x: np.diff(x, 5)),
     "diff 0": (lambda x: ml.diff(x, n=0), lambda x: x),
     "diff between": (
@@ -375,7 +375,7 @@ def test_topk_and_cumulative_prod_can_be_captured() -> None:
         (lambda x: ml.topk(x, -1), ml.errors.AttributeRefused, "topk.*k must be >= 0, not -1"),
         (lambda x: ml.topk(x, 1, axis=3), ml.errors.AttributeRefused, "topk.*axis 3 is out of"),
         (lambda x: ml.topk(ml.sum(x), 1), ml.errors.AttributeRefused, "out of range for 0"),
-        (lambda x: untyped.topk([1], 1), ml.errors.DTypeError, "asarray"),
+        (lambda x: untyped.topk("1", 1), ml.errors.DTypeError, "asarray"),
         (ml.cumulative_prod, ml.errors.ShapeError, "cumulative_prod.*axis None is for 1 dim"),
         (lambda x: ml.cumulative_prod(ml.sum(x)), ml.errors.ShapeError, "cumulative_prod"),
         (
