@@ -177,7 +177,6 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager.linalg": {
         "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
         "inverse": "use ml.linalg.inv",
-        "norm": "use ml.linalg.vector_norm, or ml.linalg.matrix_norm",
     },
     "mlvm.eager.nn": {
         "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",

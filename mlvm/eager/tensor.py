@@ -599,6 +599,11 @@ class Tensor(Methods, Allocation):
         return self.type.dtype
 
     @property
+    def __numpy_dtype__(self) -> np.dtype[np.generic]:
+        """What `numpy.result_type(x)` takes for x, in numpy 2.4 and later; see `DType`."""
+        return self.dtype.numpy
+
+    @property
     def ndim(self) -> int:
         return self.type.ndim
 
