@@ -88,6 +88,20 @@ class Allocation(AllocationFields):
         """What owns the bytes: the base of a view, else the allocation itself."""
         return self if self.base is None else self.base
 
+    def views(self) -> list[Allocation]:
+        """The views of it that are alive."""
+        region = self.region
+        views = region.views if region is not None else None
+        return list(views.values()) if views else []
+
+    def _settle(self) -> None:
+        """Be the one that its region, if it has one, belongs to."""
+        region = self.region
+        if region is not None:
+            reference, place = weakref.ref(self), region.made_at
+            region.holder = reference
+            region.noted = (reference, place) if place is not None else None
+
     def stale(self) -> StaleTensor:
         """The error for using this allocation after its end."""
         why = getattr(self.root, "ended", "its arena was closed")
@@ -122,6 +136,46 @@ def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
     return None
 
 
+def exchange(x: Allocation, new: Allocation) -> None:
+    """Let `x` have the memory of `new`, of the same type, which nobody else knows; `new` gets that
+    of `x`. The views of `x` become views of `new`: they see the same bytes as before."""
+    region, base = x.region, x.base
+    known = (base if base is not None else x).region
+    x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
+        *(new.region, new.base, new.arena, new.handle),
+        *(region, base, x.arena, x.handle),
+    )  # at once
+    for mark in list(new.arena._marks.values()):
+        if region is not None and id(region.holder) in mark._living:
+            reference = weakref.ref(new)
+            mark._living[id(reference)] = reference
+    for tensor in (x, new):
+        tensor._settle()
+        for watcher in tensor.arena._watchers.copy():
+            watcher.moved(tensor)
+    views = known.views if known is not None else None
+    if base is not None and views is not None:
+        views.pop(id(x), None)
+        views[id(new)] = new
+    elif views is not None:
+        for view in views.values():
+            view.base = new
+    if region is not None and region.users and not views:  # by another thread, which took it for x
+        new.arena._end(new, "its tensor was updated")
+
+
+def rebase(view: Allocation, base: Allocation) -> None:
+    """Let a view be one of another base, in the bytes of that. Raises `StaleTensor`."""
+    twin = base.arena.view(base, view.type)
+    old = view.root.region
+    view.base, view.arena, view.handle = twin.base, twin.arena, twin.handle
+    if old is not None and old.views is not None:
+        old.views.pop(id(view), None)
+    region = base.root.region
+    if region is not None and region.views is not None:
+        region.views[id(view)] = view
+
+
 class Guest(Protocol):
     """Tensors in other memory that an arena's reset ends too. What is got from a queue inside
     `with arena:` is one."""
@@ -130,11 +184,12 @@ class Guest(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told of an arena's tensors: of each one made, each one ended before it dies, and each
-    reset of the arena."""
+    """Is told of an arena's tensors: of each one made, each one ended before it dies, each one that
+    has moved into a region of another, and each reset of the arena."""
 
     def made(self, tensor: Allocation) -> None: ...
     def ending(self, tensor: Allocation) -> None: ...
+    def moved(self, tensor: Allocation) -> None: ...
     def was_reset(self) -> None: ...
 
 
@@ -154,7 +209,7 @@ class Mark:
 
     __slots__ = ("__weakref__", "_living", "_number", "arena")
 
-    def __init__(self, arena: Arena, number: int, living: dict[Region, object]) -> None:
+    def __init__(self, arena: Arena, number: int, living: dict[int, object]) -> None:
         self.arena = arena
         self._number = number
         self._living = living
@@ -388,8 +443,10 @@ class Arena(ArenaFields):
         """This point in the arena's life. `rewind` goes back to it, any number of times."""
         with self._lock:
             self._marks_made += 1
-            living: dict[Region, object] = {
-                region: region.holder for region in self._regions() if region.tensor() is not None
+            living: dict[int, object] = {  # by tensor: an update may move one
+                id(region.holder): region.holder
+                for region in self._regions()
+                if region.tensor() is not None
             }
             mark = Mark(self, self._marks_made, living)
             self._marks[self._marks_made] = mark
@@ -414,7 +471,7 @@ class Arena(ArenaFields):
                     self._marks.pop(number, None)
             for region in self._regions():
                 tensor = region.tensor()
-                if tensor is not None and mark._living.get(region) is not region.holder:
+                if tensor is not None and id(region.holder) not in mark._living:
                     self._take(tensor, "its arena was rewound", used)
             self._placement.tidy()
         self._renew(used)

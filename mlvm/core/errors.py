@@ -12,7 +12,8 @@
     │   │   └── AxisRefused     (IndexError)  an axis is out of range, or named twice
     │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
     │   └── OperandValueError   (ValueError)  a value is out of range (a probability)
-    │       └── PositionRefused (IndexError)  an index or a class is out of range
+    │       ├── PositionRefused (IndexError)  an index or a class is out of range
+    │       └── LinAlgError     (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
     ├── ProgramError            (ValueError)  the verifier refuses a program
     │   └── AssemblyError                     text that is not assembly: line, column
     ├── EncodingError           (ValueError)  bytes that are no message, or what has no bytes
@@ -55,6 +56,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, Self, TypeAlias
+
+import numpy as np
 
 _BRIEF: Final = 100
 _PACKAGE: Final = str(Path(__file__).parent.parent)
@@ -135,6 +138,11 @@ class IndexRefused(OpError, IndexError):
 
 class OperandValueError(OpError, ValueError):
     """An operand holds a value the op has no meaning for."""
+
+
+class LinAlgError(OperandValueError, np.linalg.LinAlgError):
+    """A matrix has no such result: it is singular, or not positive definite, or an iteration does
+    not converge. Code that catches numpy's error of that name catches this one too."""
 
 
 class PositionRefused(OperandValueError, IndexError):

@@ -77,6 +77,12 @@ def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callab
 broadcast = elementwise("numeric")
 
 
+def require_castable(x: DType, dtype: DType) -> None:
+    """Raise `DTypeError` where a cast would drop imaginary parts."""
+    if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
+        raise DTypeError(f"{x} does not become {dtype}: take the real or imag part first")
+
+
 def normalize_axis(axis: int, ndim: int) -> int:
     """`axis` counted from the front. Raises `AxisRefused` when it is out of range."""
     if not -ndim <= axis < ndim:

@@ -8,7 +8,7 @@ Tensors are values on a VM; `with arena:` says where results are allocated; `gra
 from typing import TYPE_CHECKING
 
 from mlvm.eager import primitives, public, standard
-from mlvm.eager.elsewhere import hint_at
+from mlvm.eager.elsewhere import hint_at, missing
 from mlvm.eager.primitives import *  # noqa: F403
 from mlvm.eager.public import *  # noqa: F403
 
@@ -19,6 +19,10 @@ hint_at(public.Tensor, primitives, public)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*primitives.__all__, *public.__all__]
+    __getattr__ = missing(__name__, __all__)
+
+    def __dir__() -> list[str]:
+        return [*__all__]
 
     # `ml.tensor` and its like are no names of the language; Python still finds them as modules.
     for _name in [name for name in globals() if not name.startswith("_") and name not in __all__]:

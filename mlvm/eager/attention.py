@@ -8,6 +8,7 @@ from typing import Any
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import f32, f64
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import arange, type_of
 from mlvm.eager.dtypes import finfo
 from mlvm.eager.functions import astype, concat, expand_dims, reshape, split, stack, where
@@ -15,6 +16,7 @@ from mlvm.eager.neural import dropout as dropped
 from mlvm.eager.tensor import Tensor
 
 
+@takes_arrays
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -112,6 +114,7 @@ def sinusoidal_encoding(
     return astype(reshape(both, (*positions.shape, features)), dtype)
 
 
+@takes_arrays
 def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0
 ) -> Tensor:

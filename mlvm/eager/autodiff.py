@@ -21,7 +21,7 @@ from mlvm.arena.arena import scope
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
-from mlvm.eager.context import default_arena, recording
+from mlvm.eager.context import capturing, default_arena, recording
 from mlvm.eager.functions import full, sum_to
 from mlvm.eager.tensor import (
     OneOp,
@@ -36,7 +36,7 @@ from mlvm.eager.tensor import (
     raise_stale,
 )
 from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
-from mlvm.eager.vjps import VJPS, Rule, Sparse
+from mlvm.eager.vjps import HOLOMORPHIC, VJPS, Rule, Sparse
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
@@ -81,6 +81,14 @@ class Joint(Protocol):
 Node: TypeAlias = tuple[tuple[Pull, ...] | Joint, tuple[int, ...], tuple[Tensor, ...]]
 """What a call leaves: its pulls, for each the number of the node that its cotangent goes to, and
 the saved values."""
+
+
+class Tracked(NamedTuple):
+    """What a tape knows of a tensor, which may be updated afterwards."""
+
+    type: TensorType
+    tape: object
+    node: int
 
 
 class Pending(dict[int, Any]):
@@ -149,9 +157,11 @@ Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collec
 
 class Tape:
     """What ran, in order. A tracked tensor's `node` is a number in `nodes`; a watched tensor's
-    entry there is None. `kept` are the ids of the roots of all values saved so far."""
+    entry there is None. `kept` are the ids of the roots of all values saved so far. `within` is the
+    recorder that was on when it was made: its values are those of a captured function."""
 
     def __init__(self) -> None:
+        self.within: object = capturing.get()
         self.nodes: list[Node | None] = []
         self.kept: set[int] = set()
         live_tapes.add(self)
@@ -171,17 +181,53 @@ class Tape:
         types: tuple[TensorType, ...],
         out: Tensor,
     ) -> None:
-        """Leave a node for a call, if any operand is tracked and the result is a float."""
-        mask = tuple([x.tape is self for x in operands])
-        template = call.templates.get((types, mask))
-        if template is None:
-            template = call.templates[types, mask] = _template(call, types, out.type, mask)
-        tracked, pulls, saves = template
+        """Leave a node for a call, if any operand is tracked and the result is a float, or
+        complex."""
+        tracked, pulls, saves = self._template(call, operands, types, out)
         if not tracked:
             return
         origins = tuple([operands[i].node for i in tracked])
         saved = tuple([out if i == _RESULT else operands[i] for i in saves]) if saves else ()
         self.leave(out, pulls, origins, saved)
+
+    def record_update(
+        self,
+        call: OneOp,
+        operands: tuple[Tensor, ...],
+        types: tuple[TensorType, ...],
+        out: Tensor,
+    ) -> None:
+        """`record` for a call that has written over `out`, which may be an operand."""
+        tracked, pulls, saves = self._template(call, operands, types, out)
+        origins = tuple([operands[i].node for i in tracked])
+        out.tape = None
+        if tracked:
+            saved = tuple([out if i == _RESULT else operands[i] for i in saves])
+            self.leave(out, pulls, origins, saved)
+
+    def needs_operand(
+        self,
+        call: OneOp,
+        operands: tuple[Tensor, ...],
+        types: tuple[TensorType, ...],
+        out: Tensor,
+    ) -> bool:
+        """Whether the node of a call would keep an operand over whose bytes `out` is written."""
+        saves = self._template(call, operands, types, out).saves
+        return any(i != _RESULT and operands[i].root is out.root for i in saves)
+
+    def _template(
+        self,
+        call: OneOp,
+        operands: tuple[Tensor, ...],
+        types: tuple[TensorType, ...],
+        out: Tensor,
+    ) -> Template:
+        mask = tuple([x.tape is self for x in operands])
+        template = call.templates.get((types, mask))
+        if template is None:
+            template = call.templates[types, mask] = _template(call, types, out.type, mask)
+        return template  # type: ignore[no-any-return]
 
     def leave(
         self,
@@ -198,39 +244,39 @@ class Tape:
             self.kept.add(id(y if y.base is None else y.base))
         self.nodes.append((pulls, origins, saved))
 
-    def refuse_write(self, call: OneOp, x: Tensor, operands: Sequence[Tensor] = ()) -> None:
-        """Raise `GradientError` if an update of `x` in place would change a saved value, or if a
-        cotangent would have to flow through the update: a tape has no node for one."""
-        if not self.nodes:
-            return
-        root = x.root
-        if x.tape is self or (isinstance(root, Tensor) and root.tape is self):
-            raise GradientError(
-                f"{call.op.name}: {x.type} cannot be updated in place, as it is tracked: a "
-                f"gradient is taken through it; write y = y + b, not y += b"
-            )
-        if self.keeps(x):
-            raise GradientError(
-                f"{call.op.name}: {x.type} cannot be updated in place while a tape needs its "
-                f"old value; update it after the gradient is taken"
-            )
-        if any(y.tape is self for y in operands):
-            raise GradientError(
-                f"{call.op.name}: {x.type} cannot be updated in place with a tensor that a "
-                f"gradient is taken through; write x = x + y, or use stop_gradient"
-            )
-
     def keeps(self, x: Tensor) -> bool:
         """Whether a value that a node has saved lies in the memory of x."""
         root = x.root
         if id(root) not in self.kept:
             return False
-        saved = (y for node in self.nodes if node is not None for y in node[2])
-        return any(y.root is root for y in saved)
+        nodes = self.nodes[self._first_use(x) :]
+        return any(y.root is root for node in nodes if node is not None for y in node[2])
+
+    def exchange(self, others: Mapping[int, Tensor], x: Tensor) -> None:
+        """Let nodes have saved other objects in place of those with these ids: after an update `x`
+        has the old value. Another thread may take nodes off meanwhile."""
+        if self.kept.isdisjoint([*others, id(x.root)]):
+            return
+        self.kept.update(others)
+        nodes = self.nodes
+        for i in range(self._first_use(x), len(nodes)):
+            try:
+                node = nodes[i]
+            except IndexError:
+                break
+            if node is not None and not others.keys().isdisjoint(map(id, node[2])):
+                saved = tuple([others.get(id(y), y) for y in node[2]])
+                new = (node[0], node[1], saved)
+                if i < len(nodes) and nodes[i] is node:
+                    nodes[i] = new  # at once
+
+    def _first_use(self, x: Tensor) -> int:
+        """A node before which none has saved the value of x."""
+        return x.node if x.tape is self else 0
 
     def cotangents(
         self,
-        out: Tensor,
+        out: Tensor | Tracked,
         seed: Tensor,
         watched: Sequence[int],
         start: int,
@@ -318,8 +364,11 @@ def _template(
     call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
 ) -> Template:
     """Look up the rules of a call for the operands in the mask, and bind all that they take except
-    values. A result that is no float leaves no node."""
-    if not out.dtype.is_float:
+    values. A result that is neither float nor complex leaves no node.
+
+    Where the result is complex, the rule of a holomorphic op is conjugated: that of g is the
+    conjugate of what the rule makes of g's conjugate."""
+    if not out.dtype.is_inexact:
         return _NOTHING
     inputs = call.op.inputs
     known: dict[str, Any] = {
@@ -345,8 +394,14 @@ def _template(
                     saves.append(value)
                 needs.append(saves.index(value))
         bare = partial(rule, **bound) if bound else rule
+        if out.dtype.kind == "complex" and call.op.name in HOLOMORPHIC:
+            bare = partial(_conjugated, bare)
         pulls.append(Pull(types[position], bare, tuple(needs)))
     return Template(tracked, tuple(pulls), tuple(saves))
+
+
+def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:
+    return op.conj(rule(op.conj(g), *saved))
 
 
 def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
@@ -364,8 +419,8 @@ def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
 class _Session:
     """One differentiation: the arguments to call a function with, and the tape it fills.
 
-    The function gets twins of the arguments. So threads may share tensors, and a tensor that the
-    function reaches in another way is a constant. A tensor that occurs twice in one argument is one
+    The function gets twins of the arguments. So threads may share tensors, an update of one inside
+    is none of the caller's, and a tensor that the function reaches in another way is a constant. A tensor that occurs twice in one argument is one
     variable; in two arguments it is two.
     """
 
@@ -374,13 +429,14 @@ class _Session:
         self.tape = self.outer or Tape()
         for argument in arguments:
             for path, x in leaves(argument):
-                if not x.dtype.is_float:
+                if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
-                        f"a gradient is with respect to floats, not {x.type}{where}; a constant in "
-                        f"a Module is an nn.buffer"
+                        f"a gradient is with respect to floats and complex numbers, not "
+                        f"{x.type}{where}; a constant in a Module is an nn.buffer"
                     )
         self.variables: list[Tensor] = []
+        self.origins: list[int] = []  # their nodes, as the function may update them
         self.twins: Twins = []
         self.arguments = [substitute(self._watch, each, self.twins) for each in arguments]
         self.start = len(self.tape.nodes)
@@ -388,6 +444,7 @@ class _Session:
     def _watch(self, x: Tensor) -> Tensor:
         twin = self.tape.watch(x)
         self.variables.append(twin)
+        self.origins.append(twin.node)
         return twin
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -399,32 +456,36 @@ class _Session:
         rebind_buffers(self.twins)
         return result
 
-    def pull(self, out: Tensor, seed: Tensor, *, keep: bool) -> list[Tree]:
+    def pull(self, out: Tensor | Tracked, seed: Tensor, *, keep: bool) -> list[Tree]:
         """The cotangents as trees like the arguments; zeros for what `out` does not depend on.
 
         Each has memory of its own: an update in place of one must not change another. A variable
         that occurs twice has the same cotangent in both places.
         """
         keep = keep or self.outer is not None
-        origins = [x.node for x in self.variables]
-        cotangents = self.tape.cotangents(out, seed, origins, self.start, keep=keep)
+        cotangents = self.tape.cotangents(out, seed, self.origins, self.start, keep=keep)
         taken = {id(seed)}
         made: dict[int, Tensor] = {}
-        for x, g in zip(self.variables, cotangents, strict=True):
-            if x.node in made:
+        for x, origin, g in zip(self.variables, self.origins, cotangents, strict=True):
+            if origin in made:
                 continue
             if g is None:
                 g = full(x.shape, 0.0, dtype=x.dtype)
             elif g.base is not None or id(g) in taken:
                 g = op.copy(g)
             taken.add(id(g))
-            made[x.node] = g
-        return [map_tree(lambda x: made[x.node], argument) for argument in self.arguments]
+            made[origin] = g
+        numbers = self._numbers()
+        return [map_tree(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
+
+    def _numbers(self) -> dict[int, int]:
+        """The nodes of the variables, by their ids."""
+        return dict(zip(map(id, self.variables), self.origins, strict=True))
 
     def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
         """The value and what `pull` returns, as the collector makes them."""
         collector = collect(op.copy(out), self.arguments, self.variables)
-        numbers = {x.node: i for i, x in reversed([*enumerate(self.variables)])}
+        numbers = {origin: i for i, origin in reversed([*enumerate(self.origins)])}
 
         def final(number: int, g: Tensor | None, others: Pending) -> None:
             x = self.variables[numbers[number]]
@@ -434,15 +495,12 @@ class _Session:
                 g = op.copy(g)
             collector.add(numbers[number], g if g.base is None else op.copy(g))
 
-        origins = [x.node for x in self.variables]
-        self.tape.cotangents(out, seed, origins, self.start, keep=False, final=final)
+        self.tape.cotangents(out, seed, self.origins, self.start, keep=False, final=final)
         value, made = collector.finish()
-        return value, [map_tree(lambda x: made[numbers[x.node]], each) for each in self.arguments]
-
-    def unaliased(self, value: Tensor) -> Tensor:
-        """The value, or a copy of it if an update of an argument would change it."""
-        root = value.root
-        return op.copy(value) if any(x.root is root for x in self.variables) else value
+        nodes = self._numbers()
+        return value, [
+            map_tree(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
+        ]
 
     def close(self) -> None:
         """Drop what the tape keeps alive, unless the tape belongs to an outer differentiation."""
@@ -462,9 +520,13 @@ def value_and_grad(
 
     `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
     which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
-    float tensors; a gradient has its argument's structure, with dicts for Modules, and zeros
-    where the value does not depend on a tensor. A tensor that occurs twice in one argument is
-    one variable, with one gradient in both places.
+    float or complex tensors; a gradient has its argument's structure, with dicts for Modules, and
+    zeros where the value does not depend on a tensor. A tensor that occurs twice in one argument
+    is one variable, with one gradient in both places.
+
+    The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
+    direction of steepest ascent (Kreutz-Delgado, The Complex Gradient Operator and the
+    CR-Calculus, 2009).
 
     All else is a constant: no gradient flows through it, and no error is raised. Constants are the
     tensors that `fn` reaches without these arguments, such as a parameter it closes over, and
@@ -473,7 +535,7 @@ def value_and_grad(
     `sign`, ...) have no gradient; `stop_gradient` makes constants of them.
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
-    that has no gradient; `DTypeError` when an argument holds other than float tensors.
+    that has no gradient; `DTypeError` when an argument holds tensors of other dtypes.
     """
     return collecting(fn, argnums, has_aux=has_aux)
 
@@ -513,7 +575,6 @@ def collecting(
                 value, gradients = session.pull_into(value, one, collect)
         finally:
             session.close()
-        value = session.unaliased(value)
         primal = (value, result[1]) if has_aux else value
         return primal, tuple(gradients) if several else gradients[0]
 
@@ -540,25 +601,29 @@ def grad(
 def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
-    That function may be called any number of times. Until it is dropped, the values it needs
-    cannot be updated in place. Raises what `value_and_grad` raises, and `GradientError` for a
+    That function may be called any number of times. Until it is dropped, it keeps the values that
+    it needs: an update in place moves the tensor to other memory. Raises what `value_and_grad` raises, and `GradientError` for a
     cotangent of another type than the value.
     """
     session = _Session(primals)
     try:
         value = session.run(fn, *session.arguments)
-        if not isinstance(value, Tensor) or not value.dtype.is_float:
-            raise GradientError(f"vjp is of a function to one float tensor, not to {_kind(value)}")
+        if not isinstance(value, Tensor) or not value.dtype.is_inexact:
+            raise GradientError(
+                f"vjp is of a function to one float or complex tensor, not to {_kind(value)}"
+            )
     except BaseException:
         session.close()
         raise
 
-    def pullback(cotangent: Tensor) -> Any:
-        if not isinstance(cotangent, Tensor) or cotangent.type is not value.type:
-            raise GradientError(f"the cotangent of {value.type} cannot be {_kind(cotangent)}")
-        return tuple(session.pull(value, cotangent, keep=True))
+    known = Tracked(value.type, value.tape, getattr(value, "node", 0))
 
-    return session.unaliased(value), pullback
+    def pullback(cotangent: Tensor) -> Any:
+        if not isinstance(cotangent, Tensor) or cotangent.type is not known.type:
+            raise GradientError(f"the cotangent of {known.type} cannot be {_kind(cotangent)}")
+        return tuple(session.pull(known, cotangent, keep=True))
+
+    return value, pullback
 
 
 def _scalar(result: object, has_aux: bool) -> Tensor:
@@ -569,7 +634,10 @@ def _scalar(result: object, has_aux: bool) -> Tensor:
             raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
         value = result[0]
     if not isinstance(value, Tensor) or value.shape != () or not value.dtype.is_float:
-        raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}")
+        hint = ""
+        if isinstance(value, Tensor) and value.dtype.kind == "complex":
+            hint = "; take the real part, or the absolute value"
+        raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
     return value
 
 

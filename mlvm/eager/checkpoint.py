@@ -17,7 +17,7 @@ from mlvm.eager.capture.recorder import made_again
 from mlvm.eager.context import recording
 from mlvm.eager.joint import closures_of, leave, seed
 from mlvm.eager.state import as_tree, tensors
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Tensor, alias_of
 from mlvm.eager.tree import replace
 
 P = ParamSpec("P")
@@ -37,16 +37,17 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     @wraps(fn)
     def checkpointed(*args: P.args, **kwargs: P.kwargs) -> R:
         tape = taping()
+        given: Any = args, kwargs
         if tape is None:
+            args, kwargs = replace(alias_of, given)
             return fn(*args, **kwargs)
-        given = args, kwargs
         operands: list[Tensor] = []
         replace(operands.append, given)
         start, keys = len(tape.nodes), list[Tensor]()
         with random.drawing(keys):
-            result, twins = _run(fn, given, operands, tape)
+            result, origins = _run(fn, given, operands, tape)
         outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
-        closures = closures_of(tape, _from(tape, start, twins), start, outs)
+        closures = closures_of(tape, _from(tape, start, origins), start, outs)
         tape.nodes[start:] = [_LEFT] * (len(tape.nodes) - start)
         pull = partial(_pull, partial(_run, fn, given), tape, start, closures, len(operands))
         leave(tape, outs, operands, closures, [*operands, *keys], pull)
@@ -71,25 +72,27 @@ _LEFT: Final[Node] = (_Left(), (), ())
 
 def _run(
     fn: Callable[..., Any], given: Any, operands: Sequence[Tensor], tape: Tape
-) -> tuple[Any, list[Tensor]]:
-    """What the function makes of these operands, and the twins of them that it was given."""
-    twins = [tape.watch(x) if x.dtype.is_float else x for x in operands]
+) -> tuple[Any, list[int | None]]:
+    """What the function makes of these operands, of which it was given twins, and the nodes of the
+    twins that are tracked."""
+    twins = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
+    origins = [x.node if x.tape is tape else None for x in twins]  # which it may update
     rest = iter(twins)
     args, kwargs = replace(lambda _: next(rest), given)
-    return as_tree(fn(*args, **kwargs)), twins
+    return as_tree(fn(*args, **kwargs)), origins
 
 
-def _from(tape: Tape, start: int, twins: Sequence[Tensor]) -> list[Node | None]:
-    """The tape's nodes from that number on, on a way back that ends at the twins."""
+def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | None]:
+    """The tape's nodes from that number on, on a way back that ends at these."""
     nodes = tape.nodes[start:]
-    for x in twins:
-        if x.tape is tape:
-            nodes[x.node - start] = None
+    for origin in origins:
+        if origin is not None:
+            nodes[origin - start] = None
     return nodes
 
 
 def _pull(
-    again: Callable[..., tuple[Any, list[Tensor]]],
+    again: Callable[..., tuple[Any, list[int | None]]],
     tape: Tape,
     first: int,
     closures: dict[int, TensorType],
@@ -106,10 +109,10 @@ def _pull(
     start, before = len(tape.nodes), recording.set(tape)
     try:
         with random.replaying(saved[noperands:]), made_again():
-            result, twins = again(saved[:noperands], tape)
+            result, origins = again(saved[:noperands], tape)
     finally:
         recording.reset(before)
-    nodes = _from(tape, start, twins)
+    nodes = _from(tape, start, origins)
     if recording.get() is not tape:  # or these are part of what an outer gradient is taken of
         del tape.nodes[length:]
     pending = Pending()
@@ -120,5 +123,5 @@ def _pull(
         node = nodes[number - start]
         if node is not None and (g := pending.pop(number, None)) is not None:
             pending.go_back(node, g)
-    parts = [pending.get(x.node) if x.tape is tape else None for x in twins]
+    parts = [None if origin is None else pending.get(origin) for origin in origins]
     return [*parts, *[pending.get(number) for number in closures]]

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError
+from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.eager import functions as fn
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import integers
-from mlvm.eager.tensor import OneOp, Tensor, apply, launch_for_values
-from mlvm.eager.tree import Tree, named_tensors, require_writable
+from mlvm.eager.tensor import OneOp, Tensor, apply, launch_for_values, own
+from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.group import member_of
 from mlvm.parallel.meeting import Reduction
@@ -144,13 +144,12 @@ def _require_untracked(name: str, x: Tensor) -> None:
 
 def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
     tensors = list(named_tensors(tree, buffers=True).values())
-    require_writable(tensors)
+    require_live(tensors)
     for x in tensors:
-        if x.base is not None:
-            raise AttributeRefused(
-                f"{x.type} shares its bytes with the tensor it was made from, which would change "
-                f"too; give copy(x) instead"
-            ).at(name, (x.type,))
+        _require_untracked(name, x)
+    if name != "all_reduce.wait":  # which is for the bytes of `all_reduce.start`
+        for x in tensors:
+            own(x)
     _effect(name, tensors, **attributes)
 
 

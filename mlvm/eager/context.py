@@ -7,7 +7,7 @@ arena for as long as Python refers to them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, Protocol
@@ -22,17 +22,46 @@ from mlvm.machines.local import LocalVM
 class Tape(Protocol):
     """What eager calls are recorded on while a gradient is taken; `mlvm.eager.autodiff` has one.
 
-    `call` is a `OneOp`; operands and results are Tensors.
+    `call` is a `OneOp`; operands and results are Tensors. `within` is the recorder that was on when
+    the tape was made.
     """
+
+    within: object
 
     def record(
         self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
     ) -> None: ...
-    def refuse_write(self, call: Any, x: Any, operands: Sequence[Any] = ()) -> None: ...
+    def record_update(
+        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
+    ) -> None: ...
+    def needs_operand(
+        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
+    ) -> bool: ...
+    def keeps(self, x: Any) -> bool: ...
+    def exchange(self, others: Mapping[int, Any], x: Any) -> None: ...
 
 
 recording: ContextVar[Tape | None] = ContextVar("recording", default=None)
 """The tape that differentiable calls are recorded on, for each thread or task."""
+
+
+class Capture(Protocol):
+    """What launches are recorded by while a function is captured; `mlvm.eager.capture.recorder`
+    has one."""
+
+    def update(
+        self,
+        call: Any,
+        operands: tuple[Any, ...],
+        types: tuple[TensorType, ...],
+        out: Any,
+        tapes: Sequence[Tape],
+    ) -> None: ...
+    def require_own_tape(self, x: Any, tape: Tape) -> None: ...
+
+
+capturing: ContextVar[Capture | None] = ContextVar("capturing", default=None)
+"""The recorder of a captured function that is on, for each thread or task."""
 
 
 @cache

@@ -17,11 +17,13 @@ from typing import NamedTuple
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import type_of
 from mlvm.eager.functions import permute_dims, reshape
 from mlvm.eager.tensor import Tensor
 
 
+@takes_arrays
 def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """The sum of products that numpy's `einsum` makes for these subscripts, such as "ij,jk->ik".
 

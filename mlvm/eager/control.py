@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,12 +25,10 @@ from mlvm.eager.creation import asarray, full, zeros
 from mlvm.eager.functions import concat, expand_dims, reshape
 from mlvm.eager.indexing import getitem
 from mlvm.eager.state import as_like, as_tree, tensors
-from mlvm.eager.tensor import Tensor, alias, one_op
+from mlvm.eager.tensor import Tensor, alias_of
 from mlvm.eager.tree import Tree, leaves, replace, with_leaves
 
 __all__ = ["cond", "fori_loop", "function", "map", "scan", "switch", "while_loop"]
-
-_COPY: Final = one_op("copy")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +45,7 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
     function: `where` chooses between tensors.
     """
     _require_functions("cond", (true_fun, false_fun))
-    given = [as_tree(each) for each in operands]
+    given = [_alias(as_tree(each)) for each in operands]
     if isinstance(pred, Tensor) and recorded.is_recorded():
         return _branch(pred, [true_fun, false_fun], given)
     return _own(as_tree(true_fun(*given) if bool(pred) else false_fun(*given)))
@@ -62,7 +60,7 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
     _require_functions("switch", branches)
-    given = [as_tree(each) for each in operands]
+    given = [_alias(as_tree(each)) for each in operands]
     if isinstance(index, Tensor) and recorded.is_recorded():
         _require_integer("index", index)
         return _switch(index, 0, branches, given)
@@ -324,8 +322,8 @@ def next_state(before: Tree, after: Any) -> Tree:
 
 
 def _alias(tree: Tree) -> Tree:
-    """The tree with other tensors over the same bytes, which cannot be updated in place."""
-    return replace(lambda x: alias(_COPY, x, x.type), tree)
+    """The tree with other tensors over the same bytes: an update of one is none of the caller's."""
+    return replace(alias_of, tree)
 
 
 def _own(tree: Tree) -> Tree:

@@ -1,31 +1,216 @@
-"""Hints for methods that a tensor does not have: `x.sum()` says "use ml.sum(x)".
+"""Names of numpy, PyTorch and JAX that are other names here: `ml.cat` says "use ml.concat".
 
-Each name has a descriptor; `__getattr__` would slow every other attribute down. `dir` of a tensor
-leaves these names out.
+A method that a tensor does not have is a descriptor; `__getattr__` would slow every other attribute
+down. A module has a `__getattr__`, which is asked only for what it lacks. `dir` leaves all of these
+names out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import lru_cache
 from inspect import getattr_static, isfunction
 from types import ModuleType
 from typing import Final, NoReturn
 
-_OTHER_LIBRARIES: Final = {
-    "backward": "see ml.grad",
-    "grad": "see ml.grad",
-    "requires_grad": "see ml.grad",
-    "detach": "use ml.stop_gradient(x)",
-    "clone": "use ml.copy(x)",
+_GRADIENT: Final = "see ml.grad and ml.value_and_grad"
+_ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
+_NO_HALF: Final = "the floats are ml.float32 and ml.float64"
+_NO_DEVICE: Final = "a tensor is where its arena is: with ml.Arena(vm).allocating()"
+
+METHODS: Final = {
+    "add_": "use x += y",
+    "at": "use x[i] = v, or x[i] += v",
+    "backward": _GRADIENT,
+    "block_until_ready": "nothing is to be waited for: a call that returned has run",
+    "bool": _ASTYPE,
+    "clamp": "use x.clip(min, max)",
+    "clone": "use x.copy()",
+    "contiguous": "every tensor is",
     "cpu": "use x.numpy()",
-    "to": "use ml.astype(x, dtype)",
+    "cuda": _NO_DEVICE,
+    "cumprod": "use ml.cumulative_prod(x, axis=...)",
+    "cumsum": "use ml.cumulative_sum(x, axis=...)",
+    "data": "use x itself, or x.numpy()",
+    "detach": "use ml.stop_gradient(x)",
+    "dim": "use x.ndim",
+    "dot": "use x @ y",
+    "double": _ASTYPE,
+    "expand": "use ml.broadcast_to(x, shape)",
+    "expand_as": "use ml.broadcast_to(x, y.shape)",
+    "fill": "use x[...] = value, or ml.full_like(x, value)",
+    "fill_": "use x[...] = value, or ml.full_like(x, value)",
+    "float": _ASTYPE,
+    "gather": "use ml.take_along_axis(x, indices, axis=...)",
+    "grad": _GRADIENT,
+    "half": _NO_HALF,
+    "int": _ASTYPE,
+    "is_cuda": "see x.device",
+    "long": _ASTYPE,
+    "masked_fill": "use ml.where(mask, value, x)",
+    "mul_": "use x *= y",
+    "new_ones": "use ml.ones(shape, dtype=x.dtype)",
+    "new_zeros": "use ml.zeros(shape, dtype=x.dtype)",
     "numel": "use x.size",
-    "view": "use ml.reshape(x, shape)",
-    "flatten": "use ml.reshape(x, -1)",
-    "ravel": "use ml.reshape(x, -1)",
-    "permute": "use ml.permute_dims(x, axes)",
-    "transpose": "use ml.permute_dims(x, axes)",
+    "requires_grad": _GRADIENT,
+    "requires_grad_": _GRADIENT,
+    "resize": "use x.reshape(shape)",
+    "sort": "use ml.sort(x), a new tensor, and x.argsort() for the positions",
+    "strides": "elements lie in row-major order, without gaps",
+    "sub_": "use x -= y",
+    "t": "use x.T",
+    "to": "use x.astype(dtype)",
+    "tobytes": "use x.numpy().tobytes()",
     "unsqueeze": "use ml.expand_dims(x, axis=...)",
+    "view": "use x.reshape(shape), which copies nothing",
+    "view_as": "use x.reshape(y.shape), which copies nothing",
+    "zero_": "use x[...] = 0, or ml.zeros_like(x)",
 }
+"""What to write for methods of other libraries' arrays."""
+
+_OTHER_NAMES: Final = {
+    "abs": "absolute fabs",
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "all": "alltrue",
+    "any": "sometrue",
+    "asarray": "array as_tensor from_numpy tensor asanyarray ascontiguousarray frombuffer",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "astype": "cast",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "atanh": "arctanh",
+    "bitwise_invert": "bitwise_not invert",
+    "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift",
+    "bool": "bool_ bool8",
+    "broadcast_to": "expand broadcast",
+    "capture": "jit compile make_jaxpr",
+    "clip": "clamp",
+    "concat": "cat concatenate hstack vstack row_stack column_stack dstack append",
+    "copy": "clone",
+    "cumulative_prod": "cumprod",
+    "cumulative_sum": "cumsum",
+    "divide": "div true_divide",
+    "equal": "eq",
+    "expand_dims": "unsqueeze",
+    "eye": "identity",
+    "float32": "float single",
+    "float64": "double",
+    "full": "fill",
+    "grad": "backward autograd",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "int32": "int",
+    "int64": "int_ long intp",
+    "less": "lt",
+    "less_equal": "le",
+    "linalg.cholesky": "cholesky",
+    "linalg.cross": "cross",
+    "linalg.det": "det",
+    "linalg.diagonal": "diagonal diag",
+    "linalg.eigh": "eigh",
+    "linalg.inv": "inv inverse",
+    "linalg.matrix_power": "matrix_power",
+    "linalg.pinv": "pinv",
+    "linalg.qr": "qr",
+    "linalg.slogdet": "slogdet",
+    "linalg.solve": "solve",
+    "linalg.svd": "svd",
+    "linalg.trace": "trace",
+    "linalg.vector_norm": "norm",
+    "map": "vmap pmap",
+    "matmul": "dot mm bmm mv inner",
+    "max": "amax",
+    "mean": "average",
+    "mean_squared_error": "mse_loss",
+    "min": "amin",
+    "moveaxis": "swapaxes movedim",
+    "multiply": "mul",
+    "negative": "neg",
+    "nonzero": "argwhere flatnonzero",
+    "not_equal": "ne",
+    "permute_dims": "permute transpose swapdims",
+    "pow": "power float_power",
+    "prod": "product",
+    "random.normal": "randn",
+    "random.permutation": "randperm",
+    "random.seed": "manual_seed",
+    "random.uniform": "rand",
+    "remainder": "mod fmod",
+    "reshape": "ravel flatten view",
+    "round": "rint round_",
+    "sigmoid": "expit",
+    "silu": "swish",
+    "softmax_cross_entropy": "cross_entropy nll_loss",
+    "split": "chunk array_split tensor_split hsplit vsplit dsplit",
+    "stop_gradient": "detach no_grad inference_mode",
+    "subtract": "sub",
+    "take": "index_select",
+    "take_along_axis": "gather",
+    "tree": "tree_util",
+    "tree.map": "tree_map",
+    "trunc": "fix",
+    "unstack": "unbind",
+}
+"""The name here, and what it is called elsewhere."""
+
+FUNCTIONS: Final[dict[str, dict[str, str]]] = {
+    "mlvm.eager": {
+        **{other: f"use ml.{n}" for n, others in _OTHER_NAMES.items() for other in others.split()},
+        "bfloat16": _NO_HALF,
+        "cuda": _NO_DEVICE,
+        "device": _NO_DEVICE,
+        "device_put": _NO_DEVICE,
+        "enable_grad": _GRADIENT,
+        "float16": _NO_HALF,
+        "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
+        "half": _NO_HALF,
+        "lax": "ml.scan, ml.cond, ml.while_loop and the like are ml's own",
+        "load": "use numpy.load or safetensors, and model.load_state(arrays)",
+        "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",
+        "numpy": "the functions are ml's own; x.numpy() copies a tensor out",
+        "save": "use numpy.savez or safetensors with model.state()",
+    },
+    "mlvm.eager.linalg": {
+        "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
+        "inverse": "use ml.linalg.inv",
+        "norm": "use ml.linalg.vector_norm, or ml.linalg.matrix_norm",
+    },
+    "mlvm.eager.nn": {
+        "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",
+        "BatchNorm1d": "use ml.nn.BatchNorm",
+        "BatchNorm2d": "use ml.nn.BatchNorm",
+        "CrossEntropyLoss": "use ml.softmax_cross_entropy",
+        "Dense": "use ml.nn.Linear",
+        "Flatten": "use lambda x: x.flatten(1)",
+        "Identity": "use lambda x: x",
+        "MSELoss": "use ml.mean_squared_error",
+        "ModuleDict": "a dict of Modules in a field is part of the tree",
+        "ModuleList": "a list of Modules in a field is part of the tree",
+        "Parameter": "a tensor in a field of a Module is a parameter; see ml.nn.buffer for others",
+        "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
+        "init": "see ml.random for draws, and load_parameters",
+        "relu": "use ml.relu",
+    },
+    "mlvm.eager.optim": {
+        "lr_scheduler": "use ml.optim.cosine, ml.optim.one_cycle and the like as learning rate",
+    },
+    "mlvm.eager.random": {
+        "PRNGKey": "use ml.random.key",
+        "default_rng": "use ml.random.key, and give it to the draw",
+        "gumbel": "use ml.random.categorical for a draw by logits",
+        "manual_seed": "use ml.random.seed",
+        "rand": "use ml.random.uniform",
+        "randn": "use ml.random.normal",
+        "random": "use ml.random.uniform",
+        "shuffle": "use ml.random.permutation",
+        "standard_normal": "use ml.random.normal",
+    },
+}
+"""What to write for functions of other libraries, by the module in which they are looked for."""
 
 
 class Elsewhere:
@@ -43,17 +228,43 @@ def hint_at(owner: type, *modules: ModuleType) -> None:
     """Give the class a hint for each of these modules' functions, and for other libraries' methods.
     `dir` of its instances lists only what they have."""
     functions = {name for each in modules for name in each.__all__ if isfunction(vars(each)[name])}
-    hints = {name: f"use ml.{name}(x)" for name in functions} | _OTHER_LIBRARIES
+    hints = {name: f"use ml.{name}(x)" for name in functions} | METHODS
     for name in hints.keys() - set(dir(owner)):
         setattr(owner, name, Elsewhere(name, hints[name]))
     owner.__dir__ = _existing  # type: ignore[assignment]
 
 
+_INNER: Final = {"in_making", "prepare", "region", "root", "stale", "tape"}
+"""What the files here need of a tensor, and nobody else."""
+
+
 def _existing(instance: object) -> list[str]:
-    """The names that an instance has. No property is evaluated for it."""
+    """The names that an instance has. No property is evaluated for it, except one that is not for
+    every shape."""
     owner = type(instance)
     return [
         name
         for name in object.__dir__(instance)
-        if isinstance(getattr_static(owner, name), property) or hasattr(instance, name)
+        if name not in _INNER
+        and not (name.startswith("_") and not name.startswith("__"))
+        and (isinstance(getattr_static(owner, name), property) or hasattr(instance, name))
     ]
+
+
+def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
+    """A module's `__getattr__`: says for a name that it lacks what there is instead. `names` are
+    those that it has."""
+    hints, names = FUNCTIONS.get(module, {}), list(names)
+
+    @lru_cache(maxsize=1024)  # libraries ask for the same names again and again
+    def text(name: str) -> str:
+        hint = hints.get(name)
+        if hint is None and not name.startswith("_"):
+            found = get_close_matches(name, names, 1, 0.75)
+            hint = f"did you mean {found[0]}?" if found else None
+        return f"{module} has no {name}" + (f"; {hint}" if hint else "")
+
+    def __getattr__(name: str) -> NoReturn:
+        raise AttributeError(text(name), name=name)
+
+    return __getattr__

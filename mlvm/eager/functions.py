@@ -24,7 +24,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integer, integers, reused, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
-from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
+from mlvm.eager.tensor import OneOp, Operand, Scalar, Tensor, alias, one_op, operand
 
 _WHERE: Final = one_op("where")
 
@@ -258,6 +258,8 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
 
 def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[int]:
     """The numbers of `repeat`, where they come in a tensor."""
+    if isinstance(repeats, np.ndarray):
+        repeats = Tensor._taken(repeats)
     if not isinstance(repeats, Tensor):
         return repeats
     types = (x.type, repeats.type)
@@ -388,7 +390,8 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     if condition.__class__ is bool:
         condition = full((), condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
-        x = full((), x)
+        number = isinstance(x, (bool, int, float, complex, np.generic))
+        x = full((), cast(Scalar, x)) if number else Tensor._taken(x)
     beside = x if isinstance(x, Tensor) else cast(Tensor, y)
     chosen = operand(x, beside, _WHERE), operand(y, beside, _WHERE)
     type_of(cast(Tensor, condition), "where")
@@ -533,7 +536,10 @@ def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
 
 
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
-    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it."""
+    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it. A
+    real type gets the real part."""
+    if x.dtype.kind == "complex" and type.dtype.is_float:
+        x = op.real(x)
     if x.dtype is not type.dtype:
         x = astype(x, type.dtype)
     axes = _broadcast_axes(x.shape, type.shape)

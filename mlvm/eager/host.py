@@ -135,7 +135,7 @@ def _record(
     saved = (*operands, *results) if any(rules[i] is not None for i in tracked) else ()
     types = tuple([y.type for y in results])
     for number, out in enumerate(results):
-        if out.dtype.is_float:
+        if out.dtype.is_inexact:
             pulls = [
                 Pull(
                     operands[i].type,
@@ -179,13 +179,13 @@ def _rule_for_one_result(
 
 def _with_zeros(g: Tensor, number: int, types: tuple[TensorType, ...]) -> tuple[Tensor | None, ...]:
     """Cotangents of all results: g at that number, else zeros, or None for what is no float."""
-    zeros = [full(t.shape, 0.0, dtype=t.dtype) if t.dtype.is_float else None for t in types]
+    zeros = [full(t.shape, 0.0, dtype=t.dtype) if t.dtype.is_inexact else None for t in types]
     return (*zeros[:number], g, *zeros[number + 1 :])
 
 
 def _fits(part: Tensor, type: TensorType) -> bool:
     """Whether the part becomes a cotangent of that type by summing over axes."""
     try:
-        return part.dtype.is_float and broadcast_shapes(type.shape, part.shape) == part.shape
+        return part.dtype.is_inexact and broadcast_shapes(type.shape, part.shape) == part.shape
     except ShapeError:
         return False

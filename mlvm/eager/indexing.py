@@ -1,7 +1,9 @@
-"""x[key]: integers, slices, `...`, None, integer tensors and one boolean mask, as in numpy.
+"""x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and one boolean mask,
+as in numpy; arrays and lists for these tensors, on a VM of this process.
 
 A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
-shape, which copies nothing. Gradients follow from these.
+shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`, or a `where` or
+`mask_set` for a mask, which write over x. Gradients follow from these.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ from __future__ import annotations
 import math
 import operator
 from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import IndexRefused, MlvmError, brief
-from mlvm.core.types import i64
+import numpy as np
+
+from mlvm.core.errors import DTypeError, IndexRefused, MlvmError, OpError, ShapeError, brief
+from mlvm.core.types import PROMOTION, Shape, i64
 from mlvm.eager import primitives as op
+from mlvm.eager.creation import asarray
 from mlvm.eager.functions import moveaxis, reshape
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Tensor, apply_into, is_array, one_op, operand
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -45,7 +50,7 @@ def _item(key: object) -> Item | EllipsisType:
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
-        if key.dtype.is_float:
+        if key.dtype.is_inexact:
             raise IndexRefused("an index tensor holds integers, or is a mask")
         return key
     try:
@@ -53,10 +58,22 @@ def _item(key: object) -> Item | EllipsisType:
             return operator.index(key)  # type: ignore[arg-type]
     except TypeError:
         pass
-    kind = type(key).__name__
-    if isinstance(key, float):
-        raise IndexRefused(f"a {kind} is no index, but integers, slices, None and ... are")
-    raise IndexRefused(f"a {kind} is no index; make a tensor of it with asarray")
+    if is_array(key):
+        return _item(_tensor_of(key))
+    raise IndexRefused(
+        f"a {type(key).__name__} is no index, but integers, slices, None, ..., and tensors, arrays "
+        f"and lists of integers are"
+    )
+
+
+def _tensor_of(key: object) -> Tensor:
+    """An index tensor, or a mask, of an array or list. One without elements is of integers."""
+    if isinstance(key, (list, tuple)) and not np.size(key):
+        key = np.asarray(key, np.int64)
+    try:
+        return Tensor._taken(key)
+    except OpError as error:
+        raise IndexRefused(error.reason) from None
 
 
 def _masked(x: Tensor, items: list[Item | EllipsisType]) -> Tensor:
@@ -162,6 +179,123 @@ def _multiples(stride: int, n: int) -> Tensor:
     return op.arange(start=0, stop=n, step=1, dtype=i64) * stride
 
 
+def setitem(x: Tensor, key: Any, values: Any) -> None:
+    """`x[key] = values`, of all keys that `x[key]` takes: an update of x in place, and of no other
+    value. The values broadcast to `x[key]`, and take its dtype, if they promote to it. Of several
+    for one element the last in row-major order stays, and the others get no gradient. A mask of n
+    places takes n values, or 1.
+
+    Raises what `x[key]` raises; `DTypeError` for values of another kind, `ShapeError` for values
+    that do not broadcast, `OperandValueError` where n is not their number.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    try:
+        given = _values(x, values)
+        items = [_item(each) for each in keys]
+        if any(isinstance(item, Tensor) and item.dtype.kind == "bool" for item in items):
+            _set_masked(x, items, given)
+        elif any(isinstance(item, Tensor) for item in items):
+            _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
+        else:
+            _set_window(x, _without_ellipsis(items, x.ndim), given)
+    except MlvmError as error:
+        if isinstance(error, IndexRefused):
+            error.at("setitem", (x.type, *map(_text, keys)))
+        error.__traceback__ = None  # no frame of ours, as in `tensor`
+        raise
+
+
+_SET: Final = one_op("copy")
+"""Stands for the op in errors about values."""
+
+
+def _values(x: Tensor, values: Any) -> Tensor:
+    """The values as a tensor of x's dtype. Raises `DTypeError` where they do not promote to it."""
+    if isinstance(values, (list, tuple)):
+        values = np.asarray(values)
+    if isinstance(values, np.ndarray):
+        values = asarray(values)
+    given = operand(values, x, _SET)
+    if given.dtype is x.dtype:
+        return given
+    if PROMOTION.get((x.dtype, given.dtype)) is not x.dtype:
+        raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; convert it with astype").at(
+            "setitem", (x.type, given.type)
+        )
+    return op.astype(given, dtype=x.dtype.name)
+
+
+def _require_shape(x: Tensor, given: Tensor, shape: Shape) -> None:
+    """Raise `ShapeError` unless the values broadcast to that shape, but for leading axes of 1."""
+    behind = given.shape[max(0, given.ndim - len(shape)) :]
+    fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
+    if not fits or given.size != math.prod(behind):
+        raise ShapeError(f"values of shape {given.shape} do not broadcast to {shape}").at(
+            "setitem", (x.type, given.type)
+        )
+
+
+def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
+    """Set what integers and slices choose. The values get an axis for each of x."""
+    per_axis = [item for item in items if item is not None]
+    places = [_places(item, n) for item, n in zip(per_axis, x.shape, strict=True)]
+    lengths = iter(map(len, places))
+    chosen = [1 if item is None else next(lengths) for item in items]
+    shape = tuple([n for n, item in zip(chosen, items, strict=True) if not isinstance(item, int)])
+    _require_shape(x, given, shape)
+    behind = [*given.shape[max(0, given.ndim - len(shape)) :]]
+    lined_up: list[int] = []
+    for item in reversed(items):
+        n = behind.pop() if behind and not isinstance(item, int) else 1
+        if item is not None:
+            lined_up.append(n)
+    call = one_op(
+        "slice_set",
+        start=tuple([place.start for place in places]),
+        length=tuple([len(place) for place in places]),
+        step=tuple([place.step for place in places]),
+    )
+    apply_into(x, call, x, reshape(given, lined_up[::-1]))
+
+
+def _set_taken(x: Tensor, key: Any, items: list[Item], given: Tensor) -> None:
+    """Set what integer tensors choose, maybe beside integers and slices."""
+    [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
+    indices = items[axis]
+    axes = 1
+    if others or not isinstance(indices, Tensor) or any(
+        item != slice(None) for i, item in enumerate(items) if i != axis
+    ):  # fmt: skip
+        positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
+        indices = getitem(reshape(positions, x.shape), key)
+        axis, axes = 0, x.ndim
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
+    _require_shape(x, given, shape)
+    behind = given.shape[max(0, given.ndim - len(shape)) :]
+    call = one_op("index_set", axis=axis, axes=axes)
+    apply_into(x, call, x, reshape(given, behind), indices)
+
+
+def _set_masked(x: Tensor, items: list[Item | EllipsisType], given: Tensor) -> None:
+    """Set what a mask chooses: a value for each place, or the same for all."""
+    [mask, *others] = items
+    if others or not isinstance(mask, Tensor):
+        raise IndexRefused("a mask stands alone between the brackets; index its result again")
+    if mask.shape != x.shape[: mask.ndim]:
+        raise ShapeError(
+            f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
+        ).at("setitem", (x.type, mask.type))
+    behind = x.shape[mask.ndim :]
+    if given.ndim == len(behind) + 1 and given.shape[0] != 1:
+        _require_shape(x, given, (given.shape[0], *behind))
+        apply_into(x, one_op("mask_set"), x, given, mask)
+        return
+    _require_shape(x, given, behind)
+    given = reshape(given, given.shape[max(0, given.ndim - len(behind)) :])
+    wide = reshape(mask, (*mask.shape, *[1] * len(behind)))
+    apply_into(x, one_op("where"), wide, given, x)
+
+
 def _text(key: object) -> str:
     if isinstance(key, Tensor):
         return str(key.type)
@@ -171,3 +305,4 @@ def _text(key: object) -> str:
 
 
 Tensor.__getitem__ = getitem
+Tensor.__setitem__ = setitem

@@ -107,13 +107,13 @@ def leave(
     saved: Sequence[Tensor],
     pull: Callable[..., Sequence[Any]],
 ) -> None:
-    """Leave a node for control flow (see `_Joint`), and one for each result that is a float."""
+    """Leave a node for control flow (see `_Joint`), and one for each float or complex result."""
     joint = _Joint(tape, len(results), operands, closures, pull)
     node = len(tape.nodes)
     tape.nodes.append((joint, joint.origins, tuple(saved)))
     tape.kept.update(id(x.root) for x in saved)
     for number, y in enumerate(results):
-        if y.dtype.is_float:
+        if y.dtype.is_inexact:
             tape.leave(y, (Pull(_PARTS, partial(_one_part, number), ()),), (node,), ())
 
 

@@ -10,12 +10,14 @@ from typing import Literal, TypeAlias, get_args
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import integer, type_of
 from mlvm.eager.tensor import Tensor, constant
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 
 
+@takes_arrays
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
@@ -28,12 +30,14 @@ def mean_squared_error(
     return _reduced("mean_squared_error", op.square(predictions - targets), reduction)
 
 
+@takes_arrays
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """|predictions - targets|, of floats of one shape."""
     _require_pair("l1", predictions, targets)
     return _reduced("l1", op.abs(predictions - targets), reduction)
 
 
+@takes_arrays
 def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
@@ -47,6 +51,7 @@ def huber(
     return _reduced("huber", inner * (d - 0.5 * inner), reduction)
 
 
+@takes_arrays
 def binary_cross_entropy_with_logits(
     logits: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
@@ -58,6 +63,7 @@ def binary_cross_entropy_with_logits(
     return _reduced("binary_cross_entropy_with_logits", losses, reduction)
 
 
+@takes_arrays
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
@@ -76,6 +82,7 @@ def kl_divergence(
     return _reduced("kl_divergence", op.sum(targets * log_ratio, axis=-1), reduction)
 
 
+@takes_arrays
 def softmax_cross_entropy(
     logits: Tensor,
     labels: Tensor,

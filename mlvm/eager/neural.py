@@ -12,6 +12,7 @@ from mlvm.core.errors import AttributeRefused, OpError, ShapeError
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import integers, reused, type_of, zeros
 from mlvm.eager.functions import (
     expand_dims,
@@ -29,29 +30,34 @@ from mlvm.eager.tensor import Tensor, one_op
 # --- activations ---------------------------------------------------------------------
 
 
+@takes_arrays
 def silu(x: Tensor, /) -> Tensor:
     """x sigmoid(x), also called swish."""
     return x * op.sigmoid(x)
 
 
+@takes_arrays
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
     Network Acoustic Models, 2013)."""
     return where(x > 0.0, x, x * negative_slope)
 
 
+@takes_arrays
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289)."""
     positive = x > 0.0
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
 
 
+@takes_arrays
 def softplus(x: Tensor, /) -> Tensor:
     """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
     et al., Incorporating Second-Order Functional Knowledge, 2001)."""
     return op.maximum(x, 0.0) + op.log1p(op.exp(-op.abs(x)))
 
 
+@takes_arrays
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
     """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
 
@@ -66,6 +72,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 # --- convolution ---------------------------------------------------------------------
 
 
+@takes_arrays
 def conv2d(
     x: Tensor,
     kernel: Tensor,
@@ -96,6 +103,7 @@ def conv2d(
     return _group_by_group(x, kernel, groups, steps, sides)
 
 
+@takes_arrays
 def conv1d(
     x: Tensor,
     kernel: Tensor,
@@ -123,6 +131,7 @@ def conv1d(
     return squeeze(y, axis=1)
 
 
+@takes_arrays
 def conv_transpose2d(
     x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
 ) -> Tensor:
@@ -223,6 +232,7 @@ def _depthwise(x: Tensor, kernel: Tensor, stride: Pair, padding: Padding, grid: 
 # --- pooling -------------------------------------------------------------------------
 
 
+@takes_arrays
 def max_pool2d(
     x: Tensor,
     window: int | Pair,
@@ -239,6 +249,7 @@ def max_pool2d(
     return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
 
 
+@takes_arrays
 def avg_pool2d(
     x: Tensor,
     window: int | Pair,

@@ -37,7 +37,6 @@ from mlvm.eager.tree import (
     named_tensors,
     require_live,
     require_types,
-    require_writable,
     substitute,
 )
 
@@ -135,11 +134,6 @@ class Optimizer:
         for path, x in self._params.items():
             if not x.dtype.is_float:
                 raise DTypeError(f"{self._name}: parameter {path!r} must be a float, not {x.type}")
-            if x.base is not None:
-                raise DTypeError(
-                    f"{self._name}: parameter {path!r} is a view, whose update would be one of the "
-                    f"tensor it was made from too; make it a copy(x)"
-                )
         if not self._params:
             raise DTypeError(f"{self._name}: there are no parameters to update")
         arenas = [x.arena for x in self._params.values()]
@@ -352,7 +346,7 @@ class Optimizer:
         written = [self.count, *self._params.values()]
         for tensors in self._state.values():
             written += tensors.values()
-        require_writable(written)
+        require_live(written)
         vm = self.count.arena.vm
         for arena in (current_arena(), *[g.arena for g in gradients.values()]):
             if not arena.vm.is_same(vm):

@@ -1,8 +1,9 @@
 """The public function of every op, derived from the op table.
 
-`add(x, y, /, *, out=None)` takes tensors (or Python scalars beside a tensor) by position,
-attributes by keyword, and optionally the tensor to write into. `primitives.pyi` tells editors
-and type checkers the same; `mlvm.eager.stub` writes it.
+`add(x, y, /, *, out=None)` takes tensors (or, beside a tensor, Python scalars) by position,
+attributes by keyword, and optionally the tensor to write into. An `axis` may follow the tensors by
+position, `sum(x, 0)`. An array, or a list of numbers, is taken as `asarray` makes a tensor of it.
+`primitives.pyi` tells editors and type checkers the same; `mlvm.eager.stub` writes it.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ from typing import Any, Final
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
-from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, one_op, operand
+from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, is_array, one_op, operand
 
 WITHOUT_FUNCTION: Final = {
     "batch_contract",
     "boolean_index",
     "embed",
     "index_add",
+    "index_set",
     "layer_norm_normalize",
     "mask_scatter",
+    "mask_set",
     "multiply_add",
     "nonzero_indices",
     "patches",
     "scatter_add",
     "scatter_add_along_axis",
     "slice_add",
+    "slice_set",
     "unpatches",
 }
 """Ops that only the eager layer itself calls."""
@@ -67,9 +71,16 @@ WITH_ANOTHER: Final = {
 def _derive(op: Op) -> Callable[..., Tensor]:
     bare = None if op.attributes else one_op(op.name)
     takes_dtype = "dtype" in op.attributes
+    last = len(op.inputs) if _takes_axis(op) else None
 
     def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
         try:
+            if last is not None and len(operands) == last + 1:
+                if "axis" in attributes:
+                    given = [x.type if isinstance(x, Tensor) else brief(x) for x in operands[:last]]
+                    raise AttributeRefused("axis is given twice").at(op.name, given)
+                attributes["axis"] = operands[last]
+                operands = operands[:last]
             if takes_dtype and attributes.get("dtype") is not None:
                 attributes["dtype"] = _dtype(op, attributes["dtype"])
             call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
@@ -91,6 +102,11 @@ def _derive(op: Op) -> Callable[..., Tensor]:
     return function
 
 
+def _takes_axis(op: Op) -> bool:
+    """Whether an axis may follow the operands by position."""
+    return not op.variadic and next(iter(op.attributes), None) == "axis"
+
+
 def _dtype(op: Op, given: object) -> str:
     try:
         return DType.of(given).name
@@ -99,17 +115,22 @@ def _dtype(op: Op, given: object) -> str:
 
 
 def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The operands, with tensors of the first tensor's dtype for Python scalars."""
+    """The operands, with tensors of the first tensor's dtype for Python scalars, and tensors of
+    the values of arrays."""
     most = len(call.op.inputs)
     if len(operands) > most and call.op.attributes and not call.op.variadic:
+        also = " and axis" if _takes_axis(call.op) else ""
         raise ShapeError(
-            f"takes {most} by position, was given {len(operands)}; by keyword it takes "
+            f"takes {most}{also} by position, was given {len(operands)}; by keyword it takes "
             f"{', '.join(call.op.attributes)}"
         ).at(call.op.name, [x.type if isinstance(x, Tensor) else brief(x) for x in operands])
     beside = next((x for x in operands if isinstance(x, Tensor)), None)
     if beside is None:
+        operands = tuple([Tensor._taken(x, call) if is_array(x) else x for x in operands])
+        beside = next((x for x in operands if isinstance(x, Tensor)), None)
+    if beside is None:
         given = ", ".join(type(x).__name__ for x in operands)
-        raise DTypeError(f"takes tensors, at least one, not {given}; see asarray").at(
+        raise DTypeError(f"takes tensors or arrays, at least one, not {given}; see asarray").at(
             call.op.name, ()
         )
     return tuple(operand(x, beside, call) for x in operands)
@@ -128,11 +149,14 @@ def _check_out(call: OneOp, operands: tuple[Tensor, ...], out: object) -> None:
 def _signature(op: Op) -> Signature:
     """The Python signature of the op's public function."""
     scalars = op.room == "elementwise" and len(op.inputs) > 1
-    tensor: Any = Tensor | bool | int | float | complex if scalars else Tensor
+    tensor: Any = "Operand" if scalars else Tensor
     parameters = [Parameter(x, Parameter.POSITIONAL_ONLY, annotation=tensor) for x in op.inputs]
     if op.variadic:
         parameters[-1] = parameters[-1].replace(kind=Parameter.VAR_POSITIONAL)
     parameters += [_keyword(attribute) for attribute in op.attributes.values()]
+    if _takes_axis(op):
+        axis = len(op.inputs)
+        parameters[axis] = parameters[axis].replace(kind=Parameter.POSITIONAL_OR_KEYWORD)
     if not op.dynamic:
         out = Parameter("out", Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
         parameters.append(out)
@@ -146,13 +170,17 @@ def _keyword(attribute: Attribute) -> Parameter:
     )
 
 
+ELSEWHERE: Final = {"random", "decompositions", "fft"}
+"""Rooms whose public functions are in a module of their own: `random`, `linalg`, `fft`."""
+
+
 def public_names() -> list[str]:
-    """The ops whose function here is the public one; `random` has its own."""
+    """The ops whose function here is the public one."""
     hidden = WITHOUT_FUNCTION | WITH_ANOTHER
     return sorted(
         name
         for name, op in OPS.items()
-        if name not in hidden and op.room != "random" and not name.endswith("_vjp")
+        if name not in hidden and op.room not in ELSEWHERE and not name.endswith("_vjp")
     )
 
 

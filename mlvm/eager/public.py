@@ -1,7 +1,10 @@
 """The names of `mlvm.eager`. Those of the ops are in `primitives`."""
 
+from collections.abc import Callable
+from functools import lru_cache
+from inspect import isfunction
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Recording
@@ -21,9 +24,23 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
+from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
+from mlvm.eager import (
+    creation,
+    fft,
+    functions,
+    linalg,
+    nn,
+    optim,
+    parallel,
+    random,
+    sorting,
+    testing,
+)
 from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
-from mlvm.eager import nn, optim, parallel, random, testing
+from mlvm.eager import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager import trees as tree
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.attention import (
     rotary_encoding,
     scaled_dot_product_attention,
@@ -57,6 +74,7 @@ from mlvm.eager.creation import (
     zeros_like,
 )
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
+from mlvm.eager.elsewhere import missing
 from mlvm.eager.exchange import from_dlpack
 from mlvm.eager.functions import (
     astype,
@@ -94,6 +112,7 @@ from mlvm.eager.functions import (
 )
 from mlvm.eager.host import call
 from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.linalg import tensordot, vecdot
 from mlvm.eager.losses import (
     binary_cross_entropy_with_logits,
     huber,
@@ -125,7 +144,7 @@ from mlvm.eager.sorting import (
     unique_inverse,
     unique_values,
 )
-from mlvm.eager.tensor import Tensor, stop_gradient
+from mlvm.eager.tensor import Tensor, positive, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
@@ -197,6 +216,7 @@ __all__ = [
     "errors",
     "expand_dims",
     "eye",
+    "fft",
     "finfo",
     "float32",
     "float64",
@@ -218,6 +238,7 @@ __all__ = [
     "kl_divergence",
     "l1",
     "leaky_relu",
+    "linalg",
     "linspace",
     "map",
     "matrix_transpose",
@@ -239,6 +260,7 @@ __all__ = [
     "parallel",
     "permute_dims",
     "pi",
+    "positive",
     "program_of",
     "random",
     "record",
@@ -263,6 +285,7 @@ __all__ = [
     "switch",
     "take",
     "take_along_axis",
+    "tensordot",
     "testing",
     "tile",
     "topk",
@@ -278,6 +301,7 @@ __all__ = [
     "unstack",
     "use",
     "value_and_grad",
+    "vecdot",
     "vjp",
     "where",
     "while_loop",
@@ -286,16 +310,47 @@ __all__ = [
 ]
 
 
+_OF_TENSORS = {each.__name__ for each in (creation, fft, functions, linalg, sorting)}
+"""Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
+are: `takes_arrays` costs them nothing."""
+
+
+@lru_cache(maxsize=1024)  # one function has one public form, also if two modules show it
+def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
+    return takes_arrays(function)
+
+
+def _public(value: Any) -> Any:
+    """What users get for it: a function that takes arrays too, where it is one of tensors."""
+    taken = isfunction(value) and value.__module__ in _OF_TENSORS
+    return _taking(value) if taken else value
+
+
 def _shown(module: ModuleType) -> ModuleType:
     """A module with the public names of the given one: `ml.optim` has no `math`, though its file
     imports it."""
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
-            setattr(shown, name, value)
+            setattr(shown, name, _public(value))
+    vars(shown).update(
+        __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
+    )
     return shown
 
 
-if not TYPE_CHECKING:  # type checkers read the modules themselves
-    for _name in ("errors", "nn", "optim", "parallel", "random", "testing", "tree"):
+if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
+    for _name in __all__:
+        globals()[_name] = _public(globals()[_name])
+    for _name in (
+        "errors",
+        "fft",
+        "linalg",
+        "nn",
+        "optim",
+        "parallel",
+        "random",
+        "testing",
+        "tree",
+    ):
         globals()[_name] = _shown(globals()[_name])

@@ -5,16 +5,15 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, scope, stale_of, using
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, scope, stale_of, using
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
-    AttributeRefused,
     CaptureError,
     DTypeError,
     HandleError,
@@ -29,13 +28,15 @@ from mlvm.core.errors import (
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import require
 from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
-from mlvm.eager.context import Tape, current_arena, recording
+from mlvm.eager.context import Tape, capturing, current_arena, recording
+from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
-Operand: TypeAlias = "Tensor | Scalar"
+Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
 
 _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
@@ -155,6 +156,8 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     return out
 
 
+_COPY: Final = one_op("copy")
+
 apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else EXTENSION.apply
 
 
@@ -174,10 +177,13 @@ def raise_stale(x: Tensor) -> NoReturn:
 
 
 def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op and write its result over the tensor `out`, whose type must fit exactly.
+    """Run one op and give its result to the tensor `out`, whose type must fit exactly.
 
-    Raises `GradientError` while a tape needs the old value of `out`, `AttributeRefused` if `out`
-    is a view, because its update would change its base too, and what `apply` raises.
+    The result is written over the bytes of `out`, where nobody else needs them. Where a view or a
+    tape needs the old value, or the op cannot write over its operand, `out` moves to new memory of
+    its arena, and what needs the old value keeps the old memory.
+
+    Raises `ShapeError` or `DTypeError` for a result of another type, and what `apply` raises.
     """
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
@@ -186,25 +192,74 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         raise refused(f"the result is {type} and does not fit into out={out.type}").at(
             call.op.name, types
         )
-    if any(x.root is out.root and i >= call.op.in_place for i, x in enumerate(operands)):
-        raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
-            call.op.name, types
-        )
-    for tape in live_tapes.copy():
-        tape.refuse_write(call, out, operands)
-    if out.base is not None:
-        if out.handle == STALE:
-            raise out.stale()
-        raise AttributeRefused(
-            f"{out.type} shares its bytes with the tensor it was made from, which would change "
-            f"too; update copy(x) instead"
-        ).at(call.op.name, types)
-    overwrite(out, call, *operands)
+    region = out.region
+    if live_tapes or region is None or region.views or _reads(call, operands, out):
+        _update(out, call, operands, types)
+    else:
+        overwrite(out, call, *operands)
     return out
 
 
+def _update(
+    out: Tensor, call: OneOp, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
+) -> None:
+    """`apply_into` for a result whose type fits, where somebody may need the old value."""
+    if out.handle == STALE:
+        raise out.stale()
+    on, tape = capturing.get(), recording.get()
+    tapes = [each for each in live_tapes.copy() if each.within is on]
+    tracked = tape is not None and any(x.tape is tape for x in (out, *operands))
+    if on is not None and tape is not None and tracked:
+        on.require_own_tape(out, tape)
+    if (
+        _is_shared(out, tapes)
+        or _reads(call, operands, out)
+        or (tape is not None and tracked and tape.needs_operand(call, operands, types, out))
+    ):
+        if on is not None:
+            on.update(call, operands, types, out, tapes)
+            return
+        with (out.arena if out.arena.__class__ is Arena else current_arena()).allocating():
+            new = apply(call, *operands)
+        exchange(out, new)
+        out.tape, new.tape = new.tape, out.tape
+        out.node, new.node = getattr(new, "node", 0), getattr(out, "node", 0)
+        for each in tapes:
+            each.exchange({id(out): new, id(new): out}, new)
+    else:
+        overwrite(out, call, *operands)
+        if tape is not None and tracked:
+            tape.record_update(call, operands, types, out)
+        else:
+            out.tape = None
+
+
+def _is_shared(x: Tensor, tapes: Iterable[Tape]) -> bool:
+    """Whether somebody else needs the bytes of x: it is a view, there are views of it, or one of
+    the tapes keeps its value."""
+    region = x.region
+    return region is None or bool(region.views) or any(tape.keeps(x) for tape in tapes)
+
+
+def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
+    """Whether the op reads `out` in another way than it may while it writes over it."""
+    return any(x is out for x in operands[call.op.in_place :])
+
+
+def own(x: Allocation) -> None:
+    """See to it that nobody else needs the bytes of x, which moves where somebody does: for what
+    changes them by its handle. Raises `StaleTensor`."""
+    if x.handle == STALE:
+        raise x.stale()
+    on = capturing.get()
+    if isinstance(x, Tensor) and _is_shared(
+        x, [each for each in live_tapes.copy() if each.within is on]
+    ):
+        apply_into(x, _COPY, x)
+
+
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
-    """`apply_into` for a result whose type fits, over a tensor that nobody else looks at."""
+    """`apply_into` for a result whose type fits, over bytes that nobody else needs."""
     used = (out, *operands)
     if len(used) not in call.into:
         call.infer(tuple([x.type for x in operands]))
@@ -223,6 +278,20 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
     return out
+
+
+def alias_of(x: Tensor) -> Tensor:
+    """Another tensor with the value of x; nothing is copied, until one of them is updated."""
+    return alias(_COPY, x, x.type)
+
+
+def positive(x: Tensor, /) -> Tensor:
+    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools."""
+    try:
+        require("numeric", x.type)
+    except DTypeError as error:
+        raise error.at("positive", (x.type,)) from None
+    return alias_of(x)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -290,7 +359,7 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
 
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked. An update in place asks each of them for permission."""
+"""Tapes that may still be walked. An update in place asks each of them whether it needs the value."""
 
 _CONSTANTS_LIMIT: Final = 4096
 
@@ -365,6 +434,17 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
+def is_array(value: object) -> bool:
+    """Whether an operand that is neither a tensor nor a number may have an array's values."""
+    if isinstance(value, (Tensor, np.generic, bool, int, float, complex)):
+        return False
+    return (
+        isinstance(value, (list, tuple))
+        or hasattr(value, "__array__")
+        or hasattr(value, "__dlpack__")
+    )
+
+
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
@@ -372,12 +452,12 @@ def dtype_beside(kind: type, dtype: DType) -> DType:
 
 
 def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
-    """An operand as a tensor: itself, or a Python scalar beside a tensor. An error names it as the
-    `first` of the two, or the second.
+    """An operand as a tensor: itself, a Python scalar beside a tensor, or the values of an array.
+    An error names it as the `first` of the two, or the second.
 
     The scalar takes the tensor's dtype, as in the Array API. One of a higher kind (`dtype_beside`)
-    has the dtype in which the two compute. Raises `DTypeError` for anything else; arrays are to be
-    copied in explicitly.
+    has the dtype in which the two compute. An array keeps its own, as in `asarray`. Raises
+    `DTypeError` for anything else.
     """
     if isinstance(value, Tensor):
         return value
@@ -385,9 +465,14 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         value = value.item()
     if not isinstance(value, (bool, int, float, complex)):
         kinds = (beside.type, value.__class__.__name__)
-        raise DTypeError(f"{kinds[1]} is no operand; make a tensor of it with asarray").at(
-            call.op.name, kinds[::-1] if first else kinds
-        )
+        try:
+            if is_array(value):
+                return Tensor._taken(value)
+            raise DTypeError(
+                f"{kinds[1]} is no operand; tensors, numbers, and arrays or lists of numbers are"
+            )
+        except OpError as error:
+            raise error.at(call.op.name, kinds[::-1] if first else kinds) from None
     try:
         return constant(value, dtype_beside(value.__class__, beside.dtype))
     except (DTypeError, OperandValueError) as error:
@@ -430,8 +515,8 @@ def _comparison(name: str) -> Forward:
     call = one_op(name)
 
     def compare(self: Tensor, other: Operand) -> Any:
-        known = isinstance(other, (Tensor, bool, int, float, complex))
-        if not known and not hasattr(other, "__array__"):
+        known = isinstance(other, (Tensor, bool, int, float, complex, np.generic))
+        if not known and not is_array(other):
             return NotImplemented
         try:
             return apply(call, self, operand(other, self, call))
@@ -471,17 +556,17 @@ def _unary(name: str) -> Callable[[Tensor], Tensor]:
 _SQUARE: Final = one_op("square")
 
 
-class Tensor(Allocation):
-    """An immutable n-dimensional value on a VM, with the operators of the Array API standard.
+class Tensor(Methods, Allocation):
+    """An n-dimensional value on a VM, with the operators of the Array API standard.
 
     Made by `asarray`, the creation functions, and every op. Its bytes belong to an arena. They
     return to it when Python drops the last reference, or when the arena is reset; using the tensor
     after a reset raises `StaleTensor`.
 
-    Only `x += y` and its like, and `out=`, update in place. A function that changes nothing returns
-    its operand itself (`+x`, a reshape to the same shape, `x[...]`, astype to the same dtype). One
-    that changes only the shape returns a view, which shares the bytes of x and sees its updates,
-    and cannot be updated itself; `copy(x)` has bytes of its own.
+    `x[i] = v`, `x += y` and `out=x` update x in place and never another value. Where a gradient, a
+    view or a capture still needs the old value, it keeps the old memory and x moves to new memory
+    (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
+    result shares the bytes of x until one of the two is updated.
     """
 
     __slots__ = ()
@@ -489,7 +574,10 @@ class Tensor(Allocation):
     tape: Tape | None
     node: int
 
-    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, whose error says asarray
+    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which takes its arrays
+
+    _taken: ClassVar[Callable[..., Tensor]]
+    """The tensor for an array's values; see `mlvm.eager.arrays`, which adds it."""
 
     def __init__(self) -> None:  # an arena makes tensors with object.__new__
         raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
@@ -646,6 +734,15 @@ class Tensor(Allocation):
     __isub__ = _in_place("subtract")
     __imul__ = _in_place("multiply")
     __itruediv__ = _in_place("divide")
+    __ifloordiv__ = _in_place("floor_divide")
+    __imod__ = _in_place("remainder")
+    _pow_in_place = _in_place("pow")
+    __imatmul__ = _in_place("matmul")
+    __iand__ = _in_place("bitwise_and")
+    __ior__ = _in_place("bitwise_or")
+    __ixor__ = _in_place("bitwise_xor")
+    __ilshift__ = _in_place("bitwise_left_shift")
+    __irshift__ = _in_place("bitwise_right_shift")
 
     def __pow__(self, exponent: Operand) -> Tensor:
         """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
@@ -657,16 +754,23 @@ class Tensor(Allocation):
             error.__traceback__ = None
             raise
 
+    def __ipow__(self, exponent: Operand) -> Tensor:
+        try:
+            if exponent.__class__ is int and exponent == 2:
+                return apply_into(self, _SQUARE, self)
+            return self._pow_in_place(exponent)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
+
     def __pos__(self) -> Tensor:
-        return self
+        return positive(self)
 
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
     """`x[key]`; see `mlvm.eager.indexing`, which adds it."""
 
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise TypeError(
-            "a Tensor is immutable; use x = dynamic_update(x, row, i), or x = where(mask, y, x)"
-        )
+    __setitem__: ClassVar[Callable[[Tensor, Any, Any], None]]
+    """`x[key] = values`; see `mlvm.eager.indexing`, which adds it."""
 
     @property
     def T(self) -> Tensor:
@@ -686,7 +790,7 @@ class Tensor(Allocation):
             raise NoTranspose("mT is for 2 dimensions or more").at("mT", (self.type,))
         *rest, rows, columns = shape
         if rows == columns == 1:
-            return self
+            return alias_of(self)
         if 1 in (rows, columns):
             swapped = self.type.with_shape((*rest, columns, rows))
             return alias(one_op("reshape", shape=swapped.shape), self, swapped)

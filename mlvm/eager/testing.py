@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, GradientError, GradientMismatch
-from mlvm.core.types import Array, Shape, f64
+from mlvm.core.types import Array, DType, Shape, c128, f64
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad
 from mlvm.eager.creation import asarray
@@ -33,10 +33,11 @@ def check_gradients(
     are constants. Equal arguments must give equal results: draw with an explicit key. With an
     `order` of 2 the gradients of the gradient are checked too, and so on.
 
-    The floats of the arguments become f64. Each element x of them is moved by h both ways, for the
-    central difference quotient (fn(x + h) - fn(x - h)) / 2h. This takes two calls of `fn` for each
-    element, so let the arguments be small. The results are summed with random weights, the same in
-    every run, before gradient and quotient are compared; a single scalar has the weight 1.
+    The floats of the arguments become f64, complex numbers c128. Each element x of them is moved by
+    h both ways, for the central difference quotient (fn(x + h) - fn(x - h)) / 2h; a complex one by
+    ih too. This takes two calls of `fn` for each element, or four, so let the arguments be small.
+    The results are summed with random weights, the same in every run, before gradient and quotient
+    are compared; a single scalar has the weight 1.
 
     h is max(1, |x|) times the cube root of the machine epsilon, about 6e-6. The quotient is off by
     h^2 / 6 times the third derivative, and by the rounding epsilon |fn| / h: each is about 1e-11
@@ -58,14 +59,16 @@ def check_gradients(
 
 
 def _in_f64(x: Tensor) -> Tensor:
-    return astype(x, f64) if x.dtype.is_float else x
+    if not x.dtype.is_inexact:
+        return x
+    return astype(x, f64 if x.dtype.is_float else c128)
 
 
 def _has_floats(tree: Tree) -> bool:
     found: list[bool] = []
 
     def look(x: Tensor) -> Tensor:
-        found.append(x.dtype.is_float)
+        found.append(x.dtype.is_inexact)
         return x
 
     substitute(look, tree)
@@ -84,7 +87,7 @@ def _check(
     results = _results(fn(*args))
     if not results:
         raise GradientError("check_gradients: the function returns no float tensor")
-    weights = [asarray(weight) for weight in _weights([y.shape for y in results], order)]
+    weights = [asarray(weight) for weight in _weights([(y.shape, y.dtype) for y in results], order)]
 
     def gradients(weights: list[Tensor], *args: Any) -> Any:
         return grad(lambda *args: _weighted(weights, fn(*args)), tuple(names))(*args)
@@ -101,20 +104,29 @@ def _check(
 
 
 def _results(result: Tree) -> list[Tensor]:
-    return [y for _, y in leaves(result) if y.dtype.is_float]
+    return [y for _, y in leaves(result) if y.dtype.is_inexact]
 
 
-def _weights(shapes: Sequence[Shape], seed: int) -> list[Array]:
-    """The weights of the results: random numbers, or 1 for a single scalar."""
-    if list(shapes) == [()]:
+def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:
+    """The weights of the results: random numbers, or 1 for a single real scalar."""
+    if list(types) == [((), f64)]:
         return [np.ones(())]
     rng = np.random.default_rng(seed)
-    return [np.asarray(rng.standard_normal(shape)) for shape in shapes]
+
+    def drawn(shape: Shape, dtype: DType) -> Array:
+        weights = np.asarray(rng.standard_normal(shape))
+        return weights if dtype.is_float else weights + 1j * rng.standard_normal(shape)
+
+    return [drawn(*each) for each in types]
 
 
 def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
-    """The sum of all elements of the result's floats, times their weights: f64[]."""
-    parts = [op.sum(w * y) for w, y in zip(weights, _results(result), strict=True)]
+    """The sum of all elements of the result's floats, times their weights: f64[]. Of complex ones
+    it is the real part of the sum of y times the conjugate of w, which counts both parts."""
+    parts = [
+        op.sum(w * y) if y.dtype.is_float else op.real(op.sum(op.conj(w) * y))
+        for w, y in zip(weights, _results(result), strict=True)
+    ]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -129,16 +141,18 @@ def _quotients(
     quotients = np.empty_like(values)
     for index in np.ndindex(values.shape):
         h = _STEP * max(1.0, abs(values[index]))
-        ends, results = [values[index] + h, values[index] - h], []
-        for end in ends:
-            moved = values.copy()
-            moved[index] = end
-            given = list(args)
-            given[number] = substitute(_replaced(x, asarray(moved)), args[number])
-            results.append([y.numpy() for y in _results(fn(*given))])
-        changes = map(_change, *results)
-        total = sum(float(np.sum(w * change)) for w, change in zip(weights, changes, strict=True))
-        quotients[index] = total / (ends[0] - ends[1])
+        quotients[index] = 0
+        for unit in (1,) if x.dtype.is_float else (1, 1j):
+            ends, results = [values[index] + h * unit, values[index] - h * unit], []
+            for end in ends:
+                moved = values.copy()
+                moved[index] = end
+                given = list(args)
+                given[number] = substitute(_replaced(x, asarray(moved)), args[number])
+                results.append([y.numpy() for y in _results(fn(*given))])
+            changes = zip(weights, map(_change, *results), strict=True)
+            total = sum(float(np.sum(np.conj(w) * change).real) for w, change in changes)
+            quotients[index] += unit * total / abs(ends[0] - ends[1])
     return quotients
 
 

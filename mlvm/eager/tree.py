@@ -19,7 +19,7 @@ import numpy as np
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.tensor import Tensor, live_tapes, one_op, write
+from mlvm.eager.tensor import Tensor, own, write
 
 Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""
@@ -388,8 +388,10 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
         copied[path] = np.asarray(array)
     types = {path: TensorType.of(array) for path, array in copied.items()}
     require_types({path: x.type for path, x in tensors.items()}, types, what)
-    require_writable(tensors.values())
+    require_live(tensors.values())
     for path, x in tensors.items():
+        own(x)
+        x.tape = None
         write(x, copied[path])
 
 
@@ -398,18 +400,6 @@ def require_live(tensors: Iterable[Tensor]) -> None:
     for x in tensors:
         if x.handle == STALE:
             raise x.stale()
-
-
-def require_writable(tensors: Iterable[Tensor]) -> None:
-    """Raise `StaleTensor` for a tensor that has ended, `GradientError` for one a tape needs."""
-    tensors = list(tensors)
-    require_live(tensors)
-    for tape in live_tapes.copy():
-        for x in tensors:
-            tape.refuse_write(_WRITE, x)
-
-
-_WRITE: Final = one_op("copy")
 
 
 def _join(path: str, name: str) -> str:

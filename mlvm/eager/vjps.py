@@ -14,6 +14,11 @@ The others are named after what the rule is given, values first:
 The rule of an op that reads a part of its operand returns a `Sparse` cotangent: of many slices of
 one tensor, the engine makes one cotangent, and adds each to it in place.
 
+The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. So a rule gives g times the
+conjugate of the derivative, and an operand that is real gets the real part. Rules of holomorphic
+ops are written for real numbers: the engine conjugates them (`HOLOMORPHIC`). Rules that only add
+and move elements hold for both; the others say what they do.
+
 A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
 promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
 gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
@@ -28,10 +33,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
-from mlvm.core.types import Shape, TensorType
+from mlvm.core.types import Shape, TensorType, i64, u8
 from mlvm.eager import primitives as op
 from mlvm.eager.functions import cumulative_prod, full, reshape, with_ones_before
 from mlvm.eager.tensor import OneOp, Tensor, constant, one_op, stop_gradient
+from mlvm.eager.vjps_linalg import DECOMPOSITIONS, TRANSFORMS
 
 
 class Sparse(NamedTuple):
@@ -96,6 +102,17 @@ def _share(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """g e^x / (e^x + e^y); of infinities of one sign, each has half of it."""
     same = op.logical_and(op.isinf(x), op.equal(x, y))
     return g * op.sigmoid(op.where(same, constant(0.0, g.dtype), x - y))
+
+
+def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """g times the sign of x: of a complex x that is x / |x|, which is no constant."""
+    if x.dtype.is_float:
+        return g * op.sign(stop_gradient(x))
+    return g * (x / _one_at(op.equal(out, 0.0), out))
+
+
+def _imag(g: Tensor, x_type: TensorType) -> Tensor:
+    return g * constant(1j if x_type.dtype.kind == "complex" else 0.0, x_type.dtype)
 
 
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
@@ -240,6 +257,11 @@ def _sliced_updates(
     return _sliced(g, updates_type, start, step)
 
 
+def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) -> Tensor:
+    """g, with zeros where the values went."""
+    return op.slice_set(g, constant(0.0, g.dtype), start=start, length=length, step=step)
+
+
 def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
     return Sparse(
         (g, indices),
@@ -255,6 +277,33 @@ def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
 
 
 # --- indexing --------------------------------------------------------------------------
+
+
+def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tensor:
+    """g where the values went, and 0 for one that another has replaced."""
+    axis = normalize_axis(axis, max(g.ndim, 1))
+    lengths = g.shape[axis : axis + axes]
+    merged = reshape(g, (*g.shape[:axis], math.prod(lengths), *g.shape[axis + axes :]))
+    numbers = reshape(op.arange(start=0, stop=indices.size, step=1, dtype=i64), indices.shape)
+    places = op.zeros(shape=(math.prod(lengths),), dtype=i64)
+    stays = op.take(op.index_set(places, numbers, indices, axis=0), indices, axis=0)
+    stays = op.equal(stays, numbers)
+    stays = reshape(stays, (*stays.shape, *[1] * (g.ndim - axis - axes)))
+    return _masked(op.take(merged, indices, axis=axis), stays)
+
+
+def _over(mask: Tensor, ndim: int) -> Tensor:
+    """The mask of the first of so many axes, to broadcast along the others."""
+    return reshape(mask, (*mask.shape, *[1] * (ndim - mask.ndim)))
+
+
+def _mask_set_values(g: Tensor, mask: Tensor, values_type: TensorType) -> Tensor:
+    """g where the mask holds, in order: a stable sort has these places first."""
+    behind = g.shape[mask.ndim :]
+    others = op.astype(op.logical_not(reshape(mask, (mask.size,))), dtype=u8)
+    [count, *_] = values_type.shape
+    places = op.slice(op.argsort(others), start=(0,), length=(count,), step=(1,))
+    return op.take(reshape(g, (mask.size, *behind)), places, axis=0)
 
 
 def _rows(start: Tensor, count: int) -> Tensor:
@@ -386,6 +435,7 @@ VJPS: Final[dict[str, Rules]] = {
     "multiply": {"x": lambda g, y: g * y, "y": lambda g, x: g * x},
     "multiply_add": {"x": lambda g, y: g * y, "y": lambda g, x: g * x, "z": lambda g: g},
     "divide": {"x": lambda g, y: g / y, "y": lambda g, y, out: -g * out / y},
+    "reciprocal": {"x": lambda g, out: -g * op.square(out)},
     "remainder": {
         "x": lambda g: g,
         "y": lambda g, x, y: -g * op.floor_divide(stop_gradient(x), stop_gradient(y)),
@@ -401,7 +451,11 @@ VJPS: Final[dict[str, Rules]] = {
     },
     "clip": {"x": _clip_x, "lower": _clip_lower, "upper": _clip_upper},
     "negative": {"x": lambda g: -g},
-    "abs": {"x": lambda g, x: g * op.sign(stop_gradient(x))},
+    "abs": {"x": _abs},
+    "real": {"x": lambda g: g},
+    "imag": {"x": _imag},
+    "conj": {"x": lambda g: op.conj(g)},
+    "copysign": {"x": lambda g, x, out: g * op.copysign(1.0, stop_gradient(x * out))},
     "square": {"x": lambda g, x: g * (2.0 * x)},
     "exp": {"x": lambda g, out: g * out},
     "expm1": {"x": lambda g, out: g * (out + 1.0)},
@@ -415,7 +469,23 @@ VJPS: Final[dict[str, Rules]] = {
     "sin": {"x": lambda g, x: g * op.cos(x)},
     "cos": {"x": lambda g, x: -g * op.sin(x)},
     "tan": {"x": lambda g, out: g * (1.0 + op.square(out))},
+    "asin": {"x": lambda g, x: g * op.rsqrt(1.0 - op.square(x))},
+    "acos": {"x": lambda g, x: -g * op.rsqrt(1.0 - op.square(x))},
+    "atan": {"x": lambda g, x: g / (1.0 + op.square(x))},
+    "atan2": {
+        "x": lambda g, x, y: g * y / (op.square(x) + op.square(y)),
+        "y": lambda g, x, y: -g * x / (op.square(x) + op.square(y)),
+    },
+    "hypot": {
+        "x": lambda g, x, out: g * (x / _one_at(op.equal(out, 0.0), out)),
+        "y": lambda g, y, out: g * (y / _one_at(op.equal(out, 0.0), out)),
+    },
+    "sinh": {"x": lambda g, x: g * op.cosh(x)},
+    "cosh": {"x": lambda g, x: g * op.sinh(x)},
     "tanh": {"x": lambda g, out: g * (1.0 - op.square(out))},
+    "asinh": {"x": lambda g, x: g * op.rsqrt(op.square(x) + 1.0)},
+    "acosh": {"x": lambda g, x: g * op.rsqrt(x - 1.0) * op.rsqrt(x + 1.0)},
+    "atanh": {"x": lambda g, x: g / (1.0 - op.square(x))},
     "sigmoid": {"x": lambda g, out: g * (out * (1.0 - out))},
     "erf": {"x": lambda g, x: g * op.exp(-op.square(x)) * (2 / math.sqrt(math.pi))},
     "where": {
@@ -423,7 +493,7 @@ VJPS: Final[dict[str, Rules]] = {
         "y": lambda g, condition: _masked(g, op.logical_not(condition)),
     },
     **_none(
-        "floor_divide sign floor ceil round trunc "
+        "floor_divide sign floor ceil round trunc nextafter signbit "
         "equal not_equal less less_equal greater greater_equal "
         "isnan isinf isfinite "
         "logical_and logical_or logical_xor logical_not "
@@ -447,6 +517,10 @@ VJPS: Final[dict[str, Rules]] = {
     # --- linalg ---
     "matmul": {"x": _matmul_x, "y": _matmul_y},
     "batch_contract": {"x": _matmul_x, "y": _matmul_y},
+    # --- decompositions ---
+    **DECOMPOSITIONS,
+    # --- fft ---
+    **TRANSFORMS,
     # --- layout ---
     "reshape": {"x": lambda g, x_type: reshape(g, x_type.shape)},
     "permute_dims": {"x": lambda g, axes: op.permute_dims(g, axes=_inverse(axes))},
@@ -462,6 +536,10 @@ VJPS: Final[dict[str, Rules]] = {
     "slice": {"x": _slice},
     "embed": {"x": _sliced},
     "slice_add": {"x": lambda g: g, "updates": _sliced_updates},
+    "slice_set": {
+        "x": _slice_set_x,
+        "values": lambda g, start, length, step: op.slice(g, start=start, length=length, step=step),
+    },
     "tril": {"x": lambda g, k: op.tril(g, k=k)},
     "triu": {"x": lambda g, k: op.triu(g, k=k)},
     "sort": {"x": _sort},
@@ -477,6 +555,12 @@ VJPS: Final[dict[str, Rules]] = {
     "index_add": {
         "x": lambda g: g,
         "updates": lambda g, indices, axis: op.take(g, indices, axis=axis),
+    },
+    "index_set": {
+        "x": lambda g, indices, axis, axes: op.index_set(
+            g, constant(0.0, g.dtype), indices, axis=axis, axes=axes
+        ),
+        "values": _index_set_values,
     },
     "take_along_axis": {
         "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
@@ -496,6 +580,10 @@ VJPS: Final[dict[str, Rules]] = {
     },
     "boolean_index": {"x": lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)},
     "mask_scatter": {"updates": lambda g, mask: op.boolean_index(g, mask)},
+    "mask_set": {
+        "x": lambda g, mask: op.where(_over(mask, g.ndim), constant(0.0, g.dtype), g),
+        "values": _mask_set_values,
+    },
     **_none("one_hot nonzero_indices"),
     # --- neural ---
     "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},
@@ -545,3 +633,10 @@ VJPS: Final[dict[str, Rules]] = {
     # --- random ---
     **_none("split_key fold_in normal uniform bernoulli randint permutation"),
 }
+
+_HOLOMORPHIC: Final = (
+    "multiply multiply_add divide reciprocal pow square exp expm1 log log1p log2 log10 sqrt rsqrt "
+    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract"
+)
+HOLOMORPHIC: Final = frozenset(_HOLOMORPHIC.split())
+"""Ops whose rules take no conjugates, although they multiply by values."""

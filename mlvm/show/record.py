@@ -80,6 +80,13 @@ class _Watcher:
         if tensor.region is not None:
             self._end(tensor.region)
 
+    def moved(self, tensor: Allocation) -> None:
+        region = tensor.region
+        with self._lock:
+            if region is not None and region in self._living:
+                lifetime, _ = self._living[region]
+                self._living[region] = lifetime, self._watched(tensor, region)
+
     def was_reset(self) -> None:
         with self._lock:
             self.recording.resets.append(self.recording.moments)
@@ -105,7 +112,10 @@ class _Watcher:
         lifetime = Lifetime(tensor.type, offset, region.nbytes, moment, moment, place=place)
         self.recording.lifetimes.append(lifetime)
         self._unwritten[tensor.handle] = lifetime
-        self._living[region] = lifetime, weakref.ref(tensor, lambda _: self._end(region))
+        self._living[region] = lifetime, self._watched(tensor, region)
+
+    def _watched(self, tensor: Allocation, region: Region) -> weakref.ref[Allocation]:
+        return weakref.ref(tensor, lambda _: self._end(region))
 
     def _end(self, region: Region) -> None:
         with self._lock:

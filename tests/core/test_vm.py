@@ -192,7 +192,12 @@ ONE, TWO = (f32s(1, 2),), (f32s(1, 2), f32s(3, 4))
     [
         (NEGATE, NOTHING, ProgramError, "main, pc 0: load_arg 0: the launch has 0 arguments"),
         (ADD_INTO, TWO, ProgramError, "main, pc 2: load_arg 2: the launch has 2 arguments"),
-        (ADD_INTO, (*TWO, np.array([5, 6])), DTypeError, "add(f32[2], i64[2]): f32 and i64 do"),
+        (
+            ADD_INTO,
+            (ONE[0], np.array([5], np.uint64), np.array([6])),
+            DTypeError,
+            "add(u64[1], i64[1]): u64 and i64 do",
+        ),
         (ADD_INTO, (*TWO, f32s(1, 2, 3)), ShapeError, "add(f32[2], f32[3]): shapes do not"),
         (ADD_INTO, (f32s(0), *TWO), ShapeError, "add.out(f32[1], f32[2], f32[2]): the result is"),
         (Program.of_op("nosuch", 1, {}, 1), ONE, UnknownFunction, "no function 'nosuch'"),

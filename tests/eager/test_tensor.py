@@ -116,9 +116,7 @@ def test_numbers_adopt_the_tensors_dtype() -> None:
         (lambda x, n: x + n, ml.errors.DTypeError, "f32 and i32 do not promote"),
         (lambda x, n: x + 1j, ml.errors.DTypeError, "complex is no operand"),
         (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),
-        (lambda x, n: operator.add(x, [1.0]), ml.errors.DTypeError, "list is no operand"),
-        (lambda x, n: operator.eq(x, X), ml.errors.DTypeError, "ndarray is no operand"),
-        (lambda x, n: operator.ne(X, x), ml.errors.DTypeError, "ndarray is no operand"),
+        (lambda x, n: x + None, ml.errors.DTypeError, "NoneType is no operand"),
         (lambda x, n: x + HUGE, ml.errors.OperandValueError, "does not fit into f32"),
         (lambda x, n: n == HUGE, ml.errors.OperandValueError, "does not fit into i32"),
         (lambda x, n: x / n, ml.errors.DTypeError, "float"),
@@ -235,7 +233,7 @@ def test_values_as_lists() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("sum", "ml.sum"), ("reshape", "ml.reshape"), ("backward", "ml.grad"), ("numel", "x.size")],
+    [("exp", "ml.exp"), ("view", "x.reshape"), ("backward", "ml.grad"), ("numel", "x.size")],
 )
 def test_names_that_are_no_methods_say_where_to_look(name: str, hint: str) -> None:
     x = ml.asarray(X)
@@ -272,14 +270,6 @@ def test_numpy_reads_a_tensor() -> None:
     np.testing.assert_array_equal(np.asarray(x), X, strict=True)
     np.testing.assert_array_equal(np.asarray(x, np.float64), X.astype(np.float64), strict=True)
     np.testing.assert_array_equal(np.from_dlpack(x), X, strict=True)
-
-
-def test_numpy_leaves_operators_to_the_tensor() -> None:
-    y: Any = ml.asarray(Y)
-    with pytest.raises(ml.errors.DTypeError, match=r"ndarray is no operand; .*asarray"):
-        np.ones(3) + y
-    with pytest.raises(ml.errors.DTypeError, match=r"ndarray is no operand; .*asarray"):
-        y + np.ones(3)
 
 
 def test_torch_reads_a_tensor() -> None:

@@ -15,21 +15,22 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import GradientError
+from mlvm.core.errors import GradientError, OpError
 from mlvm.core.op import OPS
-from mlvm.core.types import TensorType, f64
+from mlvm.core.types import TensorType, c128, f64
 from mlvm.eager import optim
 from mlvm.eager import primitives as op
 from mlvm.eager.autodiff import grad, vjp
 from mlvm.eager.context import default_vm
 from mlvm.eager.tensor import Tensor, apply, from_array, one_op
-from mlvm.eager.vjps import NON_DIFFERENTIABLE, VJPS
+from mlvm.eager.vjps import HOLOMORPHIC, NON_DIFFERENTIABLE, VJPS
 from tests.core.ops.cases import CASES, Case
 
 Function = Callable[..., Tensor]
 
 _STAYS_F64 = Case((np.array([0.5, -1.25]),), lambda x, dtype: x, {"dtype": "f64"})
-_CASES = {**CASES, "astype": [*CASES["astype"], _STAYS_F64]}
+_STAYS_C128 = Case((np.array([0.5, -1.25j]),), lambda x, dtype: x, {"dtype": "c128"})
+_CASES = {**CASES, "astype": [*CASES["astype"], _STAYS_F64, _STAYS_C128]}
 
 
 # --- the table -------------------------------------------------------------------------
@@ -68,13 +69,22 @@ def _differentiable(name: str, case: Case, dtype: str) -> list[int]:
 
 def _is_f64(name: str, case: Case) -> bool:
     """Whether the case has an operand to differentiate for, and computes in f64 alone."""
-    if not _differentiable(name, case, "f8"):
+    if not _wide(name, case):
         return False
     result = OPS[name].infer(
         [TensorType.of(x) for x in case.inputs], one_op(name, **case.attributes).attributes
     )
-    floats = {x.dtype for x in case.inputs if x.dtype.kind == "f"}
-    return floats == {f64.numpy} and (result is None or result.dtype is f64)
+    floats = {x.dtype for x in case.inputs if x.dtype.kind in "fc"}
+    return floats <= {f64.numpy, c128.numpy} and (result is None or result.dtype in (f64, c128))
+
+
+def _wide(name: str, case: Case) -> list[int]:
+    """The numbers of the operands in f64 and c128 that have a rule."""
+    return _differentiable(name, case, "f8") + _differentiable(name, case, "c16")
+
+
+def _is_complex(case: Case) -> bool:
+    return any(x.dtype.kind == "c" for x in case.inputs)
 
 
 def _function(name: str, case: Case, numbers: list[int]) -> Function:
@@ -108,11 +118,42 @@ def test_every_rule_is_tried_in_f64() -> None:
     assert sorted(rules - tried) == []
 
 
+def test_every_rule_of_an_op_that_takes_complex_operands_is_tried_with_them() -> None:
+    tried = {
+        (name, OPS[name].inputs[min(i, len(OPS[name].inputs) - 1)])
+        for name, cases in _CASES.items()
+        for case in cases
+        if _is_f64(name, case)
+        for i in _differentiable(name, case, "c16")
+    }
+    takes = {name for name, entry in VJPS.items() if entry and _takes_complex(name)}
+    rules = {(name, operand) for name in takes for operand in VJPS[name]}
+    assert sorted(rules - tried) == []
+    assert takes - HOLOMORPHIC == {name for name, _ in tried} - HOLOMORPHIC
+    assert takes >= HOLOMORPHIC
+
+
+def _takes_complex(name: str) -> bool:
+    """Whether a case of the op is allowed with complex numbers for its floats."""
+    for case in CASES[name]:
+        types = [TensorType.of(x) for x in case.inputs]
+        wide = [type.with_dtype(c128) if type.dtype.is_float else type for type in types]
+        if any(type.dtype.is_float for type in types):
+            try:
+                OPS[name].infer(wide, one_op(name, **case.attributes).attributes)
+            except OpError:
+                continue
+            return True
+    return False
+
+
 @pytest.mark.parametrize(("name", "case"), _F64)
 def test_first_and_second_order(name: str, case: Case) -> None:
-    numbers = _differentiable(name, case, "f8")
+    """Of complex operands larger than a few elements, the first order alone: it takes longer."""
+    numbers = _wide(name, case)
     primals = [from_array(np.asarray(case.inputs[i])) for i in numbers]
-    ml.testing.check_gradients(_function(name, case, numbers), *primals, order=2)
+    order = 1 if _is_complex(case) and max(x.size for x in primals) > 3 else 2
+    ml.testing.check_gradients(_function(name, case, numbers), *primals, order=order)
 
 
 @pytest.mark.parametrize(

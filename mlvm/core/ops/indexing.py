@@ -23,7 +23,7 @@ from mlvm.core.errors import (
     ShapeError,
 )
 from mlvm.core.op import op
-from mlvm.core.ops.layout import require_updates
+from mlvm.core.ops.layout import require_updates, require_values
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, DType, Shape, TensorType
 
@@ -64,6 +64,17 @@ def _index_add(x: TensorType, updates: TensorType, indices: TensorType, axis: in
     chosen = _take(x, indices, axis).shape
     if updates.shape != chosen:
         raise ShapeError(f"updates must be of shape {chosen}, as take would give them")
+    return x
+
+
+def _index_set(
+    x: TensorType, values: TensorType, indices: TensorType, axis: int, axes: int
+) -> TensorType:
+    require("integer", indices)
+    axis = normalize_axis(axis, max(x.ndim, 1))
+    if not 0 <= axes <= x.ndim - axis:
+        raise AttributeRefused(f"axes must be 0 to {x.ndim - axis}, not {axes}")
+    require_values(x, values, x.shape[:axis] + indices.shape + x.shape[axis + axes :])
     return x
 
 
@@ -135,6 +146,14 @@ def _mask_scatter(updates: TensorType, mask: TensorType, shape: Shape) -> Tensor
     return updates.with_shape(shape)
 
 
+def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType:
+    _check_mask(mask, x.shape)
+    if values.ndim == 0:
+        raise ShapeError("values have an axis for the places of the mask")
+    require_values(x, values, (values.shape[0], *x.shape[mask.ndim :]))
+    return x
+
+
 # --- by indices ----------------------------------------------------------------------
 
 
@@ -172,6 +191,27 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     if not np.may_share_memory(out, x):
         np.copyto(out, x)
     _add_at(out, updates, _flat(places, out.shape, axis))
+
+
+@op(infer=_index_set, in_place=1)
+def index_set(
+    out: Array, x: Array, values: Array, indices: Array, *, axis: int, axes: int = 1
+) -> None:
+    """x, with values where `take` with these indices would read it.
+
+    The indices count along `axis`, or in row-major order through so many `axes` from that one on.
+    The values broadcast to what `take` gives. Of several for one element the last in row-major
+    order stays. Negative indices count from the end.
+    """
+    axis = normalize_axis(axis, max(x.ndim, 1))
+    before, behind = x.shape[:axis], x.shape[axis + axes :]
+    length = math.prod(x.shape[axis : axis + axes])
+    places = _positions(indices, length).reshape(-1)
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    given = np.broadcast_to(values, before + indices.shape + behind)
+    rows = out.reshape(math.prod(before), length, math.prod(behind))
+    rows[:, places] = given.reshape(len(rows), len(places), rows.shape[2])
 
 
 @op(infer=_take_along_axis)
@@ -306,3 +346,17 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
         raise OperandValueError(f"the mask has {count} places for {len(updates)} updates")
     out.fill(0)
     out[mask] = updates
+
+
+@op(infer=_mask_set, in_place=1)
+def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
+    """x, with values, in order, where `boolean_index` with this mask would read it.
+
+    Raises `OperandValueError` unless there are as many values as places.
+    """
+    count = int(np.count_nonzero(mask))
+    if count != len(values):
+        raise OperandValueError(f"the mask has {count} places for {len(values)} values")
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    out[mask] = values

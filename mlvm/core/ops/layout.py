@@ -15,6 +15,7 @@ from mlvm.core.rules import (
     normalize_axes,
     normalize_axis,
     require,
+    require_castable,
     require_representable,
 )
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -94,7 +95,7 @@ def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType
     return x
 
 
-def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
+def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float | complex) -> TensorType:
     if len(widths) != x.ndim:
         raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
@@ -146,6 +147,23 @@ def _slice_add(
     return x
 
 
+def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
+    """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
+    to that shape."""
+    if values.dtype is not x.dtype:
+        raise DTypeError(f"values must be {x.dtype} as x is, not {values.dtype}")
+    if values.ndim > len(shape) or broadcast_shapes(values.shape, shape) != shape:
+        raise ShapeError(f"values of shape {values.shape} do not broadcast to {shape}")
+
+
+def _slice_set(
+    x: TensorType, values: TensorType, start: Shape, length: Shape, step: tuple[int, ...]
+) -> TensorType:
+    _check_window(x.shape, start, length, step)
+    require_values(x, values, length)
+    return x
+
+
 def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
     """The numpy index of that window. For numpy, an end before the first element is None."""
     ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
@@ -171,7 +189,9 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
 
 
 @op(infer=_pad)
-def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
+def pad(
+    out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float | complex = 0.0
+) -> None:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
     inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
@@ -216,6 +236,25 @@ def slice_add(
     out[_window(start, updates.shape, step)] += updates
 
 
+@op(infer=_slice_set, in_place=1)
+def slice_set(
+    out: Array,
+    x: Array,
+    values: Array,
+    *,
+    start: tuple[int, ...],
+    length: tuple[int, ...],
+    step: tuple[int, ...],
+) -> None:
+    """x, with values where `slice` with this start, length and step would read it.
+
+    The values broadcast to `length`. Where x is not needed any more, only they are written.
+    """
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+    out[_window(start, length, step)] = values
+
+
 # --- triangles, order, dtype ---------------------------------------------------------
 
 
@@ -236,7 +275,9 @@ def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:
-    return x.with_dtype(DType.named(dtype))
+    wanted = DType.named(dtype)
+    require_castable(x.dtype, wanted)
+    return x.with_dtype(wanted)
 
 
 def _copy(x: TensorType) -> TensorType:
@@ -262,7 +303,8 @@ def _not_above(k: int, shape: Shape) -> Array:
 
 @op(infer=_sort)
 def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
-    """The elements in order along `axis`. nan counts as the largest."""
+    """The elements in order along `axis`: complex ones by their real parts, then by their imaginary
+    parts. nan counts as the largest."""
     np.copyto(out, np.flip(x, axis) if descending else x)
     out.sort(axis, kind="stable")
     if descending:

@@ -23,8 +23,8 @@ def _matrix(x: TensorType, transpose: bool, name: str) -> Shape:
 
 
 def _matmul(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) -> TensorType:
-    require("numeric", x, y)
     dtype = promote(x.dtype, y.dtype)
+    require("numeric", TensorType(dtype))
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError("needs 1 dimension or more on both sides; multiply takes scalars")
     *rows, x_inner = _matrix(x, transpose_x, "x")
@@ -66,7 +66,7 @@ def matmul(
         rows = math.prod(x.shape[:-1])
         out = out.reshape(rows, *out.shape[x.ndim - 1 :])
         x = x.reshape(rows, x.shape[-1])
-    np.matmul(_swapped(x, transpose_x), _swapped(y, transpose_y), out)
+    np.matmul(_swapped(x, transpose_x), _swapped(y, transpose_y), out, dtype=out.dtype)
 
 
 @op(infer=_batch_contract, flops=_matmul_flops)
@@ -82,7 +82,8 @@ def batch_contract(
     rows = math.prod(x.shape[:-1])
     if transpose_x and not transpose_y:
         # The batch and the inner axis are contracted together: one product.
-        np.matmul(x.reshape(rows, x.shape[-1]).T, y.reshape(rows, y.shape[-1]), out)
+        x, y = x.reshape(rows, x.shape[-1]).T, y.reshape(rows, y.shape[-1])
+        np.matmul(x, y, out, dtype=out.dtype)
         return
     batch = math.prod(x.shape[:-2])
     x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)
@@ -91,7 +92,7 @@ def batch_contract(
     out.fill(0)
     for block in blocks(batch, out.size):
         products = memory[: block.stop - block.start]
-        np.matmul(x[block], y[block], products)
+        np.matmul(x[block], y[block], products, dtype=out.dtype)
         np.add(out, products[0] if len(products) == 1 else np.add.reduce(products, 0), out)
 
 

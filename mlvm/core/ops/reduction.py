@@ -13,19 +13,27 @@ import numpy as np
 from mlvm.core.errors import ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.rows import sum_rows
-from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape, require
-from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
+from mlvm.core.rules import (
+    Axis,
+    normalize_axes,
+    normalize_axis,
+    reduced_shape,
+    require,
+    require_castable,
+)
+from mlvm.core.types import Array, DType, TensorType, bool_, f32, i64, u64
 
 # --- type rules ----------------------------------------------------------------------
 
 
 def _accumulator(x: TensorType, dtype: str | None) -> DType:
-    """The dtype of a sum or product: the named one, else i64 or u64 for integers, x's if float."""
+    """The dtype of a sum or product: the named one, else i64 or u64 for integers, else x's."""
     require("numeric", x)
     if dtype is None:
         return {"signed": i64, "unsigned": u64}.get(x.dtype.kind, x.dtype)
     named = DType.named(dtype)
     require("numeric", x.with_dtype(named))
+    require_castable(x.dtype, named)
     return named
 
 
@@ -40,8 +48,8 @@ def _count_or_accumulate(
 
 
 def _mean(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
-    require("inexact", x)
-    return x.with_shape(reduced_shape(x.shape, axis, keepdims))
+    dtype = x.dtype if x.dtype.is_inexact else f32
+    return TensorType(dtype, reduced_shape(x.shape, axis, keepdims))
 
 
 def _statistic(x: TensorType, axis: Axis, keepdims: bool, correction: float = 0.0) -> TensorType:
@@ -90,7 +98,7 @@ def sum(
 
 @op(infer=_mean)
 def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """The arithmetic mean along `axis`; nan of nothing."""
+    """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32."""
     _sum(out, x, axis, keepdims)
     np.divide(out, _count(x, axis), out)
 

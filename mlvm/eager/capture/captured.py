@@ -34,7 +34,13 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager import random
 from mlvm.eager.capture.changing import Changing
-from mlvm.eager.capture.recorder import Recorder, recorder, recording_of, refuse_captured
+from mlvm.eager.capture.recorder import (
+    Recorder,
+    Shared,
+    recorder,
+    recording_of,
+    refuse_captured,
+)
 from mlvm.eager.capture.signature import ASKS_CLASS, CALLED, Signature, objects_in
 from mlvm.eager.capture.surroundings import Field, Surroundings, dict_of
 from mlvm.eager.context import current_arena, recording
@@ -42,8 +48,8 @@ from mlvm.eager.creation import asarray
 from mlvm.eager.garbage import collect
 from mlvm.eager.number import Number, Numbers, is_same, plain
 from mlvm.eager.shards import sharing_of
-from mlvm.eager.tensor import Tensor, explain, prepare_constants, scalar_array
-from mlvm.eager.tree import replace, require_writable
+from mlvm.eager.tensor import Tensor, explain, own, prepare_constants, scalar_array
+from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining
 from mlvm.show.picture import timeline
@@ -173,16 +179,22 @@ class _Entry:
         given = planned.arguments
         self.takes_input = [(a.place, a.type) for a in given if a.role == "input"]
         self.takes_output = [(a.place, a.type) for a in given if a.role == "output"]
-        self.takes_state = [
-            _as_type(record.states[a.place], a.type) for a in given if a.role == "state"
-        ]
+        self.takes_state = [(a.place, a.type) for a in given if a.role == "state"]
         self.takes_scratch = [(a.place, a.type) for a in given if a.role == "scratch"]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
-    def updated(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """Those of the inputs and of the state that a launch changes."""
-        return [(inputs if role == "input" else self.states)[i] for role, i in self.updates]
+    def moves(self, inputs: Sequence[Tensor]) -> bool:
+        """See to it that nobody else needs the old values of the inputs and the state that a launch
+        updates. Whether one of them has moved: the call may have another signature then."""
+        moved = False
+        for role, i in self.updates:
+            x = (inputs if role == "input" else self.states)[i].root
+            if isinstance(x, Tensor):
+                before = x.region
+                own(x)
+                moved |= x.region is not before
+        return moved
 
     def taken(self) -> list[Tensor]:
         """The elements of queues that are taken ahead of a launch, and are inputs of it."""
@@ -301,11 +313,18 @@ class Captured(Generic[P, R]):
         given, named = args, kwargs
         if not ({Tensor}.issuperset(map(type, args)) and not kwargs):
             given, named = _with_tensors(args), _with_tensors(kwargs)
-        signature, key = self._signature(arena.vm, given, named)
-        entry, feed = self._find(key, signature)
-        if entry is None or feed is None:
-            entry = self._record(arena, given, named, signature, key)
-            feed = entry.takes(signature.numbers) or entry.feed
+        while True:
+            signature, key = self._signature(arena.vm, given, named)
+            entry, feed = self._find(key, signature)
+            if entry is None or feed is None:
+                try:
+                    entry = self._record(arena, given, named, signature, key)
+                except Shared as shared:
+                    own(shared.x)
+                    continue
+                feed = entry.takes(signature.numbers) or entry.feed
+            if not (entry.updates and entry.moves(signature.inputs)):
+                break
         self._last = entry
         return self._replay(entry, feed, arena, signature, loop=loop)
 
@@ -475,8 +494,6 @@ class Captured(Generic[P, R]):
         self, entry: _Entry, feed: _Feed, arena: Arena, signature: Signature, *, loop: bool
     ) -> Any:
         inputs = signature.inputs
-        if entry.updates:
-            require_writable(entry.updated(inputs))
         programs = [entry.planned.program]
         if loop:
             if entry.rebound:
@@ -532,7 +549,7 @@ class Captured(Generic[P, R]):
         used = [
             *[_as_type(inputs[i], type) for i, type in entry.takes_input],
             *[_as_type(outputs[i], type) for i, type in entry.takes_output],
-            *entry.takes_state,
+            *[_as_type(entry.states[i], type) for i, type in entry.takes_state],
         ]
         token = explaining.set(entry.explain)
         try:
@@ -621,8 +638,13 @@ def measure(
     refuse_captured("a function is measured")
     captured = Captured(fn, fuse=fuse, recompute=recompute)
     arena = current_arena()
-    signature, _ = captured._signature(arena.vm, args, kwargs)
-    recorded = _recorded(fn, args, kwargs, arena, signature)
+    while True:
+        signature, _ = captured._signature(arena.vm, args, kwargs)
+        try:
+            recorded = _recorded(fn, args, kwargs, arena, signature)
+            break
+        except Shared as shared:
+            own(shared.x)
     taste = taste_of(arena.vm)
     plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, taste=taste).plan
     return Measured(recorded.record.needed, plan)

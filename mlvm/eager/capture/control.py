@@ -20,7 +20,7 @@ from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
 from mlvm.eager import random
 from mlvm.eager.autodiff import Pending, Tape, taping
-from mlvm.eager.capture.recorder import Recorder, recorder, recording_of
+from mlvm.eager.capture.recorder import Recorder, Shared, recorder, recording_of
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import zeros
 from mlvm.eager.joint import closures_of, leave, or_zeros, seed
@@ -31,6 +31,7 @@ from mlvm.eager.tensor import (
     constant,
     one_op,
     overwrite,
+    own,
     prepare_constants,
     stop_gradient,
 )
@@ -60,8 +61,12 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
     vm = current_arena().vm
     prepare_constants(vm)
     random.prepare(vm)
-    with recording_of(vm), _untaped(), random.drawing_nowhere():
-        return fn()
+    while True:
+        try:
+            with recording_of(vm), _untaped(), random.drawing_nowhere():
+                return fn()
+        except Shared as shared:
+            own(shared.x)
 
 
 # --- loops ---------------------------------------------------------------------------
@@ -145,7 +150,7 @@ def _loop(
                 kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stacked(record, x, i, total) for x in kept]
         try:
-            after, made = body(now, params, rows)
+            after, made = body(now, _twins(params), _twins(rows))
         except _Unknown:  # a loop of no turns tells what the function makes
             if stacked:
                 raise
@@ -220,8 +225,8 @@ def _pull_loop(
     nstacks = len(back.kept) if back.total is not None else 1
     xs, stacks, outside = _split(saved, nrows, nstacks)
     of_state, of_made, of_kept = _split(cotangents, nstate, len(back.made))
-    active = [k for k, x in enumerate(back.params) if x.dtype.is_float]
-    tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_float]
+    active = [k for k, x in enumerate(back.params) if x.dtype.is_inexact]
+    tracked = [k for k, x in enumerate(back.rows) if x.dtype.is_inexact]
     given = [(y, g) for y, g in zip([*back.made, *back.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
     init = [or_zeros(of_state[k], back.params[k].type) for k in active]
@@ -495,7 +500,7 @@ def _record_function(
             params = [stop_gradient(x) for x in places]
         if tape is not None:
             params = _watched(tape, params)
-        tree = run(params)
+        tree = run(_twins(params))
         made = tensors(tree)
         results = list(made)
         with _untaped():
@@ -551,18 +556,18 @@ def _pull_call(
         inside = {id(x.root): y for x, y in zip(way.kept, kept, strict=True)}
         pending = Pending()
         pending.update(zip(segment.closures, cells, strict=True))
-        seed(pending, segment.tape, [y for y in way.made if y.dtype.is_float], parts)
+        seed(pending, segment.tape, [y for y in way.made if y.dtype.is_inexact], parts)
         segment.walk(pending, inside, outside)
-        return [or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_float]
+        return [or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_inexact]
 
-    results = [x.type for x in way.params if x.dtype.is_float]
+    results = [x.type for x in way.params if x.dtype.is_inexact]
     opened = _Open(way, f"{name}_back", results)
     way.back.append(opened)
     try:
         made = iter(_call_new(opened, [*_of_floats(way.made, cotangents), number], run))
     finally:
         way.back.clear()
-    parts = [next(made) if x.dtype.is_float else None for x in way.params]
+    parts = [next(made) if x.dtype.is_inexact else None for x in way.params]
     totals = [
         h if isinstance(h, _Cell) else record.released(cell.x)
         for h, cell in zip(held, cells, strict=True)
@@ -585,13 +590,13 @@ def _pull_again(
     [back] = known.way.back
     given = [*_of_floats(known.way.made, cotangents), *saved]
     made = iter(_recorder().call(back.procedure, back.results or [], given))
-    return [next(made) if x.dtype.is_float else None for x in args]
+    return [next(made) if x.dtype.is_inexact else None for x in args]
 
 
 def _of_floats(results: Tensors, cotangents: Sequence[Tensor | None]) -> Tensors:
     """Cotangents of those results that are floats."""
     pairs = zip(results, cotangents, strict=True)
-    return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_float]
+    return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_inexact]
 
 
 def _refuse_outer_tape(what: str) -> None:
@@ -717,8 +722,19 @@ def _seen_as(x: Tensor, type: TensorType) -> Tensor:
     return alias(one_op("reshape", shape=type.shape), x, type)
 
 
+def _twins(xs: Tensors) -> Tensors:
+    """Other tensors over the same bytes, with the same nodes: an update moves them."""
+    twins = []
+    for x in xs:
+        twin = stop_gradient(x)
+        if x.tape is not None:
+            twin.tape, twin.node = x.tape, x.node
+        twins.append(twin)
+    return twins
+
+
 def _watched(tape: Tape, xs: Tensors) -> Tensors:
-    return [tape.watch(x) if x.dtype.is_float else x for x in xs]
+    return [tape.watch(x) if x.dtype.is_inexact else x for x in xs]
 
 
 def _released(record: Recorder, variables: Tensors) -> Tensors:

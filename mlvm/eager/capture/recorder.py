@@ -12,12 +12,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
-from mlvm.arena.arena import STALE, Allocation, Arena, regions, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, rebase, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import AttributeRefused, CaptureError, HandleError, user_line
+from mlvm.core.errors import (
+    AttributeRefused,
+    CaptureError,
+    GradientError,
+    HandleError,
+    user_line,
+)
 from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
@@ -30,24 +36,35 @@ from mlvm.core.protocol import (
     VMProtocol,
 )
 from mlvm.core.types import Array, TensorType, i64
-from mlvm.eager.tensor import Tensor, prepare_constants
-from mlvm.eager.tree import require_writable
+from mlvm.eager.context import Tape, capturing, recording
+from mlvm.eager.tensor import OneOp, Tensor, apply, one_op, overwrite, prepare_constants
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.machines import residuals
 from mlvm.step.blocks import free, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
-recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+recorder = cast("ContextVar[Recorder | None]", capturing)
 """The recorder that is on, for each thread or task."""
 
 Reference: TypeAlias = weakref.ref[Allocation]
+
+_COPY: Final = one_op("copy")
 
 _ENDED: Final = Value(0)
 """What a tensor holds that a block made, once the block has ended."""
 
 _handles = itertools.count(1 << 62)  # no VM issues as many
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
+
+
+class Shared(BaseException):
+    """A captured function updates this tensor, of which there are views outside, or which is one:
+    an update moves it. The recording is given up, and made again once the tensor has moved."""
+
+    def __init__(self, x: Allocation) -> None:
+        super().__init__()
+        self.x = x
 
 
 class Recorder:
@@ -74,10 +91,12 @@ class Recorder:
         self._arguments = 0
         self._elements = 0
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
-        self._both: dict[int, tuple[Tensor, Tensor]] = {}  # see `_require_writable`
+        self._stood_for: dict[int, Allocation] = {}  # by the id of the stand-in
+        self._both: set[int] = set()  # see `_require_writable`
         self._scratch = 0
         self._before: list[dict[int, Value]] = []  # the values around each block that is open
         self._open: list[Block] = []
+        self._tapes: list[Tape | None] = []  # that were on when these were opened
         self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
         self.cells: set[int] = set()  # what functions may update, by the id of the reference
         self._left: dict[Block, list[int]] = {}  # what each block has written outside of it
@@ -94,9 +113,15 @@ class Recorder:
             for reference in regions(vm).valuerefs()  # other threads make regions meanwhile
             if (region := reference()) is not None and region.holder is not None
         }
+        self._views: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()
+        for reference in regions(vm).valuerefs():
+            region = reference()
+            views = region.views if region is not None else None
+            self._views.update((id(x), x) for x in (views.values() if views else ()))
         self._inputs = {id(x.root): i for i, x in enumerate(inputs)}
         for x in inputs:
-            self._stand_ins[id(x.root)] = self._argument(x.root.type)
+            self._stand_ins[id(x.root)] = twin = self._argument(x.root.type)
+            self._stood_for[id(twin)] = x.root
 
     # --- what the function sees -------------------------------------------------------
 
@@ -190,6 +215,7 @@ class Recorder:
             found = self.arguments.view(self._stand_ins[id(x.root)], x.type, Tensor)
             found.prepare()
             self._stand_ins[id(x)] = found
+            self._stood_for[id(found)] = x
         return found
 
     def stand_in_of(self, type: TensorType) -> Tensor:
@@ -248,6 +274,84 @@ class Recorder:
         self.held.append(queue)
         return twins
 
+    # --- updates ----------------------------------------------------------------------
+
+    def update(
+        self,
+        call: OneOp,
+        operands: tuple[Tensor, ...],
+        types: tuple[TensorType, ...],
+        out: Tensor,
+        tapes: Sequence[Tape],
+    ) -> None:
+        """Give a result to `out`, of which views or tapes need the old value.
+
+        A view goes over to new memory. Any other tensor stays where it is, as it may be an argument
+        or a state that the caller sees, and its views go over to memory that has the old value.
+        Raises `Shared` where views from outside are concerned.
+        """
+        views = out.views()
+        if out.base is not None:
+            self._require_inside(out, out)
+            with self.arena.allocating():
+                new = apply(call, *operands)
+            old = out.arena.view(out, out.type, Tensor)
+            old.tape, old.node = out.tape, getattr(out, "node", 0)
+            rebase(out, new)
+            out.tape, out.node = new.tape, getattr(new, "node", 0)
+        else:
+            for view in views:
+                self._require_inside(view, out)
+            old = self._old(out)
+            old.tape, old.node = out.tape, getattr(out, "node", 0)
+            for view in views:
+                rebase(view, old)
+            operands = tuple([old if x is out else x for x in operands])
+            overwrite(out, call, *operands)
+            tape = recording.get()
+            if tape is None:
+                out.tape = None
+            else:
+                tape.record_update(call, operands, types, out)
+        for tape in tapes:
+            tape.exchange({id(out): old}, old)
+
+    def _require_inside(self, view: Allocation, updated: Tensor) -> None:
+        """Raise `Shared` for a view that was made outside, or stands in for one."""
+        if self._views.get(id(view)) is view or id(view) in self._stood_for:
+            raise Shared(self._stood_for.get(id(updated), updated))
+
+    def _old(self, x: Tensor) -> Tensor:
+        """A tensor with the value that x has now."""
+        reference = self._reference(x.handle)
+        value = self._value(reference)
+        if value.home is not None or (self._before and id(reference) in self._before[-1]):
+            before = recording.set(None)
+            try:
+                with self.arena.allocating():
+                    return apply(_COPY, x)
+            finally:
+                recording.reset(before)
+        old = self.arena.alloc(x.type, Tensor)
+        reference = _reference_to(old)
+        self._references[id(reference)] = reference
+        self._values[id(reference)] = value
+        return old
+
+    def require_own_tape(self, x: Tensor, tape: Tape) -> None:
+        """Raise `GradientError` for an update, in a block, of what was made outside of it, where a
+        tape from outside would have to follow: the block may run never, or often."""
+        if self._open and self._tapes[-1] is tape and x.base is None and not self._is_made(x):
+            raise GradientError(
+                f"{user_line() or 'here'}: a {x.type} from outside of a loop's body, a branch or "
+                f"an ml.function is updated in it, and a gradient is taken through that; let it be "
+                f"part of the state, and return it"
+            )
+
+    def _is_made(self, x: Tensor) -> bool:
+        """Whether the tensor was made in the block that is open."""
+        return id(self._reference(x.handle)) not in self._before[-1]
+
     # --- control flow -----------------------------------------------------------------
 
     @contextmanager
@@ -259,11 +363,13 @@ class Recorder:
         self.calls = block.calls
         self._before.append(before)
         self._open.append(block)
+        self._tapes.append(recording.get())
         try:
             yield block
         finally:
             self._before.pop()
             self._open.pop()
+            self._tapes.pop()
             self.calls, self._elements = calls, elements
             for key, value in self._values.items():
                 if key not in before:
@@ -394,8 +500,9 @@ class Recorder:
         return twin
 
     def is_inside(self, x: Tensor) -> bool:
-        """Whether the tensor was made in the block that is open."""
-        return id(self._reference(x.root.handle)) not in self._before[-1]
+        """Whether the tensor was made in the block that is open, or has been updated there."""
+        key, before = id(self._reference(x.root.handle)), self._before[-1]
+        return key not in before or self._values[key] is not before[key]
 
     def value_of(self, x: Tensor) -> Value:
         """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
@@ -410,6 +517,7 @@ class Recorder:
         """The tensors made inside, and the stand-ins, that are still alive. The recorder drops its
         stand-ins here: only those that the function has kept are left."""
         self._stand_ins.clear()
+        self._stood_for.clear()
         self._both.clear()
         found: list[Allocation] = []
         for key, reference in self._references.items():
@@ -459,18 +567,16 @@ class Recorder:
     def _require_writable(
         self, op: Op, references: Sequence[Reference], types: Sequence[TensorType]
     ) -> None:
-        """Raise what eager code raises for an update of an argument that the function also reaches
-        by itself. Eager code sees by their memory that the two are one; here one stands in for the
-        other, in other memory."""
+        """Raise `AttributeRefused` for an op that would write over an argument that it also reads,
+        as the function reaches it by itself. Eager code sees that the two are one; here one stands
+        in for the other, in other memory."""
         out, *others = references
-        both = self._both.get(id(out))
-        if both is None:
-            return
-        if any(each is out and i >= op.in_place for i, each in enumerate(others)):
+        if id(out) in self._both and any(
+            each is out and i >= op.in_place for i, each in enumerate(others)
+        ):
             raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
                 op.name, types[1:]
             )
-        require_writable(both)
 
     def _require_own(self, reference: Reference) -> None:
         """Raise `CaptureError` for an update in place of what lies outside of a function, unless it
@@ -504,8 +610,7 @@ class Recorder:
                 self.same.add(number)
                 twin = self._stand_ins[id(holder)]
                 stand_in = _reference_to(twin)
-                if isinstance(holder, Tensor):
-                    self._both[id(stand_in)] = holder, twin
+                self._both.add(id(stand_in))
                 return self._united.setdefault(id(reference), stand_in)
             self._settle(holder, "state", len(self.states))
             self.states.append(holder)

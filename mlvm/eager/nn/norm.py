@@ -9,6 +9,7 @@ from mlvm.core.types import DType, f32
 from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.parameters import require_float, sizes
 from mlvm.eager.tensor import Tensor, stop_gradient
@@ -66,6 +67,7 @@ class GroupNorm(Module):
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)
 
+    @takes_arrays
     def __call__(self, x: Tensor) -> Tensor:
         _require_features("GroupNorm", x, self.scale, least=2)
         places = fn.reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
@@ -113,6 +115,7 @@ class BatchNorm(Module):
         self.mean = buffer(creation.zeros(shape, dtype=kind))
         self.var = buffer(creation.ones(shape, dtype=kind))
 
+    @takes_arrays
     def __call__(self, x: Tensor) -> Tensor:
         _require_features("BatchNorm", x, self.scale)
         if not self.training:

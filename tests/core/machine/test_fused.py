@@ -333,6 +333,8 @@ F = TensorType("f32", (4, 4))
 ROW = TensorType("f32", (1, 4))
 B = TensorType("bool", (4, 4))
 
+U64, I64 = TensorType("u64"), TensorType("i64")
+
 BAD = {
     "no op of that name": ([["nonsense", 0, 1]], 1, [F, F], AttributeRefused),
     "an op that is not elementwise": ([["softmax", 0, 1]], 1, [F, F], AttributeRefused),
@@ -372,7 +374,7 @@ BAD = {
     "no tensors": ([["abs", 0, 1]], 1, [], AttributeRefused),
     "an unknown attribute": ([["abs", 0, 1, {"axis": 0}]], 1, [F, F], AttributeRefused),
     "a missing attribute": ([["astype", 0, 1]], 1, [F, F], AttributeRefused),
-    "dtypes that do not promote": ([["add", 0, 1, 2]], 1, [F, F, B], OpError),
+    "dtypes that do not promote": ([["add", 0, 1, 2]], 1, [F, U64, I64], OpError),
 }  # fmt: skip
 
 

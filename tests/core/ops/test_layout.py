@@ -241,7 +241,7 @@ def test_refused(
         ([np.zeros(())], AttributeRefused, "axis 0 is out of range for 0 dimensions"),
         ([np.zeros((2, 3)), np.zeros((2, 4))], ShapeError, "equal but for axis 0"),
         ([np.zeros((2, 3)), np.zeros(3)], ShapeError, "equal but for axis 0"),
-        ([np.zeros((2, 3)), np.zeros((2, 3), int)], DTypeError, "f64 and i64 do not promote"),
+        ([np.zeros(3, np.uint64), np.zeros(3, int)], DTypeError, "u64 and i64 do not promote"),
     ],
 )
 def test_concat_refuses(xs: list[Array], error: type[MlvmError], message: str) -> None:

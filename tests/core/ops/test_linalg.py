@@ -125,5 +125,8 @@ def test_dtypes(name: str) -> None:
     x = np.ones((2, 2))
     with pytest.raises(DTypeError, match="dtype bool is not allowed"):
         evaluate(name, x > 0, x > 0)
-    with pytest.raises(DTypeError, match="f64 and i32 do not promote"):
-        evaluate(name, x, x.astype(np.int32))
+    with pytest.raises(DTypeError, match="u64 and i32 do not promote"):
+        evaluate(name, x.astype(np.uint64), x.astype(np.int32))
+    for dtype in (np.int32, np.bool_, np.complex64):  # computed in the dtype that they promote to
+        result = evaluate(name, x, x.astype(dtype))
+        np.testing.assert_array_equal(result, np.full((2, 2), 2, np.result_type(x, dtype)))

@@ -173,7 +173,7 @@ def test_one_axis_only(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "x"),
-    [("mean", [1, 2]), ("var", [1, 2]), ("logsumexp", [1, 2]), ("prod", [True]), ("max", [True])],
+    [("var", [1, 2]), ("logsumexp", [1, 2]), ("prod", [True]), ("max", [True])],
 )
 def test_dtypes(name: str, x: list[Any]) -> None:
     with pytest.raises(DTypeError, match=rf"{name}.*: dtype (i64|bool) is not allowed"):

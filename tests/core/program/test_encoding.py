@@ -177,7 +177,7 @@ def test_fields_refuse_other_values() -> None:
     with pytest.raises(EncodingError, match="too many for one field"):
         Writer().count(2**32)
     with pytest.raises(DTypeError, match="no dtype for dtype"):
-        Writer().array(np.zeros(2, np.complex64))
+        Writer().array(np.zeros(2, np.float16))
 
 
 # --- bytes that are no program -------------------------------------------------------

@@ -10,7 +10,7 @@ from mlvm.machines.native.twin import TWINS
 from tests.core.ops.cases import CASES, Case
 from tests.machines.native.twins import native
 
-TOLERANCE = {"float64": 1e-12, "float32": 2e-6}
+TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "complex128": 1e-12, "complex64": 2e-6}
 
 TWINNED = [
     pytest.param(name, case, id=f"{name}-{i}")

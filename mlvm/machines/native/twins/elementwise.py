@@ -17,7 +17,9 @@ _SIMPLE: Final = 0.03
 """Nanoseconds that a row function takes for a byte of its result, roughly, on data in cache."""
 _COSTS: Final = {
     **dict.fromkeys(("exp", "expm1", "tanh", "sigmoid", "erf", "gelu", "gelu_vjp"), 0.2),
-    **dict.fromkeys(("log", "log1p", "log2", "log10", "divide", "sqrt", "rsqrt"), 0.15),
+    **dict.fromkeys(
+        ("log", "log1p", "log2", "log10", "divide", "reciprocal", "sqrt", "rsqrt"), 0.15
+    ),
     "logaddexp": 0.35,
     **dict.fromkeys(("pow", "floor_divide", "remainder"), 1.5),
 }
@@ -46,12 +48,15 @@ def row_of(
         name in ("copy", "broadcast_to", "astype")
         or (name in _ROUNDING and out.dtype.is_integer)
         or (name == "abs" and out.dtype.kind == "unsigned")
+        or (name in ("real", "conj") and dtypes[0].kind != "complex")
     ):
         return Row(f"copy_{out.dtype.itemsize}", dtypes, cost)
     if name in ("gelu", "gelu_vjp"):
         form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
         name = name.replace("gelu", form)
     dtype = common_dtype(operands)
+    if out.dtype.is_float and not dtype.is_inexact:
+        dtype = out.dtype  # exp and the like, of integers
     row = f"{name}_{dtype}"
     return Row(row, (dtype,) * len(dtypes), cost) if row in ROWS else None
 

@@ -127,6 +127,22 @@ def slice_add(types: Types, attributes: Attributes) -> Plan:
     return boxes.plan()
 
 
+@twin("slice_set")
+def slice_set(types: Types, attributes: Attributes) -> Plan:
+    out, _, values = types
+    start, length, step = attributes["start"], attributes["length"], attributes["step"]
+    size = out.dtype.itemsize
+    where = strides(out.shape, size)
+    packed = dict(enumerate(strides(values.shape, size), out.ndim - values.ndim))
+    into = tuple(
+        packed[i] if i in packed and values.shape[i - out.ndim] != 1 else 0 for i in range(out.ndim)
+    )
+    boxes = Boxes(size, 2)
+    boxes.fill_around(out.shape, start, length, step, None)
+    boxes.copy(length, _times(where, step), into, out_at=_offset(where, start), reads=2)
+    return boxes.plan()
+
+
 def _embedded(types: Types, start: Shape, step: tuple[int, ...], value: int) -> Plan:
     """x in a window of the result, the value around it."""
     out, x = types

@@ -43,6 +43,25 @@ def _index_add(x: Array, updates: Array, indices: Array, axis: int) -> Array:
     return np.moveaxis(result, 0, axis)
 
 
+def _index_set(x: Array, values: Array, indices: Array, axis: int, axes: int = 1) -> Array:
+    axis %= x.ndim
+    result = x.copy()
+    flat = result.reshape(*x.shape[:axis], -1, *x.shape[axis + axes :])
+    given = np.broadcast_to(values, flat.shape[:axis] + indices.shape + flat.shape[axis + 1 :])
+    for at in np.ndindex(*given.shape):
+        index = int(indices[at[axis : axis + indices.ndim]])
+        flat[(*at[:axis], index, *at[axis + indices.ndim :])] = given[at]
+    return result
+
+
+def _mask_set(x: Array, values: Array, mask: Array) -> Array:
+    result, rows = x.copy(), iter(values)
+    for position in np.ndindex(mask.shape):
+        if mask[position]:
+            result[position] = next(rows)
+    return result
+
+
 def _at(position: tuple[int, ...], axis: int, index: Any) -> tuple[int, ...]:
     axis %= len(position)
     return (*position[:axis], int(index), *position[axis + 1 :])
@@ -137,6 +156,20 @@ CASES: dict[str, list[Case]] = {
         Case((_MATRIX,), _nonzero_indices),
         Case((_MASK,), _nonzero_indices),
         Case((np.array([0.0, np.nan, 1.0]),), _nonzero_indices),
+    ],
+    "index_set": [
+        Case((_X[:, ::-1], _X, np.array([2, 0, 2])), _index_set, {"axis": 1}),
+        Case((_X[0], _X[..., :1] * 3.0, _MATRIX), _index_set, {"axis": 0}),
+        Case((_X, _X[:, 0] * 2.0, np.array([-12, 7, 11, 0])), _index_set, {"axis": 1, "axes": 2}),
+        Case((_F32[:, 0], _F32[0, 0, 1], np.array([1, 3], "B")), _index_set, {"axis": -1}),
+        Case((_MATRIX, _MATRIX[:, :0], np.zeros(0, "i")), _index_set, {"axis": 1}),
+        Case((_MASK, np.array([True]), np.array([[1], [-1]], "h")), _index_set, {"axis": 1}),
+    ],
+    "mask_set": [
+        Case((_X, _X[1, :, ::-1], _MASK), _mask_set),
+        Case((_X, _X[0, :, :1], _MASK), _mask_set),
+        Case((_MATRIX, np.zeros((0, 3), int), np.array([False, False])), _mask_set),
+        Case((_F32, _F32[_F32 > 0] * 2, _F32 > 0), _mask_set),
     ],
     "boolean_index": [
         Case((_X, _MASK), _boolean_index),

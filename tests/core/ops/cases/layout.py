@@ -85,6 +85,14 @@ def _embed(x: Array, shape: Any, start: Any, step: Any) -> Array:
     return result
 
 
+def _slice_set(x: Array, values: Array, start: Any, length: Any, step: Any) -> Array:
+    result, given = x.copy(), np.broadcast_to(values, length)
+    for at in np.ndindex(*length):
+        place = tuple(a + i * s for a, i, s in zip(start, at, step, strict=True))
+        result[place] = given[at]
+    return result
+
+
 def _slice_add(x: Array, updates: Array, start: Any, step: Any) -> Array:
     return x + _embed(updates, x.shape, start, step)
 
@@ -97,16 +105,24 @@ def _triu(x: Array, k: int = 0) -> Array:
     return _build(x.shape, x.dtype, lambda *at: x[at] if at[-1] - at[-2] >= k else 0)
 
 
+def _rank(value: Any) -> Any:
+    """Complex numbers are in the order of their real parts, then of their imaginary parts."""
+    return (value.real, value.imag) if isinstance(value, complex) else value
+
+
 def _order(x: Array, axis: int = -1, descending: bool = False) -> Array:
     def order(row: Array) -> list[int]:
-        return sorted(range(len(row)), key=row.tolist().__getitem__, reverse=descending)
+        ranks = list(map(_rank, row.tolist()))
+        return sorted(range(len(row)), key=ranks.__getitem__, reverse=descending)
 
     return np.apply_along_axis(order, axis, x).astype(np.int64)
 
 
 def _sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
     return np.apply_along_axis(
-        lambda row: np.array(sorted(row.tolist(), reverse=descending), x.dtype), axis, x
+        lambda row: np.array(sorted(row.tolist(), key=_rank, reverse=descending), x.dtype),
+        axis,
+        x,
     )
 
 
@@ -120,12 +136,18 @@ _ORDERS: list[tuple[Array, dict[str, Any]]] = [
     (_X, {"axis": 0, "descending": True}),
     (_TIES, {"axis": -1}),
     (_TIES, {"axis": 1, "descending": True}),
+    ((_TIES + 1j * _TIES[::-1]).astype(np.complex64), {}),
+    (np.array([2 + 1j, 1 + 2j, 2 - 1j, 1, 1 + 2j], np.complex64), {"descending": True}),
+    (np.array([2 + 1j, 1 + 2j, 3 - 1j]), {"descending": True}),
 ]
 _WINDOWS: list[dict[str, Any]] = [
     {"start": (0, 1, 3), "length": (2, 2, 2), "step": (1, 1, -2)},
     {"start": (1, 2, 0), "length": (2, 3, 0), "step": (-1, -1, 1)},
     {"start": (1, 2, 0), "length": (1, 1, 2), "step": (-5, 5, 3)},
 ]
+
+_SMALL = {"start": (2, 3), "length": (2, 2), "step": (-1, -3)}
+_TALL = {"start": (0, 0), "length": (2, 2), "step": (1, 2)}
 
 CASES: dict[str, list[Case]] = {
     "reshape": [
@@ -149,6 +171,7 @@ CASES: dict[str, list[Case]] = {
         Case((_X, _X[:, :0], _X[:, 1:] + 3.0), _concat, {"axis": -2}),
         Case((_INTS, _INTS.astype(np.int64)), _concat, {"axis": 1}),
         Case((_BOOLS,), _concat, {"axis": 1}),
+        Case((_INTS, _INTS * 0.5, _INTS * 1j), _concat, {"axis": 1}),
     ],
     "flip": [
         Case((_X,), _flip),
@@ -165,6 +188,7 @@ CASES: dict[str, list[Case]] = {
         Case((_X,), _pad, {"widths": ((0, 0), (1, 0), (2, 3))}),
         Case((_INTS,), _pad, {"widths": ((1, 1), (0, 2)), "value": -7}),
         Case((_BOOLS,), _pad, {"widths": ((1, 1), (0, 2)), "value": 1.0}),
+        Case((_INTS * (1 - 1j),), _pad, {"widths": ((1, 1), (0, 2)), "value": 1 + 2j}),
         Case((_X[0, 0].astype("f"),), _pad, {"widths": ((1, 1),), "value": float("-inf")}),
     ],
     "slice": [
@@ -195,6 +219,18 @@ CASES: dict[str, list[Case]] = {
         Case((np.array(1.5), np.array(-0.25)), _slice_add, {"start": (), "step": ()}),
         Case((_F32[0], _F32[1, :2, 1:]), _slice_add, {"start": (1, 1), "step": (1, 1)}),
     ],
+    "slice_set": [
+        *[Case((_X, _slice(_X[:, ::-1], **window)), _slice_set, window) for window in _WINDOWS],
+        Case((_INTS, -_INTS[:1, 1]), _slice_set, _SMALL),
+        Case((_INTS[:, :2].T, np.array([[7], [8]], "i")), _slice_set, _TALL),
+        Case((np.array(1.5), np.array(-0.25)), _slice_set, {"start": (), "length": (), "step": ()}),
+        Case((_X[0] > 0, np.array(True)), _slice_set, _TALL | {"start": (1, 1)}),
+        Case(
+            (_F32[0], _F32[1, 0, 1:]),
+            _slice_set,
+            {"start": (1, 0), "length": (2, 3), "step": (1, 1)},
+        ),
+    ],
     "tril": [
         Case((_X,), _tril),
         Case((_INTS,), _tril, {"k": 1}),
@@ -213,6 +249,10 @@ CASES: dict[str, list[Case]] = {
         Case((10 * _X,), _astype, {"dtype": "i8"}),
         Case((_INTS,), _astype, {"dtype": "bool"}),
         Case((_BOOLS,), _astype, {"dtype": "f32"}),
+        Case((_X,), _astype, {"dtype": "c64"}),
+        Case((_X[0] * 1j,), _astype, {"dtype": "c64"}),
+        Case((_X.astype("F"),), _astype, {"dtype": "c128"}),
+        Case((_X[0] * np.array([0, 1j, 1, 0]),), _astype, {"dtype": "bool"}),
     ],
     "copy": [Case((x,), lambda x: x) for x in (_X, _INTS, _BOOLS, np.array(1.5))],
 }

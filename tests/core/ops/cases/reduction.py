@@ -106,10 +106,30 @@ def _cumulative_sum(x: Array, axis: int | None = None, dtype: str | None = None)
     return np.moveaxis(result.reshape(along.shape), -1, axis or 0)
 
 
+_Z = (_X + 1j * _X[:, ::-1])[..., :2]
+
+
+def _complex(of: Callable[..., Any], dtype: Any = None) -> list[Case]:
+    return [
+        Case((_Z,), _lists(of, dtype), {"axis": 1}),
+        Case((_Z.astype("c8"),), _lists(of, dtype), {"axis": (0, 2), "keepdims": True}),
+    ]
+
+
 CASES: dict[str, list[Case]] = {
-    "sum": [*_sums(math.fsum), Case((_BOOLS,), _lists(sum, np.int64), {"axis": 0})],
-    "prod": _sums(math.prod),
-    "mean": _axes(_mean),
+    "sum": [
+        *_sums(math.fsum),
+        Case((_BOOLS,), _lists(sum, np.int64), {"axis": 0}),
+        *_complex(sum),
+        Case((_F32,), _lists(sum), {"dtype": "c128", "axis": 0}),
+    ],
+    "prod": [*_sums(math.prod), *_complex(math.prod)],
+    "mean": [
+        *_axes(_mean),
+        Case((_INTS,), _lists(_mean, np.float32), {"axis": 0}),
+        Case((_BOOLS,), _lists(_mean, np.float32)),
+        *_complex(lambda values: sum(values) / len(values)),
+    ],
     "var": [
         *_axes(_var),
         Case((_X,), _lists(_var), {"axis": (0, 1), "correction": 1}),
@@ -120,12 +140,17 @@ CASES: dict[str, list[Case]] = {
     "min": [*_axes(min), Case((_BYTES,), _lists(min), {"axis": 0})],
     "argmax": _first(max),
     "argmin": _first(min),
-    "all": _decisions(all),
-    "any": _decisions(any),
+    "all": [*_decisions(all), *_complex(all, np.bool_)],
+    "any": [
+        *_decisions(any),
+        *_complex(any, np.bool_),
+        Case((_Z * 0 + 1j,), _lists(any, np.bool_)),
+    ],
     "cumulative_sum": [
         Case((_X[0, 0],), _cumulative_sum),
         Case((_X,), _cumulative_sum, {"axis": 1}),
         Case((_F32,), _cumulative_sum, {"axis": -3, "dtype": "f64"}),
         Case((_INTS,), _cumulative_sum, {"axis": -1}),
+        Case((_Z,), _cumulative_sum, {"axis": 1}),
     ],
 }

@@ -44,6 +44,14 @@ typedef struct {
 
 enum { FORM = sizeof(Form) / sizeof(int64_t), VALUE = sizeof(Value) / sizeof(int64_t) };
 
+/* Lay out a row, `length` bytes, again and again until there are `bytes`. */
+static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
+{
+    memcpy(to, from, (size_t)(length < bytes ? length : bytes));
+    for (int64_t done = length; done < bytes; done *= 2)
+        memcpy(to + done, to, (size_t)(done < bytes - done ? done : bytes - done));
+}
+
 /* Fill `count` elements of `size` bytes with the one at `from`. */
 static void fill(char *to, const char *from, int64_t count, int64_t size)
 {
@@ -59,17 +67,11 @@ static void fill(char *to, const char *from, int64_t count, int64_t size)
         FILL(uint16_t)
     else if (size == 4)
         FILL(uint32_t)
-    else
+    else if (size == 8)
         FILL(uint64_t)
+    else
+        repeat(to, from, size, count * size);
 #undef FILL
-}
-
-/* Lay out a row, `length` bytes, again and again until there are `bytes`. */
-static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
-{
-    memcpy(to, from, (size_t)(length < bytes ? length : bytes));
-    for (int64_t done = length; done < bytes; done *= 2)
-        memcpy(to + done, to, (size_t)(done < bytes - done ? done : bytes - done));
 }
 
 /* Lay out the elements from `first` on, for `count`; return where they are. They are whole rows, or

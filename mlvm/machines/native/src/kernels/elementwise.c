@@ -131,7 +131,8 @@ UNSIGNED(UNSIGNED_DIVISION)
     BINARY_OP(remainder, t, T, modulus_##t(x, y))
 SIGNED(SIGNED_DIVISION)
 
-/* As numpy has it: from the exact remainder. `s` ends the names of C's functions of the type. */
+/* From the exact remainder, as numpy has it; with an infinity, and by 0, a quotient is that of the
+ * division, as the Array API standard has it. `s` ends the names of C's functions of the type. */
 #define FLOAT_DIVISION(t, T, s)                                                          \
     static inline T modulus_##t(T x, T y)                                                \
     {                                                                                    \
@@ -144,7 +145,7 @@ SIGNED(SIGNED_DIVISION)
     }                                                                                    \
     static inline T quotient_##t(T x, T y)                                               \
     {                                                                                    \
-        if (y == 0)                                                                      \
+        if (y == 0 || fabs##s(x) == (T)INFINITY || fabs##s(y) == (T)INFINITY)            \
             return x / y;                                                                \
         T rest = fmod##s(x, y), quotient = (x - rest) / y;                               \
         if (rest != 0 && (y < 0) != (rest < 0))                                          \
@@ -159,8 +160,10 @@ SIGNED(SIGNED_DIVISION)
 FLOAT_DIVISION(f32, float, f)
 FLOAT_DIVISION(f64, double, )
 
+#define NEGATIVE(t, T, W) UNARY_OP(negative, t, T, 0 - (W)x)
+INTEGERS(NEGATIVE)
+
 #define SIGNED_ONLY(t, T, W)                                                             \
-    UNARY_OP(negative, t, T, 0 - (W)x)                                                   \
     UNARY_OP(abs, t, T, x < 0 ? 0 - (W)x : (W)x)                                         \
     UNARY_OP(sign, t, T, (x > 0) - (x < 0))
 SIGNED(SIGNED_ONLY)
@@ -172,6 +175,9 @@ UNSIGNED(UNSIGNED_ONLY)
     UNARY_OP(negative, t, T, -x)                                                         \
     UNARY_OP(abs, t, T, fabs##s(x))                                                      \
     UNARY_OP(sign, t, T, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x)                        \
+    UNARY_OP(reciprocal, t, T, 1 / x)                                                    \
+    BINARY_OP(copysign, t, T, copysign##s(x, y))                                         \
+    PREDICATE(signbit, t, T, __builtin_signbit(x) != 0)                                  \
     UNARY_OP(floor, t, T, __builtin_floor##s(x))                                         \
     UNARY_OP(ceil, t, T, __builtin_ceil##s(x))                                           \
     UNARY_OP(round, t, T, __builtin_rint##s(x))                                          \
@@ -285,20 +291,22 @@ FLOATS(CONVERSIONS)
 #define ROW(name) {#name, name##_row},
 #define ROWS_OF_NUMBERS(t, T, W)                                                         \
     ROW(add_##t) ROW(subtract_##t) ROW(multiply_##t) ROW(square_##t) ROW(maximum_##t)    \
-    ROW(minimum_##t) ROW(clip_##t) ROW(floor_divide_##t) ROW(remainder_##t) ROW(sign_##t)
+    ROW(minimum_##t) ROW(clip_##t) ROW(floor_divide_##t) ROW(remainder_##t) ROW(sign_##t) \
+    ROW(negative_##t)
 #define ROWS_OF_ALL(t, T, W)                                                             \
     ROW(equal_##t) ROW(not_equal_##t) ROW(less_##t) ROW(less_equal_##t) ROW(greater_##t) \
     ROW(greater_equal_##t) ROW(astype_##t##_u8) ROW(astype_##t##_u16) ROW(astype_##t##_u32) \
     ROW(astype_##t##_u64) ROW(astype_##t##_i8) ROW(astype_##t##_i16) ROW(astype_##t##_i32) \
     ROW(astype_##t##_i64) ROW(astype_##t##_f32) ROW(astype_##t##_f64) ROW(astype_##t##_bool)
-#define ROWS_OF_SIGNED(t, T, W) ROW(negative_##t) ROW(abs_##t)
+#define ROWS_OF_SIGNED(t, T, W) ROW(abs_##t)
 #define ROWS_OF_BITS(t, T, W) ROW(bitwise_and_##t) ROW(bitwise_or_##t) ROW(bitwise_xor_##t)
 #define ROWS_OF_INTEGERS(t, T, W)                                                        \
     ROW(bitwise_invert_##t) ROW(bitwise_left_shift_##t) ROW(bitwise_right_shift_##t)
 #define ROWS_OF_FLOATS(t, T, W)                                                          \
     ROW(relu_##t) ROW(floor_##t) ROW(ceil_##t) ROW(round_##t) ROW(trunc_##t) ROW(sqrt_##t) \
     ROW(rsqrt_##t) ROW(divide_##t) ROW(pow_##t) ROW(multiply_add_##t) ROW(isnan_##t)     \
-    ROW(isinf_##t) ROW(isfinite_##t) ROW(gelu_tanh_vjp_##t) ROW(gelu_erf_vjp_##t)          \
+    ROW(isinf_##t) ROW(isfinite_##t) ROW(reciprocal_##t) ROW(copysign_##t) ROW(signbit_##t) \
+    ROW(gelu_tanh_vjp_##t) ROW(gelu_erf_vjp_##t)          \
     ROW(logaddexp_##t)
 #define ROWS_OF_FUNCTION(name) ROW(name##_f32) ROW(name##_f64)
 #define ROWS_OF_SIZE(size, T, unused) ROW(where_##size) ROW(copy_##size)

@@ -1,0 +1,348 @@
+"""Systems of equations, factors and eigenvalues of the matrices in the last two axes.
+
+The kernels are numpy's, which are LAPACK's, one matrix after the other. An op with several parts
+lays them one after the other along one last axis, each in row-major order: `eigh` of f[..., n, n]
+is f[..., n + n n], the eigenvalues before the vectors. Of a complex matrix all parts are complex,
+also the real ones. `mlvm.eager.linalg` cuts them out.
+
+A matrix for which there is no result (singular, not positive definite, or an iteration does not
+converge) raises `LinAlgError`. The flops are those of Golub and Van Loan, Matrix Computations,
+4th ed., 2013.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+
+from mlvm.core.errors import LinAlgError, ShapeError
+from mlvm.core.op import op
+from mlvm.core.rules import broadcast_shapes, require
+from mlvm.core.types import Array, Shape, TensorType, c64, promote
+
+QRMode = Literal["reduced", "complete"]
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _matrices(x: TensorType) -> TensorType:
+    """x itself. Raises unless it is a stack of matrices of floats."""
+    require("inexact", x)
+    if x.ndim < 2:
+        raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {x.ndim}")
+    return x
+
+
+def _squares(x: TensorType) -> TensorType:
+    rows, columns = _matrices(x).shape[-2:]
+    if rows != columns:
+        raise ShapeError(f"needs square matrices, not {rows} by {columns}")
+    return x
+
+
+def _flat(x: TensorType, *parts: Shape) -> TensorType:
+    """The parts of each matrix of x as one axis."""
+    return x.with_shape((*x.shape[:-2], sum(map(math.prod, parts))))
+
+
+def _factor(x: TensorType, upper: bool) -> TensorType:
+    return _squares(x)
+
+
+def _scalars(x: TensorType) -> TensorType:
+    return _squares(x).with_shape(x.shape[:-2])
+
+
+def _slogdet(x: TensorType) -> TensorType:
+    return _flat(_squares(x), (2,))
+
+
+def _solve(x: TensorType, y: TensorType) -> TensorType:
+    require("inexact", y)
+    dtype, n = promote(_squares(x).dtype, y.dtype), x.shape[-1]
+    if y.ndim == 0:
+        raise ShapeError("the right-hand side needs 1 dimension or more")
+    rows = y.shape[-1] if y.ndim == 1 else y.shape[-2]
+    if rows != n:
+        raise ShapeError(f"{n} equations have a right-hand side of {rows} rows")
+    if y.ndim == 1:
+        return TensorType(dtype, x.shape[:-1])
+    return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *y.shape[-2:]))
+
+
+def _eigenvalues(x: TensorType) -> TensorType:
+    return _real(_squares(x)).with_shape(x.shape[:-1])
+
+
+def _eigvals(x: TensorType) -> TensorType:
+    return _complex(_squares(x)).with_shape(x.shape[:-1])
+
+
+def _eig(x: TensorType) -> TensorType:
+    return _complex(_eigh(x))
+
+
+def _eigh(x: TensorType) -> TensorType:
+    n = _squares(x).shape[-1]
+    return _flat(x, (n,), (n, n))
+
+
+def qr_shapes(shape: Shape, mode: QRMode) -> tuple[Shape, Shape]:
+    """The shapes of Q and R of one matrix of that shape."""
+    rows, columns = shape
+    inner = rows if mode == "complete" else min(rows, columns)
+    return (rows, inner), (inner, columns)
+
+
+def _qr(x: TensorType, mode: QRMode) -> TensorType:
+    return _flat(x, *qr_shapes(_pair(_matrices(x)), mode))
+
+
+def svd_shapes(shape: Shape, full_matrices: bool) -> tuple[Shape, Shape, Shape]:
+    """The shapes of U, S and Vh of one matrix of that shape."""
+    rows, columns = shape
+    inner = min(rows, columns)
+    if full_matrices:
+        return (rows, rows), (inner,), (columns, columns)
+    return (rows, inner), (inner,), (inner, columns)
+
+
+def _svd(x: TensorType, full_matrices: bool) -> TensorType:
+    return _flat(x, *svd_shapes(_pair(_matrices(x)), full_matrices))
+
+
+def _singular_values(x: TensorType) -> TensorType:
+    return _real(_matrices(x)).with_shape((*x.shape[:-2], min(_pair(x))))
+
+
+def _pinv(x: TensorType, rtol: TensorType) -> TensorType:
+    require("float", rtol)
+    stack = _matrices(x).shape[:-2]
+    if broadcast_shapes(stack, rtol.shape) != stack:
+        raise ShapeError(f"rtol of shape {rtol.shape} does not broadcast to the stack {stack}")
+    return x.with_shape((*stack, x.shape[-1], x.shape[-2]))
+
+
+def _pair(x: TensorType) -> tuple[int, int]:
+    rows, columns = x.shape[-2:]
+    return rows, columns
+
+
+def _real(x: TensorType) -> TensorType:
+    return x.with_dtype(x.dtype.real)
+
+
+def _complex(x: TensorType) -> TensorType:
+    return x.with_dtype(promote(x.dtype, c64))
+
+
+# --- how many operations ------------------------------------------------------------
+
+
+def _cubic(factor: float) -> Callable[..., int]:
+    """Flops that are so many times the cube of the rows, for each matrix."""
+
+    def flops(x: TensorType, **attributes: Any) -> int:
+        n = x.shape[-1]
+        return round(factor * n**3) * math.prod(x.shape[:-2])
+
+    return flops
+
+
+def _solve_flops(x: TensorType, y: TensorType) -> int:
+    n = x.shape[-1]
+    return _cubic(2 / 3)(x) + 2 * n * _solve(x, y).size
+
+
+def _qr_flops(x: TensorType, mode: QRMode) -> int:
+    """R by Householder reflections, and as much again for Q."""
+    inner = min(_pair(x))
+    one = 2 * inner**2 * (max(_pair(x)) - inner // 3)
+    return 2 * one * math.prod(x.shape[:-2])
+
+
+def _svd_flops(x: TensorType, *others: TensorType, **attributes: Any) -> int:
+    longer, shorter = max(_pair(x)), min(_pair(x))
+    return (4 * longer**2 * shorter + 22 * shorter**3) * math.prod(x.shape[:-2])
+
+
+def _svdvals_flops(x: TensorType) -> int:
+    return 4 * max(_pair(x)) * min(_pair(x)) ** 2 * math.prod(x.shape[:-2])
+
+
+# --- kernels -------------------------------------------------------------------------
+
+
+@contextmanager
+def _refusing(reason: str) -> Iterator[None]:
+    """Raise `LinAlgError` with the reason where numpy refuses a matrix."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except np.linalg.LinAlgError:
+        raise LinAlgError(reason) from None
+
+
+_SINGULAR = "a matrix is singular"
+_NO_CONVERGENCE = "the iteration does not converge, as with inf or nan in a matrix"
+
+
+def _write(out: Array, *parts: Array) -> None:
+    """The parts of each matrix, one after the other along the last axis of `out`."""
+    at, stack = 0, out.shape[:-1]
+    for part in parts:
+        size = math.prod(part.shape[len(stack) :])
+        out[..., at : at + size] = part.reshape(*stack, size)
+        at += size
+
+
+def _hermitian(x: Array) -> Array:
+    """(x + x^H) / 2"""
+    half = x * x.dtype.type(0.5)
+    return np.asarray(half + _adjoint(half))
+
+
+@op(infer=_factor, flops=_cubic(1 / 3))
+def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
+    """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n].
+
+    x is taken as its Hermitian part (x + x^H) / 2, as in JAX: for what x should be, x itself.
+    Raises `LinAlgError` for a matrix that is not positive definite.
+    """
+    with _refusing("a matrix is not positive definite"):
+        np.copyto(out, np.linalg.cholesky(_hermitian(x), upper=upper))
+
+
+@op(infer=_squares, flops=_cubic(2))
+def inv(out: Array, x: Array) -> None:
+    """The inverses of square matrices: f[..., n, n]. Raises `LinAlgError` for a singular one."""
+    with _refusing(_SINGULAR):
+        np.copyto(out, np.linalg.inv(x))
+
+
+@op(infer=_solve, flops=_solve_flops)
+def solve(out: Array, x: Array, y: Array) -> None:
+    """z with x z = y: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
+
+    A y of one dimension is one column for all matrices, and the result lacks that axis. Raises
+    `LinAlgError` for a singular matrix.
+    """
+    with _refusing(_SINGULAR):
+        np.copyto(out, np.linalg.solve(x, y))
+
+
+@op(infer=_scalars, flops=_cubic(2 / 3))
+def det(out: Array, x: Array) -> None:
+    """The determinants of square matrices: f[..., n, n] -> f[...]."""
+    with np.errstate(all="ignore"):
+        np.copyto(out, np.linalg.det(x))
+
+
+@op(infer=_slogdet, flops=_cubic(2 / 3))
+def slogdet(out: Array, x: Array) -> None:
+    """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2].
+
+    Of a singular matrix 0 and -inf.
+    """
+    with np.errstate(all="ignore"):
+        out[..., 0], out[..., 1] = np.linalg.slogdet(x)
+
+
+@op(infer=_eigh, flops=_cubic(9))
+def eigh(out: Array, x: Array) -> None:
+    """Eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix, of
+    Hermitian matrices: f[..., n, n] -> f[..., n + n n].
+
+    x is taken as its Hermitian part (x + x^H) / 2, as in JAX: for what x should be, x itself.
+    Raises `LinAlgError` where the iteration does not converge.
+    """
+    with _refusing(_NO_CONVERGENCE):
+        _write(out, *np.linalg.eigh(_hermitian(x)))
+
+
+@op(infer=_eigenvalues, flops=_cubic(4 / 3))
+def eigvalsh(out: Array, x: Array) -> None:
+    """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
+    with _refusing(_NO_CONVERGENCE):
+        np.copyto(out, np.linalg.eigvalsh(_hermitian(x)))
+
+
+@op(infer=_eig, flops=_cubic(25))
+def eig(out: Array, x: Array) -> None:
+    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
+    f[..., n, n] -> c[..., n + n n].
+
+    Those of a matrix with inf or nan are nan, as in JAX. Raises `LinAlgError` where the iteration
+    does not converge.
+    """
+    with _refusing(_NO_CONVERGENCE):
+        _write(out, *np.linalg.eig(_finite(x)))
+    out[_strange(x)] = complex(np.nan, np.nan)
+
+
+@op(infer=_eigvals, flops=_cubic(10))
+def eigvals(out: Array, x: Array) -> None:
+    """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
+    with _refusing(_NO_CONVERGENCE):
+        np.copyto(out, np.linalg.eigvals(_finite(x)))
+    out[_strange(x)] = complex(np.nan, np.nan)
+
+
+def _strange(x: Array) -> Array:
+    """Which matrices have an inf or a nan."""
+    return np.asarray(~np.isfinite(x).all((-2, -1)))
+
+
+def _finite(x: Array) -> Array:
+    """x, with 0 for all matrices that have an inf or a nan, which numpy refuses."""
+    return np.where(_strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
+
+
+@op(infer=_qr, flops=_qr_flops)
+def qr(out: Array, x: Array, *, mode: QRMode = "reduced") -> None:
+    """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal:
+    f[..., m, n] -> f[..., m k + k n], with k = min(m, n), or k = m if it is "complete".
+    """
+    with np.errstate(all="ignore"):
+        _write(out, *np.linalg.qr(x, mode))
+
+
+@op(infer=_svd, flops=_svd_flops)
+def svd(out: Array, x: Array, *, full_matrices: bool = True) -> None:
+    """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
+
+    f[..., m, n] -> f[..., m m + k + n n], with k = min(m, n). Without `full_matrices` U is m by k
+    and Vh is k by n. Raises `LinAlgError` where the iteration does not converge.
+    """
+    with _refusing(_NO_CONVERGENCE):
+        _write(out, *np.linalg.svd(x, full_matrices))
+
+
+@op(infer=_singular_values, flops=_svdvals_flops)
+def svdvals(out: Array, x: Array) -> None:
+    """The singular values of `svd` alone, descending and real: f[..., m, n] -> f[..., k]."""
+    with _refusing(_NO_CONVERGENCE):
+        np.copyto(out, np.linalg.svdvals(x))
+
+
+@op(infer=_pinv, flops=_svd_flops)
+def pinv(out: Array, x: Array, rtol: Array) -> None:
+    """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
+
+    Singular values up to `rtol` times the largest count as 0; rtol broadcasts to the batch axes.
+    Raises `LinAlgError` where the iteration does not converge.
+    """
+    with _refusing(_NO_CONVERGENCE):
+        u, s, vh = np.linalg.svd(x, full_matrices=False)
+    largest = s.max(-1, initial=0, keepdims=True)
+    kept = s > largest * rtol[..., np.newaxis]
+    inverse = np.where(kept, 1 / np.where(kept, s, 1), 0).astype(s.dtype)
+    np.matmul(_adjoint(vh), inverse[..., np.newaxis] * _adjoint(u), out)
+
+
+def _adjoint(x: Array) -> Array:
+    return x.swapaxes(-1, -2).conj()

@@ -1,0 +1,111 @@
+"""Discrete Fourier transforms along some axes; the kernels are numpy's, which are pocketfft.
+
+The lengths are those of the operand: `mlvm.eager.fft` cuts and pads before. The transform of
+n elements has n as the product of the lengths of all axes, and is divided by nothing ("backward"),
+by sqrt(n) ("ortho") or by n ("forward"); an inverse one the other way round.
+
+f32 and c64 are transformed in that precision. A transform of n elements counts as 5 n log2(n) flops
+(Van Loan, Computational frameworks for the fast Fourier transform, 1992), of real ones as half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.op import op
+from mlvm.core.rules import normalize_axes, normalize_axis, require
+from mlvm.core.types import Array, TensorType, c64, promote
+
+Norm = Literal["backward", "ortho", "forward"]
+
+OTHER_WAY: Final[dict[str, Norm]] = {
+    "backward": "forward",
+    "ortho": "ortho",
+    "forward": "backward",
+}
+"""The norm with which the inverse transform divides by what the transform divides by with this."""
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _full(x: TensorType, axes: tuple[int, ...], norm: Norm) -> TensorType:
+    require("inexact", x)
+    for axis in normalize_axes(axes, x.ndim):
+        _require_elements(x.shape[axis], axis)
+    return x.with_dtype(promote(x.dtype, c64))
+
+
+def _half(x: TensorType, axis: int, norm: Norm) -> TensorType:
+    require("float", x)
+    axis = normalize_axis(axis, x.ndim)
+    _require_elements(x.shape[axis], axis)
+    return _resized(x, axis, x.shape[axis] // 2 + 1).with_dtype(promote(x.dtype, c64))
+
+
+def _whole(x: TensorType, n: int, axis: int, norm: Norm) -> TensorType:
+    require("inexact", x)
+    axis = normalize_axis(axis, x.ndim)
+    if n < 1 or x.shape[axis] != n // 2 + 1:
+        raise AttributeRefused(
+            f"{n} real elements come from {n // 2 + 1}, and axis {axis} has {x.shape[axis]}"
+        )
+    return _resized(x, axis, n).with_dtype(x.dtype.real)
+
+
+def _resized(x: TensorType, axis: int, length: int) -> TensorType:
+    return x.with_shape((*x.shape[:axis], length, *x.shape[axis + 1 :]))
+
+
+def _require_elements(length: int, axis: int) -> None:
+    if length < 1:
+        raise ShapeError(f"axis {axis} is empty: there is nothing to transform")
+
+
+# --- how many operations -------------------------------------------------------------
+
+
+def _butterflies(factor: float) -> Callable[..., int]:
+    """So many flops for each element and factor of two of the transform's length."""
+
+    def flops(x: TensorType, n: int | None = None, **attributes: Any) -> int:
+        axes = attributes["axes"] if "axes" in attributes else (attributes["axis"],)
+        lengths = [x.shape[i] for i in axes] if n is None else [n]
+        elements = x.size if n is None else x.size // x.shape[axes[0]] * n
+        return round(factor * elements * math.log2(max(1, math.prod(lengths))))
+
+    return flops
+
+
+# --- kernels -------------------------------------------------------------------------
+
+
+@op(infer=_full, flops=_butterflies(5))
+def fft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "backward") -> None:
+    """sum_j x_j exp(-2 pi i j k / n) for each k, along each of the axes: complex."""
+    np.fft.fftn(x, axes=axes, norm=norm, out=out)
+
+
+@op(infer=_full, flops=_butterflies(5))
+def ifft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "backward") -> None:
+    """sum_k x_k exp(2 pi i j k / n) / n for each j, along each of the axes: complex."""
+    np.fft.ifftn(x, axes=axes, norm=norm, out=out)
+
+
+@op(infer=_half, flops=_butterflies(2.5))
+def rfft(out: Array, x: Array, *, axis: int = -1, norm: Norm = "backward") -> None:
+    """The first n // 2 + 1 elements of `fft` of n real ones along `axis`; the others are their
+    conjugates in reverse order."""
+    np.fft.rfft(x, axis=axis, norm=norm, out=out)
+
+
+@op(infer=_whole, flops=_butterflies(2.5))
+def irfft(out: Array, x: Array, *, n: int, axis: int = -1, norm: Norm = "backward") -> None:
+    """`ifft` of the n elements whose first n // 2 + 1 are x along `axis`, and whose others are
+    their conjugates in reverse order: real. What is imaginary in the first, and in the last for an
+    even n, is left out."""
+    np.fft.irfft(x, n, axis=axis, norm=norm, out=out)

@@ -1,0 +1,86 @@
+"""Arrays and lists of numbers as operands and as indices: taken as `asarray` takes them.
+
+Only where that is a copy within this process. To a VM elsewhere values go by `asarray` alone, so
+that a line which sends them shows it; and in a captured function, whose later calls would all get
+the values of the first, it is refused as `asarray` is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from mlvm.core.errors import DTypeError, MlvmError, OpError
+from mlvm.eager.context import current_arena
+from mlvm.eager.creation import asarray
+from mlvm.eager.tensor import OneOp, Tensor, is_array
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def taken(array: object, call: OneOp | None = None) -> Tensor:
+    """A tensor of an array's values, or of a list's, in the current arena: an operand of `call`.
+
+    Raises `DTypeError` on a VM elsewhere, and what `asarray` raises.
+    """
+    try:
+        return _taken(array)
+    except OpError as error:
+        if call is None:
+            raise
+        raise error.at(call.op.name, (type(array).__name__,)) from None
+
+
+def _taken(array: object) -> Tensor:
+    vm = current_arena().vm.stands_for
+    if not hasattr(vm, "storage_over"):  # of `LocalVMProtocol`, which takes long to be asked
+        raise DTypeError(
+            f"the values of this {type(array).__name__} are here and {vm.name} is elsewhere; "
+            f"send them with asarray"
+        )
+    return asarray(array)
+
+
+def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function, with tensors in place of the arrays that it is given for a parameter whose
+    annotation begins with `Tensor` or `Operand`. Lists stay as they are: they may be of tensors."""
+    signature = inspect.signature(fn)
+    wanted = {
+        name
+        for name, parameter in signature.parameters.items()
+        if str(parameter.annotation).startswith(("Tensor", "Operand"))
+    }
+
+    if not wanted:
+        return fn
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        for x in (*args, *keywords.values()) if keywords else args:
+            if x.__class__ is not Tensor and hasattr(x, "__array__"):
+                break
+        else:
+            try:
+                return fn(*args, **keywords)
+            except MlvmError as error:
+                error.__traceback__ = None  # no frame of ours, as in `tensor`
+                raise
+        bound = signature.bind(*args, **keywords)
+        for name in wanted & bound.arguments.keys():
+            given = bound.arguments[name]
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            taken_in = [_taken_if_array(x) for x in (given if several else (given,))]
+            bound.arguments[name] = tuple(taken_in) if several else taken_in[0]
+        return fn(*bound.args, **bound.kwargs)
+
+    return function
+
+
+def _taken_if_array(x: object) -> object:
+    return taken(x) if is_array(x) and not isinstance(x, (list, tuple)) else x
+
+
+Tensor._taken = staticmethod(taken)

@@ -1,0 +1,64 @@
+"""Fourier transforms: their types, their flops, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.op import OPS
+from mlvm.core.types import TensorType
+
+
+def inferred(name: str, type: str, **attributes: Any) -> str:
+    op = OPS[name]
+    return str(op.infer([TensorType.parse(type)], op.bind(attributes)))
+
+
+def test_types() -> None:
+    assert inferred("fft", "f32[2,3]", axes=(0, 1)) == "c64[2,3]"
+    assert inferred("ifft", "c128[2]") == "c128[2]"
+    assert inferred("rfft", "f64[5,2]", axis=0) == "c128[3,2]"
+    assert inferred("irfft", "c64[3,2]", n=5, axis=0) == "f32[5,2]"
+    assert inferred("irfft", "f64[3]", n=4) == "f64[4]"
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "attributes", "error", "message"),
+    [
+        ("fft", "i64[2]", {}, DTypeError, "fft(i64[2]): dtype i64 is not allowed"),
+        ("rfft", "c64[2]", {}, DTypeError, "dtype c64 is not allowed"),
+        ("fft", "f32[2,0]", {}, ShapeError, "axis 1 is empty: there is nothing to transform"),
+        ("rfft", "f32[0]", {}, ShapeError, "axis 0 is empty"),
+        ("ifft", "c64[2]", {"axes": (1,)}, AttributeRefused, "axis 1 is out of range"),
+        ("ifft", "c64[2]", {"axes": (0, -1)}, AttributeRefused, "names an axis twice"),
+        ("fft", "c64[2]", {"norm": "unitary"}, AttributeRefused, "was given 'unitary'"),
+        ("irfft", "c64[3]", {"n": 6}, AttributeRefused, "6 real elements come from 4, and axis 0"),
+        ("irfft", "c64[1]", {"n": 0}, AttributeRefused, "0 real elements"),
+        ("irfft", "c64[1]", {}, AttributeRefused, "'n' is missing"),
+    ],
+)
+def test_refused(
+    name: str, type: str, attributes: dict[str, Any], error: Any, message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        inferred(name, type, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "attributes", "flops"),
+    [
+        ("fft", "c64[3,8]", {}, 5 * 24 * 3),
+        ("ifft", "c64[4,8]", {"axes": (0, 1)}, 5 * 32 * 5),
+        ("rfft", "f32[3,8]", {}, 180),
+        ("irfft", "c64[3,5]", {"n": 8}, 180),
+    ],
+)
+def test_flops(name: str, type: str, attributes: dict[str, Any], flops: int) -> None:
+    op, operand = OPS[name], TensorType.parse(type)
+    bound = op.bind(attributes)
+    out = op.infer([operand], bound)
+    assert out is not None
+    assert op.flops([operand], out, bound) == flops

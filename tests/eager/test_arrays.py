@@ -1,0 +1,205 @@
+"""Arrays and lists as operands, as indices, and as what a model is called on."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.machines.wire import WireVM
+
+pytestmark = pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
+
+X = np.array([[1.5, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32)
+Y = np.array([2.0, 4.0, 8.0], np.float32)
+
+untyped: Any = ml
+
+OPERATORS = [
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+    *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+]
+
+
+@pytest.mark.parametrize("fn", OPERATORS)
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist])
+def test_an_array_is_an_operand(fn: Callable[[Any, Any], Any], kind: Callable[[Any], Any]) -> None:
+    for got in (fn(ml.asarray(X), kind(Y)), fn(kind(X), ml.asarray(Y))):
+        assert type(got) is ml.Tensor
+        np.testing.assert_array_equal(got.numpy(), fn(X, Y), strict=True)
+
+
+def test_matmul_and_functions_take_arrays() -> None:
+    x = ml.asarray(X)
+    for got, wanted in [
+        (X.T @ x, X.T @ X),
+        (x @ Y, X @ Y),
+        (ml.add(x, [1.0, 2.0, 3.0]), X + np.array([1, 2, 3], np.float32)),
+        (untyped.matmul(X.T, x), X.T @ X),
+        (untyped.maximum(X, Y), np.maximum(X, Y)),
+        (untyped.exp([[0.0, 1.0]]), np.exp(np.array([[0, 1]], np.float32))),
+        (untyped.sum(X, 0), X.sum(0)),
+        (untyped.where(x > 0, X, 0.0), np.where(X > 0, X, np.float32(0))),
+        (untyped.where(X > 0, x, np.zeros(3, np.float32)), np.where(X > 0, X, np.float32(0))),
+    ]:
+        assert type(got) is ml.Tensor
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6, strict=True)
+
+
+def test_functions_of_shapes_take_arrays() -> None:
+    for got, wanted in [
+        (untyped.reshape(X, (3, 2)), X.reshape(3, 2)),
+        (untyped.permute_dims(X, (1, 0)), X.T),
+        (untyped.take(X, np.array([1, 0]), axis=1), X[:, [1, 0]]),
+        (untyped.expand_dims(X, axis=0), X[None]),
+        (untyped.zeros_like(X), np.zeros_like(X)),
+        (untyped.broadcast_arrays(X, Y)[1], np.broadcast_to(Y, (2, 3))),
+    ]:
+        assert type(got) is ml.Tensor
+        np.testing.assert_array_equal(got.numpy(), wanted, strict=True)
+
+
+def test_an_array_keeps_its_dtype() -> None:
+    """As `asarray` has it, so that they promote: f64 beside f32 is f64, a list of ints i64."""
+    x = ml.asarray(X)
+    assert (x + np.ones(3)).dtype is ml.float64
+    assert (x + np.ones(3, np.int32)).dtype is ml.float32
+    assert (x + [1, 2, 3]).dtype is ml.float32
+    assert ml.add(ml.asarray([1], dtype="u8"), [1]).dtype is ml.int64
+    assert (x + np.float64(2)).dtype is ml.float32  # one number is a scalar, as in Python
+
+
+def test_an_update_takes_an_array() -> None:
+    x = ml.asarray(X)
+    same = x
+    x += Y
+    x *= [1.0, 2.0, 3.0]
+    assert x is same
+    np.testing.assert_array_equal(x.numpy(), (X + Y) * np.array([1, 2, 3], np.float32))
+    y = Y.copy()
+    with pytest.raises(TypeError, match="Tensor"):  # numpy's own memory is numpy's to update
+        y += x
+
+
+def test_a_gradient_goes_past_an_array() -> None:
+    g = ml.grad(lambda x: ml.sum(x * X + Y))(ml.asarray(X))
+    np.testing.assert_array_equal(g.numpy(), X)
+
+
+KEYS: list[Any] = [
+    [1, 0],
+    [[0, 1], [1, 0]],
+    [],
+    np.array([1, 1, 0]),
+    np.array(1),
+    [True, False],
+    X > 0,
+    (slice(None), [0, 2]),
+    ([0, 1], [2, 0]),
+    (np.array([[0], [1]]), [2, 0]),
+    (..., np.array([-1])),
+    (None, [1]),
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_array_is_an_index(key: Any) -> None:
+    np.testing.assert_array_equal(ml.asarray(X)[key].numpy(), X[key], strict=True)
+
+
+class Doubling(ml.nn.Module):
+    def __init__(self) -> None:
+        self.layers = ml.nn.Sequential(ml.nn.Linear(3, 4), ml.gelu, ml.nn.LayerNorm(4))
+
+    def __call__(self, x: Any) -> Any:
+        return 2 * self.layers(x)
+
+
+IMAGES = np.linspace(-1, 1, 2 * 6 * 6 * 3, dtype=np.float32).reshape(2, 6, 6, 3)
+
+MODELS: dict[str, tuple[Callable[[], Any], np.ndarray[Any, Any]]] = {
+    "a model": (Doubling, X),
+    "Embedding": (lambda: ml.nn.Embedding(5, 2), np.array([[0, 4], [1, 1]])),
+    "Conv2d": (lambda: ml.nn.Conv2d(3, 4, 3), IMAGES),
+    "Conv1d": (lambda: ml.nn.Conv1d(3, 4, 3), IMAGES[0]),
+    "ConvTranspose2d": (lambda: ml.nn.ConvTranspose2d(3, 4, 3), IMAGES),
+    "LSTM": (lambda: ml.nn.LSTM(3, 4), IMAGES[0]),
+    "MultiHeadAttention": (lambda: ml.nn.MultiHeadAttention(4, 2), np.ones((1, 3, 4), np.float32)),
+    "BatchNorm": (lambda: ml.nn.BatchNorm(3), X),
+    "GroupNorm": (lambda: ml.nn.GroupNorm(3, 3), IMAGES),
+    "RMSNorm": (lambda: ml.nn.RMSNorm(3), X),
+    "MaxPool2d": (lambda: ml.nn.MaxPool2d(2), IMAGES),
+    "AvgPool2d": (lambda: ml.nn.AvgPool2d(2), IMAGES),
+    "GlobalAvgPool": (ml.nn.GlobalAvgPool, IMAGES),
+    "Softmax": (ml.nn.Softmax, X),
+    "SiLU": (ml.nn.SiLU, X),
+    "ELU": (ml.nn.ELU, X),
+    "Dropout": (lambda: ml.nn.Dropout(0.0), X),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_called_on_an_array(name: str) -> None:
+    make, array = MODELS[name]
+    model = make()
+    on_array, on_tensor = model(array), model(ml.asarray(array))
+    for got, wanted in zip(_several(on_array), _several(on_tensor), strict=True):
+        np.testing.assert_array_equal(got.numpy(), wanted.numpy(), strict=True)
+
+
+def _several(result: Any) -> list[Any]:
+    if isinstance(result, (tuple, list)):
+        return [each for part in result for each in _several(part)]
+    return [result]
+
+
+def test_losses_take_arrays_of_labels() -> None:
+    logits, labels = ml.asarray(X), np.array([0, 2])
+    wanted = ml.softmax_cross_entropy(logits, ml.asarray(labels)).numpy()
+    np.testing.assert_array_equal(untyped.softmax_cross_entropy(logits, labels).numpy(), wanted)
+    ignoring = untyped.softmax_cross_entropy(logits, labels, ignore_index=2, label_smoothing=0.1)
+    assert ignoring.tolist()[1] == 0
+    losses: list[Any] = [ml.mean_squared_error, ml.l1, ml.huber, ml.kl_divergence]
+    for loss in losses:
+        wanted = loss(logits, ml.asarray(X * 2)).numpy()
+        np.testing.assert_array_equal(loss(logits, X * 2).numpy(), wanted)
+
+
+def test_on_a_vm_elsewhere_asarray_sends() -> None:
+    with ml.Arena(WireVM(ml.VM()), "elsewhere").allocating():
+        x = ml.asarray(X)
+        for refused in (lambda: x + Y, lambda: Y * x, lambda: x[[0]], lambda: x == X):
+            with pytest.raises(ml.errors.MlvmError, match=r"is elsewhere; send them with asarray"):
+                refused()
+        np.testing.assert_array_equal((x + ml.asarray(Y)).numpy(), X + Y)
+
+
+def test_a_captured_function_keeps_no_array() -> None:
+    @ml.capture
+    def frozen(x: ml.Tensor) -> ml.Tensor:
+        return x + np.array([1.0, 2.0, 3.0], np.float32)
+
+    with pytest.raises(ml.errors.CaptureError, match=r"test_arrays.*give the array as an argument"):
+        frozen(ml.asarray(X))
+
+    @ml.capture
+    def given(x: ml.Tensor, y: Any) -> Any:
+        return x + y
+
+    for y in (Y, 2 * Y):
+        np.testing.assert_array_equal(given(ml.asarray(X), y).numpy(), X + y)
+
+
+def test_what_is_no_array_is_no_operand() -> None:
+    x = ml.asarray(X)
+    assert (x == "abc") is False
+    assert (x != None) is True  # noqa: E711
+    for no in ("abc", None, {1: 2}):
+        with pytest.raises(
+            ml.errors.DTypeError, match="is no operand; tensors, numbers, and arrays"
+        ):
+            operator.add(x, no)
