@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -117,8 +118,9 @@ def asarray(
     Of a Tensor of that dtype and on that VM it is a new Tensor over the same bytes, unless `copy`
     is True. Everything else is copied, and refused if `copy` is False: from Python numbers and
     nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; numpy arrays,
-    and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype, but floats of 16 bits
-    become f32. With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must
+    and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype; float16 and bfloat16
+    become f32, which has all of their values. Of a PyTorch tensor that requires a gradient it is
+    the value. With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must
     be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
@@ -174,17 +176,23 @@ def _buffer(obj: Any) -> memoryview | None:
 
 
 def _of_array(obj: Any) -> Array:
-    """An array of the values of what has them in memory. Floats of 16 bits become f32, which holds
-    them exactly."""
+    """An array of the values of what has them in memory. Floats of 16 bits become f32, which has
+    all of their values."""
     try:
-        if hasattr(obj, "detach"):  # PyTorch's: one that it tracks, or of a dtype without numpy's
-            obj = obj.detach()
-            obj = (obj.float() if "float16" in str(obj.dtype) else obj).numpy(force=True)
         only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")
-        array = np.from_dlpack(obj) if only_dlpack else np.asarray(obj)
+        array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {_kind(obj)} cannot be read: {error}") from None
     return array.astype(np.float32) if array.dtype.name in _HALVES else array
+
+
+def _readable(obj: Any) -> Any:
+    """A tensor of PyTorch as one that numpy reads: without its gradient, and not as bfloat16."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor):
+        return obj
+    value = obj.detach().resolve_conj().resolve_neg()
+    return value.float() if value.dtype is torch.bfloat16 else value
 
 
 def _of_numbers(obj: object) -> Array:

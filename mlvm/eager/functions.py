@@ -24,7 +24,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integer, integers, reused, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
-from mlvm.eager.tensor import OneOp, Operand, Scalar, Tensor, alias, one_op, operand
+from mlvm.eager.tensor import OneOp, Operand, Scalar, Tensor, alias, is_array, one_op, operand
 
 _WHERE: Final = one_op("where")
 
@@ -285,7 +285,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
     return op.roll(x, shift=shift, axis=axis)
 
 
-def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor:
+def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tensor:
     """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
     (before, after) for all axes, or a pair for each axis."""
     ndim = type_of(x).ndim
@@ -294,7 +294,10 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
     pairs = tuple(pair(width, "widths", "pad", least=0) for width in widths)
-    return op.pad(x, widths=pairs, value=value)
+    if not isinstance(value, complex):
+        return op.pad(x, widths=pairs, value=value)
+    inside = op.pad(full(x.shape, True), widths=pairs)
+    return where(inside, op.pad(x, widths=pairs), value)
 
 
 def astype(
@@ -390,8 +393,7 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     if condition.__class__ is bool:
         condition = full((), condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
-        number = isinstance(x, (bool, int, float, complex, np.generic))
-        x = full((), cast(Scalar, x)) if number else Tensor._taken(x)
+        x = Tensor._taken(x) if is_array(x) else full((), cast(Scalar, x))
     beside = x if isinstance(x, Tensor) else cast(Tensor, y)
     chosen = operand(x, beside, _WHERE), operand(y, beside, _WHERE)
     type_of(cast(Tensor, condition), "where")
@@ -437,8 +439,8 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
 def diff(
     x: Tensor,
     /,
-    axis: int = -1,
     n: int = 1,
+    axis: int = -1,
     *,
     prepend: Operand | None = None,
     append: Operand | None = None,

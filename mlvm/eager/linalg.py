@@ -474,7 +474,7 @@ def vector_norm(
     """sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf, the
     smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0."""
     x = _floating(x, "vector_norm")
-    if isinstance(ord, str) or not isinstance(ord, (int, float)):
+    if not isinstance(ord, (int, float, np.number)):
         raise AttributeRefused(f"ord is a number, not {brief(ord)}").at("vector_norm", (x.type,))
     try:
         axes = normalize_axes(axis if axis is None else integers(axis, "axis"), x.ndim)

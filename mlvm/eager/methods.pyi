@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis
 from mlvm.eager.tensor import Operand, Tensor
 

@@ -68,7 +68,7 @@ def test_an_array_keeps_its_dtype() -> None:
     x = ml.asarray(X)
     assert (x + np.ones(3)).dtype is ml.float64
     assert (x + np.ones(3, np.int32)).dtype is ml.float32
-    assert (x + [1, 2, 3]).dtype is ml.float32
+    assert ml.add(x, [1, 2, 3]).dtype is ml.float32
     assert ml.add(ml.asarray([1], dtype="u8"), [1]).dtype is ml.int64
     assert (x + np.float64(2)).dtype is ml.float32  # one number is a scalar, as in Python
 

@@ -103,6 +103,7 @@ def test_asarray_takes_what_only_has_dlpack() -> None:
         ("word", None, ml.errors.DTypeError, "asarray takes"),
         (None, None, ml.errors.DTypeError, "object"),
         ([1, None], None, ml.errors.DTypeError, "object"),
+        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "longdouble"),
         (np.array([None]), None, ml.errors.DTypeError, "no dtype"),
         (np.array(["1"]), ml.float32, ml.errors.DTypeError, "no dtype"),
         (np.array([1j]), ml.float32, ml.errors.DTypeError, "take real or imag"),
@@ -130,6 +131,19 @@ def test_asarray_refuses(obj: Any, dtype: Any, error: type[Exception], text: str
 def test_asarray_does_not_join_tensors() -> None:
     with pytest.raises(ml.errors.DTypeError, match="stack"):
         t([t(1.0), t(2.0)])
+
+
+def test_half_floats_become_f32() -> None:
+    half = np.array([1.5, -2.0, 65504.0], np.float16)
+    same(t(half), half.astype(np.float32))
+    same(t(half, dtype=ml.int32), half.astype(np.int32))
+
+
+def test_asarray_of_a_torch_tensor_takes_its_value() -> None:
+    torch = pytest.importorskip("torch")
+    same(t(torch.ones(2, requires_grad=True)), np.ones(2, np.float32))
+    same(t(torch.full((2,), 1.5, dtype=torch.bfloat16)), np.full(2, 1.5, np.float32))
+    same(t(torch.tensor([1 + 2j]).conj()), np.array([1 - 2j], np.complex64))
 
 
 # --- made from a description ---------------------------------------------------------

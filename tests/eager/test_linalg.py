@@ -409,8 +409,9 @@ def test_complex_as_numpy() -> None:
     assert_like(la.lstsq(s[0], t[0]).solution, np.linalg.solve(x[0], y[0]), 1e-10)
     for ord in (0, 1, 2, 3, -1, inf):
         assert_like(la.vector_norm(s, ord=ord), np.linalg.vector_norm(x, ord=ord))
-    for ord in ("fro", "nuc", 1, 2, inf):
-        assert_like(la.matrix_norm(s, ord=ord), np.linalg.matrix_norm(x, ord=ord))
+    kinds: list[Any] = ["fro", "nuc", 1, 2, inf]
+    for kind in kinds:
+        assert_like(la.matrix_norm(s, ord=kind), np.linalg.matrix_norm(x, ord=kind))
 
 
 # --- elsewhere -------------------------------------------------------------------------

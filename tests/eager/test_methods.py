@@ -88,10 +88,11 @@ def test_most_methods_are_the_functions() -> None:
 
 def test_numpys_functions_take_the_methods() -> None:
     x: Any = ml.asarray(X)
-    for fn in (np.sum, np.mean, np.std, np.var, np.max, np.prod, np.any, np.transpose):
+    reducing: list[Any] = [np.sum, np.mean, np.std, np.var, np.max, np.prod, np.any, np.transpose]
+    for fn in reducing:
         np.testing.assert_allclose(np.asarray(fn(x)), fn(X), rtol=1e-5)
-    fn: Any
-    for fn in (np.round, np.argsort, np.cumsum, np.sort, np.median):
+    others: list[Any] = [np.round, np.argsort, np.cumsum, np.sort, np.median]
+    for fn in others:
         np.testing.assert_allclose(np.asarray(fn(x)), fn(X), rtol=1e-6)
     np.testing.assert_allclose(np.asarray(np.std(x, axis=0, ddof=1)), np.std(X, 0, ddof=1), 1e-6)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.op import op
+from mlvm.core.ops.layout import require_castable
 from mlvm.core.ops.rows import sum_rows
 from mlvm.core.rules import (
     Axis,
@@ -19,7 +20,6 @@ from mlvm.core.rules import (
     normalize_axis,
     reduced_shape,
     require,
-    require_castable,
 )
 from mlvm.core.types import Array, DType, TensorType, bool_, f32, i64, u64
 

@@ -1,0 +1,277 @@
+"""Random programs of views and updates, beside numpy with copies.
+
+    python -m tests.fuzz --values --programs 10000
+
+Of a tensor all that counts is its value: an update changes the tensor that it names, and no other.
+numpy does the same where every result is a copy. So each program runs on tensors and on numpy's
+copies, and all variables must be equal after it. The copies also carry tangents: their sum tells
+what gradients must be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+
+SHAPES: Final = ((6,), (2, 3), (3, 2))
+_KEYS: Final[dict[int, list[Any]]] = {
+    1: [1, slice(1, 4), slice(None, None, -2), ..., np.array([0, 2, 2]), "mask"],
+    2: [0, (slice(None), 1), (..., -1), (slice(0, 2), None, slice(0, 1)), np.array([1, 0]), "mask"],
+}
+
+Instruction = tuple[Any, ...]
+Program = list[Instruction]
+
+
+class Dual:
+    """An array and its tangent, as a value: whatever is made of it is a copy."""
+
+    def __init__(self, value: Any, tangent: Any) -> None:
+        self.parts = [np.array(value), np.array(tangent)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parts[0].shape
+
+    def over(self, other: Dual) -> Dual:
+        """Have the other's value, in place."""
+        self.parts = [x.copy() for x in other.parts]
+        return self
+
+
+class Copies:
+    """What programs do, on `Dual`."""
+
+    @staticmethod
+    def view(x: Dual, shape: Any) -> Dual:
+        return Dual(*[part.reshape(shape) for part in x.parts])
+
+    @staticmethod
+    def add(x: Dual, y: Dual) -> Dual:
+        return Dual(*[a + b for a, b in zip(x.parts, y.parts, strict=True)])
+
+    @staticmethod
+    def multiply(x: Dual, y: Dual) -> Dual:
+        (a, da), (b, db) = x.parts, y.parts
+        return Dual(a * b, da * b + a * db)
+
+    @staticmethod
+    def get(x: Dual, key: Any) -> Dual:
+        return Dual(*[part[key] for part in x.parts])
+
+    @staticmethod
+    def put(x: Dual, key: Any, y: Any) -> None:
+        for i, part in enumerate(x.parts):
+            part[key] = y.parts[i] if isinstance(y, Dual) else (y, 0.0)[i]
+
+    @classmethod
+    def update(cls, name: str, x: Dual, y: Dual) -> Dual:
+        return x.over(getattr(cls, name)(x, y))
+
+    @staticmethod
+    def out(name: str, x: Dual, y: Dual) -> None:
+        x.over(getattr(Copies, name)(y, y))
+
+    @staticmethod
+    def loop(n: int, body: Callable[..., Any], state: Any) -> Any:
+        state = tuple([Copies.view(x, x.shape) for x in state])
+        for _ in range(n):
+            state = tuple([Copies.view(x, x.shape) for x in body(state)])
+        return state
+
+    @staticmethod
+    def branch(x: Dual, ways: Any, state: Any) -> Any:
+        way = ways[0] if x.parts[0].sum() > 0 else ways[1]
+        return way(tuple([Copies.view(x, x.shape) for x in state]))
+
+    @staticmethod
+    def again(body: Callable[..., Any], state: Any) -> Any:
+        return body(tuple([Copies.view(x, x.shape) for x in state]))
+
+    @staticmethod
+    def index(key: Any) -> Any:
+        return key
+
+
+class Tensors:
+    """What programs do, on tensors."""
+
+    view = staticmethod(ml.reshape)
+    add = staticmethod(lambda x, y: x + y)
+    multiply = staticmethod(lambda x, y: x * y)
+    get = staticmethod(lambda x, key: x[key])
+
+    def __init__(self) -> None:
+        self._indices = {a.tobytes(): ml.asarray(a) for a in _arrays()}
+
+    def put(self, x: Any, key: Any, y: Any) -> None:
+        x[key] = y
+
+    def update(self, name: str, x: Any, y: Any) -> Any:
+        if name == "add":
+            x += y
+        else:
+            x *= y
+        return x
+
+    def out(self, name: str, x: Any, y: Any) -> None:
+        getattr(ml, name)(y, y, out=x)
+
+    def loop(self, n: int, body: Callable[..., Any], state: Any) -> Any:
+        return ml.fori_loop(0, n, lambda _, now: body(now), tuple(state))
+
+    def branch(self, x: Any, ways: Any, state: Any) -> Any:
+        return ml.cond(ml.sum(x) > 0.0, *ways, tuple(state))
+
+    def again(self, body: Callable[..., Any], state: Any) -> Any:
+        return ml.checkpoint(body)(tuple(state))
+
+    def index(self, key: Any) -> Any:
+        return self._indices[key.tobytes()] if isinstance(key, np.ndarray) else key
+
+
+def _mask(shape: tuple[int, ...]) -> Any:
+    return (np.arange(math.prod(shape)) % 3 != 1).reshape(shape)
+
+
+def _arrays() -> list[Any]:
+    indices = [key for keys in _KEYS.values() for key in keys if isinstance(key, np.ndarray)]
+    return [*indices, *map(_mask, SHAPES)]
+
+
+def run(lib: Any, program: Program, variables: list[Any]) -> list[Any]:
+    """Run a program, and return the variables after it, new ones too."""
+    xs = list(variables)
+
+    def fitted(i: int, shape: Any) -> Any:
+        y = xs[i % len(xs)]
+        return y if y.shape == shape else lib.view(y, shape)
+
+    def state_after(body: Program) -> Callable[[Any], Any]:
+        return lambda state: tuple(run(lib, body, list(state))[:2])
+
+    for name, a, b, k, *bodies in program:
+        i, j = a % len(xs), b % len(xs)
+        x = xs[i]
+        key = _KEYS[len(x.shape)][k % 6]
+        shape = (np.zeros(x.shape)[_mask(x.shape) if isinstance(key, str) else key]).shape
+        key = lib.index(_mask(x.shape) if isinstance(key, str) else key)
+        if name == "view":
+            xs.append(lib.view(x, SHAPES[k % 3]))
+        elif name == "same":
+            xs.append(x)
+        elif name in ("add", "multiply"):
+            xs.append(getattr(lib, name)(x, fitted(b, x.shape)))
+        elif name in ("+=", "*="):
+            xs[i] = lib.update("add" if name == "+=" else "multiply", x, fitted(b, x.shape))
+        elif name == "out":
+            lib.out("add" if k % 2 else "multiply", x, fitted(b, x.shape))
+        elif name == "number":
+            lib.put(x, key, 0.5)
+        elif name == "put":
+            n = math.prod(shape)
+            part = lib.get(fitted(b, (6,)), slice(0, n))
+            lib.put(x, key, lib.view(part, shape))
+        elif name == "put +=" and k % 6 != 5:  # what a mask selects has no type in a capture
+            lib.put(x, key, lib.add(lib.get(x, key), lib.get(x, key)))
+        elif name == "loop":
+            xs[i], xs[j] = lib.loop(k % 3, state_after(bodies[0]), (x, xs[j]))
+        elif name == "branch":
+            xs[i], xs[j] = lib.branch(x, [state_after(each) for each in bodies], (x, xs[j]))
+        elif name == "again":
+            xs[i], xs[j] = lib.again(state_after(bodies[0]), (x, xs[j]))
+    return xs
+
+
+_NUMBER = st.integers(0, 11)
+
+
+def _simple() -> st.SearchStrategy[Instruction]:
+    names = ["view", "view", "same", "add", "multiply", "+=", "+=", "*=", "out", "number"]
+    return st.tuples(st.sampled_from([*names, "put", "put", "put +="]), _NUMBER, _NUMBER, _NUMBER)
+
+
+def _nested() -> st.SearchStrategy[Instruction]:
+    body = st.lists(_simple(), min_size=1, max_size=5)
+    control = st.sampled_from(["loop", "branch", "again"])
+    return st.tuples(control, _NUMBER, _NUMBER, _NUMBER, body, body)
+
+
+def programs() -> st.SearchStrategy[Program]:
+    """Programs of two variables, with loops, branches and checkpoints."""
+    return st.lists(st.one_of(_simple(), _simple(), _simple(), _nested()), min_size=1, max_size=8)
+
+
+_RNG: Final = np.random.default_rng(0)
+_STARTS: Final = [_RNG.uniform(-0.9, 0.9, shape) for shape in SHAPES[:2]]
+_TANGENTS: Final = [_RNG.uniform(-0.9, 0.9, shape) for shape in SHAPES[:2]]
+
+
+def expected(program: Program) -> tuple[list[Dual], list[Dual], Dual]:
+    """The variables after the program, the arguments after it, and the loss with its tangent."""
+    given = [Dual(x, t) for x, t in zip(_STARTS, _TANGENTS, strict=True)]
+    after = run(Copies, program, given)
+    total = [sum(math.cos(i) * x.parts[k].sum() for i, x in enumerate(after)) for k in (0, 1)]
+    return after, given, Dual(*total)
+
+
+def function(program: Program) -> Callable[..., Any]:
+    """The program, as a function of two tensors that returns all variables."""
+    lib = Tensors()
+
+    def body(x: Any, y: Any) -> Any:
+        return [ml.copy(each) for each in run(lib, program, [x, y])]
+
+    return body
+
+
+def loss(program: Program) -> Callable[..., Any]:
+    """The sum of all variables, each times a number of its own."""
+    lib = Tensors()
+
+    def body(x: Any, y: Any) -> Any:
+        total = ml.zeros((), dtype="f64")
+        for i, each in enumerate(run(lib, program, [x, y])):
+            total += ml.sum(each) * math.cos(i)
+        return total
+
+    return body
+
+
+def _require_equal(found: Any, wanted: Any, what: str) -> None:
+    scale = 1.0 + float(np.max(np.abs(wanted), initial=0.0))
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-9 * scale, err_msg=what)
+
+
+def try_program(program: Program, *, captured: bool, gradients: bool = True) -> None:
+    """Run a program on tensors, eagerly or captured, and require what numpy has found."""
+    with np.errstate(all="ignore"):
+        after, given, total = expected(program)
+    if not np.isfinite(total.parts).all() or abs(total.parts[1]) > 1e100:
+        return
+    wrap: Callable[..., Any] = ml.capture if captured else (lambda fn: fn)
+    step = wrap(function(program))
+    for _ in range(2 if captured else 1):
+        x, y = [ml.asarray(each) for each in _STARTS]
+        flat = ml.reshape(x, (2, 3))
+        for found, wanted in zip(step(x, y), after, strict=True):
+            _require_equal(found, wanted.parts[0], "a variable")
+        for found, wanted in zip((x, y), given, strict=True):
+            _require_equal(found, wanted.parts[0], "an argument")
+        _require_equal(flat, _STARTS[0].reshape(2, 3), "a view of an argument")
+        assert x.shape == (6,)
+    if not gradients:
+        return
+    x, y = [ml.asarray(each) for each in _STARTS]
+    value, pulled = wrap(ml.value_and_grad(loss(program), argnums=(0, 1)))(x, y)
+    _require_equal(value, total.parts[0], "the value")
+    slope = sum((np.asarray(g) * t).sum() for g, t in zip(pulled, _TANGENTS, strict=True))
+    _require_equal(slope, total.parts[1], "the gradient")
+    for found, start in zip((x, y), _STARTS, strict=True):
+        _require_equal(found, start, "an argument of a gradient")
