@@ -103,7 +103,7 @@ def test_asarray_takes_what_only_has_dlpack() -> None:
         ("word", None, ml.errors.DTypeError, "asarray takes"),
         (None, None, ml.errors.DTypeError, "object"),
         ([1, None], None, ml.errors.DTypeError, "object"),
-        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "longdouble"),
+        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "no dtype"),
         (np.array([None]), None, ml.errors.DTypeError, "no dtype"),
         (np.array(["1"]), ml.float32, ml.errors.DTypeError, "no dtype"),
         (np.array([1j]), ml.float32, ml.errors.DTypeError, "take real or imag"),
@@ -238,7 +238,7 @@ OF_X: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
     ),
     "repeat tensor": (lambda x: ml.repeat(x, t(2)), lambda x: np.repeat(x, 2)),
     "diff": (ml.diff, np.diff),
-    "diff n": (lambda x: ml.diff(x, 1, 2), lambda x: np.diff(x, 2, 1)),
+    "diff n": (lambda x: ml.diff(x, 2, 1), lambda x: np.diff(x, 2, 1)),
     "diff too often": (lambda x: ml.diff(x, n=5), lambda x: np.diff(x, 5)),
     "diff 0": (lambda x: ml.diff(x, n=0), lambda x: x),
     "diff between": (
@@ -710,7 +710,7 @@ def test_errors_of_composed_functions_name_them() -> None:
     x, n = t(X), ml.arange(3)
     assert names_of(lambda: ml.repeat(x, -1)) == "repeat"
     assert names_of(lambda: ml.tile(x, (1, -1))) == "tile"
-    assert names_of(lambda: ml.std(n)) == "std"
+    assert names_of(lambda: ml.std(t([1j]))) == "std"
     assert names_of(lambda: untyped.reshape(x, "2")) == "reshape"
     assert names_of(lambda: untyped.squeeze(x, 0.5)) == "squeeze"
     assert names_of(lambda: ml.split(x, 10**5000)) == "split"
@@ -772,6 +772,13 @@ def test_bools_are_counted_and_else_converted() -> None:
     flags = t(X) > 0
     same(ml.sum(flags, axis=1), (X > 0).sum(axis=1))
     same(ml.mean(flags), (X > 0).mean(dtype=np.float32))
+    same(ml.var(flags, axis=0), (X > 0).var(axis=0, dtype=np.float32))
+    same(ml.std(t([1, 2, 4]), correction=1), np.std([1, 2, 4], ddof=1, dtype=np.float32))
+    same(ml.prod(flags, axis=1), (X > 0).prod(axis=1))
+    same(ml.max(flags, axis=2), (X > 0).max(axis=2))
+    same(ml.min(flags, axis=2), (X > 0).min(axis=2))
+    same(ml.argmax(flags, axis=2), (X > 0).argmax(axis=2))
+    same(ml.argmin(flags), (X > 0).argmin())
     same(ml.cumulative_prod(flags[0, 0]), np.cumprod(X[0, 0] > 0))
     same(ml.cumulative_sum(flags, 1), np.cumsum(X > 0, 1))
 
