@@ -150,8 +150,8 @@ METHODS: Final = {
     **{
         name: getattr(op, name)
         for name in (
-            *("abs", "all", "any", "argmax", "argmin", "conj", "copy", "max", "min", "prod"),
-            *("round", "sum"),
+            *("abs", "all", "any", "argmax", "argmin", "conj", "copy", "max", "min"),
+            *("prod", "round", "sum"),
         )
     },
     **{
@@ -160,9 +160,7 @@ METHODS: Final = {
     },
     **{
         each.__name__: each
-        for each in (
-            *(argsort, reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std),
-        )
+        for each in (argsort, reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std)
     },
 }
 

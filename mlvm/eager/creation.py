@@ -212,7 +212,12 @@ def _of_numbers(obj: object) -> Array:
             f"have a dtype in common; from this {_kind(obj)} numpy makes {array.dtype}"
         )
     if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in _leaves(obj)):
-        raise OperandValueError("ints of 2**63 and more beside smaller ones come as a numpy array")
+        try:
+            return np.array(obj, np.uint64)
+        except OverflowError:
+            raise OperandValueError(
+                "no integer dtype holds ints of 2**63 and more beside negative ones"
+            ) from None
     return array
 
 
@@ -437,6 +442,8 @@ def eye(
     unless another dtype is named."""
     columns = n_rows if n_cols is None else n_cols
     wanted = f32 if dtype is None else DType.of(dtype)
+    if isinstance(k, int):
+        k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far
     with placed(device, "eye"):
         return op.eye(rows=n_rows, columns=columns, k=k, dtype=wanted)
 

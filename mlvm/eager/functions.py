@@ -259,6 +259,8 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
 
 def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[int]:
     """The numbers of `repeat`, where they come in a tensor."""
+    if isinstance(repeats, np.ndarray):
+        repeats = Tensor._taken(repeats)
     if not isinstance(repeats, Tensor):
         return repeats
     types = (x.type, repeats.type)
