@@ -108,7 +108,7 @@ class Tensors:
     get = staticmethod(lambda x, key: x[key])
 
     def __init__(self) -> None:
-        self._indices = {a.tobytes(): ml.asarray(a) for a in _arrays()}
+        self._indices = {(a.tobytes(), a.shape): ml.asarray(a) for a in _arrays()}
 
     def put(self, x: Any, key: Any, y: Any) -> None:
         x[key] = y
@@ -133,7 +133,7 @@ class Tensors:
         return ml.checkpoint(body)(tuple(state))
 
     def index(self, key: Any) -> Any:
-        return self._indices[key.tobytes()] if isinstance(key, np.ndarray) else key
+        return self._indices[key.tobytes(), key.shape] if isinstance(key, np.ndarray) else key
 
 
 def _mask(shape: tuple[int, ...]) -> Any:
