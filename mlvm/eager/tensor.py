@@ -599,6 +599,11 @@ class Tensor(Methods, Allocation):
         return self.type.dtype
 
     @property
+    def __numpy_dtype__(self) -> np.dtype[np.generic]:
+        """What `numpy.result_type(x)` takes for x, in numpy 2.4 and later; see `DType`."""
+        return self.dtype.numpy
+
+    @property
     def ndim(self) -> int:
         return self.type.ndim
 
@@ -773,6 +778,9 @@ class Tensor(Methods, Allocation):
 
     __setitem__: ClassVar[Callable[[Tensor, Any, Any], None]]
     """`x[key] = values`; see `mlvm.eager.indexing`, which adds it."""
+
+    def __delitem__(self, key: Any) -> NoReturn:
+        raise TypeError("a Tensor does not support item deletion: its shape never changes")
 
     @property
     def T(self) -> Tensor:

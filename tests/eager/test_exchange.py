@@ -48,6 +48,20 @@ def test_memory_is_lent_read_only(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @local
+def test_an_update_moves_the_tensor_and_leaves_what_is_lent() -> None:
+    x = ml.arange(3)
+    seen = lent(x)
+    x += 10
+    assert seen.tolist() == [0, 1, 2]
+    before = lent(x).ctypes.data
+    x[0] = 7
+    assert x.tolist() == [7, 11, 12]
+    del seen
+    gc.collect()
+    assert lent(x).ctypes.data == before  # nobody has it any more: it was written where it is
+
+
+@local
 def test_what_is_lent_outlives_tensor_reset_and_arena() -> None:
     arena = ml.Arena(ml.VM("lender"), "lends")
     with arena:
