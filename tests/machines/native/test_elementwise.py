@@ -140,7 +140,7 @@ def test_divisions_have_numpys_bits_at_whole_quotients_and_beside_them(
 ) -> None:
     """Of any size: some are exact, some go the long way, alone and beside others in a block."""
     rng, of = np.random.default_rng(5), DType.named(dtype).numpy
-    for digits in (0, 3, 12, 30):
+    for digits in (0, 3, 12, 28):
         y = (rng.normal(size=2000) * 10.0 ** rng.uniform(-digits, digits, 2000)).astype(of)
         x = (y * np.round(rng.normal(size=2000) * 10.0 ** rng.uniform(0, 9, 2000))).astype(of)
         away = rng.normal(size=2000).astype(of)
