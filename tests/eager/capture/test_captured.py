@@ -960,7 +960,7 @@ def test_ops_that_refuse_types_say_so_at_the_recording(place: Place) -> None:
     with pytest.raises(ShapeError, match="matmul"):
         captured(ones(2, 3), ones(2, 3))
     with pytest.raises(DTypeError):
-        captured(ones(2, 2), ml.ones((2, 2), dtype="bool"))
+        captured(ml.ones((2, 2), dtype="bool"), ml.ones((2, 2), dtype="bool"))
     assert captured.signatures == 0
 
 
