@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, DTypeError, OperandValueError
+from mlvm.core.errors import CaptureError, OperandValueError
 from mlvm.eager import nn, optim
 from mlvm.eager.number import Number, Numbers, is_same, plain
 from tests.threads import in_threads
