@@ -779,6 +779,9 @@ class Tensor(Methods, Allocation):
     __setitem__: ClassVar[Callable[[Tensor, Any, Any], None]]
     """`x[key] = values`; see `mlvm.eager.indexing`, which adds it."""
 
+    def __delitem__(self, key: Any) -> NoReturn:
+        raise TypeError("a Tensor does not support item deletion: its shape never changes")
+
     @property
     def T(self) -> Tensor:
         """A two-dimensional tensor, transposed. Raises `NoTranspose` for any other."""
