@@ -24,6 +24,7 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
+from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray
