@@ -20,9 +20,9 @@ from mlvm.eager.sorting import argsort
 from mlvm.eager.tensor import Tensor
 
 
-def reshape(x: Tensor, /, *shape: int | Sequence[int]) -> Tensor:
+def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
     """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
-    return functions.reshape(x, _one_tuple(shape))
+    return functions.reshape(x, _one_tuple(shape), copy=copy)
 
 
 def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:

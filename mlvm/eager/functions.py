@@ -182,7 +182,8 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis."""
-    return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
+    xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
+    return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
 def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:

@@ -134,7 +134,7 @@ class Methods:
     def repeat(self, repeats: int | Sequence[int] | Tensor, /, axis: int | None = None) -> Tensor:
         """x with each element `repeats` times in a row along `axis` (None: flattened first)."""
 
-    def reshape(self, /, *shape: int | Sequence[int]) -> Tensor:
+    def reshape(self, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
         """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
 
     def round(self, /, *, out: Tensor | None = None) -> Tensor:

@@ -169,9 +169,3 @@ def test_each_index_tensor_is_checked_against_its_own_axis(key: tuple[Any, ...])
 def test_a_mask_of_another_shape_is_refused() -> None:
     with pytest.raises(ml.errors.ShapeError, match="mask"):
         ml.asarray(X)[ml.asarray([True, False, True])]
-
-
-def test_tensors_are_immutable() -> None:
-    x = ml.asarray(X)
-    with pytest.raises(TypeError, match="immutable"):
-        x[0] = 1.0
