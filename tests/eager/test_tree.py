@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import DTypeError, GradientError, PathError, ShapeError, StaleTensor
+from mlvm.core.errors import DTypeError, PathError, ShapeError, StaleTensor
 from mlvm.eager.autodiff import vjp
 from mlvm.eager.context import default_vm
 from mlvm.eager.creation import asarray
