@@ -311,6 +311,7 @@ __all__ = [
 
 
 _OF_TENSORS = {each.__name__ for each in (creation, fft, functions, linalg, sorting)}
+_OF_TENSORS.add(Tensor.__module__)
 """Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
 are: `takes_arrays` costs them nothing."""
 
