@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +132,14 @@ def test_every_public_function_of_tensors_takes_arrays() -> None:
                 if any(str(each.annotation).startswith("Tensor") for each in parameters):
                     lacking.append(name)
     assert lacking == ["call", "cond", "fori_loop", "scan", "switch"]
+
+
+@pytest.mark.parametrize(
+    "path", ["reshape", "linalg.solve", "tensordot", "fft.rfft", "silu", "exp"]
+)
+def test_public_functions_are_pickled_by_name(path: str) -> None:
+    function = operator.attrgetter(path)(ml)
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 class Doubling(ml.nn.Module):
