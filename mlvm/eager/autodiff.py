@@ -27,6 +27,7 @@ from mlvm.eager.tensor import (
     OneOp,
     Tensor,
     alias,
+    alias_of,
     apply,
     apply_in_python,
     live_tapes,
@@ -575,6 +576,8 @@ def collecting(
                 value, gradients = session.pull_into(value, one, collect)
         finally:
             session.close()
+        if value.tape is not session.tape:  # it may be one that the function reaches
+            value = alias_of(value)
         primal = (value, result[1]) if has_aux else value
         return primal, tuple(gradients) if several else gradients[0]
 
@@ -616,6 +619,8 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
         session.close()
         raise
 
+    if value.tape is not session.tape:
+        value = alias_of(value)
     known = Tracked(value.type, value.tape, getattr(value, "node", 0))
 
     def pullback(cotangent: Tensor) -> Any:
