@@ -42,14 +42,17 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     [
         ("docs/machine.md", 5),
         ("docs/futures.md", 2),
+        ("docs/interoperability.md", 3),
         ("docs/capture.md", 4),
         ("docs/control.md", 4),
         ("docs/layers.md", 2),
+        ("docs/linalg.md", 3),
         ("docs/memory.md", 6),
         ("docs/parallel.md", 3),
         ("docs/queues.md", 3),
         ("docs/pipelines.md", 4),
         ("docs/remote.md", 1),
+        ("docs/dtypes.md", 2),
         ("docs/values.md", 4),
     ],
 )

@@ -20,6 +20,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "any": ("bool", "unsigned", "signed", "float", "complex"),
     "numeric": ("unsigned", "signed", "float", "complex"),
     "real": ("unsigned", "signed", "float"),
+    "real or bool": ("bool", "unsigned", "signed", "float"),
     "integer": ("unsigned", "signed"),
     "integer or bool": ("bool", "unsigned", "signed"),
     "inexact": ("float", "complex"),
@@ -30,7 +31,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 def require(allowed: str, *operands: TensorType) -> None:
     """Raise `DTypeError` unless every operand's dtype is of the allowed class:
-    any, numeric, real, integer, integer or bool, inexact, float, bool."""
+    any, numeric, real, real or bool, integer, integer or bool, inexact, float, bool."""
     for operand in operands:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
@@ -77,12 +78,6 @@ def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callab
 broadcast = elementwise("numeric")
 
 
-def require_castable(x: DType, dtype: DType) -> None:
-    """Raise `DTypeError` where a cast would drop imaginary parts."""
-    if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
-        raise DTypeError(f"{x} does not become {dtype}: take the real or imag part first")
-
-
 def normalize_axis(axis: int, ndim: int) -> int:
     """`axis` counted from the front. Raises `AxisRefused` when it is out of range."""
     if not -ndim <= axis < ndim:
@@ -109,14 +104,10 @@ def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
     return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
-def require_representable(value: complex, dtype: DType) -> None:
+def require_representable(value: float, dtype: DType) -> None:
     """Raise `AttributeRefused` unless a bool or integer dtype holds `value` exactly.
 
-    A float dtype takes any real number, rounded; a complex one any number."""
-    if isinstance(value, complex):
-        if dtype.kind != "complex":
-            raise AttributeRefused(f"{value} is not a value of {dtype}")
-        return
+    A float or complex dtype takes any number, rounded."""
     if dtype.is_inexact:
         return
     low, high = 0, 1

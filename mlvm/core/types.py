@@ -11,7 +11,7 @@ import operator
 import re
 import threading
 from collections.abc import Sequence
-from itertools import product
+from functools import cache
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 from weakref import WeakValueDictionary
 
@@ -59,7 +59,8 @@ class DType:
         if isinstance(dtype, str) and dtype in DType.all:
             return DType.all[dtype]
         try:
-            if dtype is not None:  # numpy takes None for f64
+            # numpy takes None for f64, and an array for its dtype
+            if dtype is not None and not hasattr(type(dtype), "__array__"):
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
@@ -74,6 +75,11 @@ class DType:
             return NotImplemented
 
     __hash__ = object.__hash__
+
+    @property
+    def __numpy_dtype__(self) -> np.dtype[np.generic]:
+        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`."""
+        return self.numpy
 
     @property
     def is_float(self) -> bool:
@@ -120,28 +126,19 @@ _PARTS = {c64: f32, c128: f64}
 _LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 
 
+@cache
 def promote(x: DType, y: DType) -> DType:
     """The dtype of `x` and `y` combined: as the Python Array API standard (2025.12) has it, and
     where that is silent, the higher kind of bool, integer, float, complex wins, as in PyTorch and
     JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed integer."""
-    try:
-        return PROMOTION[x, y]
-    except KeyError:
-        raise DTypeError(
-            f"{x} and {y} do not promote; convert one to {y} or {x} with astype"
-        ) from None
-
-
-def _promotion(x: DType, y: DType) -> DType | None:
     low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
     if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
         return high
     both = _OF_NUMPY[np.promote_types(x.numpy, y.numpy)]
-    return None if both.is_float and x.is_integer else both
+    if both.is_float and x.is_integer:
+        raise DTypeError(f"{x} and {y} do not promote; convert one to {y} or {x} with astype")
+    return both
 
-
-PROMOTION = {(x, y): z for x, y in product(DType.all.values(), repeat=2) if (z := _promotion(x, y))}
-"""Every pair that promotes."""
 
 Shape: TypeAlias = tuple[int, ...]
 MAX_NDIM: Final = 64  # as numpy has it

@@ -421,8 +421,8 @@ class _Session:
     """One differentiation: the arguments to call a function with, and the tape it fills.
 
     The function gets twins of the arguments. So threads may share tensors, an update of one inside
-    is none of the caller's, and a tensor that the function reaches in another way is a constant. A tensor that occurs twice in one argument is one
-    variable; in two arguments it is two.
+    is none of the caller's, and a tensor that the function reaches in another way is a constant. A
+    tensor that occurs twice in one argument is one variable; in two arguments it is two.
     """
 
     def __init__(self, arguments: Sequence[Tree]) -> None:
@@ -605,8 +605,8 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
     """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
     That function may be called any number of times. Until it is dropped, it keeps the values that
-    it needs: an update in place moves the tensor to other memory. Raises what `value_and_grad` raises, and `GradientError` for a
-    cotangent of another type than the value.
+    it needs: an update in place moves the tensor to other memory. Raises what `value_and_grad`
+    raises, and `GradientError` for a cotangent of another type than the value.
     """
     session = _Session(primals)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -28,9 +29,12 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on, current_arena, recording
-from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op
+from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op, operand
 
 _COPY: Final = one_op("copy")
+_CONCAT: Final = one_op("concat")
+_HALVES: Final = ("float16", "bfloat16")
+_WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
@@ -105,18 +109,20 @@ def reused(x: Tensor, device: VMProtocol | None = None) -> Tensor:
 def asarray(
     obj: object,
     /,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
     copy: bool | None = None,
 ) -> Tensor:
     """A tensor of the values of `obj`, in the current arena or on the VM `device`.
 
     Of a Tensor of that dtype and on that VM it is a new Tensor over the same bytes, unless `copy`
-    is True. Everything else is copied, and refused if `copy` is False: from Python numbers and
-    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; numpy arrays,
-    and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype. With a `dtype`, arrays
-    and tensors are cast as by `astype`, and Python numbers must be values of it.
+    is True. Everything else is copied, and refused if `copy` is False. From Python numbers and
+    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; tensors in
+    nested lists are joined, and their dtypes promote; numpy arrays, and whatever has `__array__`,
+    `__dlpack__` or a buffer, keep their dtype; float16 and bfloat16 become f32, which has all of
+    their values. Of a PyTorch tensor that requires a gradient it is the value. With a `dtype`,
+    arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
     is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
@@ -130,10 +136,17 @@ def asarray(
         raise CopyRefused(
             f"asarray: the values of a {_kind(obj)} are copied into a VM, which copy=False forbids"
         )
-    if hasattr(obj, "__array__") or hasattr(obj, "__dlpack__"):
-        array = _of_array(obj)
+    in_memory = obj if any(hasattr(obj, way) for way in _WAYS) else _buffer(obj)
+    if in_memory is not None:
+        array = _of_array(in_memory)
         own = DType.of(array.dtype)
         target = wanted or own
+        if own.kind == "complex" and target.kind not in ("complex", "bool"):
+            raise DTypeError(f"complex numbers do not become {target}; take real or imag")
+    elif isinstance(obj, (list, tuple)) and (first := _first_tensor(obj)) is not None:
+        with placed(device, "asarray"):
+            joined = _joined(obj, first)
+            return joined if wanted in (None, joined.dtype) else op.astype(joined, dtype=wanted)
     else:
         array = _of_numbers(obj)
         target = wanted or DEFAULTS[type(array.dtype.type(0).item())]
@@ -159,17 +172,36 @@ def _of_tensor(
     return op.copy(x) if copy and not moves else x if moves else reused(x)
 
 
-def _of_array(obj: Any) -> Array:
+def _buffer(obj: Any) -> memoryview | None:
+    """The memory of an object that Python itself can look into, such as an `array.array`."""
     try:
-        return np.asarray(obj) if hasattr(obj, "__array__") else np.from_dlpack(obj)
+        return memoryview(obj)
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
+def _of_array(obj: Any) -> Array:
+    """An array of the values of what has them in memory. Floats of 16 bits become f32, which has
+    all of their values."""
+    try:
+        only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")
+        array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {_kind(obj)} cannot be read: {error}") from None
+    return array.astype(np.float32) if array.dtype.name in _HALVES else array
+
+
+def _readable(obj: Any) -> Any:
+    """A tensor of PyTorch as one that numpy reads: without its gradient, and not as bfloat16."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor):
+        return obj
+    value = obj.detach().resolve_conj().resolve_neg()
+    return value.float() if value.dtype is torch.bfloat16 else value
 
 
 def _of_numbers(obj: object) -> Array:
     """A bool, integer or f64 array of a Python number or nested lists of them."""
-    if any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
-        raise DTypeError("asarray takes numbers; a list of tensors is joined by stack or concat")
     try:
         array = np.array(obj)
     except ValueError as error:
@@ -180,8 +212,28 @@ def _of_numbers(obj: object) -> Array:
             f"have a dtype in common; from this {_kind(obj)} numpy makes {array.dtype}"
         )
     if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in _leaves(obj)):
-        raise OperandValueError("ints of 2**63 and more beside smaller ones come as a numpy array")
+        try:
+            return np.array(obj, np.uint64)
+        except OverflowError:
+            raise OperandValueError(
+                "no integer dtype holds ints of 2**63 and more beside negative ones"
+            ) from None
     return array
+
+
+def _first_tensor(obj: object) -> Tensor | None:
+    return next((leaf for leaf in _leaves(obj) if isinstance(leaf, Tensor)), None)
+
+
+def _joined(obj: object, beside: Tensor) -> Tensor:
+    """Nested lists of tensors, and of numbers as they are beside a tensor, as one tensor."""
+    if not isinstance(obj, (list, tuple)):
+        return operand(obj, beside, _CONCAT)
+    rows = [_joined(each, beside) for each in obj]
+    shapes = list(dict.fromkeys(row.shape for row in rows))
+    if len(shapes) != 1:
+        raise ShapeError(f"these lists are no tensor: their rows have shapes {brief(shapes)}")
+    return op.concat(*[op.reshape(row, shape=(1, *row.shape)) for row in rows], axis=0)
 
 
 def _leaves(obj: object, depth: int = 0) -> Iterator[object]:
@@ -223,8 +275,8 @@ def _kind(x: object) -> str:
 def full(
     shape: int | Sequence[int],
     fill_value: Scalar | Tensor,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor."""
@@ -261,32 +313,48 @@ def _filled(
 
 
 def zeros(
-    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
     """A tensor of zeros, or of False; f32 unless another dtype is named."""
-    return _filled("zeros", shape, _number(0, dtype), f32 if dtype is None else dtype, device)
+    return _described("zeros", shape, 0, dtype, device)
 
 
 def ones(
-    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
     """A tensor of ones, or of True; f32 unless another dtype is named."""
-    return _filled("ones", shape, _number(1, dtype), f32 if dtype is None else dtype, device)
+    return _described("ones", shape, 1, dtype, device)
 
 
 def empty(
-    shape: int | Sequence[int], *, dtype: object = None, device: VMProtocol | None = None
+    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run."""
-    return _filled("empty", shape, _number(0, dtype), f32 if dtype is None else dtype, device)
+    return _described("empty", shape, 0, dtype, device)
+
+
+def _described(
+    name: str,
+    shape: int | Sequence[int],
+    value: int,
+    dtype: object,
+    device: VMProtocol | None,
+) -> Tensor:
+    """A tensor of zeros or ones of that dtype, f32 for None."""
+    if dtype.__class__ is int:  # the next length of the shape, as in other libraries
+        lengths = f"({', '.join(map(str, (*integers(shape, 'shape', name), dtype)))})"
+        raise AttributeRefused(f"the shape is one argument: write {name}({lengths})").at(name, ())
+    wanted = f32 if dtype is None else DType.of(dtype)
+    number: Scalar = wanted.numpy.type(value).item()
+    return _filled(name, shape, number, wanted, device)
 
 
 def full_like(
     x: Tensor,
     /,
     fill_value: Scalar | Tensor,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
 ) -> Tensor:
     """`full` with the shape of x, and its dtype and VM unless others are named."""
@@ -295,25 +363,24 @@ def full_like(
     return _filled("full_like", type.shape, fill_value, wanted, where)
 
 
-def zeros_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Zeros with the shape of x, and its dtype and VM unless others are named."""
     return _like("zeros_like", x, 0, dtype, device)
 
 
-def ones_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Ones with the shape of x, and its dtype and VM unless others are named."""
     return _like("ones_like", x, 1, dtype, device)
 
 
-def empty_like(x: Tensor, /, *, dtype: object = None, device: VMProtocol | None = None) -> Tensor:
+def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """The same as `zeros_like`."""
     return _like("empty_like", x, 0, dtype, device)
 
 
 def _like(name: str, x: Tensor, value: int, dtype: object, device: VMProtocol | None) -> Tensor:
     type, where = type_of(x), x.arena.vm if device is None else device
-    wanted = type.dtype if dtype is None else dtype
-    return _filled(name, type.shape, _number(value, wanted), wanted, where)
+    return _described(name, type.shape, value, type.dtype if dtype is None else dtype, where)
 
 
 def arange(
@@ -321,8 +388,8 @@ def arange(
     /,
     stop: float | None = None,
     step: float = 1,
-    *,
     dtype: object = None,
+    *,
     device: VMProtocol | None = None,
 ) -> Tensor:
     """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
@@ -336,8 +403,8 @@ def arange(
 
 
 def linspace(
-    start: float,
-    stop: float,
+    start: complex,
+    stop: complex,
     /,
     num: int,
     *,
@@ -345,11 +412,21 @@ def linspace(
     device: VMProtocol | None = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """`num` evenly spaced floats from `start` up to `stop`, which is left out without
-    `endpoint`; f32 unless another dtype is named."""
-    wanted = f32 if dtype is None else DType.of(dtype)
+    """`num` evenly spaced numbers from `start` up to `stop`, which is left out without
+    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named."""
+    is_complex = isinstance(start, complex) or isinstance(stop, complex)
+    wanted = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
     with placed(device, "linspace"):
-        return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=wanted)
+        if wanted.kind != "complex":
+            return _spaced(start, stop, num, endpoint, wanted)
+        first, last = complex(start), complex(stop)
+        real = _spaced(first.real, last.real, num, endpoint, wanted.real)
+        imag = _spaced(first.imag, last.imag, num, endpoint, wanted.real)
+        return op.astype(real, dtype=wanted) + op.astype(imag, dtype=wanted) * 1j
+
+
+def _spaced(start: Any, stop: Any, num: int, endpoint: bool, dtype: DType) -> Tensor:
+    return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=dtype)
 
 
 def eye(
@@ -365,14 +442,10 @@ def eye(
     unless another dtype is named."""
     columns = n_rows if n_cols is None else n_cols
     wanted = f32 if dtype is None else DType.of(dtype)
+    if isinstance(k, int):
+        k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far
     with placed(device, "eye"):
         return op.eye(rows=n_rows, columns=columns, k=k, dtype=wanted)
-
-
-def _number(value: int, dtype: object) -> Scalar:
-    """0 or 1 as the Python number of that dtype's kind, a float for None."""
-    number: Scalar = DType.of(f32 if dtype is None else dtype).numpy.type(value).item()
-    return number
 
 
 pi: Final = math.pi

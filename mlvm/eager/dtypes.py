@@ -108,4 +108,6 @@ def iinfo(type: object, /) -> IntInfo:
 
 
 def _dtype_of(x: object) -> DType:
-    return x.dtype if isinstance(x, Tensor) else DType.of(x)
+    if isinstance(x, Tensor):
+        return x.dtype
+    return DType.of(x.dtype if isinstance(x, (np.ndarray, np.generic)) else x)

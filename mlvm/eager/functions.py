@@ -24,7 +24,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integer, integers, reused, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
-from mlvm.eager.tensor import OneOp, Operand, Tensor, alias, one_op, operand
+from mlvm.eager.tensor import OneOp, Operand, Scalar, Tensor, alias, is_array, one_op, operand
 
 _WHERE: Final = one_op("where")
 
@@ -182,7 +182,8 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis."""
-    return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
+    xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
+    return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
 def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -258,6 +259,8 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
 
 def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[int]:
     """The numbers of `repeat`, where they come in a tensor."""
+    if isinstance(repeats, np.ndarray):
+        repeats = Tensor._taken(repeats)
     if not isinstance(repeats, Tensor):
         return repeats
     types = (x.type, repeats.type)
@@ -283,7 +286,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
     return op.roll(x, shift=shift, axis=axis)
 
 
-def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor:
+def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tensor:
     """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
     (before, after) for all axes, or a pair for each axis."""
     ndim = type_of(x).ndim
@@ -292,7 +295,10 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: float = 0.0) -> Tensor
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
     pairs = tuple(pair(width, "widths", "pad", least=0) for width in widths)
-    return op.pad(x, widths=pairs, value=value)
+    if not isinstance(value, complex):
+        return op.pad(x, widths=pairs, value=value)
+    inside = op.pad(full(x.shape, True), widths=pairs)
+    return where(inside, op.pad(x, widths=pairs), value)
 
 
 def astype(
@@ -388,7 +394,7 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     if condition.__class__ is bool:
         condition = full((), condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
-        x = full((), x)
+        x = Tensor._taken(x) if is_array(x) else full((), cast(Scalar, x))
     beside = x if isinstance(x, Tensor) else cast(Tensor, y)
     chosen = operand(x, beside, _WHERE), operand(y, beside, _WHERE)
     type_of(cast(Tensor, condition), "where")
@@ -434,8 +440,8 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
 def diff(
     x: Tensor,
     /,
-    axis: int = -1,
     n: int = 1,
+    axis: int = -1,
     *,
     prepend: Operand | None = None,
     append: Operand | None = None,

@@ -16,9 +16,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import DTypeError, IndexRefused, MlvmError, OpError, ShapeError, brief
-from mlvm.core.types import PROMOTION, Shape, i64
+from mlvm.core.types import Shape, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray
+from mlvm.eager.dtypes import can_cast
 from mlvm.eager.functions import moveaxis, reshape
 from mlvm.eager.tensor import Tensor, apply_into, is_array, one_op, operand
 
@@ -218,7 +219,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
     given = operand(values, x, _SET)
     if given.dtype is x.dtype:
         return given
-    if PROMOTION.get((x.dtype, given.dtype)) is not x.dtype:
+    if not can_cast(given, x.dtype):
         raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; convert it with astype").at(
             "setitem", (x.type, given.type)
         )

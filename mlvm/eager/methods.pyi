@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis
 from mlvm.eager.tensor import Operand, Tensor
 
@@ -43,12 +44,20 @@ class Methods:
         nan."""
 
     def argsort(
-        self, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
+        self,
+        /,
+        axis: int = -1,
+        *,
+        descending: bool = False,
+        stable: bool = True,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """The positions in x, along `axis`, of the elements that `sort` gives: i64."""
+        """The positions (i64) along `axis` of the elements that `sort` gives."""
 
-    def astype(self, dtype: object, /) -> Tensor:
-        """x in another dtype."""
+    def astype(
+        self, dtype: object, /, *, copy: bool = True, device: VMProtocol | None = None
+    ) -> Tensor:
+        """x in another dtype, on its VM or on `device`."""
 
     def clip(self, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """x limited to min <= x <= max, elementwise."""
@@ -122,10 +131,10 @@ class Methods:
     def real(self) -> Tensor:
         """The real part."""
 
-    def repeat(self, repeats: int, /, *, axis: int | None = None) -> Tensor:
+    def repeat(self, repeats: int | Sequence[int] | Tensor, /, axis: int | None = None) -> Tensor:
         """x with each element `repeats` times in a row along `axis` (None: flattened first)."""
 
-    def reshape(self, /, *shape: int | Sequence[int]) -> Tensor:
+    def reshape(self, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
         """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
 
     def round(self, /, *, out: Tensor | None = None) -> Tensor:
@@ -163,7 +172,7 @@ class Methods:
     def swapaxes(self, axis1: int, axis2: int, /) -> Tensor:
         """x with these two axes in each other's place."""
 
-    def take(self, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
+    def take(self, indices: Tensor, /, axis: int | None = None) -> Tensor:
         """The slices of x at `indices` along `axis`, which the axes of `indices` replace."""
 
     def transpose(self, /, *axes: int | Sequence[int] | None) -> Tensor:

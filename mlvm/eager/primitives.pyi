@@ -601,7 +601,7 @@ def pad(
     /,
     *,
     widths: tuple[tuple[int, int], ...],
-    value: float | complex = 0.0,
+    value: float = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""

@@ -75,6 +75,7 @@ from mlvm.eager.creation import (
 )
 from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
 from mlvm.eager.elsewhere import missing
+from mlvm.eager.exchange import from_dlpack
 from mlvm.eager.functions import (
     astype,
     broadcast_arrays,
@@ -220,6 +221,7 @@ __all__ = [
     "float32",
     "float64",
     "fori_loop",
+    "from_dlpack",
     "full",
     "full_like",
     "function",

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
 from mlvm.core.types import bool_, u8
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray, full, integer, type_of
+from mlvm.eager.creation import full, integer, type_of
 from mlvm.eager.functions import (
     astype,
     axes_of,
@@ -38,9 +38,10 @@ def sort(
 ) -> Tensor:
     """The elements of x in order along `axis`; nan counts as the largest. The order is always
     `stable`. Raises `AxisRefused`, and `DTypeError` for complex numbers, which have no order."""
-    if type_of(x, "sort").dtype is bool_ and out is None:
-        return astype(op.sort(astype(x, u8), axis=axis, descending=descending), bool_)
-    return op.sort(x, axis=axis, descending=descending, out=out)
+    numbers = _ordered("sort", x)
+    if numbers is x or out is not None:
+        return op.sort(x, axis=axis, descending=descending, out=out)
+    return astype(op.sort(numbers, axis=axis, descending=descending), x.dtype)
 
 
 def argsort(
@@ -181,7 +182,7 @@ class _Sorted:
         """How often each different value is there."""
         size = self.order.size
         [starts] = reshape(op.nonzero_indices(self.starts), (1, -1))
-        ends = concat([part(starts, 0, range(min(1, starts.size), starts.size)), asarray([size])])
+        ends = concat([part(starts, 0, range(min(1, starts.size), starts.size)), full(1, size)])
         return part(ends, 0, range(starts.size)) - starts
 
 

@@ -38,6 +38,7 @@ _METHODS_HEAD: Final = '''\
 
 from collections.abc import Sequence
 
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis
 from mlvm.eager.tensor import Operand, Tensor
 

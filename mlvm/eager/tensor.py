@@ -359,7 +359,7 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
 
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked. An update in place asks each of them whether it needs the value."""
+"""Tapes that may still be walked. An update in place asks each whether it needs the value."""
 
 _CONSTANTS_LIMIT: Final = 4096
 
@@ -448,6 +448,8 @@ def is_array(value: object) -> bool:
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    if kind not in DEFAULTS:  # such as an IntEnum
+        kind = next(each for each in DEFAULTS if issubclass(kind, each))
     return dtype if kind is int and dtype.is_integer else promote(DEFAULTS[kind], dtype)
 
 
@@ -597,6 +599,11 @@ class Tensor(Methods, Allocation):
         return self.type.dtype
 
     @property
+    def __numpy_dtype__(self) -> np.dtype[np.generic]:
+        """What `numpy.result_type(x)` takes for x, in numpy 2.4 and later; see `DType`."""
+        return self.dtype.numpy
+
+    @property
     def ndim(self) -> int:
         return self.type.ndim
 
@@ -645,17 +652,12 @@ class Tensor(Methods, Allocation):
         """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone."""
         return self.numpy().tolist()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("a tensor's values are copied out of the VM; copy=False cannot be")
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.numpy().__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU: a copy in host memory
+    __array__: ClassVar[Callable[..., Array]]
+    __dlpack__: ClassVar[Callable[..., Any]]
+    __dlpack_device__: ClassVar[Callable[[Tensor], tuple[int, int]]]
+    __copy__: ClassVar[Callable[[Tensor], Tensor]]
+    __deepcopy__: ClassVar[Callable[[Tensor, object], Tensor]]
+    """Ways to other libraries, copies and pickles: `mlvm.eager.exchange` adds them."""
 
     def __bool__(self) -> bool:
         if self.type.size != 1:
@@ -804,6 +806,3 @@ class Tensor(Methods, Allocation):
             return alias(one_op("reshape", shape=swapped.shape), self, swapped)
         axes = (*range(ndim - 2), ndim - 1, ndim - 2)
         return apply(one_op("permute_dims", axes=axes), self)
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a Tensor cannot be pickled or copied so; use .numpy(), or copy(x)")

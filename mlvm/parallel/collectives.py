@@ -205,8 +205,10 @@ class Member:
 
     def _reduced(self, *xs: TensorType, op: Reduction) -> None:
         for x in xs:
-            if op == "mean" and not x.dtype.is_float:
+            if op == "mean" and not x.dtype.is_inexact:
                 raise DTypeError("a mean is of floats")
+            if op in ("max", "min") and x.dtype.kind == "complex":
+                raise DTypeError("complex numbers have no largest or smallest")
             if op == "sum" and x.dtype.kind == "bool":
                 raise DTypeError("a sum is of numbers")
 

@@ -56,7 +56,12 @@ def test_functions_of_shapes_take_arrays() -> None:
         (untyped.permute_dims(X, (1, 0)), X.T),
         (untyped.take(X, np.array([1, 0]), axis=1), X[:, [1, 0]]),
         (untyped.expand_dims(X, axis=0), X[None]),
+        (untyped.reshape([1, 2, 3, 4], (2, 2)), np.array([[1, 2], [3, 4]])),
+        (untyped.where([True, False], [1, 2], 3), np.array([1, 3])),
+        (untyped.linalg.vector_norm([3.0, 4.0]), np.array(5, np.float32)),
         (untyped.zeros_like(X), np.zeros_like(X)),
+        (untyped.stack([X, ml.asarray(X)], 1), np.stack([X, X], 1)),
+        (untyped.concat([ml.asarray(X), X]), np.concatenate([X, X])),
         (untyped.broadcast_arrays(X, Y)[1], np.broadcast_to(Y, (2, 3))),
     ]:
         assert type(got) is ml.Tensor
@@ -68,8 +73,9 @@ def test_an_array_keeps_its_dtype() -> None:
     x = ml.asarray(X)
     assert (x + np.ones(3)).dtype is ml.float64
     assert (x + np.ones(3, np.int32)).dtype is ml.float32
-    assert (x + [1, 2, 3]).dtype is ml.float32
+    assert ml.add(x, [1, 2, 3]).dtype is ml.float32
     assert ml.add(ml.asarray([1], dtype="u8"), [1]).dtype is ml.int64
+    assert untyped.result_type(x, np.ones(3)) is ml.float64
     assert (x + np.float64(2)).dtype is ml.float32  # one number is a scalar, as in Python
 
 
@@ -161,6 +167,7 @@ def test_losses_take_arrays_of_labels() -> None:
     logits, labels = ml.asarray(X), np.array([0, 2])
     wanted = ml.softmax_cross_entropy(logits, ml.asarray(labels)).numpy()
     np.testing.assert_array_equal(untyped.softmax_cross_entropy(logits, labels).numpy(), wanted)
+    np.testing.assert_array_equal(untyped.softmax_cross_entropy(X, [0, 2]).numpy(), wanted)
     ignoring = untyped.softmax_cross_entropy(logits, labels, ignore_index=2, label_smoothing=0.1)
     assert ignoring.tolist()[1] == 0
     losses: list[Any] = [ml.mean_squared_error, ml.l1, ml.huber, ml.kl_divergence]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
-import pickle
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -110,22 +108,18 @@ def test_numbers_adopt_the_tensors_dtype() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda x, n: n + 1.5, ml.errors.DTypeError, r"add\(i32\[3\], 1.5\)"),
-        (lambda x, n: n * 1.0, ml.errors.DTypeError, "float 1.0 does not become a i32"),
-        (lambda x, n: x + True, ml.errors.DTypeError, "bool True"),
+        (lambda x, n: n & 1.5, ml.errors.DTypeError, r"bitwise_and\(i32\[3\], f32\[\]\)"),
+        (lambda x, n: x < 1j, ml.errors.DTypeError, "it must be real"),
         (lambda x, n: n + 2**31, ml.errors.OperandValueError, "does not fit into i32"),
         (lambda x, n: x + 10**400, ml.errors.OperandValueError, "does not fit into f32"),
-        (lambda x, n: x + n, ml.errors.DTypeError, "f32 and i32 do not promote"),
-        (lambda x, n: x + 1j, ml.errors.DTypeError, "complex is no operand"),
+        (lambda x, n: n + ml.asarray(np.uint64(1)), ml.errors.DTypeError, "do not promote"),
         (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),
         (lambda x, n: x + None, ml.errors.DTypeError, "NoneType is no operand"),
         (lambda x, n: x + HUGE, ml.errors.OperandValueError, "does not fit into f32"),
         (lambda x, n: n == HUGE, ml.errors.OperandValueError, "does not fit into i32"),
-        (lambda x, n: x / n, ml.errors.DTypeError, "float"),
-        (lambda x, n: n / n, ml.errors.DTypeError, "float"),
         (lambda x, n: x & x, ml.errors.DTypeError, "integer or bool"),
         (lambda x, n: x + x[:, :2], ml.errors.ShapeError, "lengths 3 and 2"),
-        (lambda x, n: x @ n, ml.errors.DTypeError, "promote"),
+        (lambda x, n: (x > 0) @ (x > 0).mT, ml.errors.DTypeError, "numeric"),
     ],
 )
 def test_operands_refused(
@@ -144,10 +138,26 @@ def test_equal_numbers_of_different_kinds_are_not_confused() -> None:
         same(x + 1, X + 1)
         same(x + 1.0, X + 1)
         same(flags == True, X > 0)  # noqa: E712
-        with pytest.raises(ml.errors.DTypeError, match="bool True"):
-            x + True
-        with pytest.raises(ml.errors.DTypeError, match="int 1 does not become a bool"):
-            _ = flags == 1
+        same(x + True, X + 1)
+        same(flags == 1, X > 0)
+        same(flags + 1, (X > 0) + np.int64(1))
+        same(flags + 1.0, (X > 0) + np.float32(1))
+
+
+def test_a_number_of_a_higher_kind_has_its_default_dtype() -> None:
+    x, n, wide = ml.asarray(X), ml.asarray(N), ml.asarray(X.astype("f8"))
+    same(n + 1.5, N.astype("f4") + 1.5)
+    same(1.5 - n, 1.5 - N.astype("f4"))
+    same(n * 2j, N.astype("c8") * 2j)
+    same(x * 2j, X * np.complex64(2j))
+    same(wide * 2j, X.astype("f8") * 2j)
+    same(x + n, X + N.astype("f4"))
+    same(n / n, np.ones(3, "f4"))
+    same(x / n, X / N.astype("f4"))
+    assert complex(ml.asarray(2 - 1j)) == ml.asarray(2 - 1j).item() == 2 - 1j
+    for update in (lambda: n.__iadd__(1.5), lambda: x.__imul__(1j)):
+        with pytest.raises(ml.errors.DTypeError, match="does not fit into out="):
+            update()
 
 
 def test_zero_and_minus_zero_are_not_confused() -> None:
@@ -272,8 +282,6 @@ def test_numpy_reads_a_tensor() -> None:
     np.testing.assert_array_equal(np.asarray(x), X, strict=True)
     np.testing.assert_array_equal(np.asarray(x, np.float64), X.astype(np.float64), strict=True)
     np.testing.assert_array_equal(np.from_dlpack(x), X, strict=True)
-    with pytest.raises(ValueError, match="copy"):
-        np.asarray(x, copy=False)
 
 
 def test_torch_reads_a_tensor() -> None:
@@ -289,14 +297,6 @@ def test_repr() -> None:
         assert repr(x) == "Tensor([ True], bool[1], arena='scratch')"
     assert repr(x) == "<this bool[1] of arena 'scratch' ended: its arena was reset>"
     assert len(repr(ml.zeros((100, 100)))) < 1000
-
-
-def test_pickling_and_copying_are_refused() -> None:
-    x = ml.asarray(X)
-    for refused in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="pickled"):
-            refused(x)
-    same(ml.copy(x), X)
 
 
 def test_tensors_are_keys_by_identity() -> None:

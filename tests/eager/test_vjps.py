@@ -118,6 +118,11 @@ def test_every_rule_is_tried_in_f64() -> None:
     assert sorted(rules - tried) == []
 
 
+UP_TO_PHASES = {"eig", "eigh", "svd"}
+"""Ops whose complex vectors have phases that nothing determines. `test_linalg.py` checks their
+gradients in functions that leave the phases out."""
+
+
 def test_every_rule_of_an_op_that_takes_complex_operands_is_tried_with_them() -> None:
     tried = {
         (name, OPS[name].inputs[min(i, len(OPS[name].inputs) - 1)])
@@ -127,6 +132,7 @@ def test_every_rule_of_an_op_that_takes_complex_operands_is_tried_with_them() ->
         for i in _differentiable(name, case, "c16")
     }
     takes = {name for name, entry in VJPS.items() if entry and _takes_complex(name)}
+    takes -= UP_TO_PHASES
     rules = {(name, operand) for name in takes for operand in VJPS[name]}
     assert sorted(rules - tried) == []
     assert takes - HOLOMORPHIC == {name for name, _ in tried} - HOLOMORPHIC
@@ -137,7 +143,8 @@ def _takes_complex(name: str) -> bool:
     """Whether a case of the op is allowed with complex numbers for its floats."""
     for case in CASES[name]:
         types = [TensorType.of(x) for x in case.inputs]
-        wide = [type.with_dtype(c128) if type.dtype.is_float else type for type in types]
+        numbers = [i for kind in ("f4", "f8") for i in _differentiable(name, case, kind)]
+        wide = [x.with_dtype(c128) if i in numbers else x for i, x in enumerate(types)]
         if any(type.dtype.is_float for type in types):
             try:
                 OPS[name].infer(wide, one_op(name, **case.attributes).attributes)

@@ -15,7 +15,6 @@ from mlvm.core.rules import (
     normalize_axes,
     normalize_axis,
     require,
-    require_castable,
     require_representable,
 )
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -95,7 +94,7 @@ def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType
     return x
 
 
-def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float | complex) -> TensorType:
+def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
     if len(widths) != x.ndim:
         raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
@@ -189,9 +188,7 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
 
 
 @op(infer=_pad)
-def pad(
-    out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float | complex = 0.0
-) -> None:
+def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
     inner = tuple(builtins.slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))
@@ -272,6 +269,12 @@ def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 def _argsort(x: TensorType, axis: int, descending: bool) -> TensorType:
     return _sort(x, axis, descending).with_dtype(i64)
+
+
+def require_castable(x: DType, dtype: DType) -> None:
+    """Raise `DTypeError` where a cast would drop imaginary parts."""
+    if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
+        raise DTypeError(f"{x} does not become {dtype}: take the real or imag part first")
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:

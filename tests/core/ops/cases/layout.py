@@ -188,7 +188,6 @@ CASES: dict[str, list[Case]] = {
         Case((_X,), _pad, {"widths": ((0, 0), (1, 0), (2, 3))}),
         Case((_INTS,), _pad, {"widths": ((1, 1), (0, 2)), "value": -7}),
         Case((_BOOLS,), _pad, {"widths": ((1, 1), (0, 2)), "value": 1.0}),
-        Case((_INTS * (1 - 1j),), _pad, {"widths": ((1, 1), (0, 2)), "value": 1 + 2j}),
         Case((_X[0, 0].astype("f"),), _pad, {"widths": ((1, 1),), "value": float("-inf")}),
     ],
     "slice": [

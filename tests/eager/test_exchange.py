@@ -1,0 +1,299 @@
+"""Tensors and other libraries: memory that is lent, DLPack both ways, copies and pickles."""
+
+from __future__ import annotations
+
+import array
+import copy
+import gc
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    CopyRefused,
+    DTypeError,
+    ExchangeRefused,
+    NoExchange,
+    StaleTensor,
+)
+from mlvm.core.types import DType
+from mlvm.machines.wire import WireVM
+
+local = pytest.mark.local("only a VM of this process lends memory")
+untyped: Any = ml
+untyped_numpy: Any = np
+
+
+def lent(x: ml.Tensor) -> np.ndarray[Any, Any]:
+    return np.from_dlpack(x, copy=False)
+
+
+# --- memory that is lent -------------------------------------------------------------
+
+
+@local
+@pytest.mark.parametrize("dtype", DType.all)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_memory_is_lent_read_only(dtype: str, shape: tuple[int, ...]) -> None:
+    x = ml.ones(shape, dtype)
+    for seen in (lent(x), np.from_dlpack(x), np.asarray(x, copy=False)):
+        np.testing.assert_array_equal(seen, np.ones(shape, x.dtype.numpy), strict=True)
+        assert not seen.flags.writeable
+        if x.size:
+            assert np.shares_memory(seen, lent(ml.reshape(x, -1)))
+    assert np.asarray(x).flags.writeable
+
+
+@local
+def test_an_update_moves_the_tensor_and_leaves_what_is_lent() -> None:
+    x = ml.arange(3)
+    seen = lent(x)
+    x += 10
+    assert seen.tolist() == [0, 1, 2]
+    before = lent(x).ctypes.data
+    x[0] = 7
+    assert x.tolist() == [7, 11, 12]
+    del seen
+    gc.collect()
+    assert lent(x).ctypes.data == before  # nobody has it any more: it was written where it is
+
+
+@local
+def test_what_is_lent_outlives_tensor_reset_and_arena() -> None:
+    arena = ml.Arena(ml.VM("lender"), "lends")
+    with arena:
+        one, other = lent(ml.full(5, 1)), lent(ml.full(5, 2))
+        gone = lent(ml.full(5, 3))
+        del gone
+    capacity = arena.capacity
+    for _ in range(3):
+        with arena:
+            made = [ml.full(5, 9) for _ in range(4)]
+            assert not any(np.shares_memory(lent(x), one) for x in made)
+            del made
+    assert arena.capacity == capacity
+    assert arena.used == 0
+    arena.close()
+    again = ml.Arena(ml.default_vm(), "another")
+    with again:
+        ml.full(5, 9)
+    assert (one.tolist(), other.tolist()) == ([1] * 5, [2] * 5)
+
+
+@local
+def test_memory_comes_back_when_the_last_who_has_it_lets_go() -> None:
+    arena = ml.Arena(ml.default_vm(), "lends")
+    with arena:
+        x = ml.full(5, 1)
+        held = [lent(x), lent(ml.reshape(x, (1, 5)))[0, 1:]]
+        taken = lent(x).ctypes.data
+    addresses = []
+    for _ in range(3):
+        with arena:
+            addresses.append(lent(ml.full(5, 2)).ctypes.data)
+        if held:
+            held.pop()
+        gc.collect()
+    assert addresses[0] != taken
+    assert addresses[2] == taken
+    for i in range(50):
+        with arena:
+            seen = lent(ml.full(5, i))
+        assert seen.tolist() == [i] * 5
+    assert len(arena._placement.regions) < 5
+
+
+@local
+def test_what_is_freed_is_lent_on() -> None:
+    arena = ml.Arena(ml.default_vm(), "lends", capacity=64)
+    with arena.allocating():
+        x = ml.full(5, 1)
+        seen = lent(x)
+        arena.free(x)
+        with pytest.raises(StaleTensor):
+            lent(x)
+        with pytest.raises(ml.errors.MlvmError, match="asks for"):
+            ml.full(5, 2)
+        assert seen.tolist() == [1] * 5
+        del seen
+        assert ml.full(5, 2).tolist() == [2] * 5
+
+
+def nowhere_to_lend(x: ml.Tensor) -> None:
+    for refused in (lent, lambda x: np.asarray(x, copy=False)):
+        with pytest.raises(CopyRefused, match="no memory here to lend") as error:
+            refused(x)
+        assert isinstance(error.value, BufferError)
+        assert isinstance(error.value, ValueError)
+
+
+def test_what_has_no_memory_here_is_copied() -> None:
+    with ml.Arena(WireVM(ml.VM("behind")), "far"):
+        x = ml.arange(3)
+        nowhere_to_lend(x)
+        assert np.from_dlpack(x).flags.writeable
+        np.testing.assert_array_equal(np.from_dlpack(x), [0, 1, 2])
+
+
+def test_what_has_no_values_is_refused() -> None:
+    x = ml.ones(3, device=ml.DryVM())
+    nowhere_to_lend(x)
+    with pytest.raises(ExchangeRefused, match="no bytes to read"):
+        np.from_dlpack(x)
+
+    def exported(x: ml.Tensor, copy: bool | None) -> ml.Tensor:
+        np.from_dlpack(x + 1.0, copy=copy)
+        return x
+
+    with pytest.raises(ExchangeRefused, match="no values to give"):
+        ml.capture(exported)(ml.ones(3), None)
+    with pytest.raises(CopyRefused, match="no memory here to lend"):
+        ml.capture(exported)(ml.ones(3), False)
+
+
+@local
+def test_memory_of_a_pad_is_not_lent() -> None:
+    pad = ml.ScratchPad(ml.default_vm(), 128)
+    x = pad.tensor("f32[4]", 0)
+    nowhere_to_lend(x)
+    assert np.from_dlpack(x).flags.writeable
+
+
+# --- DLPack --------------------------------------------------------------------------
+
+
+@local
+def test_what_a_consumer_may_ask() -> None:
+    x = ml.arange(3)
+    assert x.__dlpack_device__() == (1, 0)
+    assert "dltensor_versioned" in repr(x.__dlpack__(max_version=(1, 0)))
+    assert "dltensor_versioned" not in repr(x.__dlpack__())
+    with pytest.raises(CopyRefused, match="lent read-only"):
+        x.__dlpack__(copy=False)
+    copied = np.from_dlpack(x, copy=True)
+    copied.fill(1)
+    assert x.tolist() == [0, 1, 2]
+    with pytest.raises(ExchangeRefused, match="the processor"):
+        x.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(ExchangeRefused, match="no streams"):
+        untyped.ones(1).__dlpack__(stream=1)
+
+
+def test_from_dlpack() -> None:
+    source = np.arange(6.0).reshape(2, 3)
+    x = ml.from_dlpack(source.T)
+    source += 1
+    assert (x.type, x[0].tolist()) == (ml.TensorType("f64", (3, 2)), [0.0, 3.0])
+    vm = ml.VM("other")
+    y = ml.from_dlpack(source, device=vm, copy=True)
+    assert y.device is vm
+    z = ml.from_dlpack(x)
+    assert z is not x
+    assert z.handle == x.handle
+    with pytest.raises(CopyRefused, match="ndarray"):
+        ml.from_dlpack(source, copy=False)
+    with pytest.raises(CopyRefused, match="f64"):
+        ml.from_dlpack(x, device=vm, copy=False)
+    with pytest.raises(NoExchange, match="a list has no __dlpack__") as refused:
+        ml.from_dlpack([1])
+    assert isinstance(refused.value, AttributeError)
+
+
+def test_torch() -> None:
+    torch = pytest.importorskip("torch")
+    tracked = torch.tensor([1.0, 2.5], requires_grad=True)
+    for read in (ml.asarray, ml.from_dlpack):
+        assert read(torch.arange(3)).type == ml.TensorType("i64", (3,))
+        for source in (tracked, tracked.bfloat16(), tracked.half().detach()):
+            assert read(source).type == ml.TensorType("f32", (2,))
+            assert read(source).tolist() == [1.0, 2.5]
+        assert read(torch.tensor([1j]).conj()).tolist() == [-1j]
+    x = ml.asarray([1.0, 2.0])
+    assert torch.from_dlpack(x).tolist() == [1.0, 2.0]
+    assert torch.asarray(x).tolist() == [1.0, 2.0]
+
+
+# --- values copied in ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype"),
+    [
+        (memoryview(untyped_numpy.ones(2)), "f64"),
+        (array.array("d", [1, 1]), "f64"),
+        (array.array("B", [1, 1]), "u8"),
+        (bytearray(b"\1\1"), "u8"),
+        (np.ones(2, np.float16), "f32"),
+    ],
+)
+def test_memory_of_python_keeps_its_dtype(source: Any, dtype: str) -> None:
+    x = ml.asarray(source)
+    assert (x.dtype.name, x.tolist()) == (dtype, [1, 1])
+
+
+def test_what_only_has_an_array_interface_keeps_its_dtype() -> None:
+    class Image:
+        kept = np.full((2, 2), 7, np.uint8)
+
+        def __init__(self) -> None:
+            self.__array_interface__ = self.kept.__array_interface__
+
+    assert ml.asarray(Image()).type == ml.TensorType("u8", (2, 2))
+
+
+def test_asarray_copies_as_it_is_told() -> None:
+    x = ml.arange(3)
+    assert ml.asarray(x, copy=True).handle != x.handle
+    assert ml.asarray(x, copy=False).handle == x.handle
+    assert ml.reshape(x, (3, 1), copy=True).handle != x.handle
+    assert ml.astype(x, "f32", copy=False).dtype == "f32"
+    for call in (
+        lambda: ml.asarray(np.ones(2), copy=False),
+        lambda: ml.asarray([1, 2], copy=False),
+        lambda: ml.asarray(x, "f32", copy=False),
+    ):
+        with pytest.raises(CopyRefused, match="copy=False"):
+            call()
+    with pytest.raises(DTypeError, match="take real or imag"):
+        ml.asarray(np.ones(2, complex), dtype="f32")
+
+
+# --- copies and pickles --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i8", "f32", "c128"])
+def test_copies_and_pickles(dtype: str) -> None:
+    x = ml.ones((2, 3), dtype)
+    arena = ml.Arena(ml.default_vm(), "copies")
+    for again in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        with arena:
+            y = again(x)
+            assert y.arena is arena
+            assert (y.type, y.tolist()) == (x.type, x.tolist())
+            if dtype != "bool":
+                y += y
+            assert x.tolist() == ml.ones((2, 3), dtype).tolist()
+
+
+def test_what_is_shared_is_shared_in_the_copy() -> None:
+    x = ml.ones(2)
+    one, (two, three) = copy.deepcopy((x, [x, ml.zeros(2)]))
+    assert one is two
+    assert one is not x
+    assert three.tolist() == [0, 0]
+
+
+def test_a_gradient_flows_through_a_copy() -> None:
+    assert ml.grad(lambda x: ml.sum(copy.deepcopy(x) * 3.0))(ml.ones(2)).tolist() == [3, 3]
+
+
+def test_what_has_ended_is_not_pickled() -> None:
+    with ml.Arena(ml.default_vm(), "short"):
+        x = ml.ones(2)
+    with pytest.raises(StaleTensor):
+        pickle.dumps(x)
+    with pytest.raises(StaleTensor):
+        np.from_dlpack(x)
