@@ -228,7 +228,7 @@ class Tape:
         template = call.templates.get((types, mask))
         if template is None:
             template = call.templates[types, mask] = _template(call, types, out.type, mask)
-        return template  # type: ignore[no-any-return]
+        return template
 
     def leave(
         self,
@@ -508,6 +508,7 @@ class _Session:
         if self.outer is None:
             self.tape.nodes.clear()
             self.tape.kept.clear()
+            self.tape.within = None  # what is updated in it may outlive it
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
