@@ -149,6 +149,16 @@ def test_divisions_have_numpys_bits_at_whole_quotients_and_beside_them(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ["floor_divide", "remainder"])
+def test_divisions_of_special_values_are_right_alone(name: str, dtype: str) -> None:
+    """In a block with others, one that goes the long way takes all with it."""
+    x, y = pairs(DType.named(dtype), 2)
+    expected = reference(name, x, y)
+    given = [native(name, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    assert_same(np.concatenate(given), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_logaddexp_is_numpys(dtype: str) -> None:
     x, y = pairs(DType.named(dtype), 2)
     near = np.random.default_rng(3).normal(size=(2, 999)).astype(x.dtype) * 9

@@ -172,9 +172,10 @@ SIGNED(SIGNED_DIVISION)
             for (int64_t i = 0; i < count; i++) {                                        \
                 double x = xs[i], y = ys[i], whole = __builtin_floor(x / y);             \
                 double rest = rest_of(whole, x, y);                                      \
+                others |= rest != rest;                                                  \
                 whole -= (rest != 0) & ((rest < 0) != (y < 0));                          \
                 rest = rest_of(whole, x, y);                                             \
-                others |= !(fabs(whole) < limit) | (rest != rest);                       \
+                others |= !(fabs(whole) < limit);                                        \
                 block[i] = (T)(result);                                                  \
             }                                                                            \
             if (others)                                                                  \
