@@ -22,7 +22,7 @@ from mlvm.core.errors import (
 from mlvm.core.types import DType
 from mlvm.machines.wire import WireVM
 
-local = pytest.mark.local("only a VM of this process lends memory")
+local = pytest.mark.local(reason="only a VM of this process lends memory")
 untyped: Any = ml
 untyped_numpy: Any = np
 
@@ -130,6 +130,7 @@ def nowhere_to_lend(x: ml.Tensor) -> None:
         assert isinstance(error.value, ValueError)
 
 
+@pytest.mark.local(reason="the wire needs a VM of this process behind it")
 def test_what_has_no_memory_here_is_copied() -> None:
     with ml.Arena(WireVM(ml.VM("behind")), "far"):
         x = ml.arange(3)

@@ -313,6 +313,39 @@ def test_function_of_x(name: str) -> None:
     same(ours(t(X)), theirs(X))
 
 
+DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
+    "diff": lambda x: ml.diff(x, 2, 0, prepend=0.0, append=x[:1] * x[1:]),
+    "repeat": lambda x: ml.repeat(x * x, t([2, 0, 1]), axis=1),
+    "cumulative_sum": lambda x: ml.cumulative_sum(x * x, 1, include_initial=True),
+    "take_along_axis": lambda x: ml.take_along_axis(x * x, t([[2, 2, 0]]), 1),
+    "clip": lambda x: ml.clip(x * x, None, 1.0),
+    "mask": lambda x: (x * x)[1:, t([True, False, True])],
+    "asarray": lambda x: ml.asarray(ml.reshape(x * x, -1, copy=True), copy=True),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_of_functions(name: str) -> None:
+    ml.testing.check_gradients(DIFFERENTIABLE[name], t(X[:, :, 0].astype(np.float64)), order=2)
+
+
+def test_functions_that_decide_no_shape_by_values_can_be_captured() -> None:
+    def found(x: ml.Tensor) -> tuple[ml.Tensor, ...]:
+        edges = ml.sort(x[0])
+        return (
+            ml.searchsorted(edges, x, side="right"),
+            ml.isin(x, edges[:2], invert=True),
+            ml.diff(x, prepend=1.0),
+            ml.count_nonzero(x > 0, 1),
+            ml.where(True, x, 0),
+        )
+
+    captured = ml.capture(found)
+    for scale in (1.0, -2.0):
+        for ours, theirs in zip(captured(t(X[0] * scale)), found(t(X[0] * scale)), strict=True):
+            np.testing.assert_array_equal(ours.numpy(), theirs.numpy(), strict=True)
+
+
 # --- products and choices along an axis ------------------------------------------------
 
 
