@@ -27,6 +27,7 @@ from mlvm.eager.tensor import (
     OneOp,
     Tensor,
     alias,
+    alias_of,
     apply,
     apply_in_python,
     live_tapes,
@@ -227,7 +228,7 @@ class Tape:
         template = call.templates.get((types, mask))
         if template is None:
             template = call.templates[types, mask] = _template(call, types, out.type, mask)
-        return template  # type: ignore[no-any-return]
+        return template
 
     def leave(
         self,
@@ -507,6 +508,7 @@ class _Session:
         if self.outer is None:
             self.tape.nodes.clear()
             self.tape.kept.clear()
+            self.tape.within = None  # what is updated in it may outlive it
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
@@ -575,6 +577,8 @@ def collecting(
                 value, gradients = session.pull_into(value, one, collect)
         finally:
             session.close()
+        if value.tape is not session.tape:  # it may be one that the function reaches
+            value = alias_of(value)
         primal = (value, result[1]) if has_aux else value
         return primal, tuple(gradients) if several else gradients[0]
 
@@ -616,6 +620,8 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
         session.close()
         raise
 
+    if value.tape is not session.tape:
+        value = alias_of(value)
     known = Tracked(value.type, value.tape, getattr(value, "node", 0))
 
     def pullback(cotangent: Tensor) -> Any:

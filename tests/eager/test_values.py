@@ -237,7 +237,7 @@ def test_a_captured_step_updates_weights_without_a_copy() -> None:
 
 def test_values_that_do_not_fit() -> None:
     x: Any = ml.zeros((2, 3))
-    for key, given, error, match in (
+    for key, new, error, match in (
         (0, ml.ones((4,)), ShapeError, r"setitem\(f32\[2,3\], f32\[4\]\): values of shape \(4,\)"),
         (ml.asarray([0]), ml.ones((2, 3)), ShapeError, r"do not broadcast to \(1, 3\)"),
         (x > 0.0, ml.ones((4,)), ml.errors.OperandValueError, "0 places for 4 values"),
@@ -247,7 +247,7 @@ def test_values_that_do_not_fit() -> None:
         (0, "text", DTypeError, "str"),
     ):
         with pytest.raises(error, match=match):
-            x[key] = given
+            x[key] = new
     with pytest.raises(TypeError, match="item deletion"):
         del x[0]
     assert x.tolist() == [[0.0] * 3] * 2
