@@ -40,7 +40,7 @@ DIRECT: Final[Calls] = {
     "+": lambda: matrix + vector,
     "+ of text": lambda: matrix + "a",
     "reflected +": lambda: None + integers,
-    "a list +": lambda: [1, "a"] + matrix,
+    "add of a list": lambda: untyped.add([1, "a"], matrix),
     "==": lambda: matrix == vector,
     "@": lambda: matrix @ matrix,
     "-": lambda: -mask,
