@@ -39,8 +39,8 @@ def put(x: Any, y: Any) -> None:
 DIRECT: Final[Calls] = {
     "+": lambda: matrix + vector,
     "+ of text": lambda: matrix + "a",
-    "reflected +": lambda: 2.5 + integers,
-    "a complex number +": lambda: 1j + matrix,
+    "reflected +": lambda: None + integers,
+    "add of a list": lambda: untyped.add([1, "a"], matrix),
     "==": lambda: matrix == vector,
     "@": lambda: matrix @ matrix,
     "-": lambda: -mask,
