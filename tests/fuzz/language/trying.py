@@ -42,6 +42,7 @@ EXPECTED: Final = {
     "a function in a function": r"a tensor of one ml.function is used in another that it calls",
     "tracked by way of another branch": r"has no gradient for",
     "a gradient goes outside": r"from outside of a loop's body, a branch or an ml.function is upd",
+    "a body updates a view from outside": r"a branch or an ml.function has made is used outside",
     "a function updates": r"a tensor from outside of an ml.function .* is updated in place",
     "a value is read": r"a value is read inside a captured function",
     "a value is copied in": r"a value from Python is copied into a tensor",
