@@ -265,7 +265,8 @@ Same: TypeAlias = "Callable[[Any, Any], bool]"
 
 
 def require_equal(when: str, given: Leaves, expected: Leaves, same: Same) -> None:
-    """Raise `Found` unless two sets of leaves have the same values, and the same tensors at the same places."""
+    """Raise `Found` unless two sets of leaves have the same values, with the same tensors at the
+    same places."""
     if given.keys() != expected.keys():
         raise Found("values", f"{when}: there are {[*given]}, not {[*expected]}")
     for path, leaf in given.items():
