@@ -323,7 +323,8 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 
 
 def det(x: Tensor, /) -> Tensor:
-    """The determinants of square matrices. Of a singular matrix the gradient is a `LinAlgError`."""
+    """The determinants of square matrices. A singular one has a first gradient; a second one raises
+    `LinAlgError`."""
     return op.det(floating(x, "det"))
 
 

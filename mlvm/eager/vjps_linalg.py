@@ -105,9 +105,16 @@ def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
     return -(op.solve(adjoint(x), g) @ adjoint(out))
 
 
-def _det(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """g conj(det(X)) X^-H"""
-    return _scalar(g * conj(out)) * adjoint(op.inv(x))
+def _det_vjp_g(c: Tensor, x: Tensor, g_type: TensorType) -> Tensor:
+    ones = full(g_type.shape, 1.0, dtype=g_type.dtype)
+    return op.sum(conj(op.det_vjp(ones, x)) * c, axis=(-2, -1))
+
+
+def _det_vjp_x(c: Tensor, g: Tensor, x: Tensor) -> Tensor:
+    """g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H: not of singular matrices."""
+    inverse = adjoint(op.inv(x))
+    trace = op.sum(conj(c) * inverse, axis=(-2, -1), keepdims=True)
+    return _scalar(g * conj(op.det(x))) * (trace * inverse - inverse @ adjoint(c) @ inverse)
 
 
 def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
@@ -279,7 +286,8 @@ DECOMPOSITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cholesky": {"x": _cholesky},
     "inv": {"x": _inv},
     "solve": {"x": _solve_x, "y": _solve_y},
-    "det": {"x": _det},
+    "det": {"x": lambda g, x: op.det_vjp(g, x)},
+    "det_vjp": {"g": _det_vjp_g, "x": _det_vjp_x},
     "slogdet": {"x": _slogdet},
     "eigh": {"x": _eigh},
     "eigvalsh": {"x": _eigvalsh},

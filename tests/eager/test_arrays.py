@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.eager import primitives
 from mlvm.machines.wire import WireVM
 
 pytestmark = pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
@@ -115,6 +118,28 @@ KEYS: list[Any] = [
 @pytest.mark.parametrize("key", KEYS)
 def test_an_array_is_an_index(key: Any) -> None:
     np.testing.assert_array_equal(ml.asarray(X)[key].numpy(), X[key], strict=True)
+
+
+def test_every_public_function_of_tensors_takes_arrays() -> None:
+    """But those that run functions of the user's, and of the machine's, on them."""
+    lacking = []
+    for space in (untyped, untyped.linalg, untyped.fft):
+        for name in space.__all__:
+            function = getattr(space, name)
+            wrapped = hasattr(function, "__wrapped__") or name in primitives.__all__
+            if inspect.isfunction(function) and not wrapped:
+                parameters = inspect.signature(function).parameters.values()
+                if any(str(each.annotation).startswith("Tensor") for each in parameters):
+                    lacking.append(name)
+    assert lacking == ["call", "cond", "fori_loop", "scan", "switch"]
+
+
+@pytest.mark.parametrize(
+    "path", ["reshape", "linalg.solve", "tensordot", "fft.rfft", "silu", "exp"]
+)
+def test_public_functions_are_pickled_by_name(path: str) -> None:
+    function = operator.attrgetter(path)(ml)
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 class Doubling(ml.nn.Module):

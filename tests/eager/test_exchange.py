@@ -250,13 +250,9 @@ def test_asarray_copies_as_it_is_told() -> None:
     assert ml.asarray(x, copy=False).handle == x.handle
     assert ml.reshape(x, (3, 1), copy=True).handle != x.handle
     assert ml.astype(x, "f32", copy=False).dtype == "f32"
-    for call in (
-        lambda: ml.asarray(np.ones(2), copy=False),
-        lambda: ml.asarray([1, 2], copy=False),
-        lambda: ml.asarray(x, "f32", copy=False),
-    ):
+    for source, dtype in ((np.ones(2), None), ([1, 2], None), (x, "f32")):
         with pytest.raises(CopyRefused, match="copy=False"):
-            call()
+            ml.asarray(source, dtype, copy=False)
     with pytest.raises(DTypeError, match="take real or imag"):
         ml.asarray(np.ones(2, complex), dtype="f32")
 
@@ -268,7 +264,8 @@ def test_asarray_copies_as_it_is_told() -> None:
 def test_copies_and_pickles(dtype: str) -> None:
     x = ml.ones((2, 3), dtype)
     arena = ml.Arena(ml.default_vm(), "copies")
-    for again in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+    ways: list[Any] = [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+    for again in ways:
         with arena:
             y = again(x)
             assert y.arena is arena

@@ -134,6 +134,21 @@ def test_pow_is_cs(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ["floor_divide", "remainder"])
+def test_divisions_have_numpys_bits_at_whole_quotients_and_beside_them(
+    name: str, dtype: str
+) -> None:
+    """Of any size: some are exact, some go the long way, alone and beside others in a block."""
+    rng, of = np.random.default_rng(5), DType.named(dtype).numpy
+    for digits in (0, 3, 12, 28):
+        y = (rng.normal(size=2000) * 10.0 ** rng.uniform(-digits, digits, 2000)).astype(of)
+        x = (y * np.round(rng.normal(size=2000) * 10.0 ** rng.uniform(0, 9, 2000))).astype(of)
+        away = rng.normal(size=2000).astype(of)
+        for left in (x, np.nextafter(x, y), np.nextafter(x, -y), away, x[::-1].copy()):
+            assert_same(native(name, left, y), reference(name, left, y))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_logaddexp_is_numpys(dtype: str) -> None:
     x, y = pairs(DType.named(dtype), 2)
     near = np.random.default_rng(3).normal(size=(2, 999)).astype(x.dtype) * 9
