@@ -15,7 +15,8 @@ must do the same.
 
 With `--language`: random functions in the eager language, called a few times eagerly and captured,
 with fusion and recomputation on and off, on one thread and on three. All must be equal to the bit,
-and give the same tensors in the same places. The reference machine must do the same but for the rounding of floats.
+and give the same tensors in the same places. The reference machine must do the same but for the
+rounding of floats.
 
 With `--values`: random programs of views and updates, eagerly and captured, with gradients, beside
 numpy with copies.

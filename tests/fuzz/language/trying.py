@@ -42,6 +42,7 @@ EXPECTED: Final = {
     "a function in a function": r"a tensor of one ml.function is used in another that it calls",
     "tracked by way of another branch": r"has no gradient for",
     "a gradient goes outside": r"from outside of a loop's body, a branch or an ml.function is upd",
+    "a body updates a view from outside": r"a branch or an ml.function has made is used outside",
     "a function updates": r"a tensor from outside of an ml.function .* is updated in place",
     "a value is read": r"a value is read inside a captured function",
     "a value is copied in": r"a value from Python is copied into a tensor",
@@ -264,8 +265,8 @@ Same: TypeAlias = "Callable[[Any, Any], bool]"
 
 
 def require_equal(when: str, given: Leaves, expected: Leaves, same: Same) -> None:
-    """Raise `Found` unless two sets of leaves have the same values, and the same tensors at the same
-    places."""
+    """Raise `Found` unless two sets of leaves have the same values, with the same tensors at the
+    same places."""
     if given.keys() != expected.keys():
         raise Found("values", f"{when}: there are {[*given]}, not {[*expected]}")
     for path, leaf in given.items():
