@@ -41,6 +41,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     ("page", "least"),
     [
         ("docs/write-a-model.md", 6),
+        ("docs/arenas.md", 4),
         ("docs/machine.md", 5),
         ("docs/futures.md", 2),
         ("docs/interoperability.md", 3),
@@ -157,3 +158,16 @@ def test_the_error_tree_is_drawn_whole() -> None:
         if isinstance(each, type) and issubclass(each, errors.MlvmError)
     ]
     assert sorted(drawn) == sorted({*raised} - {"MlvmError"})
+
+
+def test_every_page_is_in_the_reading_order() -> None:
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text("utf-8"))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert sorted(listed) == sorted(pages)
+
+
+def test_links_lead_to_files() -> None:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
+            if not link.startswith(("https://", "http://")):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -51,11 +51,20 @@ def test_the_code_prints_what_the_readme_says() -> None:
             assert plainly(output) == plainly(text)
 
 
-def test_the_first_screen_ends_in_a_gradient() -> None:
-    code, _ = _examples()[0]
+def test_the_first_screen_trains() -> None:
+    code, printed = _examples()[0]
     lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 8 + 1  # and the line that prints
-    assert "value_and_grad" in lines[-2]
+    assert len(lines) <= 13  # with the line that prints
+    assert "value_and_grad" in code
+    assert "optimizer.update" in code
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed or "")]
+    assert len(losses) >= 2
+    assert losses[-1] < losses[0] / 5
+
+
+def test_the_disassembly_comes_after_the_training() -> None:
+    shown = ["disassemble" in code for code, _ in _examples()]
+    assert shown.index(True) == 1
 
 
 def test_the_commands_are_those_of_the_makefile() -> None:
