@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 # The version is part of the name, so another Python makes a new environment.
 TEST_READY := $(VENV)/.ready-$(lastword $(FOUND))-test
 DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
+DOCS_READY := $(VENV)/.ready-$(lastword $(FOUND))-docs
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -25,7 +26,7 @@ DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
 # it may fail, and the numpy kernels run.
 BUILD = $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help native extension demo test sanitize lint format bench example-c wheel clean
+.PHONY: help native extension demo test sanitize lint format bench example-c wheel docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -67,9 +68,13 @@ build/example_c.so: examples/c/functions.c mlvm/machines/mlvm.h
 wheel: $(TEST_READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
+docs: $(DOCS_READY) ## build the documentation as a site, build/site/index.html
+	$(BIN)/python -m docs.pages build/pages
+	$(BIN)/zensical build --strict
+
 clean: ## remove all that make, the tests and the tools have made
 	rm -f mlvm/machines/native/_native*.so
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A new environment replaces the old one, but never a folder that is something else.
@@ -86,4 +91,8 @@ $(TEST_READY): pyproject.toml
 
 $(DEV_READY): $(TEST_READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(DOCS_READY): $(TEST_READY)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@

@@ -1,0 +1,73 @@
+"""The site of `make docs`: its pages, and that it builds without a warning."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlvm.eager as ml
+from docs import pages
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "build" / "pages"
+    pages.write(folder)
+    return folder
+
+
+def test_every_link_between_pages_leads_to_one(folder: Path) -> None:
+    links = 0
+    for page in folder.rglob("*.md"):
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.DOTALL)
+        if page.parent.name != "reference" and not page.stem.endswith((".py", ".h", ".c")):
+            for link in re.findall(r"\]\(([^)#\s]+)", prose):
+                if "://" not in link:
+                    assert (page.parent / link).is_file(), f"{page}: {link}"
+                    links += 1
+    assert links > 60
+
+
+def test_the_reference_has_every_public_name(folder: Path) -> None:
+    found = {
+        name
+        for page in (folder / "reference").iterdir()
+        for name in re.findall(r'heading: "ml\.(\S+)"', page.read_text("utf-8"))
+    }
+    assert {name for name in dir(ml) if callable(getattr(ml, name))} <= found
+    assert {"nn.Linear", "optim.Adam", "linalg.solve", "errors.ShapeError"} <= found
+
+
+def test_every_page_can_be_chosen(folder: Path) -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"([\w/-]+\.md)$", navigation, re.MULTILINE)
+    written = {str(page.relative_to(folder)) for page in folder.rglob("*.md")}
+    assert sorted(listed) == sorted(x for x in written if not x.startswith("repository/"))
+
+
+def test_it_builds_without_a_warning(folder: Path) -> None:
+    pytest.importorskip("zensical")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    root = folder.parent.parent
+    shutil.copy(ROOT / "mkdocs.yml", root)  # a link would have it build in the checkout
+    (root / "mlvm").symlink_to(ROOT / "mlvm")
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in (done.stdout + done.stderr).lower()
+    functions = (root / "build" / "site" / "reference" / "functions.html").read_text("utf-8")
+    assert functions.count("doc-contents first") > 150
+    assert not re.search(r'(src|href)="?https?://[^" >]+\.(js|css|woff2?)', functions)
