@@ -42,6 +42,11 @@ _MODELS: Final[dict[str, Callable[..., nn.Module]]] = {
     "vit": vit.VisionTransformer,
 }
 _VARIANTS: Final = {"mlp_mixer": mlp_mixer.VARIANTS, "vit": vit.VARIANTS}
+_KNOWN: Final = {
+    "mlp_mixer": r"(stem|pre_head_layer_norm|head|MixerBlock_[0-9]{1,4}/.*)/(kernel|scale|bias)",
+    "vit": r"cls|(embedding|pre_logits|head|Transformer/.*)/(kernel|scale|bias|pos_embedding)",
+}
+"""Names of official checkpoints of any size."""
 _POSITIONS: Final = "Transformer/posembed_input/pos_embedding"
 _ATTENTION: Final = "MultiHeadDotProductAttention_1"
 _MOST_NAMED: Final = 8  # names in an error
@@ -143,13 +148,13 @@ def read(
             layout, arrays = "timm", _from_timm(arrays, num_heads)
         description = _description(metadata)
         if "stem/kernel" in arrays:
-            model, guess = "mlp_mixer", _mixer(arrays)
+            model, guess = "mlp_mixer", _mixer
         elif "embedding/kernel" in arrays:
-            model, guess = "vit", _vit(arrays)
+            model, guess = "vit", _vit
         else:
-            names = ", ".join(sorted(arrays)[:_MOST_NAMED]) or "none"
-            raise WeightsError(f"it is of no Mixer and no ViT; its names are {names}, ...")
-        options, tokens, channels = guess
+            raise WeightsError(f"it is of no Mixer and no ViT; its names: {_listed([*arrays])}")
+        _require_known(model, arrays)
+        options, tokens, channels = guess(arrays)
         image_shape = description.get("image_shape") or _square(
             tokens, options["patch_size"], channels
         )
@@ -432,6 +437,18 @@ def _square(tokens: int, patch: int, channels: int) -> Shape:
     return patch * side, patch * side, channels
 
 
+def _require_known(model: str, arrays: Arrays) -> None:
+    """Raise for names that no model of this kind has, of whatever size."""
+    unknown = [name for name in arrays if not re.fullmatch(_KNOWN[model], name)]
+    if unknown:
+        raise WeightsError(f"it has what no {model} has: {_listed(unknown)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _require_fitting(weights: Pretrained, image_shape: Shape) -> None:
     """Raise for images that the weights cannot be used for."""
     (height, width, channels), given = weights.image_shape, image_shape
@@ -460,11 +477,6 @@ def _require_all(
         "unknown": [name for name in arrays if name not in expected],
         "of another shape": wrong,
     }
-    texts = [
-        f"{what}: {', '.join(names[:_MOST_NAMED])}"
-        + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
-        for what, names in found.items()
-        if names
-    ]
+    texts = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
     if texts:
         raise WeightsError(f"{file} does not fit its model; {'; '.join(texts)}")
