@@ -189,7 +189,7 @@ def described(
 ) -> dict[str, str]:
     """Metadata for `ml.save(file, model, metadata)` of a Mixer or ViT: the (height, width,
     channels) that it is for, names of its classes, and which GELU it has."""
-    told = {"image_shape": [*image_shape], "classes": classes and [*classes]}
+    told: dict[str, Any] = {"image_shape": [*image_shape], "classes": classes and [*classes]}
     told |= {} if approximate is None else {"approximate": approximate}
     return {DESCRIPTION: json.dumps(told)}
 
@@ -207,7 +207,8 @@ def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -
 def _weights(old: int, new: int) -> Array:
     """f64[new, old]: how much of each old point there is in a new one."""
     places = np.linspace(0, old - 1, new)
-    return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)))
+    weights: Array = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)))
+    return weights
 
 
 # --- files ---------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def data(size: Size, batch: int, seed: int = 1) -> tuple[Array, Array]:
 def main() -> int:
     """Print the errors at full size; 1 if one is too large."""
     try:
-        import timm
+        import timm  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         timm = None
     worst = 0
@@ -237,7 +237,7 @@ def main() -> int:
             ml.save(folder / "weights", arrays)
             for approximate in (True, False):
                 net = weights.read(folder / "weights", approximate=approximate).build()
-                options = {"approximate": approximate, "dtype": "float32"}
+                options: dict[str, Any] = {"approximate": approximate, "dtype": "float32"}
                 expected = theirs(model, size, arrays, images, labels, folder, **options, timm=timm)
                 for captured in (False, True):
                     outcome = ours(net, images, labels, captured=captured)
