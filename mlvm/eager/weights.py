@@ -83,6 +83,10 @@ def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> 
     texts of the file. With `into`, a Module, they are written over its parameters and buffers, by
     the paths of its `state()`, and the Module is returned.
 
+    tensors = load("model.safetensors")
+    tensors["kernel"], tensors.metadata
+    model = load("model.safetensors", into=nn.Linear(2, 3))
+
     `rename` is called with each name in the file, and says under which one the tensor comes, or
     None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. F16 and BF16 are read
     as f32, which has all of their values. The file is mapped into memory, so that its tensors need

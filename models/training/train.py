@@ -330,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add("--model", choices=MODELS, help=f"what to train (default: {DEFAULT}, or that of --init)")
+    add("--model", choices=MODELS, help=f"what to train (default: {DEFAULT})")
     own = ", ".join(dict.fromkeys(each.data for each in MODELS.values()))
     add(
         "--data",
@@ -372,7 +372,12 @@ def _parser() -> argparse.ArgumentParser:
         help="steps between two of them (default: an epoch's)",
     )
     add("--resume", type=Path, metavar="FILE", help="go on from that checkpoint")
-    add("--init", type=Path, metavar="FILE", help="begin with these weights: see models.predict")
+    add(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="train that model, beginning with its weights: what models.predict takes",
+    )
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")
     add("--quiet", action="store_true", help="print the result only")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 import mlvm.eager as ml
+from mlvm.machines.wire import WireVM
 from tests.mutations import assert_well_refused
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8", "c8"]
@@ -69,6 +70,19 @@ def test_arrays_of_any_order_are_saved(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded["big"], big)
     np.testing.assert_array_equal(loaded["turned"], EXAMPLE["a/b"].T)
     np.testing.assert_array_equal(loaded["jumping"], [[3, 1], [6, 4]])
+
+
+def test_tensors_may_lie_at_odd_bytes(tmp_path: Path) -> None:
+    file, values = tmp_path / "x", np.array([1.5, -2.5], "<f4")
+    header = {"a": entry("U8", [1], 0, 1), "b": entry("F32", [2], 1, 9)}
+    file.write_bytes(written(header, b"\7" + values.tobytes()))
+    for vm in (ml.VM(), ml.VM(native=False), WireVM(ml.VM())):
+        with ml.Arena(vm, "odd").allocating():
+            loaded = ml.load(file)
+            np.testing.assert_array_equal(loaded["b"] * 2, values * 2)
+            model = ml.nn.LayerNorm(2)
+            ml.save(file.with_name("y"), model)
+            ml.load(file.with_name("y"), into=model)
 
 
 def test_a_module_is_saved_by_path_and_loaded_into_another(tmp_path: Path) -> None:
