@@ -101,12 +101,12 @@ class _Content:
         pane["blocks"]["pc"] = [
             moments[each.start] if each.start < known else -1 for each in recording.lifetimes
         ]
-        names = dict(calls_in(step.program))
+        names = {pc: _label(name, attributes) for pc, name, attributes in _calls(step.program)}
         spans = _Spans()
         for moment, pc in enumerate(moments):
             line = step.lines.get(("main", pc), "")
             spans.add(
-                moment, moment + 1, name=self._string(_op(names.get(pc, "call"))),
+                moment, moment + 1, name=self._string(names.get(pc, "call")),
                 about=0, bytes=0, line=self._line(line), program=program, pc=pc,
             )  # fmt: skip
         self._views.append(
@@ -127,8 +127,12 @@ class _Content:
         recordings = [
             (f"{arena.name} on {arena.vm.name}", arena.recording)
             for arena in session.arenas
-            if arena.recording is not None and arena.recording.lifetimes
+            if arena.recording is not None
+            and arena.recording.lifetimes
+            and arena.vm.stands_for is arena.vm  # not of a function that is captured
         ]
+        recordings.sort(key=lambda each: max(each[1].used()), reverse=True)
+        session.began = _first(session)
         lanes = [lane for trace in session.traces for lane in self._vm_lanes(trace, session.began)]
         panes = [self._pane(name, each, session) for name, each in recordings]
         self._views.append(
@@ -187,15 +191,15 @@ class _Content:
         for span in sorted(trace.spans, key=lambda each: (each.began, -each.ended)):
             pc = span.pc
             program = self._program(span.program) if span.program is not None else -1
-            name = span.name
+            name = _label(span.name, span.about.get("attributes", {}))
             if name == "launch" and program >= 0:
                 name = f"launch: {self._programs[program]['name']}"
-                pc = self._first_call(program) if "params" in span.about else None
+                pc = self._first_call(program)
             line = 0 if pc is None else self._programs[program]["lines"].get(str(pc), 0)
             if not line and span.place is not None:
                 line = self._line(line_of(span.place))
             lanes.setdefault(span.thread, _Spans()).add(
-                _us(span.began - began), _us(span.ended - began), name=self._string(_op(name)),
+                _us(span.began - began), _us(span.ended - began), name=self._string(name),
                 about=self._string(_about(span.about)), bytes=span.about.get("bytes", 0),
                 line=line, program=program, pc=-1 if pc is None else pc,
             )  # fmt: skip
@@ -248,16 +252,16 @@ class _Content:
                         at.append(len(rows))
                     pc += 1
                 rows.append(row)
-        calls = calls_in(program)
+        calls = _calls(program)
         number = self._known[id(program)] = self._numbers[program] = len(self._programs)
         self._programs.append(
             {
-                "name": name or _name_of([called for _, called in calls]),
+                "name": name or _name_of([_label(called, given) for _, called, given in calls]),
                 "rows": rows,
                 "notes": notes,
                 "at": at,
                 "quoted": quoted,
-                "calls": [pc for pc, _ in calls],
+                "calls": [pc for pc, _, _ in calls],
                 "lines": {
                     str(pc): self._line(line)
                     for (function, pc), line in (lines or {}).items()
@@ -279,6 +283,15 @@ class _Content:
         if line and number not in self._sources:
             self._sources[number] = _source(line, self._before)
         return number
+
+
+def _first(session: Session) -> int:
+    """When the first thing happened."""
+    times = [span.began for trace in session.traces for span in trace.spans]
+    times += [wait.began for wait in session.waits]
+    recordings = [arena.recording for arena in session.arenas if arena.recording is not None]
+    times += [round(each.times[0] * 1e9) for each in recordings if each.times]
+    return min(times, default=session.began)
 
 
 @dataclass
@@ -316,15 +329,25 @@ def _us(nanoseconds: float) -> float:
     return round(nanoseconds / 1000, 1)
 
 
-def _op(name: str) -> str:
+def _calls(program: Program) -> list[tuple[int, str, Any]]:
+    """The pc, the name and the attributes of each call of a host function in main."""
+    code = program.main.code
+    return [(pc, name, (*code[pc].immediates, {})[2]) for pc, name in calls_in(program)]
+
+
+def _label(name: str, attributes: Any) -> str:
+    """What a call is called: its op, or those of its chain."""
+    chain = attributes.get("chain") if isinstance(attributes, Mapping) else None
+    if isinstance(chain, (list, tuple)) and chain:
+        return _name_of([str(link[0]) for link in chain if isinstance(link, (list, tuple)) and link])
     return name.removesuffix(OUT)
 
 
 def _name_of(names: Iterable[str]) -> str:
-    """What a program is called: by its ops, as far as they are few."""
-    ops = list(dict.fromkeys(map(_op, names)))
-    more = f" and {len(ops) - _MOST_NAMES} more" if len(ops) > _MOST_NAMES else ""
-    return (", ".join(ops[:_MOST_NAMES]) or "no calls") + more
+    """The names in a row, as far as they are few."""
+    few = list(dict.fromkeys(names))
+    more = f" and {len(few) - _MOST_NAMES} more" if len(few) > _MOST_NAMES else ""
+    return (", ".join(few[:_MOST_NAMES]) or "no calls") + more
 
 
 def _about(about: Mapping[str, Any]) -> str:
