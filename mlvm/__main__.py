@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | show | mpirun | ops | info`, and,
-for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | disasm | memory | show | mpirun | ops | info`,
+and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "show",
-        help="write a page that shows a captured step, or what a script did: memory, programs, time",
+        help="write a page of a captured step or a script: its memory, programs and time",
         usage="python -m mlvm show [-h] [-o HTML] [--open] FILE [-- ARGUMENT ...]",
         epilog="What follows `--` are a script's arguments: show train.py -- --epochs 1",
     )

@@ -1,4 +1,4 @@
-"""One HTML page that shows a step or a script: memory over time, the programs beside it, and what ran.
+"""One HTML page that shows a step or a script: memory over time, programs, and what ran when.
 
 The page holds all that it needs, and asks no network for anything. What is drawn are columns of
 numbers, with texts by their place in one list.
@@ -86,7 +86,7 @@ class _Content:
         }
         parts = {"TITLE": escape(title), "STYLE": _file("page.css"), "CODE": _file("page.js")}
         parts["DATA"] = in_script(data)
-        html = []
+        html: list[str] = []
         for piece in _file("page.html").split("@@"):  # its odd pieces name a part
             html.append(parts[piece] if len(html) % 2 else piece)
         return "".join(html)
@@ -339,7 +339,9 @@ def _label(name: str, attributes: Any) -> str:
     """What a call is called: its op, or those of its chain."""
     chain = attributes.get("chain") if isinstance(attributes, Mapping) else None
     if isinstance(chain, (list, tuple)) and chain:
-        return _name_of([str(link[0]) for link in chain if isinstance(link, (list, tuple)) and link])
+        return _name_of(
+            [str(link[0]) for link in chain if isinstance(link, (list, tuple)) and link]
+        )
     return name.removesuffix(OUT)
 
 

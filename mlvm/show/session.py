@@ -1,4 +1,4 @@
-"""What happens in a process while it is looked at: arenas, functions of VMs, and waits for queues."""
+"""What happens in a process while it is looked at: arenas, functions of VMs, waits for queues."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def all_recorded() -> Iterator[Session]:
             session.waits.append(Wait(queue, what, threading.current_thread().name, *span))
 
         session.arenas = stack.enter_context(record_all(most=MOST_TENSORS // 2))
-        for listeners, listener in ((on_made, begin), (on_wait, waited)):
-            listeners.append(listener)
-            stack.callback(listeners.remove, listener)
+        on_made.append(begin)
+        stack.callback(on_made.remove, begin)
+        on_wait.append(waited)
+        stack.callback(on_wait.remove, waited)
         try:
             yield session
         finally:

@@ -116,7 +116,7 @@ class Trace:
     def launching(
         self, proceed: Callable[..., list[Array]], program: Program, *args: Any, **options: Any
     ) -> list[Array]:
-        """A layer around `launch` of a VM of this process. A program of several calls has a span."""
+        """A layer around `launch` of a VM of this process. One of several calls has a span."""
         known = self._calls.get(program)
         if known is None:
             calls = calls_in(program)
