@@ -115,11 +115,13 @@
     colour = new Map(ranked.slice(0, COLOURS.length).map((name, i) => [name, COLOURS[i]]));
     for (const track of tracks) {
       track.groups = new Map();
+      track.paint = [];
       for (let i = 0; i < track.count; i++) {
         const name = kind(track, i);
         const paint = name.startsWith("waits for ") ? WAITING : colour.get(name) ?? OTHER;
         if (!track.groups.has(paint)) track.groups.set(paint, []);
         track.groups.get(paint).push(i);
+        track.paint.push(paint);
       }
     }
     const others = ranked.length - colour.size;
@@ -374,22 +376,18 @@
     pen.beginPath();
     pen.rect(LEFT, bodyTop(track) - 3, width - LEFT - RIGHT, track.height);
     pen.clip();
-    for (const [paint, items] of track.groups) {
-      const painted = new Float64Array(track.rows).fill(-Infinity); // up to which pixel, by row
-      pen.fillStyle = paint;
-      for (const i of items) {
-        if (track.end[i] < x0 || track.start[i] > x1) continue;
-        const [x, y, w, h] = boxOf(track, i), row = track.at.row[i];
-        const dim = terms.length && !track.matched[i];
-        if (w < 1 && x < painted[row] && (dim || !terms.length)) continue;
-        painted[row] = x + w + 0.4;
-        pen.globalAlpha = dim ? 0.15 : 0.92;
-        pen.fillRect(x, y, w > 3 ? w - 0.6 : w, h);
-        if (w > 44) {
-          label(text(track.at.name[i]), x, y + 11, w);
-          pen.fillStyle = paint;
-        }
-      }
+    const painted = new Float64Array(track.rows).fill(-Infinity); // up to which pixel, by row
+    const count = Math.min(lowerBound(track.start, x1 + 1e-9), track.count);
+    for (let i = 0; i < count; i++) {
+      if (track.end[i] < x0) continue;
+      const [x, y, w, h] = boxOf(track, i), row = track.at.row[i];
+      const dim = terms.length && !track.matched[i];
+      if (w < 1 && x < painted[row] && (dim || !terms.length)) continue;
+      painted[row] = x + w + 0.4;
+      pen.globalAlpha = dim ? 0.15 : 0.92;
+      pen.fillStyle = track.paint[i];
+      pen.fillRect(x, y, w > 3 ? w - 0.6 : w, h);
+      if (w > 44) label(text(track.at.name[i]), x, y + 11, w);
     }
     pen.globalAlpha = 1;
     outline(track);

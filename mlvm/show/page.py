@@ -27,6 +27,7 @@ from mlvm.show.trace import Trace, calls_in
 _MOST_ELEMENTS: Final = 16  # of a constant that is listed
 _MOST_NAMES: Final = 3  # of a program's ops that name it
 _LONGEST_ABOUT: Final = 300
+_LARGEST_SOURCE: Final = 4 << 20  # bytes
 
 Columns = dict[str, list[Any]]
 
@@ -366,7 +367,7 @@ def _brief_constant(value: Array) -> str:
 
 
 def _source(line: str, before: float | None) -> str:
-    """The text of a `file:line`, or nothing where it cannot be read, or changed since."""
+    """The text of a `file:line` of Python, or nothing where it cannot be read, or changed since."""
     file, _, number = line.rpartition(":")
     lines = _lines_of(file, before)
     index = int(number) - 1 if number.isdecimal() else -1
@@ -375,9 +376,12 @@ def _source(line: str, before: float | None) -> str:
 
 @cache
 def _lines_of(file: str, before: float | None) -> list[str]:
+    path = Path(file)
     try:
-        path = Path(file)
-        if before is not None and path.stat().st_mtime > before:
+        if path.suffix != ".py" or not path.is_file():  # a saved step may name anything
+            return []
+        about = path.stat()
+        if about.st_size > _LARGEST_SOURCE or (before is not None and about.st_mtime > before):
             return []
         return path.read_text("utf-8").splitlines()
     except (OSError, ValueError):  # also of what is not text
