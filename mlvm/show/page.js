@@ -58,10 +58,10 @@
     const at = track.at, facts = [];
     const title = at.type ? [text(at.name[i]), text(at.type[i])].filter(Boolean).join(": ") : text(at.name[i]);
     if (track.isPane) {
-      facts.push(["bytes", bytes(at.nbytes[i])], ["address", `${grouped(at.offset[i])} in ${track.name}`]);
+      facts.push(["size", bytes(at.nbytes[i])], ["address", `${grouped(at.offset[i])} in ${track.name}`]);
     } else {
       if (text(at.about[i])) facts.push(["takes", text(at.about[i])]);
-      if (at.bytes[i]) facts.push(["bytes", bytes(at.bytes[i])]);
+      if (at.bytes[i]) facts.push(["touches", bytes(at.bytes[i])]);
       facts.push(["on", track.name]);
     }
     facts.push(["begins", time(at.start[i])]);

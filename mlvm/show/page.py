@@ -75,6 +75,7 @@ class _Content:
         self._programs: list[dict[str, Any]] = []
         self._numbers: dict[Program, int] = {}
         self._known: dict[int, int] = {}  # by identity: programs that differ often hash alike
+        self._labels: list[dict[int, str]] = []  # of each program's calls, by pc
         self._views: list[dict[str, Any]] = []
 
     def page(self, title: str) -> str:
@@ -102,7 +103,7 @@ class _Content:
         pane["blocks"]["pc"] = [
             moments[each.start] if each.start < known else -1 for each in recording.lifetimes
         ]
-        names = {pc: _label(name, attributes) for pc, name, attributes in _calls(step.program)}
+        names = self._labels[program]
         spans = _Spans()
         for moment, pc in enumerate(moments):
             line = step.lines.get(("main", pc), "")
@@ -192,7 +193,8 @@ class _Content:
         for span in sorted(trace.spans, key=lambda each: (each.began, -each.ended)):
             pc = span.pc
             program = self._program(span.program) if span.program is not None else -1
-            name = _label(span.name, span.about.get("attributes", {}))
+            name = self._labels[program].get(pc, "") if pc is not None else ""
+            name = name or _label(span.name, span.about.get("attributes"))
             if name == "launch" and program >= 0:
                 name = f"launch: {self._programs[program]['name']}"
                 pc = self._first_call(program)
@@ -253,16 +255,17 @@ class _Content:
                         at.append(len(rows))
                     pc += 1
                 rows.append(row)
-        calls = _calls(program)
+        calls = {pc: _label(*call) for pc, *call in _calls(program)}
         number = self._known[id(program)] = self._numbers[program] = len(self._programs)
+        self._labels.append(calls)
         self._programs.append(
             {
-                "name": name or _name_of([_label(called, given) for _, called, given in calls]),
+                "name": name or _name_of(calls.values()),
                 "rows": rows,
                 "notes": notes,
                 "at": at,
                 "quoted": quoted,
-                "calls": [pc for pc, _, _ in calls],
+                "calls": list(calls),
                 "lines": {
                     str(pc): self._line(line)
                     for (function, pc), line in (lines or {}).items()

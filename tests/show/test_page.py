@@ -208,6 +208,7 @@ def test_a_session_has_arenas_vms_and_waits(session: tuple[Session, list[Planned
     inside = [x for x in run if x["program"] == launch["program"] and x is not launch]
     assert [x["pc"] for x in inside] == list(planned[0].moments)
     assert {x["row"] for x in inside} == {1}
+    assert "exp" in " ".join(x["name"] for x in inside)  # alone, or in a chain
     assert all(launch["start"] <= x["start"] < x["end"] <= launch["end"] for x in inside)
 
     [there] = [spans for name, spans in lanes.items() if name.startswith("VM") and spans is not run]
@@ -291,9 +292,9 @@ def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
     assert "error" not in told
     first = next(x for x in SavedStep.from_bytes(saved.read_bytes()).planned.lifetimes)
     line = line_with("ml.matmul(x, w)  # first")
-    assert told["tip"].startswith(f"{first.op}: f32[8,8] | bytes 256 bytes | address ")
+    assert told["tip"].startswith(f"{first.op}: f32[8,8] | size 256 bytes | address ")
     assert f"line {line} | y = ml.matmul(x, w)  # first" in told["tip"]
-    assert told["details"].startswith(f"{first.op}: f32[8,8] | bytes | 256 bytes | address | ")
+    assert told["details"].startswith(f"{first.op}: f32[8,8] | size | 256 bytes | address | ")
     assert told["marked"].startswith("load_arg ")
     assert re.search(r'push_str "[\w.]+" \| cfunc \d 0 ', told["marked"])
     assert "matmul" in told["marked"]

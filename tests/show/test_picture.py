@@ -135,7 +135,7 @@ def test_a_picture_is_drawn_alike_everywhere(tmp_path: Path) -> None:
     width, height = (float(root.attrib[name]) for name in ("width", "height"))
     paper = root[1]
     assert (paper.attrib["width"], paper.attrib["height"]) == (f"{width:g}", f"{height:g}")
-    labels = {}
+    labels: dict[str, list[tuple[float, float]]] = {}
     for element in root.iter(f"{SVG}text"):
         size = 0.62 * float(element.attrib.get("font-size", 13)) * len(element.text or "")
         kinds = element.attrib.get("class", "").split()
