@@ -11,7 +11,7 @@
   ];
   const OTHER = "#a0a4aa", WAITING = "#d9544d";
   const LEFT = 78, RIGHT = 14, AXIS = 30, TITLE = 22, ROW = 16, LINE = 18; // pixels
-  const SMALLEST_PANE = 170, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
+  const SMALLEST_PANE = 125, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
   const SMALL = 0.02, MOST_LETTERS = 72;
 
   let view, tracks = [], links = new Map(), colour = new Map(), span = 1;
@@ -848,7 +848,7 @@
   const pointers = new Map();
   let dragged = 0;
   canvas.addEventListener("pointerdown", (event) => {
-    canvas.focus({ preventScroll: true });
+    canvas.focus({ preventScroll: true, focusVisible: false });
     try { canvas.setPointerCapture(event.pointerId); } catch { /* of an event that no pointer made */ }
     pointers.set(event.pointerId, event);
     dragged = 0;

@@ -7,6 +7,7 @@ numbers, with texts by their place in one list.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -76,6 +77,7 @@ class _Content:
         self._numbers: dict[Program, int] = {}
         self._known: dict[int, int] = {}  # by identity: programs that differ often hash alike
         self._labels: list[dict[int, str]] = []  # of each program's calls, by pc
+        self._only: list[dict[str, int]] = []  # the pc of those that are the only ones of a name
         self._views: list[dict[str, Any]] = []
 
     def page(self, title: str) -> str:
@@ -191,8 +193,10 @@ class _Content:
         """A lane for each thread that ran something."""
         lanes: dict[int, _Spans] = {}
         for span in sorted(trace.spans, key=lambda each: (each.began, -each.ended)):
-            pc = span.pc
             program = self._program(span.program) if span.program is not None else -1
+            pc = span.pc
+            if pc is None and program >= 0:  # of a program with jumps
+                pc = self._only[program].get(span.name)
             name = self._labels[program].get(pc, "") if pc is not None else ""
             name = name or _label(span.name, span.about.get("attributes"))
             if name == "launch" and program >= 0:
@@ -256,8 +260,11 @@ class _Content:
                     pc += 1
                 rows.append(row)
         calls = {pc: _label(*call) for pc, *call in _calls(program)}
+        times = Counter(called for _, called in calls_in(program))
+        only = {called: pc for pc, called in calls_in(program) if times[called] == 1}
         number = self._known[id(program)] = self._numbers[program] = len(self._programs)
         self._labels.append(calls)
+        self._only.append(only)
         self._programs.append(
             {
                 "name": name or _name_of(calls.values()),

@@ -173,6 +173,8 @@ def session() -> tuple[Session, list[Planned]]:
             x = ml.ones((4, 4))
             y = ml.tanh(x)  # eager
             step(y)
+            loop = ml.capture(lambda x: ml.while_loop(lambda x: ml.max(x) > 0.5, ml.sin, x))
+            loop(y)
         threading.Timer(0.05, produce).start()
         for element in batches:
             del element
@@ -186,8 +188,8 @@ def test_a_session_has_arenas_vms_and_waits(session: tuple[Session, list[Planned
     seen, planned = session
     steps = [Step(x.program, x.recording(), x.moments, x.lines, ()) for x in planned]
     data = data_of(session_page(seen, steps, "script.py"))
-    assert len(steps) == 1
-    whole, plan = data["views"]
+    assert len(steps) == 2
+    whole, plan, _ = data["views"]
     assert plan["name"] == f"captured step 1, {line_with('ml.sum(ml.exp(ml.matmul(x, x))))')}"
     panes = {pane["name"]: items(data, pane["blocks"]) for pane in whole["panes"]}
     lanes = {lane["name"]: items(data, lane["spans"]) for lane in whole["lanes"]}
@@ -210,6 +212,12 @@ def test_a_session_has_arenas_vms_and_waits(session: tuple[Session, list[Planned
     assert {x["row"] for x in inside} == {1}
     assert "exp" in " ".join(x["name"] for x in inside)  # alone, or in a chain
     assert all(launch["start"] <= x["start"] < x["end"] <= launch["end"] for x in inside)
+
+    sines = [span for span in run if span["name"] == "sin"]
+    assert len(sines) > 1
+    [pc] = {span["pc"] for span in sines}  # the only sine of a program with jumps
+    program = data["programs"][sines[0]["program"]]
+    assert "sin" in program["rows"][program["at"][pc] - 1]
 
     [there] = [spans for name, spans in lanes.items() if name.startswith("VM") and spans is not run]
     assert {"launch: full", "launch: sqrt", "alloc_storage"} <= {span["name"] for span in there}
