@@ -52,6 +52,8 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
         ("docs/queues.md", 3),
         ("docs/pipelines.md", 4),
         ("docs/remote.md", 1),
+        ("docs/dtypes.md", 2),
+        ("docs/values.md", 4),
     ],
 )
 def test_the_python_prints_what_the_page_says(page: str, least: int) -> None:

@@ -295,18 +295,69 @@ def of_sklearn() -> Iterator[Case]:
         *(x, y),
         gives="numpy's arrays",
     )
-    yield sklearn("preprocessing.MinMaxScaler", lambda fn, x: fn().fit_transform(x), x)
-    yield sklearn("preprocessing.StandardScaler", lambda fn, x: fn().fit_transform(x), x)
+    for name in SCALERS:
+        square = x @ x.T if name == "KernelCenterer" else x
+        yield sklearn(f"preprocessing.{name}", lambda fn, x: fn().fit_transform(x), square)
+    for name in ("LabelBinarizer", "LabelEncoder"):
+        yield sklearn(f"preprocessing.{name}", lambda fn, y: fn().fit_transform(y), y)
+    yield sklearn("naive_bayes.GaussianNB", lambda fn, x, y: fn().fit(x, y).predict_proba(x), x, y)
+    yield sklearn(
+        "linear_model.LinearRegression", lambda fn, x, y: fn().fit(x, y).coef_, x, TARGETS
+    )
+    for name in ("RidgeClassifier", "RidgeClassifierCV"):
+        yield sklearn(f"linear_model.{name}", lambda fn, x, y: fn().fit(x, y).predict(x), x, y)
+    yield sklearn("linear_model.RidgeCV", lambda fn, x, y: fn().fit(x, y).predict(x), x, TARGETS)
+    yield sklearn(
+        "linear_model.PoissonRegressor",
+        lambda fn, x, y: fn().fit(x, y).predict(x),
+        *(x, abs(TARGETS) / 9),
+    )
+    yield sklearn(
+        "mixture.GaussianMixture",
+        lambda fn, x: fn(2, init_params="random", random_state=0).fit(x).means_,
+        x,
+    )
+    yield sklearn(
+        "kernel_approximation.Nystroem",
+        lambda fn, x: fn(random_state=0, n_components=5).fit_transform(x),
+        x,
+    )
+    yield sklearn(
+        "feature_selection.SelectKBest", lambda fn, x, y: fn(k=2).fit_transform(x, y), x, y
+    )
+    yield sklearn("model_selection.GridSearchCV", searched, x, TARGETS)
+    yield sklearn("pipeline.make_pipeline", piped, x, TARGETS)
     for name in PAIRWISE:
         yield sklearn(f"metrics.pairwise.{name}", lambda fn, x: fn(x, x), abs(x))
     for name in OF_CLASSES:
         yield sklearn(f"metrics.{name}", lambda fn, a, b: fn(a, b), y, GUESSES, gives="numbers")
+    for name in ("average_precision_score", "brier_score_loss", "log_loss"):
+        chances = 1 / (1 + np.exp(-x[:, 0]))
+        yield sklearn(f"metrics.{name}", lambda fn, a, b: fn(a, b), y, chances, gives="numbers")
+    for name in ("det_curve", "precision_recall_curve"):
+        yield sklearn(f"metrics.{name}", lambda fn, a, b: fn(a, b), y, x[:, 0])
     yield sklearn("metrics.confusion_matrix", lambda fn, a, b: fn(a, b), y, GUESSES)
     for name in OF_VALUES:
         close_by = abs(TARGETS) + 0.1, abs(SAMPLES[:, 1]) + 0.1
         yield sklearn(f"metrics.{name}", lambda fn, a, b: fn(a, b), *close_by, gives="numbers")
 
 
+def searched(search: Any, x: Any, y: Any) -> Any:
+    ridge = importlib.import_module("sklearn.linear_model").Ridge(solver="svd")
+    return search(ridge, {"alpha": [0.1, 1.0]}).fit(x, y).predict(x)
+
+
+def piped(make_pipeline: Any, x: Any, y: Any) -> Any:
+    scaler = importlib.import_module("sklearn.preprocessing").StandardScaler()
+    pca = importlib.import_module("sklearn.decomposition").PCA(2, svd_solver="full")
+    ridge = importlib.import_module("sklearn.linear_model").Ridge(solver="svd")
+    return make_pipeline(scaler, pca, ridge).fit(x, y).predict(x)
+
+
+SCALERS = (
+    *("Binarizer", "KernelCenterer", "MaxAbsScaler", "MinMaxScaler", "Normalizer"),
+    *("PolynomialFeatures", "StandardScaler"),
+)
 PAIRWISE = (
     *("chi2_kernel", "cosine_distances", "cosine_similarity", "euclidean_distances"),
     *("linear_kernel", "manhattan_distances", "polynomial_kernel", "rbf_kernel", "sigmoid_kernel"),

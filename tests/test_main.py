@@ -238,10 +238,11 @@ def write_bad_files() -> None:
     np.savez("zip.npy", x=np.zeros(3))
     Path("zip.npy.npz").rename("zip.npy")
     np.save("pickle.npy", np.array([{}], object), allow_pickle=True)
-    np.save("complex.npy", np.zeros(2, np.complex64))
+    np.save("half.npy", np.zeros(2, np.float16))
     np.save("three.npy", np.zeros(3, np.float32))
     np.save("f64.npy", np.zeros(2))
     np.save("i64.npy", np.zeros(2, np.int64))
+    np.save("u64.npy", np.zeros(2, np.uint64))
     Path("long.mlasm").write_text(f".const x f32[{'9' * 5000}] 1\n")
     Path("file").write_text("")
 
@@ -266,7 +267,7 @@ def write_bad_files() -> None:
         ("check add.mlasm --type f32[2] --type f32", "argument 1: 'f32' is not a type"),
         ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
         ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
-        ("run add.mlasm --arg x.npy --arg i64.npy", "add(f32[2,2], i64[2]): f32 and i64 do not"),
+        ("run add.mlasm --arg u64.npy --arg i64.npy", "add(u64[2], i64[2]): u64 and i64 do not"),
         ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
         ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
         ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: no .npy file"),
@@ -275,7 +276,7 @@ def write_bad_files() -> None:
         ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
         ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
         ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
-        ("run add.mlasm --arg complex.npy --arg x.npy", "complex.npy: no dtype for"),
+        ("run add.mlasm --arg half.npy --arg x.npy", "half.npy: no dtype for"),
         ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
         ("run add.mlasm --arg x.npy --arg f16[0]", "line 1, column 1: no dtype 'f16'"),
         ("run add.mlasm --arg x.npy --arg y.npy --out file", "file: File exists"),

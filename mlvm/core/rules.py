@@ -20,6 +20,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "any": ("bool", "unsigned", "signed", "float", "complex"),
     "numeric": ("unsigned", "signed", "float", "complex"),
     "real": ("unsigned", "signed", "float"),
+    "real or bool": ("bool", "unsigned", "signed", "float"),
     "integer": ("unsigned", "signed"),
     "integer or bool": ("bool", "unsigned", "signed"),
     "inexact": ("float", "complex"),
@@ -30,7 +31,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 def require(allowed: str, *operands: TensorType) -> None:
     """Raise `DTypeError` unless every operand's dtype is of the allowed class:
-    any, numeric, real, integer, integer or bool, inexact, float, bool."""
+    any, numeric, real, real or bool, integer, integer or bool, inexact, float, bool."""
     for operand in operands:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])

@@ -59,7 +59,8 @@ class DType:
         if isinstance(dtype, str) and dtype in DType.all:
             return DType.all[dtype]
         try:
-            if dtype is not None:  # numpy takes None for f64
+            # numpy takes None for f64, and an array for its dtype
+            if dtype is not None and not hasattr(type(dtype), "__array__"):
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
@@ -74,6 +75,11 @@ class DType:
             return NotImplemented
 
     __hash__ = object.__hash__
+
+    @property
+    def __numpy_dtype__(self) -> np.dtype[np.generic]:
+        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`."""
+        return self.numpy
 
     @property
     def is_float(self) -> bool:

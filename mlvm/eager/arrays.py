@@ -45,22 +45,28 @@ def _taken(array: object) -> Tensor:
 
 
 def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
-    """The function, with tensors in place of the arrays that it is given for a parameter whose
-    annotation begins with `Tensor` or `Operand`. Lists stay as they are: they may be of tensors."""
+    """The function, with tensors in place of the arrays and lists that it is given for a parameter
+    whose annotation begins with `Tensor` or `Operand`."""
     signature = inspect.signature(fn)
-    wanted = {
-        name
-        for name, parameter in signature.parameters.items()
+    wanted = [
+        parameter
+        for parameter in signature.parameters.values()
         if str(parameter.annotation).startswith(("Tensor", "Operand"))
-    }
-
+    ]
     if not wanted:
         return fn
+    names = [each.name for each in wanted]
+    by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
+    rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
+    end = None if rest else 1 + list(signature.parameters).index(names[-1])
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
-        for x in (*args, *keywords.values()) if keywords else args:
-            if x.__class__ is not Tensor and hasattr(x, "__array__"):
+        given = args[:end]
+        if keywords and by_keyword:
+            given += tuple([keywords[name] for name in by_keyword if name in keywords])
+        for x in given:
+            if x.__class__ is not Tensor and is_array(x):
                 break
         else:
             try:
@@ -69,18 +75,15 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
                 error.__traceback__ = None  # no frame of ours, as in `tensor`
                 raise
         bound = signature.bind(*args, **keywords)
-        for name in wanted & bound.arguments.keys():
-            given = bound.arguments[name]
-            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            taken_in = [_taken_if_array(x) for x in (given if several else (given,))]
-            bound.arguments[name] = tuple(taken_in) if several else taken_in[0]
+        for name in names:
+            x = bound.arguments.get(name)
+            if rest and name == names[-1]:
+                bound.arguments[name] = tuple([taken(y) if is_array(y) else y for y in x or ()])
+            elif is_array(x):
+                bound.arguments[name] = taken(x)
         return fn(*bound.args, **bound.kwargs)
 
     return function
-
-
-def _taken_if_array(x: object) -> object:
-    return taken(x) if is_array(x) and not isinstance(x, (list, tuple)) else x
 
 
 Tensor._taken = staticmethod(taken)

@@ -16,12 +16,13 @@ from mlvm.eager import functions
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import integer
 from mlvm.eager.methods import Methods
+from mlvm.eager.sorting import argsort
 from mlvm.eager.tensor import Tensor
 
 
-def reshape(x: Tensor, /, *shape: int | Sequence[int]) -> Tensor:
+def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
     """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
-    return functions.reshape(x, _one_tuple(shape))
+    return functions.reshape(x, _one_tuple(shape), copy=copy)
 
 
 def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -149,7 +150,7 @@ METHODS: Final = {
     **{
         name: getattr(op, name)
         for name in (
-            *("abs", "all", "any", "argmax", "argmin", "argsort", "conj", "copy", "max", "min"),
+            *("abs", "all", "any", "argmax", "argmin", "conj", "copy", "max", "min"),
             *("prod", "round", "sum"),
         )
     },
@@ -159,7 +160,7 @@ METHODS: Final = {
     },
     **{
         each.__name__: each
-        for each in (reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std)
+        for each in (argsort, reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std)
     },
 }
 

@@ -99,6 +99,7 @@ def seen_before(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
 # --- positions -----------------------------------------------------------------------
 
 
+@takes_arrays
 def sinusoidal_encoding(
     positions: Tensor, features: int, *, base: float = 10000.0, dtype: object = f32
 ) -> Tensor:

@@ -27,6 +27,7 @@ from mlvm.eager.tensor import (
     OneOp,
     Tensor,
     alias,
+    alias_of,
     apply,
     apply_in_python,
     live_tapes,
@@ -227,7 +228,7 @@ class Tape:
         template = call.templates.get((types, mask))
         if template is None:
             template = call.templates[types, mask] = _template(call, types, out.type, mask)
-        return template  # type: ignore[no-any-return]
+        return template
 
     def leave(
         self,
@@ -420,8 +421,8 @@ class _Session:
     """One differentiation: the arguments to call a function with, and the tape it fills.
 
     The function gets twins of the arguments. So threads may share tensors, an update of one inside
-    is none of the caller's, and a tensor that the function reaches in another way is a constant. A tensor that occurs twice in one argument is one
-    variable; in two arguments it is two.
+    is none of the caller's, and a tensor that the function reaches in another way is a constant. A
+    tensor that occurs twice in one argument is one variable; in two arguments it is two.
     """
 
     def __init__(self, arguments: Sequence[Tree]) -> None:
@@ -507,6 +508,7 @@ class _Session:
         if self.outer is None:
             self.tape.nodes.clear()
             self.tape.kept.clear()
+            self.tape.within = None  # what is updated in it may outlive it
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
@@ -575,6 +577,8 @@ def collecting(
                 value, gradients = session.pull_into(value, one, collect)
         finally:
             session.close()
+        if value.tape is not session.tape:  # it may be one that the function reaches
+            value = alias_of(value)
         primal = (value, result[1]) if has_aux else value
         return primal, tuple(gradients) if several else gradients[0]
 
@@ -602,8 +606,8 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
     """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
     That function may be called any number of times. Until it is dropped, it keeps the values that
-    it needs: an update in place moves the tensor to other memory. Raises what `value_and_grad` raises, and `GradientError` for a
-    cotangent of another type than the value.
+    it needs: an update in place moves the tensor to other memory. Raises what `value_and_grad`
+    raises, and `GradientError` for a cotangent of another type than the value.
     """
     session = _Session(primals)
     try:
@@ -616,6 +620,8 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
         session.close()
         raise
 
+    if value.tape is not session.tape:
+        value = alias_of(value)
     known = Tracked(value.type, value.tape, getattr(value, "node", 0))
 
     def pullback(cotangent: Tensor) -> Any:

@@ -45,10 +45,10 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
     function: `where` chooses between tensors.
     """
     _require_functions("cond", (true_fun, false_fun))
-    given = [_alias(as_tree(each)) for each in operands]
+    ways = _ways((true_fun, false_fun), operands)
     if isinstance(pred, Tensor) and recorded.is_recorded():
-        return _branch(pred, [true_fun, false_fun], given)
-    return _own(as_tree(true_fun(*given) if bool(pred) else false_fun(*given)))
+        return _branch(pred, ways)
+    return _own(as_tree(ways[0 if bool(pred) else 1]()))
 
 
 def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> Any:
@@ -60,12 +60,17 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
     _require_functions("switch", branches)
-    given = [_alias(as_tree(each)) for each in operands]
+    ways = _ways(branches, operands)
     if isinstance(index, Tensor) and recorded.is_recorded():
         _require_integer("index", index)
-        return _switch(index, 0, branches, given)
-    number = min(max(_integer("index", index), 0), len(branches) - 1)
-    return _own(as_tree(branches[number](*given)))
+        return _switch(index, 0, ways)
+    return _own(as_tree(ways[min(max(_integer("index", index), 0), len(ways) - 1)]()))
+
+
+def _ways(branches: Sequence[Body], operands: Sequence[Tree]) -> list[Callable[[], Any]]:
+    """The branches with their operands: other tensors for each, as it may update them."""
+    given = [as_tree(each) for each in operands]
+    return [partial(branch, *[_alias(each) for each in given]) for branch in branches]
 
 
 def _require_functions(name: str, branches: Sequence[Body]) -> None:
@@ -77,24 +82,24 @@ def _require_functions(name: str, branches: Sequence[Body]) -> None:
             )
 
 
-def _switch(index: Tensor, first: int, branches: Sequence[Body], operands: Sequence[Tree]) -> Any:
+def _switch(index: Tensor, first: int, ways: Sequence[Callable[[], Any]]) -> Any:
     """The branches numbered from `first` on, by halves."""
-    if len(branches) == 1:
-        return _own(as_tree(branches[0](*operands)))
-    half = len(branches) // 2
-    halves = [(first, branches[:half]), (first + half, branches[half:])]
-    ways = [partial(_switch, index, number, each, operands) for number, each in halves]
-    return _branch(index < first + half, ways, ())
+    if len(ways) == 1:
+        return _own(as_tree(ways[0]()))
+    half = len(ways) // 2
+    halves = [(first, ways[:half]), (first + half, ways[half:])]
+    both = [partial(_switch, index, number, each) for number, each in halves]
+    return _branch(index < first + half, both)
 
 
-def _branch(pred: Tensor, ways: Sequence[Body], operands: Sequence[Tree]) -> Any:
+def _branch(pred: Tensor, ways: Sequence[Callable[[], Any]]) -> Any:
     """A branch of a captured function."""
     if pred.size != 1:
         raise ShapeError("a condition is one element").at("cond", (pred.type,))
     results: list[Tree] = []
 
-    def run(way: Body) -> Tensors:
-        result = as_tree(way(*operands))
+    def run(way: Callable[[], Any]) -> Tensors:
+        result = as_tree(way())
         results.append(result)
         what = "a branch makes another result than the first"
         return tensors(as_like(results[0], result, what))

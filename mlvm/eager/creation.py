@@ -29,9 +29,10 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on, current_arena, recording
-from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op
+from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op, operand
 
 _COPY: Final = one_op("copy")
+_CONCAT: Final = one_op("concat")
 _HALVES: Final = ("float16", "bfloat16")
 _WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
@@ -116,12 +117,12 @@ def asarray(
     """A tensor of the values of `obj`, in the current arena or on the VM `device`.
 
     Of a Tensor of that dtype and on that VM it is a new Tensor over the same bytes, unless `copy`
-    is True. Everything else is copied, and refused if `copy` is False: from Python numbers and
-    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; numpy arrays,
-    and whatever has `__array__`, `__dlpack__` or a buffer, keep their dtype; float16 and bfloat16
-    become f32, which has all of their values. Of a PyTorch tensor that requires a gradient it is
-    the value. With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must
-    be values of it.
+    is True. Everything else is copied, and refused if `copy` is False. From Python numbers and
+    nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; tensors in
+    nested lists are joined, and their dtypes promote; numpy arrays, and whatever has `__array__`,
+    `__dlpack__` or a buffer, keep their dtype; float16 and bfloat16 become f32, which has all of
+    their values. Of a PyTorch tensor that requires a gradient it is the value. With a `dtype`,
+    arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
     is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
@@ -142,6 +143,10 @@ def asarray(
         target = wanted or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
             raise DTypeError(f"complex numbers do not become {target}; take real or imag")
+    elif isinstance(obj, (list, tuple)) and (first := _first_tensor(obj)) is not None:
+        with placed(device, "asarray"):
+            joined = _joined(obj, first)
+            return joined if wanted in (None, joined.dtype) else op.astype(joined, dtype=wanted)
     else:
         array = _of_numbers(obj)
         target = wanted or DEFAULTS[type(array.dtype.type(0).item())]
@@ -197,8 +202,6 @@ def _readable(obj: Any) -> Any:
 
 def _of_numbers(obj: object) -> Array:
     """A bool, integer or f64 array of a Python number or nested lists of them."""
-    if any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
-        raise DTypeError("asarray takes numbers; a list of tensors is joined by stack or concat")
     try:
         array = np.array(obj)
     except ValueError as error:
@@ -209,8 +212,28 @@ def _of_numbers(obj: object) -> Array:
             f"have a dtype in common; from this {_kind(obj)} numpy makes {array.dtype}"
         )
     if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in _leaves(obj)):
-        raise OperandValueError("ints of 2**63 and more beside smaller ones come as a numpy array")
+        try:
+            return np.array(obj, np.uint64)
+        except OverflowError:
+            raise OperandValueError(
+                "no integer dtype holds ints of 2**63 and more beside negative ones"
+            ) from None
     return array
+
+
+def _first_tensor(obj: object) -> Tensor | None:
+    return next((leaf for leaf in _leaves(obj) if isinstance(leaf, Tensor)), None)
+
+
+def _joined(obj: object, beside: Tensor) -> Tensor:
+    """Nested lists of tensors, and of numbers as they are beside a tensor, as one tensor."""
+    if not isinstance(obj, (list, tuple)):
+        return operand(obj, beside, _CONCAT)
+    rows = [_joined(each, beside) for each in obj]
+    shapes = list(dict.fromkeys(row.shape for row in rows))
+    if len(shapes) != 1:
+        raise ShapeError(f"these lists are no tensor: their rows have shapes {brief(shapes)}")
+    return op.concat(*[op.reshape(row, shape=(1, *row.shape)) for row in rows], axis=0)
 
 
 def _leaves(obj: object, depth: int = 0) -> Iterator[object]:
@@ -419,6 +442,8 @@ def eye(
     unless another dtype is named."""
     columns = n_rows if n_cols is None else n_cols
     wanted = f32 if dtype is None else DType.of(dtype)
+    if isinstance(k, int):
+        k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far
     with placed(device, "eye"):
         return op.eye(rows=n_rows, columns=columns, k=k, dtype=wanted)
 

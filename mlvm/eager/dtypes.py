@@ -64,14 +64,14 @@ def isdtype(dtype: object, kind: object) -> bool:
         ) from None
 
 
-def result_type(*tensors_and_dtypes: object) -> DType:
+def result_type(*arrays_and_dtypes: object) -> DType:
     """The dtype that these promote to together: tensors, dtypes, and Python's numbers, which take
     the dtype of the others unless they are of a higher kind. Raises `DTypeError` where there is
     none."""
-    if not tensors_and_dtypes:
+    if not arrays_and_dtypes:
         raise DTypeError("result_type takes 1 tensor or dtype, or more")
-    numbers = [x.__class__ for x in tensors_and_dtypes if x.__class__ in DEFAULTS]
-    dtypes = [_dtype_of(x) for x in tensors_and_dtypes if x.__class__ not in DEFAULTS]
+    numbers = [x.__class__ for x in arrays_and_dtypes if x.__class__ in DEFAULTS]
+    dtypes = [_dtype_of(x) for x in arrays_and_dtypes if x.__class__ not in DEFAULTS]
     result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
     for kind in numbers:
         result = dtype_beside(kind, result)
@@ -108,4 +108,6 @@ def iinfo(type: object, /) -> IntInfo:
 
 
 def _dtype_of(x: object) -> DType:
-    return x.dtype if isinstance(x, Tensor) else DType.of(x)
+    if isinstance(x, Tensor):
+        return x.dtype
+    return DType.of(x.dtype if isinstance(x, (np.ndarray, np.generic)) else x)

@@ -174,10 +174,16 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "numpy": "the functions are ml's own; x.numpy() copies a tensor out",
         "save": "use numpy.savez or safetensors with model.state()",
     },
+    "mlvm.eager.fft": {
+        "fft2": "use ml.fft.fftn(x, axes=(-2, -1))",
+        "ifft2": "use ml.fft.ifftn(x, axes=(-2, -1))",
+        "irfft2": "use ml.fft.irfftn(x, axes=(-2, -1))",
+        "rfft2": "use ml.fft.rfftn(x, axes=(-2, -1))",
+    },
     "mlvm.eager.linalg": {
         "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
         "inverse": "use ml.linalg.inv",
-        "norm": "use ml.linalg.vector_norm, or ml.linalg.matrix_norm",
+        "multi_dot": "use x @ y @ z, or ml.einsum",
     },
     "mlvm.eager.nn": {
         "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",

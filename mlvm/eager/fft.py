@@ -18,6 +18,7 @@ from mlvm.core.types import DType, f32, f64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import arange, integer, integers, placed, type_of
 from mlvm.eager.functions import astype, concat, roll
+from mlvm.eager.matrices import conj, floating
 from mlvm.eager.tensor import Tensor
 
 __all__ = [
@@ -38,15 +39,11 @@ __all__ = [
 ]
 
 
-def _floating(x: Tensor, function: str) -> Tensor:
-    """x, or the default float of its integers or bools."""
-    return x if type_of(x, function).dtype.is_inexact else astype(x, f32)
-
-
 def _real(x: Tensor, function: str) -> Tensor:
-    if _floating(x, function).dtype.is_float or not x.dtype.is_inexact:
-        return _floating(x, function)
-    raise DTypeError("takes real numbers; fft takes complex ones").at(function, (x.type,))
+    x = floating(x, function)
+    if not x.dtype.is_float:
+        raise DTypeError("takes real numbers; fft takes complex ones").at(function, (x.type,))
+    return x
 
 
 def _axes(x: Tensor, axes: Axis, function: str) -> tuple[int, ...]:
@@ -103,14 +100,14 @@ def _along(x: Tensor, n: int | None, axis: int, function: str) -> tuple[int, int
 
 def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex."""
-    x = _floating(x, "fft")
+    x = floating(x, "fft")
     along, length = _along(x, n, axis, "fft")
     return op.fft(_fitted(x, [along], [length], "fft"), axes=(along,), norm=norm)
 
 
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex."""
-    x = _floating(x, "ifft")
+    x = floating(x, "ifft")
     along, length = _along(x, n, axis, "ifft")
     return op.ifft(_fitted(x, [along], [length], "ifft"), axes=(along,), norm=norm)
 
@@ -123,7 +120,7 @@ def fftn(
     norm: Norm = "backward",
 ) -> Tensor:
     """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex."""
-    x = _floating(x, "fftn")
+    x = floating(x, "fftn")
     along, lengths = _lengths(x, s, axes, "fftn")
     return op.fft(_fitted(x, along, lengths, "fftn"), axes=along, norm=norm)
 
@@ -136,7 +133,7 @@ def ifftn(
     norm: Norm = "backward",
 ) -> Tensor:
     """The inverse of `fftn`: complex."""
-    x = _floating(x, "ifftn")
+    x = floating(x, "ifftn")
     along, lengths = _lengths(x, s, axes, "ifftn")
     return op.ifft(_fitted(x, along, lengths, "ifftn"), axes=along, norm=norm)
 
@@ -155,7 +152,7 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
     imaginary in the first element of x, and in the last for an even n, is left out."""
-    x = _floating(x, "irfft")
+    x = floating(x, "irfft")
     along, length = _along(x, n, axis, "irfft")
     return _irfft(x, along, 2 * (length - 1) if n is None else length, norm, "irfft")
 
@@ -195,7 +192,7 @@ def irfftn(
 ) -> Tensor:
     """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
     is not given."""
-    x = _floating(x, "irfftn")
+    x = floating(x, "irfftn")
     along, lengths = _lengths(x, s, axes, "irfftn")
     if not along:
         raise AttributeRefused("names no axis; a real transform has one or more").at(
@@ -212,10 +209,10 @@ def irfftn(
 def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """`fft` of a signal whose second half is the conjugate of its first, which x is: n real
     elements, 2 (m - 1) if x has m and n is not given."""
-    x = _floating(x, "hfft")
+    x = floating(x, "hfft")
     along, length = _along(x, n, axis, "hfft")
     length = 2 * (length - 1) if n is None else length
-    return _irfft(op.conj(x), along, length, _other_way(norm, "hfft", x), "hfft")
+    return _irfft(conj(x), along, length, _other_way(norm, "hfft", x), "hfft")
 
 
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
@@ -223,7 +220,7 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
     x = _real(x, "ihfft")
     along, length = _along(x, n, axis, "ihfft")
     x = _fitted(x, [along], [length], "ihfft")
-    return op.conj(op.rfft(x, axis=along, norm=_other_way(norm, "ihfft", x)))
+    return conj(op.rfft(x, axis=along, norm=_other_way(norm, "ihfft", x)))
 
 
 def _other_way(norm: Norm, function: str, x: Tensor) -> Norm:

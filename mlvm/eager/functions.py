@@ -182,7 +182,8 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis."""
-    return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
+    xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
+    return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
 def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -258,6 +259,8 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
 
 def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[int]:
     """The numbers of `repeat`, where they come in a tensor."""
+    if isinstance(repeats, np.ndarray):
+        repeats = Tensor._taken(repeats)
     if not isinstance(repeats, Tensor):
         return repeats
     types = (x.type, repeats.type)

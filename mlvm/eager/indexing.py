@@ -1,5 +1,5 @@
-"""x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and one boolean mask,
-as in numpy; arrays and lists for these tensors, on a VM of this process.
+"""x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and boolean masks, as
+in numpy; arrays and lists for these tensors, on a VM of this process.
 
 A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
 shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`, or a `where` or
@@ -11,33 +11,45 @@ from __future__ import annotations
 import math
 import operator
 from types import EllipsisType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, IndexRefused, MlvmError, OpError, ShapeError, brief
+from mlvm.core.errors import (
+    DTypeError,
+    IndexRefused,
+    MaskRefused,
+    MlvmError,
+    OpError,
+    ShapeError,
+    brief,
+)
+from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray
 from mlvm.eager.dtypes import can_cast
-from mlvm.eager.functions import moveaxis, reshape
+from mlvm.eager.functions import moveaxis, reshape, unstack
 from mlvm.eager.tensor import Tensor, apply_into, is_array, one_op, operand
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """`x[key]`; x itself for a key that selects all of it.
+    """`x[key]`. A mask alone chooses elements by `boolean_index`; beside other items it stands for
+    the positions where it is True, an index tensor for each of its axes.
 
     Raises `IndexRefused` for an index out of range, of another kind, or one too many;
-    `OperandValueError` where a value of an index tensor is out of range; `ShapeError` for a
-    mask that does not have the lengths of the first axes of x.
+    `PositionRefused` where a value of an index tensor is out of range; `MaskRefused` for a mask
+    that does not have the lengths of the axes of x that it stands for.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
         items = [_item(each) for each in keys]
-        if any(isinstance(item, Tensor) and item.dtype.kind == "bool" for item in items):
-            return _masked(x, items)
+        if any(_is_mask(item) for item in items):
+            if len(items) == 1:
+                return op.boolean_index(x, cast(Tensor, items[0]))
+            items = _with_positions(x, items)
         return _indexed(x, _without_ellipsis(items, x.ndim), in_front=_separated(items))
     except MlvmError as error:
         if isinstance(error, IndexRefused):
@@ -77,11 +89,33 @@ def _tensor_of(key: object) -> Tensor:
         raise IndexRefused(error.reason) from None
 
 
-def _masked(x: Tensor, items: list[Item | EllipsisType]) -> Tensor:
-    [mask, *others] = items
-    if others or not isinstance(mask, Tensor):
-        raise IndexRefused("a mask stands alone between the brackets; index its result again")
-    return op.boolean_index(x, mask)
+def _is_mask(item: Item | EllipsisType) -> bool:
+    return isinstance(item, Tensor) and item.dtype.kind == "bool"
+
+
+def _with_positions(x: Tensor, items: list[Item | EllipsisType]) -> list[Item | EllipsisType]:
+    """The items with the positions where a mask is True in place of the mask."""
+    lengths = [cast(Tensor, item).ndim if _is_mask(item) else 1 for item in items]
+    for i, item in enumerate(items):
+        if item is None or item is Ellipsis:
+            lengths[i] = 0
+        elif lengths[i] == 0:
+            raise IndexRefused("a mask without dimensions stands alone between the brackets")
+    rest = x.ndim - sum(lengths)
+    lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
+    found: list[Item | EllipsisType] = []
+    axis = 0
+    for item, length in zip(items, lengths, strict=True):
+        if isinstance(item, Tensor) and _is_mask(item):
+            if item.shape != x.shape[axis : axis + length]:
+                raise MaskRefused(
+                    f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
+                ).at("getitem", (x.type, item.type))
+            found.extend(unstack(op.nonzero_indices(item), axis=1))
+        else:
+            found.append(item)
+        axis += length
+    return found
 
 
 def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]:
@@ -163,6 +197,10 @@ def _taken(x: Tensor, axes: list[int], indices: list[Tensor]) -> tuple[Tensor, t
     flat = indices[0]
     first, end = axes[0], axes[-1] + 1
     if len(indices) > 1:
+        try:
+            broadcast_shapes(*[index.shape for index in indices])
+        except ShapeError as error:
+            raise IndexRefused(f"the index tensors together: {error.reason}") from None
         lengths = [x.shape[axis] for axis in axes]
         strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
         offsets = [
@@ -193,9 +231,12 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     try:
         given = _values(x, values)
         items = [_item(each) for each in keys]
-        if any(isinstance(item, Tensor) and item.dtype.kind == "bool" for item in items):
-            _set_masked(x, items, given)
-        elif any(isinstance(item, Tensor) for item in items):
+        if len(items) == 1 and _is_mask(items[0]):
+            _set_masked(x, cast(Tensor, items[0]), given)
+            return
+        if any(_is_mask(item) for item in items):
+            items = _with_positions(x, items)
+        if any(isinstance(item, Tensor) for item in items):
             _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
         else:
             _set_window(x, _without_ellipsis(items, x.ndim), given)
@@ -277,13 +318,10 @@ def _set_taken(x: Tensor, key: Any, items: list[Item], given: Tensor) -> None:
     apply_into(x, call, x, reshape(given, behind), indices)
 
 
-def _set_masked(x: Tensor, items: list[Item | EllipsisType], given: Tensor) -> None:
+def _set_masked(x: Tensor, mask: Tensor, given: Tensor) -> None:
     """Set what a mask chooses: a value for each place, or the same for all."""
-    [mask, *others] = items
-    if others or not isinstance(mask, Tensor):
-        raise IndexRefused("a mask stands alone between the brackets; index its result again")
     if mask.shape != x.shape[: mask.ndim]:
-        raise ShapeError(
+        raise MaskRefused(
             f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
         ).at("setitem", (x.type, mask.type))
     behind = x.shape[mask.ndim :]

@@ -15,13 +15,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, LinAlgError, OpError, ShapeError, brief
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis
-from mlvm.core.types import DType, TensorType, f32
+from mlvm.core.types import DType, TensorType
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import eye, integer, integers, type_of
-from mlvm.eager.decomposed import cut
 from mlvm.eager.dtypes import finfo
 from mlvm.eager.functions import (
     astype,
@@ -33,12 +32,14 @@ from mlvm.eager.functions import (
     permute_dims,
     reshape,
 )
+from mlvm.eager.matrices import conj, cut, diagonal_of, floating, real
 from mlvm.eager.primitives import matmul
 from mlvm.eager.tensor import Tensor, constant
 
 __all__ = [
     "EigResult",
     "EighResult",
+    "LinAlgError",
     "LstsqResult",
     "QRResult",
     "SVDResult",
@@ -120,16 +121,6 @@ class LstsqResult(NamedTuple):
     singular_values: Tensor
 
 
-def _floating(x: Tensor, function: str) -> Tensor:
-    """x, or the default float of its integers or bools."""
-    return x if type_of(x, function).dtype.is_inexact else astype(x, f32)
-
-
-def _real(x: Tensor) -> Tensor:
-    """A real part of a packed result, which is complex if another part is."""
-    return x if x.dtype.is_float else op.real(x)
-
-
 def _matrices(x: Tensor, function: str) -> TensorType:
     """The type of a stack of matrices. Raises `ShapeError` for anything else."""
     type = type_of(x, function)
@@ -151,7 +142,7 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
         raise ShapeError(
             f"vectors have lengths {x1.shape[axis]} and {x2.shape[axis]}, which do not broadcast"
         ).at("vecdot", (x1.type, x2.type))
-    product = _refused_as("vecdot", x1 if x1.dtype.kind != "complex" else op.conj(x1), x2)
+    product = _refused_as("vecdot", conj(x1), x2)
     return op.sum(product, axis=axis, dtype=product.dtype)
 
 
@@ -255,7 +246,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
     negative n the power of the inverse, which raises `LinAlgError` for a singular matrix."""
-    x, n = _floating(x, "matrix_power"), integer(n, "n", "matrix_power")
+    x, n = floating(x, "matrix_power"), integer(n, "n", "matrix_power")
     type = _matrices(x, "matrix_power")
     if type.shape[-2] != type.shape[-1]:
         raise ShapeError(f"needs square matrices, not {type.shape[-2]} by {type.shape[-1]}").at(
@@ -280,17 +271,8 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
 def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
     """The diagonals of matrices; above the main one for a positive `offset`, below for a negative
     one. They are empty where there is no such diagonal."""
-    rows, columns = _matrices(x, "diagonal").shape[-2:]
-    offset = integer(offset, "offset", "diagonal")
-    count = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
-    first = offset if offset >= 0 else -offset * columns
-    stack = x.shape[:-2]
-    return op.slice(
-        reshape(x, (*stack, rows * columns)),
-        start=(*(0 for _ in stack), first if count > 0 else 0),
-        length=(*stack, max(count, 0)),
-        step=(1,) * len(stack) + (columns + 1,),
-    )
+    _matrices(x, "diagonal")
+    return diagonal_of(x, integer(offset, "offset", "diagonal"))
 
 
 def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
@@ -312,7 +294,7 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
     x is taken as its Hermitian part (x + x^H) / 2. Raises `LinAlgError` for a matrix that is not
     positive definite.
     """
-    return op.cholesky(_floating(x, "cholesky"), upper=upper)
+    return op.cholesky(floating(x, "cholesky"), upper=upper)
 
 
 def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
@@ -321,14 +303,14 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
     Q and R of an m by n matrix are m by k and k by n, with k = min(m, n), or k = m if the mode is
     "complete".
     """
-    x = _floating(x, "qr")
+    x = floating(x, "qr")
     packed = op.qr(x, mode=mode)
     return QRResult(*cut(packed, *qr_shapes((x.shape[-2], x.shape[-1]), mode)))
 
 
 def inv(x: Tensor, /) -> Tensor:
     """The inverses of square matrices. Raises `LinAlgError` for a singular one."""
-    return op.inv(_floating(x, "inv"))
+    return op.inv(floating(x, "inv"))
 
 
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
@@ -337,20 +319,21 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
     An x2 of one dimension is one column for all matrices, and the result lacks that axis. Raises
     `LinAlgError` for a singular matrix.
     """
-    return op.solve(_floating(x1, "solve"), _floating(x2, "solve"))
+    return op.solve(floating(x1, "solve"), floating(x2, "solve"))
 
 
 def det(x: Tensor, /) -> Tensor:
-    """The determinants of square matrices. Of a singular matrix the gradient is a `LinAlgError`."""
-    return op.det(_floating(x, "det"))
+    """The determinants of square matrices. A singular one has a first gradient; a second one raises
+    `LinAlgError`."""
+    return op.det(floating(x, "det"))
 
 
 def slogdet(x: Tensor, /) -> SlogdetResult:
     """The determinant's sign (of a complex one its phase), and the logarithm of its absolute value,
     which neither overflows nor underflows; 0 and -inf for a singular matrix."""
-    packed = op.slogdet(_floating(x, "slogdet"))
+    packed = op.slogdet(floating(x, "slogdet"))
     sign, logarithm = cut(packed, (), ())
-    return SlogdetResult(sign, _real(logarithm))
+    return SlogdetResult(sign, real(logarithm))
 
 
 def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
@@ -360,7 +343,7 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     machine epsilon; a tensor has one for each matrix. The gradient is that of matrices whose rank
     stays what it is.
     """
-    x = _floating(x, "pinv")
+    x = floating(x, "pinv")
     return op.pinv(x, _tolerance(rtol, _matrices(x, "pinv"), "pinv"))
 
 
@@ -383,7 +366,7 @@ def lstsq(x1: Tensor, x2: Tensor, /, *, rtol: float | Tensor | None = None) -> L
     solution come the sums of the squares of x2 - x1 z, one for each column (also where numpy leaves
     them out), and the rank and the singular values of x1.
     """
-    x1, x2 = _floating(x1, "lstsq"), _floating(x2, "lstsq")
+    x1, x2 = floating(x1, "lstsq"), floating(x2, "lstsq")
     right = expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
     try:
         solution = pinv(x1, rtol=rtol) @ right
@@ -406,15 +389,15 @@ def eigh(x: Tensor, /) -> EighResult:
     x is taken as its Hermitian part (x + x^H) / 2. The gradient through the eigenvectors is inf or
     nan where eigenvalues are equal. Raises `LinAlgError` where the iteration does not converge.
     """
-    x = _floating(x, "eigh")
+    x = floating(x, "eigh")
     packed, n = op.eigh(x), x.shape[-1]
     values, vectors = cut(packed, (n,), (n, n))
-    return EighResult(_real(values), vectors)
+    return EighResult(real(values), vectors)
 
 
 def eigvalsh(x: Tensor, /) -> Tensor:
     """The eigenvalues of `eigh` alone, which have a gradient also where they are equal."""
-    return op.eigvalsh(_floating(x, "eigvalsh"))
+    return op.eigvalsh(floating(x, "eigvalsh"))
 
 
 def eig(x: Tensor, /) -> EigResult:
@@ -424,7 +407,7 @@ def eig(x: Tensor, /) -> EigResult:
     Those of a matrix with inf or nan are nan. The gradient is that of a loss that does not change
     with the phases of the vectors; it is inf or nan where eigenvalues are equal.
     """
-    x = _floating(x, "eig")
+    x = floating(x, "eig")
     packed, n = op.eig(x), x.shape[-1]
     values, vectors = cut(packed, (n,), (n, n))
     return EigResult(values, vectors)
@@ -432,7 +415,7 @@ def eig(x: Tensor, /) -> EigResult:
 
 def eigvals(x: Tensor, /) -> Tensor:
     """The eigenvalues of `eig` alone."""
-    return op.eigvals(_floating(x, "eigvals"))
+    return op.eigvals(floating(x, "eigvals"))
 
 
 def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
@@ -442,15 +425,15 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
     `full_matrices` U is m by k and Vh k by n. The gradient through U and Vh is inf or nan where
     singular values are equal or 0. Raises `LinAlgError` where the iteration does not converge.
     """
-    x = _floating(x, "svd")
+    x = floating(x, "svd")
     packed = op.svd(x, full_matrices=full_matrices)
     u, s, vh = cut(packed, *svd_shapes((x.shape[-2], x.shape[-1]), full_matrices))
-    return SVDResult(u, _real(s), vh)
+    return SVDResult(u, real(s), vh)
 
 
 def svdvals(x: Tensor, /) -> Tensor:
     """The singular values of `svd` alone, which have a gradient also where they are equal."""
-    return op.svdvals(_floating(x, "svdvals"))
+    return op.svdvals(floating(x, "svdvals"))
 
 
 def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
@@ -458,7 +441,7 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 
     None is max(m, n) times the machine epsilon for an m by n matrix; a tensor has one for each.
     """
-    x = _floating(x, "matrix_rank")
+    x = floating(x, "matrix_rank")
     tolerance = _tolerance(rtol, _matrices(x, "matrix_rank"), "matrix_rank")
     values = svdvals(x)
     bound = expand_dims(_largest(values, -1) * tolerance, axis=-1)
@@ -473,7 +456,7 @@ def vector_norm(
 ) -> Tensor:
     """sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf, the
     smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0."""
-    x = _floating(x, "vector_norm")
+    x = floating(x, "vector_norm")
     if not isinstance(ord, (int, float, np.number)):
         raise AttributeRefused(f"ord is a number, not {brief(ord)}").at("vector_norm", (x.type,))
     try:
@@ -514,7 +497,7 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
 
     Raises `AttributeRefused` for another `ord`.
     """
-    x = _floating(x, "matrix_norm")
+    x = floating(x, "matrix_norm")
     type = _matrices(x, "matrix_norm")
     if ord in ("fro", None):
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)

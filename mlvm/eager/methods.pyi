@@ -44,9 +44,15 @@ class Methods:
         nan."""
 
     def argsort(
-        self, /, axis: int = -1, *, descending: bool = False, out: Tensor | None = None
+        self,
+        /,
+        axis: int = -1,
+        *,
+        descending: bool = False,
+        stable: bool = True,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """The positions in x, along `axis`, of the elements that `sort` gives: i64."""
+        """The positions (i64) along `axis` of the elements that `sort` gives."""
 
     def astype(
         self, dtype: object, /, *, copy: bool = True, device: VMProtocol | None = None
@@ -128,7 +134,7 @@ class Methods:
     def repeat(self, repeats: int | Sequence[int] | Tensor, /, axis: int | None = None) -> Tensor:
         """x with each element `repeats` times in a row along `axis` (None: flattened first)."""
 
-    def reshape(self, /, *shape: int | Sequence[int]) -> Tensor:
+    def reshape(self, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
         """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
 
     def round(self, /, *, out: Tensor | None = None) -> Tensor:

@@ -67,6 +67,9 @@ WITH_ANOTHER: Final = {
 }
 """Ops whose public function, in `creation`, `functions` or `losses`, has a signature of its own."""
 
+ELSEWHERE: Final = {"random", "decompositions", "fft"}
+"""Rooms whose public functions are in a module of their own: `random`, `linalg`, `fft`."""
+
 
 def _derive(op: Op) -> Callable[..., Tensor]:
     bare = None if op.attributes else one_op(op.name)
@@ -168,10 +171,6 @@ def _keyword(attribute: Attribute) -> Parameter:
     return Parameter(
         attribute.name, Parameter.KEYWORD_ONLY, default=attribute.default, annotation=hint
     )
-
-
-ELSEWHERE: Final = {"random", "decompositions", "fft"}
-"""Rooms whose public functions are in a module of their own: `random`, `linalg`, `fft`."""
 
 
 def public_names() -> list[str]:

@@ -271,6 +271,10 @@ def cumulative_sum(
 def det(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     """The determinants of square matrices: f[..., n, n] -> f[...]."""
 
+def det_vjp(g: Tensor, x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+    """The gradient g conj(det(x)) x^-H of `det`, also of singular matrices: f[...], f[..., n, n] ->
+    f[..., n, n]."""
+
 def divide(x: Operand, y: Operand, /, *, out: Tensor | None = None) -> Tensor:
     """x / y, elementwise, with broadcasting."""
 

@@ -310,7 +310,10 @@ __all__ = [
 ]
 
 
-_OF_TENSORS = {each.__name__ for each in (creation, fft, functions, linalg, sorting)}
+_OF_TENSORS = {
+    *(each.__name__ for each in (creation, fft, functions, linalg, sorting)),
+    Tensor.__module__,
+}
 """Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
 are: `takes_arrays` costs them nothing."""
 
@@ -320,10 +323,15 @@ def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
     return takes_arrays(function)
 
 
-def _public(value: Any) -> Any:
-    """What users get for it: a function that takes arrays too, where it is one of tensors."""
-    taken = isfunction(value) and value.__module__ in _OF_TENSORS
-    return _taking(value) if taken else value
+def _public(value: Any, path: str) -> Any:
+    """What users get for it, as `ml.path`: a function that takes arrays too, where it is one of
+    tensors. A pickle finds it by that path."""
+    if not isfunction(value) or value.__module__ not in _OF_TENSORS:
+        return value
+    public = _taking(value)
+    if public is not value and public.__module__ != __package__:
+        public.__module__, public.__qualname__ = str(__package__), path
+    return public
 
 
 def _shown(module: ModuleType) -> ModuleType:
@@ -332,7 +340,7 @@ def _shown(module: ModuleType) -> ModuleType:
     shown = ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
         if name in module.__all__ or name.startswith("__"):
-            setattr(shown, name, _public(value))
+            setattr(shown, name, _public(value, f"{module.__name__.rpartition('.')[2]}.{name}"))
     vars(shown).update(
         __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
     )
@@ -341,7 +349,7 @@ def _shown(module: ModuleType) -> ModuleType:
 
 if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
     for _name in __all__:
-        globals()[_name] = _public(globals()[_name])
+        globals()[_name] = _public(globals()[_name], _name)
     for _name in (
         "errors",
         "fft",

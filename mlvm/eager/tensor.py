@@ -359,7 +359,7 @@ def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) 
 
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked. An update in place asks each of them whether it needs the value."""
+"""Tapes that may still be walked. An update in place asks each whether it needs the value."""
 
 _CONSTANTS_LIMIT: Final = 4096
 
@@ -448,6 +448,8 @@ def is_array(value: object) -> bool:
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    if kind not in DEFAULTS:  # such as an IntEnum
+        kind = next(each for each in DEFAULTS if issubclass(kind, each))
     return dtype if kind is int and dtype.is_integer else promote(DEFAULTS[kind], dtype)
 
 
@@ -595,6 +597,11 @@ class Tensor(Methods, Allocation):
     @property
     def dtype(self) -> DType:
         return self.type.dtype
+
+    @property
+    def __numpy_dtype__(self) -> np.dtype[np.generic]:
+        """What `numpy.result_type(x)` takes for x, in numpy 2.4 and later; see `DType`."""
+        return self.dtype.numpy
 
     @property
     def ndim(self) -> int:
@@ -771,6 +778,9 @@ class Tensor(Methods, Allocation):
 
     __setitem__: ClassVar[Callable[[Tensor, Any, Any], None]]
     """`x[key] = values`; see `mlvm.eager.indexing`, which adds it."""
+
+    def __delitem__(self, key: Any) -> NoReturn:
+        raise TypeError("a Tensor does not support item deletion: its shape never changes")
 
     @property
     def T(self) -> Tensor:

@@ -22,8 +22,8 @@ from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType, c64, promote
 from mlvm.eager import primitives as op
-from mlvm.eager.decomposed import adjoint, columns, cut
 from mlvm.eager.functions import concat, expand_dims, full, reshape
+from mlvm.eager.matrices import adjoint, columns, conj, cut, diagonal_of, real
 from mlvm.eager.tensor import Tensor, constant
 
 
@@ -47,22 +47,8 @@ def _i(x: Tensor) -> Tensor:
     return x * constant(1j, promote(x.dtype, c64))
 
 
-def _conj(x: Tensor) -> Tensor:
-    return x if x.dtype.is_float else op.conj(x)
-
-
 def _off_diagonal(x: Tensor) -> Tensor:
     return op.tril(x, k=-1) + op.triu(x, k=1)
-
-
-def _diagonal(x: Tensor) -> Tensor:
-    """f[..., n, n] -> f[..., n]"""
-    n = x.shape[-1]
-    flat = reshape(x, (*x.shape[:-2], n * n))
-    stack = x.shape[:-2]
-    return op.slice(
-        flat, start=(0,) * flat.ndim, length=(*stack, n), step=(1,) * len(stack) + (n + 1,)
-    )
 
 
 def _on_diagonal(x: Tensor) -> Tensor:
@@ -72,10 +58,6 @@ def _on_diagonal(x: Tensor) -> Tensor:
 
 def _hermitian(x: Tensor) -> Tensor:
     return (x + adjoint(x)) * 0.5
-
-
-def _real(x: Tensor) -> Tensor:
-    return x if x.dtype.is_float else op.real(x)
 
 
 def _over(x: Tensor, y: Tensor) -> Tensor:
@@ -123,9 +105,16 @@ def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
     return -(op.solve(adjoint(x), g) @ adjoint(out))
 
 
-def _det(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """g conj(det(X)) X^-H"""
-    return _scalar(g * _conj(out)) * adjoint(op.inv(x))
+def _det_vjp_g(c: Tensor, x: Tensor, g_type: TensorType) -> Tensor:
+    ones = full(g_type.shape, 1.0, dtype=g_type.dtype)
+    return op.sum(conj(op.det_vjp(ones, x)) * c, axis=(-2, -1))
+
+
+def _det_vjp_x(c: Tensor, g: Tensor, x: Tensor) -> Tensor:
+    """g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H: not of singular matrices."""
+    inverse = adjoint(op.inv(x))
+    trace = op.sum(conj(c) * inverse, axis=(-2, -1), keepdims=True)
+    return _scalar(g * conj(op.det(x))) * (trace * inverse - inverse @ adjoint(c) @ inverse)
 
 
 def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
@@ -135,7 +124,7 @@ def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
     (gs, gl), (sign, _) = cut(g, (), ()), cut(out, (), ())
     if x.dtype.is_float:
         return _scalar(gl) * inverse
-    return _scalar(op.real(gl) + _i(op.imag(op.conj(sign) * gs))) * inverse
+    return _scalar(real(gl) + _i(op.imag(conj(sign) * gs))) * inverse
 
 
 def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
@@ -184,7 +173,7 @@ def _eigh(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
     n = x_type.shape[-1]
     (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
     turned = _over(_off_diagonal(adjoint(v) @ gv), _differences(values))
-    return _hermitian(v @ (_on_diagonal(_real(gl)) + turned) @ adjoint(v))
+    return _hermitian(v @ (_on_diagonal(real(gl)) + turned) @ adjoint(v))
 
 
 def _eigvalsh(g: Tensor, x: Tensor) -> Tensor:
@@ -201,8 +190,8 @@ def _eig(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
     n = x_type.shape[-1]
     (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
     product = adjoint(v) @ gv
-    product = product - (adjoint(v) @ v) * _row(op.real(_diagonal(product)))
-    turned = _over(_off_diagonal(product), op.conj(_differences(values)))
+    product = product - (adjoint(v) @ v) * _row(real(diagonal_of(product)))
+    turned = _over(_off_diagonal(product), conj(_differences(values)))
     return op.solve(adjoint(v), (_on_diagonal(gl) + turned) @ adjoint(v))
 
 
@@ -233,8 +222,8 @@ def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Ten
     squares = _differences(op.square(s))
     middle = _on_diagonal(gs)
     if not x_type.dtype.is_float:
-        phases = _i(op.imag(_diagonal(u_gu) - _diagonal(v_gv)) * 0.5)
-        middle = _on_diagonal(op.real(gs) + _over(phases, s))
+        phases = _i(op.imag(diagonal_of(u_gu) - diagonal_of(v_gv)) * 0.5)
+        middle = _on_diagonal(real(gs) + _over(phases, s))
     middle = middle + _over(_off_diagonal(u_gu - adjoint(u_gu)), squares) * _row(s)
     middle = middle + _over(_off_diagonal(v_gv - adjoint(v_gv)), squares) * _column(s)
     result = u @ middle @ adjoint(v)
@@ -297,7 +286,8 @@ DECOMPOSITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cholesky": {"x": _cholesky},
     "inv": {"x": _inv},
     "solve": {"x": _solve_x, "y": _solve_y},
-    "det": {"x": _det},
+    "det": {"x": lambda g, x: op.det_vjp(g, x)},
+    "det_vjp": {"g": _det_vjp_g, "x": _det_vjp_x},
     "slogdet": {"x": _slogdet},
     "eigh": {"x": _eigh},
     "eigvalsh": {"x": _eigvalsh},

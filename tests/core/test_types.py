@@ -182,3 +182,17 @@ def test_a_dtype_equals_what_it_can_be_made_of() -> None:
     for other in (f64, "f64", np.float64, float, None, 4, "word"):
         assert f32 != other
     assert {f32: 1}[DType.named("f32")] == 1
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.4.0", reason="numpy does not ask")
+@pytest.mark.parametrize("dtype", DType.all.values())
+def test_numpy_takes_a_dtype_for_its_own(dtype: DType) -> None:
+    untyped: Any = dtype
+    assert np.dtype(untyped) == dtype.numpy
+    assert np.zeros(2, untyped).dtype == dtype.numpy
+
+
+def test_an_array_is_no_dtype() -> None:
+    for array in (np.ones(2), np.float32(1)):
+        with pytest.raises(DTypeError, match="no dtype for"):
+            DType.of(array)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.eager import primitives
 from mlvm.machines.wire import WireVM
 
 pytestmark = pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
@@ -56,7 +59,12 @@ def test_functions_of_shapes_take_arrays() -> None:
         (untyped.permute_dims(X, (1, 0)), X.T),
         (untyped.take(X, np.array([1, 0]), axis=1), X[:, [1, 0]]),
         (untyped.expand_dims(X, axis=0), X[None]),
+        (untyped.reshape([1, 2, 3, 4], (2, 2)), np.array([[1, 2], [3, 4]])),
+        (untyped.where([True, False], [1, 2], 3), np.array([1, 3])),
+        (untyped.linalg.vector_norm([3.0, 4.0]), np.array(5, np.float32)),
         (untyped.zeros_like(X), np.zeros_like(X)),
+        (untyped.stack([X, ml.asarray(X)], 1), np.stack([X, X], 1)),
+        (untyped.concat([ml.asarray(X), X]), np.concatenate([X, X])),
         (untyped.broadcast_arrays(X, Y)[1], np.broadcast_to(Y, (2, 3))),
     ]:
         assert type(got) is ml.Tensor
@@ -70,6 +78,7 @@ def test_an_array_keeps_its_dtype() -> None:
     assert (x + np.ones(3, np.int32)).dtype is ml.float32
     assert ml.add(x, [1, 2, 3]).dtype is ml.float32
     assert ml.add(ml.asarray([1], dtype="u8"), [1]).dtype is ml.int64
+    assert untyped.result_type(x, np.ones(3)) is ml.float64
     assert (x + np.float64(2)).dtype is ml.float32  # one number is a scalar, as in Python
 
 
@@ -109,6 +118,28 @@ KEYS: list[Any] = [
 @pytest.mark.parametrize("key", KEYS)
 def test_an_array_is_an_index(key: Any) -> None:
     np.testing.assert_array_equal(ml.asarray(X)[key].numpy(), X[key], strict=True)
+
+
+def test_every_public_function_of_tensors_takes_arrays() -> None:
+    """But those that run functions of the user's, and of the machine's, on them."""
+    lacking = []
+    for space in (untyped, untyped.linalg, untyped.fft):
+        for name in space.__all__:
+            function = getattr(space, name)
+            wrapped = hasattr(function, "__wrapped__") or name in primitives.__all__
+            if inspect.isfunction(function) and not wrapped:
+                parameters = inspect.signature(function).parameters.values()
+                if any(str(each.annotation).startswith("Tensor") for each in parameters):
+                    lacking.append(name)
+    assert lacking == ["call", "cond", "fori_loop", "scan", "switch"]
+
+
+@pytest.mark.parametrize(
+    "path", ["reshape", "linalg.solve", "tensordot", "fft.rfft", "silu", "exp"]
+)
+def test_public_functions_are_pickled_by_name(path: str) -> None:
+    function = operator.attrgetter(path)(ml)
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 class Doubling(ml.nn.Module):
@@ -161,6 +192,7 @@ def test_losses_take_arrays_of_labels() -> None:
     logits, labels = ml.asarray(X), np.array([0, 2])
     wanted = ml.softmax_cross_entropy(logits, ml.asarray(labels)).numpy()
     np.testing.assert_array_equal(untyped.softmax_cross_entropy(logits, labels).numpy(), wanted)
+    np.testing.assert_array_equal(untyped.softmax_cross_entropy(X, [0, 2]).numpy(), wanted)
     ignoring = untyped.softmax_cross_entropy(logits, labels, ignore_index=2, label_smoothing=0.1)
     assert ignoring.tolist()[1] == 0
     losses: list[Any] = [ml.mean_squared_error, ml.l1, ml.huber, ml.kl_divergence]

@@ -347,12 +347,6 @@ def _raise(_: Tensor) -> Tensor:
     raise ZeroDivisionError("by design")
 
 
-def _update(x: Tensor) -> Tensor:
-    y = x * x
-    x += 1.0
-    return op.sum(y)
-
-
 @pytest.mark.parametrize(
     ("function", "error", "match"),
     [
@@ -361,7 +355,6 @@ def _update(x: Tensor) -> Tensor:
         (lambda x: op.argmax(x), GradientError, r"not of i64\[\]"),
         (lambda x: op.sum(op.floor(x)), GradientError, r"^floor\(f64\[3\]\) has no gradient for x"),
         (lambda x: op.sum(x + tensor([1.0, 2.0])), ShapeError, "do not broadcast"),
-        (_update, GradientError, r"^add: f64\[3\] cannot be updated in place"),
         (_raise, ZeroDivisionError, "by design"),
     ],
 )
@@ -380,7 +373,7 @@ def test_an_error_leaves_nothing_behind(
 def test_an_error_in_vjp_leaves_nothing_behind(arena: Arena) -> None:
     x = tensor([1.0, 2.0, 3.0])
     used = arena.used
-    for function in (_raise, _update, op.argmax):
+    for function in (_raise, op.argmax):
         with pytest.raises((ZeroDivisionError, GradientError)) as raised:
             vjp(function, x)
         assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
@@ -390,7 +383,7 @@ def test_an_error_in_vjp_leaves_nothing_behind(arena: Arena) -> None:
 
 def test_arguments_that_are_no_floats_are_named() -> None:
     tree = {"kernel": tensor(1.0), "steps": [from_array(np.arange(3))]}
-    with pytest.raises(DTypeError, match=r"with respect to floats, not i64\[3\] at steps/0"):
+    with pytest.raises(DTypeError, match=r"complex numbers, not i64\[3\] at steps/0"):
         grad(lambda tree: tree["kernel"])(tree)
     with pytest.raises(DTypeError, match="tensors as leaves, not a float"):
         grad(lambda x: x)(1.0)
@@ -424,21 +417,18 @@ def test_a_cotangent_has_the_type_of_the_value() -> None:
 # --- updates in place ------------------------------------------------------------------
 
 
-def test_an_update_in_place_is_refused_while_the_tape_needs_the_value() -> None:
+def test_the_tape_keeps_the_old_value_of_what_is_updated() -> None:
     w, b = tensor([1.0, 2.0]), tensor([3.0, 4.0])
 
     def needs_b(w: Tensor) -> Tensor:
         nonlocal b
         y = w * b
-        with pytest.raises(GradientError, match=r"^multiply: f64\[2\] cannot be updated"):
-            b *= 2.0
+        b *= 2.0
         view = reshape(b, (2, 1))
-        with pytest.raises(GradientError):
-            view *= 2.0
+        view *= 2.0
         return op.sum(y)
 
     assert lists(grad(needs_b)(w)) == [3.0, 4.0]
-    b *= 2.0
     assert lists(b) == [6.0, 8.0]
 
 
@@ -454,52 +444,33 @@ def test_an_update_in_place_of_what_no_rule_needs_is_allowed() -> None:
     assert lists(value_and_grad(needs_nothing)(w)) == [10.0, [1.0, 1.0]]
 
 
-def test_a_tracked_tensor_cannot_be_updated_also_through_a_view() -> None:
+def test_gradients_go_through_updates_of_tracked_tensors_and_not_of_their_views() -> None:
     def loss(x: Tensor) -> Tensor:
-        y = x + 1.0
+        y = x * 3.0
         view = stop_gradient(y)
-        with pytest.raises(GradientError):
-            y += 1.0
-        with pytest.raises(GradientError):
-            view += 1.0
+        y *= y
+        view *= 2.0
+        y += view
         return y
 
-    assert lists(grad(loss)(tensor(1.0))) == 1.0
+    assert lists(value_and_grad(loss)(tensor(1.0))) == [15.0, 18.0]
 
 
-def test_until_a_pullback_is_dropped_its_values_cannot_be_updated() -> None:
+def test_a_pullback_keeps_its_values_when_they_are_updated() -> None:
     w = tensor([1.0, 2.0])
-    _, pullback = vjp(op.square, w)
-    with pytest.raises(GradientError, match="cannot be updated in place"):
-        w += 1.0
-    assert lists(pullback(tensor([1.0, 1.0]))) == [[2.0, 4.0]]
-    del pullback
+    value, pullback = vjp(op.square, w)
     w += 1.0
-    assert lists(w) == [2.0, 3.0]
+    value *= 0.0
+    assert lists(pullback(tensor([1.0, 1.0]))) == [[2.0, 4.0]]
+    assert lists([w, value]) == [[2.0, 3.0], [0.0, 0.0]]
 
 
 def test_what_one_tape_keeps_another_does_not_release() -> None:
     w, x = tensor([1.0, 2.0]), tensor([3.0, 4.0])
     _, pullback = vjp(lambda x: op.sum(x * w), x)
     grad(lambda x: op.sum(x * w))(x)
-    with pytest.raises(GradientError, match="while a tape needs its old value"):
-        w *= 10.0
+    w *= 10.0
     assert lists(pullback(tensor(1.0))) == [[1.0, 2.0]]
-
-
-def test_the_refusal_says_whether_a_tensor_is_tracked_or_saved() -> None:
-    b = tensor(2.0)
-
-    def loss(x: Tensor) -> Tensor:
-        nonlocal b
-        y = x * b
-        with pytest.raises(GradientError, match=r"it is tracked.*; write y = y \+ b, not y \+= b"):
-            y += b
-        with pytest.raises(GradientError, match="a tape needs its old value"):
-            b += 1.0
-        return y
-
-    assert lists(grad(loss)(tensor(1.0))) == 2.0
 
 
 def test_a_value_that_is_an_argument_has_memory_of_its_own() -> None:
@@ -638,11 +609,11 @@ def test_gradients_are_those_of_torch() -> None:
     _assert_equal_to_ours([p.grad for layer in leaves for p in layer])
 
 
-def test_an_update_in_place_with_a_tracked_operand_is_refused_not_lost() -> None:
+def test_an_update_in_place_with_a_tracked_operand_is_tracked() -> None:
     def accumulated(x: Tensor) -> Tensor:
         total = zeros(())
-        total += op.sum(x * x)
+        for _ in range(2):
+            total += op.sum(x * x)
         return total
 
-    with pytest.raises(GradientError, match=r"add: f32\[\] cannot be updated in place with"):
-        grad(accumulated)(ones((2,)))
+    assert lists(value_and_grad(accumulated)(ones((2,)))) == [4.0, [4.0, 4.0]]

@@ -165,8 +165,6 @@ def test_what_they_refuse() -> None:
             ml.parallel.all_reduce([1.0])
         with pytest.raises(DTypeError, match="takes a tensor, not a float"):
             ml.parallel.all_gather(1.0)  # type: ignore[arg-type]
-        with pytest.raises(AttributeRefused, match="shares its bytes"):
-            ml.parallel.all_reduce(ml.reshape(x, (3, 1)))
         with ml.Arena(ml.default_arena().vm, "over"):
             over = ml.ones((2,))
         with pytest.raises(StaleTensor):
@@ -188,7 +186,7 @@ def test_a_gradient_through_one_is_refused() -> None:
             with pytest.raises(GradientError, match="has no gradient; call it on what"):
                 ml.grad(partial(through, collective))(x)
         for in_place in (ml.parallel.all_reduce, ml.parallel.broadcast):
-            with pytest.raises(GradientError, match="cannot be updated in place"):
+            with pytest.raises(GradientError, match="has no gradient; call it on what"):
                 ml.grad(partial(through, in_place))(x)
         constant = ml.grad(lambda x: ml.sum(x * ml.parallel.all_gather(ml.stop_gradient(x))[:2]))
         assert constant(x).tolist() == [1.0, 2.0]

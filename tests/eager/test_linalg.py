@@ -308,6 +308,13 @@ def test_equal_eigenvalues_do_no_harm_to_values() -> None:
     assert not np.isfinite(vectors).all(), "nothing chooses these vectors: no silent gradient"
 
 
+def test_the_gradient_of_a_singular_determinant() -> None:
+    x = ml.asarray([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.0, 1.0, 1.0]])
+    ml.testing.check_gradients(la.det, x)
+    with pytest.raises(LinAlgError, match="a matrix is singular"):
+        ml.grad(lambda x: ml.sum(ml.grad(la.det)(x)))(x)
+
+
 def test_where_there_is_no_gradient() -> None:
     x = ml.asarray(random(3, 2))
     with pytest.raises(GradientError, match='no gradient with mode="complete"'):
@@ -315,7 +322,7 @@ def test_where_there_is_no_gradient() -> None:
     with pytest.raises(GradientError, match=r"pinv.* no gradient for rtol"):
         ml.grad(lambda rtol: ml.sum(la.pinv(x, rtol=rtol)))(ml.asarray(1e-3))
     with pytest.raises(LinAlgError, match="a matrix is singular"):
-        ml.grad(la.det)(ml.zeros((2, 2)))
+        ml.grad(lambda x: la.slogdet(x).logabsdet)(ml.zeros((2, 2)))
 
 
 TORCH: list[tuple[str, list[Array], Callable[..., Any]]] = [
@@ -385,7 +392,8 @@ def test_gradients_of_complex_matrices(
     name: str, function: Callable[..., Any], shapes: list[tuple[int, ...]]
 ) -> None:
     xs = [ml.asarray(random(*shape) + 1j * random(*shape)) for shape in shapes]
-    ml.testing.check_gradients(function, *xs, order=2, tolerance=1e-5)
+    order = 1 if "svd" in name else 2  # a second order of those takes seconds
+    ml.testing.check_gradients(function, *xs, order=order, tolerance=1e-5)
 
 
 def test_gradients_of_real_matrices_through_complex_ones() -> None:
@@ -474,7 +482,7 @@ v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
             DTypeError,
             "rtol is a float or a tensor, not 'big'",
         ),
-        (lambda: la.svd([[1.0]]), DTypeError, "svd.*takes a tensor, not list; make one"),
+        (lambda: la.svd("1"), DTypeError, "svd.*takes a tensor, not str; make one"),
     ],
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:

@@ -533,10 +533,11 @@ def test_parameters_are_floats() -> None:
         optim.SGD({"a": [from_array(np.arange(2))]}, 0.1)
 
 
-def test_parameters_share_no_bytes() -> None:
+def test_a_parameter_that_is_a_view_moves() -> None:
     x = from_array(np.ones(4))
-    with pytest.raises(DTypeError, match="SGD: parameter 'b' is a view, whose update"):
-        optim.SGD({"a": x, "b": fn.reshape(x, (2, 2))}, 0.1)
+    params = {"a": x, "b": fn.reshape(x, (2, 2))}
+    optim.SGD(params, 0.5).update({"a": from_array(np.ones(4)), "b": from_array(np.zeros((2, 2)))})
+    assert [each.tolist() for each in params.values()] == [[0.5] * 4, [[1.0, 1.0]] * 2]
 
 
 def test_parameters_on_several_vms() -> None:
@@ -630,15 +631,16 @@ def test_an_update_in_a_differentiated_function_changes_nothing() -> None:
     assert_untouched(params, optimizer)
 
 
-def test_an_update_while_a_tape_needs_a_parameter_changes_nothing() -> None:
+def test_an_update_while_a_tape_needs_a_parameter() -> None:
     params = tensors(START)
     optimizer = optim.Adam(params, 0.1)
     _, pullback = vjp(lambda x: x * x, params["gain"])
-    with pytest.raises(GradientError, match="while a tape needs its old value"):
-        optimizer.update(tensors(GRADIENTS[0]))
-    assert_untouched(params, optimizer)
-    del pullback
     optimizer.update(tensors(GRADIENTS[0]))
+    [g] = pullback(from_array(np.ones_like(START["gain"])))
+    np.testing.assert_array_equal(g.numpy(), 2 * START["gain"])
+    again = tensors(START)
+    optim.Adam(again, 0.1).update(tensors(GRADIENTS[0]))
+    assert params["gain"].tolist() == again["gain"].tolist()
 
 
 def test_an_update_outside_of_the_arenas_of_its_vm(weights: Arena) -> None:

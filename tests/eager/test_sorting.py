@@ -114,8 +114,8 @@ def test_sorts_write_into_out() -> None:
         (lambda: ml.sort(t([1]), axis=1), IndexError, "axis 1 is out of range"),
         (lambda: ml.searchsorted(t([[1]]), 1), ml.errors.ShapeError, "1 dimension"),
         (lambda: untyped.searchsorted(t([1]), 1, side="up"), ValueError, '"left" or "right"'),
-        (lambda: untyped.searchsorted([1], 1), ml.errors.DTypeError, "searchsorted.*asarray"),
-        (lambda: untyped.unique_values([1]), ml.errors.DTypeError, "unique_values.*asarray"),
+        (lambda: untyped.searchsorted("1", 1), ml.errors.DTypeError, "searchsorted.*asarray"),
+        (lambda: untyped.unique_values("1"), ml.errors.DTypeError, "unique_values.*asarray"),
         (lambda: ml.isin(1, 2), ml.errors.DTypeError, r"isin\(1, 2\): one of the two"),
     ],
 )

@@ -76,7 +76,7 @@ def test_matmul_and_transposes() -> None:
     row, square = ml.ones((1, 3)), ml.ones((1, 1))
     assert row.mT.base is row  # nothing moves
     assert ml.matrix_transpose(row).base is row
-    assert square.mT is square
+    assert square.mT.base is square
 
 
 def test_what_has_no_dimensions_has_no_length() -> None:
@@ -108,22 +108,18 @@ def test_numbers_adopt_the_tensors_dtype() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda x, n: n + 1.5, ml.errors.DTypeError, r"add\(i32\[3\], 1.5\)"),
-        (lambda x, n: n * 1.0, ml.errors.DTypeError, "float 1.0 does not become a i32"),
-        (lambda x, n: x + True, ml.errors.DTypeError, "bool True"),
+        (lambda x, n: n & 1.5, ml.errors.DTypeError, r"bitwise_and\(i32\[3\], f32\[\]\)"),
+        (lambda x, n: x < 1j, ml.errors.DTypeError, "it must be real"),
         (lambda x, n: n + 2**31, ml.errors.OperandValueError, "does not fit into i32"),
         (lambda x, n: x + 10**400, ml.errors.OperandValueError, "does not fit into f32"),
-        (lambda x, n: x + n, ml.errors.DTypeError, "f32 and i32 do not promote"),
-        (lambda x, n: x + 1j, ml.errors.DTypeError, "complex is no operand"),
+        (lambda x, n: n + ml.asarray(np.uint64(1)), ml.errors.DTypeError, "do not promote"),
         (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),
         (lambda x, n: x + None, ml.errors.DTypeError, "NoneType is no operand"),
         (lambda x, n: x + HUGE, ml.errors.OperandValueError, "does not fit into f32"),
         (lambda x, n: n == HUGE, ml.errors.OperandValueError, "does not fit into i32"),
-        (lambda x, n: x / n, ml.errors.DTypeError, "float"),
-        (lambda x, n: n / n, ml.errors.DTypeError, "float"),
         (lambda x, n: x & x, ml.errors.DTypeError, "integer or bool"),
         (lambda x, n: x + x[:, :2], ml.errors.ShapeError, "lengths 3 and 2"),
-        (lambda x, n: x @ n, ml.errors.DTypeError, "promote"),
+        (lambda x, n: (x > 0) @ (x > 0).mT, ml.errors.DTypeError, "numeric"),
     ],
 )
 def test_operands_refused(
@@ -142,10 +138,29 @@ def test_equal_numbers_of_different_kinds_are_not_confused() -> None:
         same(x + 1, X + 1)
         same(x + 1.0, X + 1)
         same(flags == True, X > 0)  # noqa: E712
-        with pytest.raises(ml.errors.DTypeError, match="bool True"):
-            x + True
-        with pytest.raises(ml.errors.DTypeError, match="int 1 does not become a bool"):
-            _ = flags == 1
+        same(x + True, X + 1)
+        same(flags == 1, X > 0)
+        same(flags + 1, (X > 0) + np.int64(1))
+        same(flags + 1.0, (X > 0) + np.float32(1))
+
+
+def test_a_number_of_a_higher_kind_has_its_default_dtype() -> None:
+    x: Any
+    n: Any
+    x, n, wide = ml.asarray(X), ml.asarray(N), ml.asarray(X.astype("f8"))
+    same(n + 1.5, N.astype("f4") + 1.5)
+    same(1.5 - n, 1.5 - N.astype("f4"))
+    same(n * 2j, N.astype("c8") * 2j)
+    same(x * 2j, X * np.complex64(2j))
+    same(wide * 2j, X.astype("f8") * 2j)
+    same(x + n, X + N.astype("f4"))
+    same(n / n, np.ones(3, "f4"))
+    same(x / n, X / N.astype("f4"))
+    assert complex(ml.asarray(2 - 1j)) == ml.asarray(2 - 1j).item() == 2 - 1j
+    with pytest.raises(ml.errors.DTypeError, match="does not fit into out="):
+        n += 1.5
+    with pytest.raises(ml.errors.DTypeError, match="does not fit into out="):
+        x *= 1j
 
 
 def test_zero_and_minus_zero_are_not_confused() -> None:
@@ -329,17 +344,15 @@ VIEWS: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_is_not_updated_in_place(name: str) -> None:
+def test_an_update_of_a_view_changes_nothing_else(name: str) -> None:
     x = ml.asarray(X)
-    y = VIEWS[name](x)
-    before = y
-    with pytest.raises(ml.errors.AttributeRefused, match=r"shares its bytes.*copy\(x\)"):
-        y += 1.0
-    with pytest.raises(ml.errors.AttributeRefused, match=r"shares its bytes.*copy\(x\)"):
-        ml.add(before, before, out=before)
-    own = ml.copy(before)
-    own += 1.0
+    y, z = VIEWS[name](x), VIEWS[name](x)
+    y += 1.0
+    ml.add(y, y, out=y)
     same(x, X)
+    np.testing.assert_array_equal(y.numpy(), 2 * (z.numpy() + 1))
+    x *= 0.0
+    np.testing.assert_array_equal(z.numpy().reshape(-1), X.reshape(-1))
 
 
 def test_what_changes_nothing_is_another_tensor_over_the_same_bytes() -> None:

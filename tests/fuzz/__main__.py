@@ -3,6 +3,7 @@
     python -m tests.fuzz --programs 100000 --seed 0
     python -m tests.fuzz --machines --programs 100000 --seed 0
     python -m tests.fuzz --language --programs 5000 --seed 0
+    python -m tests.fuzz --values --programs 1000 --seed 0
 
 Without an option: random programs, valid ones with instructions, text or bytes changed, each
 launched with a limit on its steps. Whatever they are, the VM may only run them or raise an
@@ -14,7 +15,11 @@ must do the same.
 
 With `--language`: random functions in the eager language, called a few times eagerly and captured,
 with fusion and recomputation on and off, on one thread and on three. All must be equal to the bit,
-and share what it shares. The reference machine must do the same but for the rounding of floats.
+and give the same tensors in the same places. The reference machine must do the same but for the
+rounding of floats.
+
+With `--values`: random programs of views and updates, eagerly and captured, with gradients, beside
+numpy with copies.
 
 Prints what was tried and what came out. The first program that does anything else is printed with
 the numbers that make it again, one in the eager language cut down to what is needed, and the exit
@@ -30,7 +35,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.fuzz import trying
+from tests.fuzz import trying, values
 from tests.fuzz.language import fuzzing
 from tests.fuzz.language.trying import KINDS
 from tests.fuzz.machines import Machines
@@ -42,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--language", action="store_true", help="programs in the eager language")
     parser.add_argument("--machines", action="store_true", help="the native machine beside numpy")
+    parser.add_argument("--values", action="store_true", help="updates beside numpy with copies")
     parser.add_argument("--programs", type=int, default=10_000, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of all programs")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
@@ -62,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     fuzz: Callable[..., tuple[Any, str | None]] = trying.fuzz
     if options.language:
         fuzz = partial(fuzzing.fuzz, skip=options.skip)
+    elif options.values:
+        fuzz = values.fuzz
     elif options.machines:
         fuzz = partial(trying.fuzz, runs=Machines())
     runs, failure = fuzz(options.programs, options.seed, options.first)

@@ -11,10 +11,12 @@ what gradients must be.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
@@ -108,7 +110,7 @@ class Tensors:
     get = staticmethod(lambda x, key: x[key])
 
     def __init__(self) -> None:
-        self._indices = {a.tobytes(): ml.asarray(a) for a in _arrays()}
+        self._indices = {(a.tobytes(), a.shape): ml.asarray(a) for a in _arrays()}
 
     def put(self, x: Any, key: Any, y: Any) -> None:
         x[key] = y
@@ -133,7 +135,7 @@ class Tensors:
         return ml.checkpoint(body)(tuple(state))
 
     def index(self, key: Any) -> Any:
-        return self._indices[key.tobytes()] if isinstance(key, np.ndarray) else key
+        return self._indices[key.tobytes(), key.shape] if isinstance(key, np.ndarray) else key
 
 
 def _mask(shape: tuple[int, ...]) -> Any:
@@ -275,3 +277,38 @@ def try_program(program: Program, *, captured: bool, gradients: bool = True) -> 
     _require_equal(slope, total.parts[1], "the gradient")
     for found, start in zip((x, y), _STARTS, strict=True):
         _require_equal(found, start, "an argument of a gradient")
+
+
+class _Report(NamedTuple):
+    """What was tried."""
+
+    tried: int
+
+    def report(self) -> str:
+        return f"{self.tried} programs, eagerly and captured"
+
+
+def fuzz(count: int, number: int, first: int) -> tuple[_Report, str | None]:
+    """Try so many programs. Returns what was tried, and the smallest that fails, if one does."""
+    tried = 0
+
+    @seed(number + first)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def each(program: Program) -> None:
+        nonlocal tried
+        tried += 1
+        for captured in (False, True):
+            try_program(program, captured=captured)
+
+    try:
+        each()
+    except Exception:
+        return _Report(tried), traceback.format_exc()
+    return _Report(tried), None

@@ -286,7 +286,7 @@ def of_op(name: str, *args: int) -> Callable[[Any], Any]:
 
 def failures(vm: VM) -> dict[str, Callable[[Any], Any]]:
     """Calls that go wrong on any VM, by name."""
-    x, y, ints = put(vm, f32s(1, 2)), put(vm, f32s(1, 2, 3)), put(vm, np.arange(2))
+    x, y, ints = put(vm, f32s(1, 2)), put(vm, f32s(1, 2, 3)), put(vm, np.arange(2, dtype=np.uint64))
     ended = put(vm, f32s(9))
     vm.dealloc_tensor(ended)
     storage = vm.alloc_storage(64)
@@ -307,7 +307,7 @@ def failures(vm: VM) -> dict[str, Callable[[Any], Any]]:
         "write dtype": lambda vm: vm.write(x, np.zeros(2)),
         "write shape": lambda vm: vm.write(x, f32s(1)),
         "shapes": of_op("add", x, y),
-        "dtypes": of_op("add", x, ints),
+        "dtypes": of_op("add", put(vm, np.arange(2)), ints),
         "into": lambda vm: vm.launch(ADD_INTO, [x, y, y]),
         "attribute": lambda vm: vm.launch(Program.of_op("add", 2, {"axis": 0}, 1), [x, x]),
         "function": lambda vm: vm.launch(unknown),

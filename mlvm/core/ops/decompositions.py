@@ -57,6 +57,12 @@ def _scalars(x: TensorType) -> TensorType:
     return _squares(x).with_shape(x.shape[:-2])
 
 
+def _det_vjp(g: TensorType, x: TensorType) -> TensorType:
+    if g is not _scalars(x):
+        raise ShapeError(f"g must be {_scalars(x)}, as det(x) is")
+    return x
+
+
 def _slogdet(x: TensorType) -> TensorType:
     return _flat(_squares(x), (2,))
 
@@ -153,6 +159,10 @@ def _cubic(factor: float) -> Callable[..., int]:
     return flops
 
 
+def _det_vjp_flops(g: TensorType, x: TensorType) -> int:
+    return _svd_flops(x)
+
+
 def _solve_flops(x: TensorType, y: TensorType) -> int:
     n = x.shape[-1]
     return _cubic(2 / 3)(x) + 2 * n * _solve(x, y).size
@@ -240,6 +250,22 @@ def det(out: Array, x: Array) -> None:
     """The determinants of square matrices: f[..., n, n] -> f[...]."""
     with np.errstate(all="ignore"):
         np.copyto(out, np.linalg.det(x))
+
+
+@op(infer=_det_vjp, flops=_det_vjp_flops)
+def det_vjp(out: Array, g: Array, x: Array) -> None:
+    """The gradient g conj(det(x)) x^-H of `det`, also of singular matrices: f[...], f[..., n, n] ->
+    f[..., n, n].
+
+    It is g times the conjugate cofactors, which are made of the singular values: with each pair of
+    vectors, the product of all others.
+    """
+    with _refusing(_NO_CONVERGENCE):
+        u, s, vh = np.linalg.svd(_finite(x))
+        others = np.where(np.eye(s.shape[-1], dtype=np.bool_), 1, s[..., np.newaxis, :]).prod(-1)
+        scale = g * (np.linalg.det(u) * np.linalg.det(vh)).conj()
+        np.matmul(u * others[..., np.newaxis, :] * scale[..., np.newaxis, np.newaxis], vh, out)
+    out[_strange(x)] = np.nan
 
 
 @op(infer=_slogdet, flops=_cubic(2 / 3))

@@ -254,9 +254,11 @@ def exp(out: Array, x: Array) -> None:
 @op(infer=_inexact)
 def expm1(out: Array, x: Array) -> None:
     """e^x - 1, accurate near 0."""
-    real, imag = x.real.copy(), x.imag.copy()  # `out` may be x
-    np.expm1(x, out, dtype=out.dtype)
-    if out.dtype.kind == "c":  # where the standard has other values than numpy
+    if out.dtype.kind != "c":
+        np.expm1(x, out, dtype=out.dtype)
+    else:  # where the standard has other values than numpy
+        real, imag = x.real.copy(), x.imag.copy()  # `out` may be x
+        np.expm1(x, out)
         np.copyto(out.imag, imag, where=imag == 0)
         np.add(out.real, 0, out.real)  # no -0
         infinite = np.isinf(real) & ~np.isfinite(imag)
@@ -373,7 +375,13 @@ def cosh(out: Array, x: Array) -> None:
 @op(infer=_inexact)
 def tanh(out: Array, x: Array) -> None:
     """The hyperbolic tangent."""
-    np.tanh(x, out, dtype=out.dtype)
+    if out.dtype.kind != "c":
+        np.tanh(x, out, dtype=out.dtype)
+    else:  # numpy's zero has another sign
+        real, imag = x.real.copy(), x.imag.copy()  # `out` may be x
+        np.tanh(x, out)
+        limit = np.isinf(real) & np.isfinite(imag)
+        np.copyto(out.imag, np.copysign(0, imag), where=limit)
 
 
 @op(infer=_inexact)

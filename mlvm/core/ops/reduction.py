@@ -52,13 +52,18 @@ def _mean(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
     return TensorType(dtype, reduced_shape(x.shape, axis, keepdims))
 
 
-def _statistic(x: TensorType, axis: Axis, keepdims: bool, correction: float = 0.0) -> TensorType:
+def _var(x: TensorType, axis: Axis, keepdims: bool, correction: float) -> TensorType:
+    require("real or bool", x)
+    return _mean(x, axis, keepdims)
+
+
+def _statistic(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
     require("float", x)
     return x.with_shape(reduced_shape(x.shape, axis, keepdims))
 
 
 def _choose(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
-    require("real", x)
+    require("real or bool", x)
     for i in normalize_axes(axis, x.ndim):
         if x.shape[i] == 0:
             raise ShapeError(f"axis {i} is empty: there is nothing to choose from")
@@ -103,27 +108,29 @@ def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> 
     np.divide(out, _count(x, axis), out)
 
 
-@op(infer=_accumulate)
+@op(infer=_count_or_accumulate)
 def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
-    """The product along `axis`, in the dtype that `sum` uses; 1 of nothing."""
+    """The product along `axis`, in the dtype that `sum` uses; 1 of nothing. Of bools, whether all
+    are True, in i64."""
     np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
 
 
-@op(infer=_statistic)
+@op(infer=_var)
 def var(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, correction: float = 0.0
 ) -> None:
     """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes.
 
-    A `correction` of 1 gives the unbiased estimate; at n <= correction the result is nan or inf.
+    Of integers and bools it is f32. A `correction` of 1 gives the unbiased estimate; at
+    n <= correction the result is nan or inf.
     """
     n = _count(x, axis)
-    mean = np.empty(reduced_shape(x.shape, axis, True), x.dtype)
+    mean = np.empty(reduced_shape(x.shape, axis, True), out.dtype)
     _sum(mean, x, axis, True)
     np.divide(mean, n, mean)
-    squares = np.empty_like(x)
+    squares = np.empty(x.shape, out.dtype)
     np.subtract(x, mean, squares)
     np.square(squares, squares)
     _sum(out, squares, axis, keepdims)

@@ -534,6 +534,8 @@ class Recorder:
 
     def close(self) -> None:
         """End all that the function has made."""
+        self._stand_ins.clear()
+        self._stood_for.clear()
         self.arena.close()
         self.arguments.close()
         del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle

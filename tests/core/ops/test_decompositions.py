@@ -166,6 +166,17 @@ def test_a_singular_matrix_has_a_determinant() -> None:
     assert evaluate("slogdet", np.ones((2, 2))).tolist() == [0.0, -np.inf]
 
 
+def test_the_gradient_of_a_singular_determinant() -> None:
+    """The cofactors: of rank n - 1 they are not all 0, of rank n - 2 they are."""
+    x = np.stack([np.ones((2, 2)), np.zeros((2, 2)), np.eye(2), np.diag([np.nan, 1])])
+    gradient = evaluate("det_vjp", np.array([2.0, 1.0, 1.0, 1.0]), x)
+    assert_close(gradient[0], np.array([[2.0, -2.0], [-2.0, 2.0]]))
+    assert_close(gradient[1:3], np.stack([np.zeros((2, 2)), np.eye(2)]))
+    assert np.isnan(gradient[3]).all()
+    assert_close(evaluate("det_vjp", np.array(1.0), np.diag([3.0, 0, 2])), np.diag([0.0, 6, 0]))
+    assert evaluate("det_vjp", np.array(1.0), np.zeros((0, 0))).shape == (0, 0)
+
+
 def test_eigenvalues_of_a_matrix_with_inf_or_nan_are_nan() -> None:
     x = np.stack([np.eye(2), np.diag([np.nan, 1]), np.diag([np.inf, 1])])
     assert np.isnan(evaluate("eigvals", x)).tolist() == [[False] * 2, [True] * 2, [True] * 2]
@@ -197,6 +208,7 @@ def test_no_result(name: str, operands: list[Array], reason: str) -> None:
         ("inv", ["f32[2]"], {}, ShapeError, "inv(f32[2]): needs matrices, in 2 dimensions"),
         ("det", ["f32[2,3]"], {}, ShapeError, "needs square matrices, not 2 by 3"),
         ("eigh", ["f32[2,3]"], {}, ShapeError, "needs square matrices"),
+        ("det_vjp", ["f32[]", "f32[3,2,2]"], {}, ShapeError, "g must be f32[3], as det(x) is"),
         ("cholesky", ["i64[2,2]"], {}, DTypeError, "dtype i64 is not allowed"),
         ("svd", ["bool[2,2]"], {}, DTypeError, "dtype bool is not allowed"),
         ("solve", ["f32[2,2]", "f32[]"], {}, ShapeError, "needs 1 dimension or more"),

@@ -173,10 +173,10 @@ def test_one_axis_only(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "x"),
-    [("var", [1, 2]), ("logsumexp", [1, 2]), ("prod", [True]), ("max", [True])],
+    [("var", [1j]), ("logsumexp", [1, 2]), ("max", [1j])],
 )
 def test_dtypes(name: str, x: list[Any]) -> None:
-    with pytest.raises(DTypeError, match=rf"{name}.*: dtype (i64|bool) is not allowed"):
+    with pytest.raises(DTypeError, match=rf"{name}.*: dtype (i64|c128) is not allowed"):
         evaluate(name, np.array(x))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused, GradientError
+from mlvm.core.errors import AttributeRefused
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_three_arguments_of_every_pattern(updated: int | None) -> None:
 
 
 @pytest.mark.parametrize("updates_argument", [False, True])
-def test_an_update_that_a_gradient_forbids_is_seen_under_both_names(
+def test_an_update_that_a_gradient_must_not_see_under_both_names(
     updates_argument: bool,
 ) -> None:
     w, x = ml.ones((2,)), ml.ones((2,))
@@ -100,13 +100,16 @@ def test_an_update_that_a_gradient_forbids_is_seen_under_both_names(
         return gradient
 
     captured = ml.capture(step)
+    found = []
     for fn in (step, captured):
+        w *= 0.0
+        w += 1.0
         for given in [w] if updates_argument else [w, ml.reshape(w, (1, 2))]:
-            with pytest.raises(GradientError, match="while a tape needs its old value"):
-                fn(given)
-    assert w.tolist() == [1, 1]
-    captured(ml.ones((2,)))  # not what the function reaches by itself
-    assert w.tolist() == ([1, 1] if updates_argument else [2, 2])
+            found.append(fn(given).tolist())
+        fn(ml.ones((2,)))  # not what the function reaches by itself
+        found.append(w.tolist())
+    half = len(found) // 2
+    assert found[:half] == found[half:]
 
 
 def test_an_operand_is_no_out_under_another_name() -> None:
@@ -116,8 +119,10 @@ def test_an_operand_is_no_out_under_another_name() -> None:
         ml.sort(w, out=a)
 
     for fn in (step, ml.capture(step)):
-        with pytest.raises(AttributeRefused, match="out is an operand"):
-            fn(w)
+        w[...] = ml.asarray([2.0, 1.0])
+        fn(w)
+        assert w.tolist() == [1, 2]
+    w[...] = ml.asarray([2.0, 1.0])
     a = ml.zeros((2,))
     ml.capture(step)(a)
     assert a.tolist() == [1, 2]
@@ -140,7 +145,7 @@ def test_patterns_within_dicts_lists_and_keywords_take_turns() -> None:
     assert step.signatures == 5  # ways of three things to be the same
 
 
-def test_a_view_is_not_updated_where_its_base_was() -> None:
+def test_a_view_is_updated_and_its_base_is_not() -> None:
     @ml.capture
     def step(x: ml.Tensor) -> None:
         x += 1.0
@@ -148,8 +153,9 @@ def test_a_view_is_not_updated_where_its_base_was() -> None:
     x = ml.ones((3,))
     step(x)
     for _ in range(2):
-        with pytest.raises(AttributeRefused, match="shares its bytes"):
-            step(ml.stop_gradient(x))
+        view = ml.stop_gradient(x)
+        step(view)
+        assert (view.tolist(), x.tolist()) == ([3, 3, 3], [2, 2, 2])
     step(x)
     assert x.tolist() == [3, 3, 3]
 
@@ -227,7 +233,7 @@ def test_results_are_views_of_each_other_as_in_eager(fn: Any, view: Any, given: 
         assert structure(step(x), x) == structure(fn(x, view), x)
 
 
-def test_what_was_returned_beside_a_view_of_it_is_updated_in_place() -> None:
+def test_what_was_returned_beside_a_view_of_it_is_updated() -> None:
     def step(x: ml.Tensor) -> Any:
         y = x * 2
         return ml.reshape(y, (3, 1)), y
@@ -236,9 +242,9 @@ def test_what_was_returned_beside_a_view_of_it_is_updated_in_place() -> None:
     for call in (step, captured, captured):
         view, y = call(ml.ones((3,)))
         y += 1
-        assert view.tolist() == [[3], [3], [3]]
-        with pytest.raises(AttributeRefused, match="shares its bytes"):
-            view += 1
+        assert view.tolist() == [[2], [2], [2]]
+        view += 2
+        assert (view.tolist(), y.tolist()) == ([[4], [4], [4]], [3, 3, 3])
 
 
 def test_state_returned_with_a_view_of_it() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, DTypeError, OperandValueError
+from mlvm.core.errors import CaptureError, OperandValueError
 from mlvm.eager import nn, optim
 from mlvm.eager.number import Number, Numbers, is_same, plain
 from tests.threads import in_threads
@@ -145,11 +145,14 @@ def test_a_division_by_zero_raises_as_in_eager() -> None:
     assert captured.signatures == 2
 
 
-def test_a_float_beside_integers_is_refused_as_in_eager() -> None:
+def test_a_float_beside_integers_is_f32_as_in_eager() -> None:
+    agree(lambda x, a: ml.astype(x, "int32") * a, [0.5, 0.25, 0.125], programs=2)
     captured = ml.capture(lambda x, a: ml.astype(x, "int32") * a)
-    for a in (0.5, 0.25, 0.125):
-        with pytest.raises(DTypeError, match="float"):
-            captured(ml.ones(2), a)
+    assert captured(ml.ones(2), 0.5).dtype is ml.float32
+
+
+def test_complex_numbers_are_known_by_value() -> None:
+    agree(lambda x, a: x * a, [1j, 2 + 1j, 1j, complex(1, -0.0), complex(1, 0.0)], programs=4)
 
 
 # --- what Python looks at ------------------------------------------------------------------
@@ -229,7 +232,7 @@ def test_what_python_sees_of_an_int_is_what_a_program_is_for(fn: Fn) -> None:
 
 
 def test_classes_are_kept_apart() -> None:
-    agree(lambda x, n: (x * n, n), [1, True, 1.0, 2, False, 0.0, -0.0, 0, 2.0, 3], programs=4)
+    agree(lambda x, n: (x * n, n), [1, True, 1.0, 2, False, 0.0, -0.0, 0, 2.0, 3], programs=6)
     agree(lambda x, n: (x + 1, n), [1, True, 1.0, 2, False, 0.0, -0.0, 0, 2.0, 3], programs=6)
 
 

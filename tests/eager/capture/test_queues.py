@@ -125,7 +125,7 @@ def test_an_element_seen_as_another_shape_and_changed(q: ml.QueueTensor) -> None
     for i in range(3):
         put(q, i, i)
         doubled, labels, total = step()
-        assert doubled.tolist() == [2 * (i + 1)] * 6
+        assert doubled.tolist() == [2 * i] * 6
         assert labels.tolist() == [i, i]
         assert total.tolist() == [3 * (i + 1)] * 2
 

@@ -40,8 +40,9 @@ EXPECTED: Final = {
     "a second gradient": r"a gradient through the gradient of a (loop whose|function that)",
     "a function calls others": r"calls itself each time with arguments of other types, or other",
     "a function in a function": r"a tensor of one ml.function is used in another that it calls",
-    "tracked by way of another branch": r"cannot be updated in place|has no gradient for",
-    "a body updates its state": r"shares its bytes with the tensor it was made from",
+    "tracked by way of another branch": r"has no gradient for",
+    "a gradient goes outside": r"from outside of a loop's body, a branch or an ml.function is upd",
+    "a body updates a view from outside": r"a branch or an ml.function has made is used outside",
     "a function updates": r"a tensor from outside of an ml.function .* is updated in place",
     "a value is read": r"a value is read inside a captured function",
     "a value is copied in": r"a value from Python is copied into a tensor",
@@ -109,13 +110,11 @@ def values(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
 
 
 class Leaf(NamedTuple):
-    """A tensor or another value of the results, arguments or state. The numbers are equal for
-    one tensor at several places, and for several of the same memory."""
+    """A tensor, by its value and its number among the different ones, or the text of what is
+    none. Whose bytes it shares makes no difference: an update changes no other value."""
 
     value: Any
-    same: int = 0
-    root: int = 0
-    view: bool = False
+    same: int = -1
 
 
 Leaves: TypeAlias = dict[str, Leaf]
@@ -158,9 +157,8 @@ def observed(trees: dict[str, Any]) -> Leaves:
         for path, x in walked(name, tree):
             if isinstance(x, ml.Tensor):
                 same = numbers.setdefault(id(x), len(numbers))
-                root = numbers.setdefault(id(x.root), len(numbers))
                 value = None if x.handle == STALE else x.numpy()
-                leaves[path] = Leaf(value, same, root, x.base is not None)
+                leaves[path] = Leaf(value, same)
             else:
                 leaves[path] = Leaf(x if isinstance(x, np.ndarray) else repr(x))
     return leaves
@@ -267,7 +265,8 @@ Same: TypeAlias = "Callable[[Any, Any], bool]"
 
 
 def require_equal(when: str, given: Leaves, expected: Leaves, same: Same) -> None:
-    """Raise `Found` unless two sets of leaves have the same values and share what they share."""
+    """Raise `Found` unless two sets of leaves have the same values, with the same tensors at the
+    same places."""
     if given.keys() != expected.keys():
         raise Found("values", f"{when}: there are {[*given]}, not {[*expected]}")
     for path, leaf in given.items():

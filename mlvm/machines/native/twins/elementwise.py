@@ -21,7 +21,8 @@ _COSTS: Final = {
         ("log", "log1p", "log2", "log10", "divide", "reciprocal", "sqrt", "rsqrt"), 0.15
     ),
     "logaddexp": 0.35,
-    **dict.fromkeys(("pow", "floor_divide", "remainder"), 1.5),
+    "pow": 1.5,
+    **dict.fromkeys(("floor_divide", "remainder"), 0.4),
 }
 
 

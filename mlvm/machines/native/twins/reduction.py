@@ -135,6 +135,8 @@ def prod(types: Types, attributes: Attributes) -> Plan | None:
 
 @twin("var")
 def var(types: Types, attributes: Attributes) -> Plan | None:
+    if not types[1].dtype.is_float:
+        return None
     count = types[1].size // max(1, types[0].size)
     floats = count, max(0, count - attributes["correction"])
     size = types[1].dtype.itemsize
@@ -151,7 +153,7 @@ def var(types: Types, attributes: Attributes) -> Plan | None:
 
 def _of_one_dtype(op: str) -> Twin:
     def prepare(types: Types, attributes: Attributes) -> Plan | None:
-        x = types[1].dtype
+        x = u8 if types[1].dtype is bool_ else types[1].dtype
         return reduction(
             f"{op}_{x}", types, attributes["axis"], scratch=x.itemsize, shared=x.itemsize
         )
@@ -161,7 +163,7 @@ def _of_one_dtype(op: str) -> Twin:
 
 def _position(op: str) -> Twin:
     def prepare(types: Types, attributes: Attributes) -> Plan | None:
-        x = types[1].dtype
+        x = u8 if types[1].dtype is bool_ else types[1].dtype
         return reduction(
             f"{op}_{x}", types, attributes["axis"], scratch=x.itemsize + 4, shared=8, ns=2
         )

@@ -20,11 +20,11 @@ _rng = np.random.default_rng(11)
 
 
 def _f64(*shape: int) -> Array:
-    return _rng.standard_normal(shape)
+    return np.asarray(_rng.standard_normal(shape))
 
 
 def _c128(*shape: int) -> Array:
-    return _f64(*shape) + 1j * _f64(*shape)
+    return np.asarray(_f64(*shape) + 1j * _f64(*shape))
 
 
 def _positive(*shape: int, complex: bool = False) -> Array:
@@ -74,6 +74,11 @@ def _inv(x: Array) -> Array:
     ]
     inverse: Array = np.array(minors, x.dtype).reshape(n, n) / _det(x)
     return inverse
+
+
+def _det_vjp(g: Array, x: Array) -> Array:
+    cofactors = _each(lambda x: _inv(x).T * _det(x))(x)
+    return np.asarray(g[..., np.newaxis, np.newaxis] * cofactors.conj())
 
 
 def _solve(subscripts: str) -> Callable[..., Array]:
@@ -148,6 +153,12 @@ CASES: dict[str, list[Case]] = {
         Case((_f64(2, 2, 2),), _each(_det)),
         Case((np.tri(3, dtype="f") * 2,), _det),
         Case((_c128(3, 3),), _det),
+    ],
+    "det_vjp": [
+        Case((_f64(), _f64(3, 3)), _det_vjp),
+        Case((_f64(2), _f64(2, 2, 2)), _det_vjp),
+        Case((_f64(2).astype("f"), np.stack([np.tri(2, dtype="f")] * 2)), _det_vjp),
+        Case((_c128(), _c128(2, 2)), _det_vjp),
     ],
     "slogdet": [
         Case((_f64(3, 3),), _slogdet),

@@ -154,11 +154,52 @@ SIGNED(SIGNED_DIVISION)
             return copysign##s(0, x / y);                                                \
         T whole = floor##s(quotient);                                                    \
         return quotient - whole > (T)0.5 ? whole + 1 : whole;                            \
-    }                                                                                    \
-    BINARY_OP(floor_divide, t, T, quotient_##t(x, y))                                    \
-    BINARY_OP(remainder, t, T, modulus_##t(x, y))
+    }
+
+/* Without fmod, where that gives the same: the floor of the rounded quotient is the true one, or
+ * one too large, as the sign of the exact rest then tells. It is for quotients that are small
+ * enough to be exact, and finite; a block with others goes the long way. f32 computes in f64, whose
+ * products of such quotients are exact. */
+#define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)                        \
+    static void name##_##t##_row(char *const *p, int64_t n, const double *a)             \
+    {                                                                                    \
+        (void)a;                                                                         \
+        T block[DIVISION_BLOCK];                                                         \
+        for (int64_t at = 0; at < n; at += DIVISION_BLOCK) {                             \
+            int64_t count = n - at < DIVISION_BLOCK ? n - at : DIVISION_BLOCK;           \
+            const T *xs = (const T *)p[1] + at, *ys = (const T *)p[2] + at;              \
+            int others = 0;                                                              \
+            for (int64_t i = 0; i < count; i++) {                                        \
+                double x = xs[i], y = ys[i], whole = __builtin_floor(x / y);             \
+                double rest = rest_of(whole, x, y);                                      \
+                others |= rest != rest;                                                  \
+                whole -= (rest != 0) & ((rest < 0) != (y < 0));                          \
+                rest = rest_of(whole, x, y);                                             \
+                others |= !(fabs(whole) < limit);                                        \
+                block[i] = (T)(result);                                                  \
+            }                                                                            \
+            if (others)                                                                  \
+                for (int64_t i = 0; i < count; i++)                                      \
+                    block[i] = exact(xs[i], ys[i]);                                      \
+            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));                    \
+        }                                                                                \
+    }
+#define SHORT_DIVISIONS(t, T, rest_of, limit)                                            \
+    SHORT_DIVISION(floor_divide, t, T, rest_of, limit, whole, quotient_##t)              \
+    SHORT_DIVISION(remainder, t, T, rest_of, limit, rest == 0 ? copysign(0, y) : rest,   \
+                   modulus_##t)
+enum { DIVISION_BLOCK = 256 };
+#define REST(whole, x, y) (x - whole * y)
+#define FUSED_REST(whole, x, y) __builtin_fma(-whole, y, x)
 FLOAT_DIVISION(f32, float, f)
 FLOAT_DIVISION(f64, double, )
+SHORT_DIVISIONS(f32, float, REST, 4194304.0) /* 2^22 */
+#ifdef __FMA__
+SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
+#else
+BINARY_OP(floor_divide, f64, double, quotient_f64(x, y))
+BINARY_OP(remainder, f64, double, modulus_f64(x, y))
+#endif
 
 #define NEGATIVE(t, T, W) UNARY_OP(negative, t, T, 0 - (W)x)
 INTEGERS(NEGATIVE)
