@@ -40,6 +40,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("page", "least"),
     [
+        ("docs/write-a-model.md", 6),
         ("docs/machine.md", 5),
         ("docs/futures.md", 2),
         ("docs/interoperability.md", 3),
@@ -56,7 +57,10 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
         ("docs/values.md", 4),
     ],
 )
-def test_the_python_prints_what_the_page_says(page: str, least: int) -> None:
+def test_the_python_prints_what_the_page_says(
+    page: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # pages write files
     if page == "docs/parallel.md":
         pytest.importorskip("threadpoolctl")
     namespace: dict[str, Any] = {}
