@@ -49,6 +49,15 @@ _KNOWN: Final = {
 """Names of official checkpoints of any size."""
 _POSITIONS: Final = "Transformer/posembed_input/pos_embedding"
 _ATTENTION: Final = "MultiHeadDotProductAttention_1"
+_LATER: Final = [
+    (r"^(opt/target|params)/", ""),
+    (r"^pos_embedding$", _POSITIONS),
+    (r"(/encoderblock_[0-9]+/)LayerNorm_1/", r"\1LayerNorm_2/"),
+    (r"(/encoderblock_[0-9]+/)MultiHeadDotProductAttention_0/", rf"\1{_ATTENTION}/"),
+    (r"(/encoderblock_[0-9]+/)MlpBlock_0/", r"\1MlpBlock_3/"),
+]
+"""Names that the same code gives under later versions of flax, which count each kind of layer by
+itself, and big_vision's: patterns, and what the published files have."""
 _MOST_NAMED: Final = 8  # names in an error
 
 
@@ -251,7 +260,9 @@ def _of_npz(file: Path) -> Arrays:
             array = (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
         if array.dtype.kind != "f":
             raise WeightsError(f"{file}: {name} is {array.dtype}, and weights are floats")
-        arrays[re.sub(r"^(opt/target|params)/", "", name)] = array
+        for pattern, replacement in _LATER:
+            name = re.sub(pattern, replacement, name)
+        arrays[name] = array
     return arrays
 
 

@@ -120,6 +120,23 @@ def test_the_official_npz_loads_whole(tmp_path: Path, model: str, prefix: str) -
     assert same(read.build(), net, IMAGES)
 
 
+def test_later_versions_of_flax_count_layers_otherwise(tmp_path: Path) -> None:
+    file, net = tmp_path / "weights.npz", small("vit")
+    later = {
+        "LayerNorm_2": "LayerNorm_1",
+        "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
+        "MlpBlock_3": "MlpBlock_0",
+        "Transformer/posembed_input/pos_embedding": "pos_embedding",  # big_vision's
+    }
+    named = {}
+    for name, x in arrays_of(net).items():
+        for old, new in later.items():
+            name = name.replace(old, new)
+        named[f"params/{name}"] = x
+    npz(file, named)
+    assert same(weights.read(file).build(), net, IMAGES)
+
+
 def test_the_official_vit_of_imagenet_21k_has_a_layer_before_its_head(tmp_path: Path) -> None:
     file = tmp_path / "weights.npz"
     net = small("vit", representation_size=7)
