@@ -1,5 +1,5 @@
-"""The pages of the site that `make docs` builds, as Markdown: those of docs/, the README as its start,
-a page for each other file of the repository that is linked to, and the reference of all public names.
+"""The pages of the site that `make docs` builds, as Markdown: those of docs/, the README as its
+start, a page for each other file of the repository that is linked to, and the public names.
 
 `python -m docs.pages FOLDER` writes them there; links lead from page to page.
 """
@@ -48,7 +48,7 @@ def write(folder: Path) -> None:
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, "utf-8")
-    for picture in (ROOT / "docs").rglob("*.svg"):
+    for picture in [*(ROOT / "docs").rglob("*.svg"), *(ROOT / "docs").rglob("*.png")]:
         to = folder / picture.relative_to(ROOT / "docs")
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(picture, to)

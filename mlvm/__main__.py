@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | mpirun | ops | info`, and, for
-machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | disasm | memory | show | mpirun | ops | info`,
+and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import sys
+import webbrowser
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,7 +47,11 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
 from mlvm.parallel.mpirun import mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
+from mlvm.show.page import Step, session_page, step_page
+from mlvm.show.script import run_script
+from mlvm.show.session import all_recorded
 from mlvm.show.trace import trace
+from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
 
 INTERRUPTED: Final = 130
@@ -63,7 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
     parser = _parser()
-    options = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments: list[str] = []
+    if words[:1] == ["show"] and "--" in words:
+        words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
+    options = parser.parse_args(words)
     if options.command == "mpirun" and not (options.script or options.module):
         parser.error("mpirun: a script is wanted, or -m and a module")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -77,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(disassemble(program_of(read_file(options.file))), end="")
         elif options.command == "memory":
             memory(options)
+        elif options.command == "show":
+            show(options, arguments)
         elif options.command == "mpirun":
             mpirun(options.processes, options.script or ["-m", *options.module])
         elif options.command == "ops":
@@ -145,6 +156,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE"
     )
+
+    command = commands.add_parser(
+        "show",
+        help="write a page of a captured step or a script: its memory, programs and time",
+        usage="python -m mlvm show [-h] [-o HTML] [--open] FILE [-- ARGUMENT ...]",
+        epilog="What follows `--` are a script's arguments: show train.py -- --epochs 1",
+    )
+    command.add_argument("file", metavar="FILE", help="what Captured.save wrote, or a .py file")
+    command.add_argument(
+        "-o", dest="page", type=Path, metavar="HTML", help="the page, if not FILE.html beside FILE"
+    )
+    command.add_argument("--open", action="store_true", help="show the page in a browser")
 
     command = commands.add_parser(
         "mpirun", help="run a script in several processes, for ml.parallel.MpiGroup"
@@ -352,6 +375,49 @@ def memory(options: argparse.Namespace) -> None:
     arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
     out.mkdir(parents=True, exist_ok=True)
     show_program(program, arguments, file, out)
+
+
+def show(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    """Write a page that shows a captured step or, of a script run with the arguments, all that it
+    does."""
+    file = Path(options.file)
+    page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
+    if file.suffix == ".py":
+        if not file.is_file():
+            raise BadInput(f"{file}: there is no such file")
+        planned: list[Planned] = []
+        on_planned.append(planned.append)
+        try:
+            with all_recorded() as session:
+                run_script(file, arguments)
+        finally:
+            on_planned.remove(planned.append)
+        html = session_page(session, [_as_step(each) for each in planned], file.name)
+    else:
+        if arguments:
+            raise BadInput("a captured step takes no arguments here; a script does")
+        found = read_file(options.file)
+        if not isinstance(found, SavedStep):
+            raise BadInput(
+                f"{file}: a program, which has no plan; show takes what Captured.save wrote, or a "
+                "script, and memory plans a program"
+            )
+        verify(found.planned.program, LocalVM().functions)
+        html = step_page(_as_step(found.planned), file.name, before=file.stat().st_mtime)
+    page.write_text(html, encoding="utf-8")
+    print(f"page  {page}")
+    if options.open:
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _as_step(planned: Planned) -> Step:
+    """A planned program as a page shows it."""
+    arguments = [
+        f"{role}{f' at {place:,}' if role == 'scratch' else f' {place}'}: {type}"
+        for role, place, type in planned.arguments
+    ]
+    program, lines = planned.program, planned.lines
+    return Step(program, planned.recording(), planned.moments, lines, arguments)
 
 
 def print_ops(names: Sequence[str]) -> None:

@@ -21,27 +21,41 @@ VARIANTS = {
 class MlpBlock(nn.Module):
     """Dense_1(gelu(Dense_0(x))) along the axis, which has length `features`."""
 
-    def __init__(self, features: int, mlp_dim: int, axis: int, key: Tensor) -> None:
+    def __init__(
+        self, features: int, mlp_dim: int, key: Tensor, *, axis: int = -1, approximate: bool = True
+    ) -> None:
         keys = ml.random.split(key)
+        self.approximate = approximate
         self.Dense = [
             nn.Linear(features, mlp_dim, axis=axis, key=keys[0]),
             nn.Linear(mlp_dim, features, axis=axis, key=keys[1]),
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.Dense[1](ml.gelu(self.Dense[0](x), approximate=True))
+        return self.Dense[1](ml.gelu(self.Dense[0](x), approximate=self.approximate))
 
 
 class MixerBlock(nn.Module):
     """Mixes tokens, then channels: [N, tokens, hidden_dim] -> [N, tokens, hidden_dim]."""
 
     def __init__(
-        self, tokens: int, hidden_dim: int, tokens_mlp_dim: int, channels_mlp_dim: int, key: Tensor
+        self,
+        tokens: int,
+        hidden_dim: int,
+        tokens_mlp_dim: int,
+        channels_mlp_dim: int,
+        key: Tensor,
+        *,
+        approximate: bool = True,
     ) -> None:
         keys = ml.random.split(key)
         self.LayerNorm = [nn.LayerNorm(hidden_dim, eps=1e-6) for _ in range(2)]
-        self.token_mixing = MlpBlock(tokens, tokens_mlp_dim, -2, keys[0])
-        self.channel_mixing = MlpBlock(hidden_dim, channels_mlp_dim, -1, keys[1])
+        self.token_mixing = MlpBlock(
+            tokens, tokens_mlp_dim, keys[0], axis=-2, approximate=approximate
+        )
+        self.channel_mixing = MlpBlock(
+            hidden_dim, channels_mlp_dim, keys[1], approximate=approximate
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x + self.token_mixing(self.LayerNorm[0](x))
@@ -50,6 +64,8 @@ class MixerBlock(nn.Module):
 
 class MlpMixer(nn.Module):
     """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels).
+
+    The GELU is `approximate`, by tanh, in the paper's code; timm's is exact.
 
     Raises `ShapeError` if patches do not tile the image, and for images of another shape.
     """
@@ -64,6 +80,7 @@ class MlpMixer(nn.Module):
         tokens_mlp_dim: int = 32,
         channels_mlp_dim: int = 192,
         *,
+        approximate: bool = True,
         key: Tensor | None = None,
     ) -> None:
         (height, width, channels), patch = image_shape, patch_size
@@ -75,7 +92,9 @@ class MlpMixer(nn.Module):
         self.stem = nn.Conv2d(
             channels, hidden_dim, patch, stride=patch, padding="VALID", key=keys[0]
         )
-        self.MixerBlock = [MixerBlock(*dims, keys[1 + i]) for i in range(num_blocks)]
+        self.MixerBlock = [
+            MixerBlock(*dims, keys[1 + i], approximate=approximate) for i in range(num_blocks)
+        ]
         self.pre_head_layer_norm = nn.LayerNorm(hidden_dim, eps=1e-6)
         self.head = nn.Linear(hidden_dim, num_classes, zeros=True)  # as the paper's code starts it
 

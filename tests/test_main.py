@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import webbrowser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -144,7 +145,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for command in ("run", "check", "disasm", "memory", "ops", "info"):
+    for command in ("run", "check", "disasm", "memory", "show", "ops", "info"):
         assert f"  {command} " in text
 
 
@@ -513,6 +514,55 @@ def test_what_memory_cannot_do_is_one_line(
     assert errors.count("\n") == 1
 
 
+# --- show --------------------------------------------------------------------------------
+
+
+def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Captured) -> None:
+    assert command_line("show scripts/train.py -- --epochs 2 -o x") == 0
+    page = script / "train.py.html"
+    output, errors = capsys.readouterr()
+    arguments = "arguments: ['scripts/train.py', '--epochs', '2', '-o', 'x']"
+    assert (output, errors) == (f"{arguments}\npage  {page.relative_to(script.parent)}\n", "")
+    text = page.read_text("utf-8")
+    for told in ("a batch/1 on gpu", "VM gpu", "scripts/train.py:12", "loss = ml.sum(w @ w)"):
+        assert told in text
+
+
+def test_show_opens_a_browser_if_told(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    assert command_line("show step.mlvm -o page.html") == 0
+    assert opened == []
+    assert command_line("show step.mlvm --open") == 0
+    assert opened == [Path("step.mlvm.html").resolve().as_uri()]
+    page = Path("page.html").read_text("utf-8")
+    assert page == Path("step.mlvm.html").read_text("utf-8")
+    assert "def loss_of" not in page
+    assert "ml.tanh(x @ params" in page
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("show nosuch.py", "error: nosuch.py: there is no such file"),
+        ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
+        ("show add.mlasm", "error: add.mlasm: a program, which has no plan; show takes what "),
+        ("show x.npy", "error: x.npy: line 1: not UTF-8 text"),
+        ("show bad.py", "error: bad.py: line 3: ShapeError: add(f32[3], f32[4]): "),
+        ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
+        ("show scripts/train.py -o scripts", "error: scripts: Is a directory"),
+    ],
+)
+def test_what_show_cannot_do_is_one_line(
+    command: str, message: str, script: Path, capsys: Captured
+) -> None:
+    Path("bad.py").write_text("import mlvm.eager as ml\n\nml.ones(3) + ml.ones(4)")
+    assert command_line(command) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith(message)
+    assert errors.count("\n") == 1
+
+
 # --- captured steps ------------------------------------------------------------------------
 
 
@@ -641,6 +691,7 @@ def test_mutated_steps_never_end_in_a_traceback(step: Any) -> None:
         assert command_line("check mutated.mlvm") in (0, 1)
         assert command_line("run mutated.mlvm --arg x.npy --arg x.npy --max-steps 1000") in (0, 1)
         assert command_line("memory mutated.mlvm") in (0, 1)
+        assert command_line("show mutated.mlvm") in (0, 1)
 
 
 def test_mutations_of_npy_arguments(folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from mlvm.arena.placement import Chunk, Region
 from mlvm.core.errors import Place, line_of
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType
 
@@ -18,7 +20,8 @@ class Lifetime:
     `start` .. `end - 1`.
 
     `nbytes` is its size in the arena. `op` names what wrote it first, and `place` is where in
-    Python it was made, or that line as text, as far as they are known.
+    Python it was made, or that line as text, as far as they are known. `program` is that of the
+    launch that wrote it first.
     """
 
     type: TensorType
@@ -28,6 +31,7 @@ class Lifetime:
     end: int
     op: str = ""
     place: Place | str | None = None
+    program: Program | None = None
 
     @property
     def line(self) -> str:
@@ -42,7 +46,8 @@ class Recording:
     Each allocation and each end of a tensor makes a new moment. `first` is the first recorded
     moment, `moments` the number after the last. `resets` are the moments at which the arena was
     reset. Offsets are as if the arena's storages lay end to end, in the order they came.
-    `capacity` is the most that the arena held of its VM.
+    `capacity` is the most that the arena held of its VM. `times` are the seconds of
+    `time.perf_counter` at which the moments since `first` began, if they were taken.
     """
 
     arena: str
@@ -51,6 +56,7 @@ class Recording:
     lifetimes: list[Lifetime] = field(default_factory=list)
     first: int = 0
     resets: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     _offsets: dict[StorageHandle, int] = field(default_factory=dict, repr=False)
     _extent: int = 0
 
@@ -71,6 +77,8 @@ class Recording:
     def next_moment(self) -> int:
         """Begin a new moment, and return its number."""
         self.moments += 1
+        if self.times:
+            self.times.append(time.perf_counter())
         return self.moments - 1
 
     def so_far(self) -> Recording:
@@ -78,7 +86,7 @@ class Recording:
         now = [
             replace(x) if x.end != x.start else replace(x, end=self.moments) for x in self.lifetimes
         ]
-        return replace(self, lifetimes=now, resets=self.resets.copy())
+        return replace(self, lifetimes=now, resets=self.resets.copy(), times=self.times.copy())
 
     def used(self) -> list[int]:
         """The bytes in use at each moment since `first` of a complete recording. Their maximum
@@ -93,7 +101,8 @@ class Recording:
         """Forget the tensors that have ended, but for the last `most` of them."""
         ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
         if len(ended) > most:
-            self.first = sorted(ended)[-most - 1]
+            before, self.first = self.first, sorted(ended)[-most - 1]
+            del self.times[: self.first - before]
             self.lifetimes = [
                 each for each in self.lifetimes if each.end == each.start or each.end > self.first
             ]

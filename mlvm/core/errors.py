@@ -31,6 +31,7 @@
     ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
     ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
     ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
+    ├── WeightsError            (ValueError)  a file of tensors that is none, is damaged, or misfits
     ├── ExchangeRefused         (BufferError) values are not to be had on that device or stream
     │   └── CopyRefused         (ValueError)  copy=False, and it takes a copy
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
@@ -227,6 +228,10 @@ class PathError(MlvmError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would quote it
+
+
+class WeightsError(MlvmError, ValueError):
+    """A file of tensors is none, is damaged, holds what no tensor can be, or cannot hold one."""
 
 
 class ExchangeRefused(MlvmError, BufferError):

@@ -25,6 +25,10 @@ from mlvm.core.protocol import VMProtocol
 Layer: TypeAlias = Callable[..., Any]
 """`layer(proceed, *args, **options)`, in the place of `proceed(*args, **options)`."""
 
+on_wait: Final[list[Callable[[str, str, float], None]]] = []
+"""Functions called on the waiting thread when it has waited for a queue: with the queue's name,
+what was waited for, and the seconds of `time.perf_counter` at which that began."""
+
 _LAYERS: Final = "_layers"
 """The VM's attribute with its layers by method, the outermost last."""
 

@@ -169,10 +169,8 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
         "half": _NO_HALF,
         "lax": "ml.scan, ml.cond, ml.while_loop and the like are ml's own",
-        "load": "use numpy.load or safetensors, and model.load_state(arrays)",
         "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",
         "numpy": "the functions are ml's own; x.numpy() copies a tensor out",
-        "save": "use numpy.savez or safetensors with model.state()",
     },
     "mlvm.eager.fft": {
         "fft2": "use ml.fft.fftn(x, axes=(-2, -1))",

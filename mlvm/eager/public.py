@@ -145,6 +145,7 @@ from mlvm.eager.sorting import (
     unique_values,
 )
 from mlvm.eager.tensor import Tensor, positive, stop_gradient
+from mlvm.eager.weights import load, save
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
@@ -240,6 +241,7 @@ __all__ = [
     "leaky_relu",
     "linalg",
     "linspace",
+    "load",
     "map",
     "matrix_transpose",
     "max_pool2d",
@@ -269,6 +271,7 @@ __all__ = [
     "result_type",
     "roll",
     "rotary_encoding",
+    "save",
     "scaled_dot_product_attention",
     "scan",
     "searchsorted",

@@ -36,6 +36,7 @@ from mlvm.core.errors import (
     ShutDown,
     brief,
 )
+from mlvm.core.observe import on_wait
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, check_array
@@ -286,6 +287,8 @@ class QueueTensor:
             return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))
         finally:
             waited = time.perf_counter() - began
+            for told in on_wait.copy():
+                told(self.name, "a free slot" if ring is self._free else "an element", began)
             with self._lock:
                 if ring is self._free:
                     self._producers_waited += waited

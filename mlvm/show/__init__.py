@@ -1,1 +1,1 @@
-"""What can be seen: reports, pictures, traces, and `python -m mlvm memory`."""
+"""What can be seen: reports, pictures, traces, and `python -m mlvm memory` and `show`."""

@@ -6,10 +6,7 @@ see when its intermediates come and go; the planner then says how few bytes they
 
 from __future__ import annotations
 
-import os
 import re
-import runpy
-import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.arena.arena import Arena
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
-from mlvm.core.errors import MlvmError
 from mlvm.core.machine.callee import Value
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
@@ -30,12 +25,9 @@ from mlvm.core.vm import VM
 from mlvm.show.picture import MOST_RECTANGLES, timeline
 from mlvm.show.record import record_all
 from mlvm.show.report import table
+from mlvm.show.script import run_script
 
 _LARGEST: Final = 8  # intermediates that are listed
-
-
-class ScriptFailed(MlvmError):
-    """A script ended with an error; the text says which, and on what line."""
 
 
 def show_script(file: Path, out: Path) -> None:
@@ -44,7 +36,8 @@ def show_script(file: Path, out: Path) -> None:
 
     Raises `ScriptFailed` when the script does, and `OSError`.
     """
-    arenas = run_script(file)
+    with record_all(most=MOST_RECTANGLES // 2) as arenas:
+        run_script(file)
     names: dict[str, int] = {}
     for arena in arenas:
         if arena.recording is None or not arena.recording.lifetimes:
@@ -54,36 +47,6 @@ def show_script(file: Path, out: Path) -> None:
         path = out / f"{file.stem}.{name}{f'-{number}' if number > 1 else ''}.svg"
         arena.plot(path, title=f"Arena {arena.name} of {file.name}")
         print(f"{arena.report()}\n\npicture  {path}\n")
-
-
-def run_script(file: Path) -> list[Arena]:
-    """The arenas that a script makes, each with its recording. Raises `ScriptFailed`."""
-    arguments, path = sys.argv, sys.path
-    sys.argv, sys.path = [os.fspath(file)], [os.fspath(file.parent), *path]
-    try:
-        with record_all(most=MOST_RECTANGLES // 2) as arenas:
-            try:
-                runpy.run_path(os.fspath(file), run_name="__main__")
-            except SystemExit as end:
-                if end.code:
-                    raise ScriptFailed(f"{file}: it ended with {end.code!r}") from None
-            except Exception as error:
-                raise ScriptFailed(_what_happened(file, error)) from error
-    finally:
-        sys.argv, sys.path = arguments, path
-    return arenas
-
-
-def _what_happened(file: Path, error: Exception) -> str:
-    """The error, and the innermost line of the script that led to it."""
-    line = error.lineno if isinstance(error, SyntaxError) else None
-    place = error.__traceback__
-    while place is not None:
-        if place.tb_frame.f_code.co_filename == os.fspath(file):
-            line = place.tb_lineno
-        place = place.tb_next
-    where = f"line {line}: " if line is not None else ""
-    return f"{file}: {where}{error.__class__.__name__}: {error}"
 
 
 # --- programs ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.show.record import snapshot
 from mlvm.show.report import short
-from mlvm.show.svg import Scale, axes, document, px, text
+from mlvm.show.svg import Scale, axes, document, fitted, px, text, width_of
 
 MOST_RECTANGLES: Final = 4000
 """A browser still scrolls so many smoothly, and the file stays below a megabyte."""
@@ -31,31 +31,27 @@ _COLOURS: Final = (
 _OTHER: Final = "#a0a4aa"
 
 _STYLE: Final = """
-svg { background: #fff; font: 13px system-ui, sans-serif; --ink: #1f2328; --soft: #656d76;
-  --grid: #e3e6ea; --paper: #fff; --bound: #c2410c; --top: #1d4ed8 }
-@media (prefers-color-scheme: dark) { svg { background: #0f1318; --ink: #e6edf3; --soft: #9aa4af;
-  --grid: #262d36; --paper: #0f1318; --bound: #fb923c; --top: #8ab4f8 } }
-text { fill: var(--ink) }
-.soft { fill: var(--soft) }
+text { fill: #1f2328 }
+.soft { fill: #656d76 }
 .right { text-anchor: end }
 .middle { text-anchor: middle }
-.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round }
-.grid { stroke: var(--grid) }
-.axis { stroke: var(--soft); fill: none }
-.reset { stroke: var(--soft); stroke-opacity: .45; stroke-dasharray: 1 3 }
-.used { stroke: var(--ink); stroke-opacity: .8; stroke-width: 1.2; fill: none }
+.halo { fill: #fff; stroke: #fff; stroke-width: 4px; stroke-linejoin: round }
+.grid { stroke: #e3e6ea }
+.axis { stroke: #656d76; fill: none }
+.reset { stroke: #656d76; stroke-opacity: .45; stroke-dasharray: 1 3 }
+.used { stroke: #1f2328; stroke-opacity: .8; stroke-width: 1.2; fill: none }
 .level { stroke-dasharray: 7 4 }
-path.bound { stroke: var(--bound) }
-text.bound { fill: var(--bound) }
-path.top { stroke: var(--top) }
-text.top { fill: var(--top) }
-.tensors rect { stroke: var(--paper); stroke-width: .5 }
-.tensors rect:hover { stroke: var(--ink); stroke-width: 2 }
+path.bound { stroke: #c2410c }
+text.bound { fill: #c2410c }
+path.top { stroke: #1d4ed8 }
+text.top { fill: #1d4ed8 }
+.tensors rect { stroke: #fff; stroke-width: .5 }
+.tensors rect:hover { stroke: #1f2328; stroke-width: 2 }
 """
 
 
 def timeline(recording: Recording, *, title: str | None = None) -> str:
-    """The recording as SVG text, for light and dark backgrounds.
+    """The recording as SVG text.
 
     A tensor is a rectangle. It extends from left to right over the tensor's moments, and upwards
     over its bytes. Its colour is for the op that wrote it first, or for its type if no op is known.
@@ -77,18 +73,21 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         f"{total:,} tensors" if count == total else f"the largest {count:,} of {total:,} tensors"
     )
     ratio = f" ({top / bound:.2f} of it)" if bound else ""
+    about = (
+        f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
+        f"{bound:,}; highest address {top:,}{ratio}"
+    )
     return document(
         _WIDTH,
         _HEIGHT,
         _STYLE,
-        text(_LEFT, 34, title or f"Arena {recording.arena}", attributes='font-size="20"'),
         text(
             _LEFT,
-            58,
-            f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
-            f"{bound:,}; highest address {top:,}{ratio}",
-            "soft",
+            34,
+            fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20),
+            attributes='font-size="20"',
         ),
+        text(_LEFT, 58, fitted(about, _WIDTH - _LEFT), "soft"),
         axes(
             x,
             Scale(0, y.high / unit, y.start, y.stop),
@@ -190,7 +189,8 @@ def _used(used: Sequence[int], first: int, x: Scale, y: Scale) -> str:
 def _level(y: float, kind: str, label: str, lower: float) -> str:
     """A dashed line across the plot, with its label `lower` pixels below it."""
     line = f'<path class="level {kind}" d="M{_LEFT} {px(y)}H{_RIGHT_END}"/>'
-    return line + text(_RIGHT_END - 6, y + lower, label, f"halo {kind} right")
+    at = _RIGHT_END - 6, y + lower, label
+    return line + text(*at, "halo right") + text(*at, f"{kind} right")
 
 
 def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
@@ -204,8 +204,10 @@ def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
     for i, (colour, label, count) in enumerate(rows):
         top = _TOP + 8 + 23 * i
         parts.append(f'<rect x="{left}" y="{top}" width="13" height="13" rx="2" fill="{colour}"/>')
-        parts.append(text(left + 20, top + 11, label))
-        parts.append(text(_WIDTH - 16, top + 11, f"{count:,}", "soft right"))
+        number, end = f"{count:,}", _WIDTH - 16
+        room = end - width_of(number) - 8 - (left + 20)
+        parts.append(text(left + 20, top + 11, fitted(label, room)))
+        parts.append(text(end, top + 11, number, "soft right"))
     top = _TOP + 20 + 23 * len(rows)
     parts.append(f'<path class="used" d="M{left} {top}h13"/>')
     parts.append(text(left + 20, top + 4, "bytes in use"))

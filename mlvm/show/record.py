@@ -6,6 +6,7 @@ An arena that nobody records pays nothing for it.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -55,7 +56,7 @@ class _Watcher:
     """Notes in a recording when an arena's tensors are made and end, and what writes them."""
 
     def __init__(self, arena: Arena, most: int | None) -> None:
-        self.recording = Recording(arena.name)
+        self.recording = Recording(arena.name, times=[time.perf_counter()])
         self._arena = arena
         self._most = most
         self._lock = threading.RLock()
@@ -91,10 +92,10 @@ class _Watcher:
         with self._lock:
             self.recording.resets.append(self.recording.moments)
 
-    def written(self, handle: TensorHandle, op: str) -> None:
+    def written(self, handle: TensorHandle, op: str, program: Program | None) -> None:
         lifetime = self._unwritten.pop(handle, None)
         if lifetime is not None:
-            lifetime.op = op
+            lifetime.op, lifetime.program = op, program
 
     def finish(self) -> None:
         """End the tensors that live now at the last moment."""
@@ -155,7 +156,7 @@ def snapshot(arena: Arena) -> Recording:
 
 # --- who writes what -----------------------------------------------------------------
 
-Written: TypeAlias = Callable[[TensorHandle, str], None]
+Written: TypeAlias = Callable[[TensorHandle, str, Program | None], None]
 
 
 class _Writes:
@@ -173,7 +174,7 @@ class _Writes:
 
     @contextmanager
     def told_to(self, written: Written) -> Iterator[None]:
-        """Inside the block `written(handle, op)` is called for every write."""
+        """Inside the block `written(handle, op, program)` is called for every write."""
         with self._lock:
             vm = self._vm()
             if not self._told and vm is not None:
@@ -203,13 +204,13 @@ class _Writes:
             name = self._names[program] = _op_into_first(program)
         if name and args:
             for written in self._told.copy():
-                written(args[0], name)
+                written(args[0], name, program)
         return outputs
 
     def _copied_in(self, proceed: Callable[..., None], handle: TensorHandle, array: Array) -> None:
         proceed(handle, array)
         for written in self._told.copy():
-            written(handle, COPIED_IN)
+            written(handle, COPIED_IN, None)
 
 
 def _op_into_first(program: Program) -> str:

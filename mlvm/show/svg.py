@@ -2,7 +2,8 @@
 
 The elements have classes, and each picture's style sheet says how these look. `axis` and `grid` are
 lines, and `soft` is a number or label of an axis. `middle` and `right` name the point of a text
-that lies at its coordinates.
+that lies at its coordinates. Pictures keep to what browsers, editors and converters draw alike: a
+background of their own, and no variables, media queries or transforms.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from html import escape
+from typing import Final
+
+_SIZE: Final = 13  # of letters, in pixels
+_WIDEST: Final = 0.62
+"""What a letter of text takes on average, in a wide font: DejaVu Sans; as a part of its size."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +50,29 @@ class Scale:
 
 
 def document(width: int, height: int, style: str, *parts: str) -> str:
-    """A picture of that size in pixels, its parts painted one over another."""
+    """A picture of that size in pixels, its parts painted one over another on white."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}">'
+        f'width="{width}" height="{height}" font-family="sans-serif" font-size="{_SIZE}">'
     )
-    return "\n".join([head, f"<style>{style}</style>", *parts, "</svg>\n"])
+    paper = f'<rect width="{width}" height="{height}" fill="#fff"/>'
+    return "\n".join([head, f"<style>{style}</style>", paper, *parts, "</svg>\n"])
 
 
 def px(value: float) -> str:
     """A number of pixels, to one decimal place, as short as possible."""
     return f"{value:.1f}".removesuffix(".0")
+
+
+def width_of(content: str, size: int = _SIZE) -> float:
+    """How many pixels a text of that size takes at most, as far as that can be told."""
+    return len(content) * size * _WIDEST
+
+
+def fitted(content: str, width: float, size: int = _SIZE) -> str:
+    """The text, cut where it would be wider."""
+    most = max(int(width / (size * _WIDEST)), 1)
+    return content if len(content) <= most else f"{content[: most - 1]}…"
 
 
 def text(x: float, y: float, content: str, kind: str = "", attributes: str = "") -> str:
@@ -66,7 +84,8 @@ def text(x: float, y: float, content: str, kind: str = "", attributes: str = "")
 
 
 def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> str:
-    """Grid lines across with the numbers of `y`, ticks below with those of `x`, and the labels.
+    """Grid lines across with the numbers of `y`, ticks below with those of `x`, and the labels:
+    that of `y` is above it.
 
     The plotting area lies between the scales' `start` and `stop`; `y` starts at its bottom.
     """
@@ -78,9 +97,7 @@ def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> str:
     for tick in x.ticks():
         parts.append(f'<path class="axis" d="M{px(x(tick))} {bottom}v5"/>')
         parts.append(text(x(tick), y.start + 20, x.label(tick), "middle soft"))
-    middle, height = (x.start + x.stop) / 2, px((y.start + y.stop) / 2)
-    parts.append(text(middle, y.start + 44, x_label, "middle soft"))
-    turned = f'transform="translate(23 {height}) rotate(-90)"'
-    parts.append(text(0, 0, y_label, "middle soft", turned))
+    parts.append(text((x.start + x.stop) / 2, y.start + 44, x_label, "middle soft"))
+    parts.append(text(10, y.stop - 10, y_label, "soft"))
     parts.append(f'<path class="axis" d="M{left} {px(y.stop)}V{bottom}H{right}"/>')
     return "\n".join(parts)

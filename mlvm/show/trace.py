@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import numpy as np
 
-from mlvm.core.errors import brief
+from mlvm.core.errors import Place, brief, user_place
 from mlvm.core.machine.callee import Value, describe
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import Attributes
+from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 
@@ -38,16 +41,33 @@ _CALLS: Final = [
 """The calls of the protocol that have to do with what a VM holds or runs."""
 
 
+class Span(NamedTuple):
+    """What ran on a thread between two times in nanoseconds of `time.perf_counter_ns`."""
+
+    name: str
+    thread: int
+    began: int
+    ended: int
+    about: dict[str, Any]
+    program: Program | None = None
+    """What was launched, or what the call is of."""
+    pc: int | None = None
+    place: Place | None = None
+    """Where in Python that was launched."""
+
+
 class Trace:
     """An instrument that times every function; each thread that runs them has a row. Its `layers`
-    time calls of a VM."""
+    time calls of a VM, and its `launching` tells the programs of functions. Of very many `spans`
+    the last `most` are kept; `rows` has the names of threads."""
 
-    def __init__(self, vm: str) -> None:
-        self._vm = vm
+    def __init__(self, vm: str, *, most: int | None = None) -> None:
+        self.vm = vm
+        self.spans: deque[Span] = deque(maxlen=most)
+        self.rows: dict[int, str] = {}
         self._start = time.perf_counter_ns()
         self._began = threading.local()
-        self._events: list[dict[str, Any]] = []
-        self._rows: dict[int, str] = {}
+        self._calls: dict[Program, tuple[int, list[tuple[int, str]]]] = {}
 
     def before(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
         stack = self._began.__dict__.setdefault("stack", [])
@@ -64,15 +84,13 @@ class Trace:
         while (entry := self._began.stack.pop())[0] != name:
             pass  # a function within this one raised, and so did not end
         arrays = [x for x in (*params, *results) if isinstance(x, np.ndarray)]
-        self._note(
-            name,
-            entry[1],
-            ended,
-            params=describe(params),
-            results=describe(results),
-            attributes=dict(attributes),
-            bytes=sum(x.nbytes for x in arrays),
-        )
+        about = {
+            "params": describe(params),
+            "results": describe(results),
+            "attributes": dict(attributes),
+            "bytes": sum(x.nbytes for x in arrays),
+        }
+        self._note(name, entry[1], ended, about, *self._origin(name))
 
     def layers(self) -> dict[str, Layer]:
         """What to observe a VM with."""
@@ -87,38 +105,98 @@ class Trace:
                     ended = time.perf_counter_ns()
                     came = result if isinstance(result, list) else [result]
                     sizes = [x.nbytes for x in (*args, *came) if isinstance(x, np.ndarray)]
-                    self._note(name, began, ended, params=brief(args), bytes=sum(sizes))
+                    about = {"params": brief(args), "bytes": sum(sizes)}
+                    program = args[0] if name == "launch" else None
+                    self._note(name, began, ended, about, program, None, user_place())
 
             return timed
 
         return {name: layer(name) for name in _CALLS}
 
-    def _note(self, name: str, began: int, ended: int, **about: Any) -> None:
+    def launching(
+        self, proceed: Callable[..., list[Array]], program: Program, *args: Any, **options: Any
+    ) -> list[Array]:
+        """A layer around `launch` of a VM of this process. One of several calls has a span."""
+        known = self._calls.get(program)
+        if known is None:
+            calls = calls_in(program)
+            known = self._calls[program] = len(calls), calls if _is_straight(program) else []
+        ncalls, in_order = known
+        outer = getattr(self._began, "launch", None)
+        self._began.launch = program, iter(in_order)
+        began = time.perf_counter_ns()
+        try:
+            return proceed(program, *args, **options)
+        finally:
+            self._began.launch = outer
+            if ncalls > 1:
+                ended = time.perf_counter_ns()
+                self._note("launch", began, ended, {}, program, None, user_place())
+
+    def _origin(self, name: str) -> tuple[Program | None, int | None, Place | None]:
+        """The program that the launch on this thread is of, the pc of its next call if that is of
+        the name, and where in Python it was launched."""
+        launch = getattr(self._began, "launch", None)
+        if launch is None:
+            return None, None, None
+        program, calls = launch
+        pc, called = next(calls, (None, ""))
+        return program, pc if called == name else None, user_place()
+
+    def _note(
+        self,
+        name: str,
+        began: int,
+        ended: int,
+        about: dict[str, Any],
+        program: Program | None = None,
+        pc: int | None = None,
+        place: Place | None = None,
+    ) -> None:
         """Note what ran on this thread between these two times in nanoseconds."""
         thread = threading.current_thread()
         row = threading.get_ident()
-        self._rows[row] = thread.name if thread.name.startswith(f"{self._vm}_") else self._vm
-        self._events.append(
-            {
-                "name": name,
-                "ph": "X",
-                "pid": 1,
-                "tid": row,
-                "ts": (began - self._start) / 1000,
-                "dur": (ended - began) / 1000,
-                "args": about,
-            }
-        )
+        self.rows[row] = thread.name if thread.name.startswith(f"{self.vm}_") else self.vm
+        self.spans.append(Span(name, row, began, ended, about, program, pc, place))
 
     def write(self, file: TextIO) -> None:
         """Write all events, with the names of the rows first."""
-        names = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": self._vm}}]
+        names = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": self.vm}}]
         names += [
             {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
-            for row, name in self._rows.items()
+            for row, name in self.rows.items()
         ]
-        events = [*names, *self._events]
+        spans = [
+            {
+                "name": span.name,
+                "ph": "X",
+                "pid": 1,
+                "tid": span.thread,
+                "ts": (span.began - self._start) / 1000,
+                "dur": (span.ended - span.began) / 1000,
+                "args": span.about,
+            }
+            for span in self.spans
+        ]
+        events = [*names, *spans]
         json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file, default=repr)
+
+
+def calls_in(program: Program) -> list[tuple[int, str]]:
+    """The pc and the name of each call of a host function in main; without jumps and functions
+    they run in this order."""
+    code = program.main.code
+    return [
+        (pc, code[pc - 1].immediates[0] if pc and code[pc - 1].opcode is Opcode.push_str else "")
+        for pc, each in enumerate(code)
+        if each.opcode is Opcode.cfunc
+    ]
+
+
+def _is_straight(program: Program) -> bool:
+    """Whether all calls of main run in their order, each once."""
+    leaving = Opcode.jump, Opcode.jump_if_false, Opcode.call
+    return not any(each.opcode in leaving for each in program.main.code)
 
 
 @contextmanager

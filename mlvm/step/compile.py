@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -39,7 +39,8 @@ class Planned:
     `arguments` says what to launch it with, `plan.nbytes` how much scratch memory it needs.
     `lines` has the line of Python that each call comes from, by function and pc; `takes` has
     those pcs at which an element is taken from a queue.
-    `lifetimes` are those of what lies in the scratch memory, in moments of a unit of calls each.
+    `lifetimes` are those of what lies in the scratch memory, in moments of a unit of calls each;
+    `moments` has the pc in main of each moment's call.
     """
 
     program: Program
@@ -48,6 +49,7 @@ class Planned:
     lines: dict[tuple[str, int], str]
     lifetimes: tuple[Lifetime, ...]
     takes: tuple[int, ...] = ()
+    moments: tuple[int, ...] = ()
 
     def recording(self) -> Recording:
         """What lies where in the scratch memory, and when, for a picture."""
@@ -102,6 +104,10 @@ def _reshaped(type: TensorType) -> list[Instruction]:
     return [name, Instruction(Opcode.cfunc, (1, 1, {"shape": type.shape}))]
 
 
+on_planned: Final[list[Callable[[Planned], None]]] = []
+"""Functions called with each step that is planned, such as one that collects them for a picture."""
+
+
 def compile_flow(
     flow: Flow, *, fuse: bool = True, recompute: bool = True, taste: Taste = REFERENCE
 ) -> Planned:
@@ -121,7 +127,10 @@ def compile_flow(
     written.level(level, 0)
     if stacked:
         written.host_call(residuals.END)
-    return written.planned(level.plan)
+    planned = written.planned(level.plan)
+    for told in on_planned.copy():
+        told(planned)
+    return planned
 
 
 class _Options(NamedTuple):
@@ -196,10 +205,10 @@ class _Written:
         self.inner_lines: dict[tuple[str, int], str] = {}  # those of functions
         self.takes: list[int] = []
         self.lifetimes: list[Lifetime] = []
+        self.moments: list[int] = []  # the pc of each one's call
         self.numbers: dict[Location, int] = {}  # of arguments, in the order they are met
         self._elements: dict[int, TensorType] = {}  # what queues have left on the stack, by slot
         self._outer: dict[int, tuple[Role, int]] = {}  # where it is, by index
-        self._moment = 0
         self._names: dict[Procedure, str] = {}
         self._functions: list[Function] = []
 
@@ -208,19 +217,18 @@ class _Written:
         before = len(self._elements)
         begins: list[int] = []
         for run in level.schedule.runs:
-            begins.append(self._moment)
+            begins.append(len(self.moments))
             first = run.unit.calls[0]
             inside = level.inside.get(first)
             if first.callee is not None:
                 self._call_function(first, inside, level, base)
-                self._moment += 1
             elif inside is None:
                 self._call(run, level, base)
-                self._moment += 1
             else:
                 self._control(run, inside, level, base)
-                self._moment = max(self._moment, begins[-1] + 1)
-        begins.append(self._moment)
+            if inside is None or first.callee is not None or len(self.moments) == begins[-1]:
+                self.moments.append(len(self.code) - 1)
+        begins.append(len(self.moments))
         took = len(self._elements) - before
         if took:
             self.code.append(Instruction(Opcode.pop, (took,)))
@@ -255,7 +263,8 @@ class _Written:
         program = Program([main, *functions])
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
-        return Planned(program, tuple(arguments), plan, lines, lifetimes, tuple(self.takes))
+        takes, moments = tuple(self.takes), tuple(self.moments)
+        return Planned(program, tuple(arguments), plan, lines, lifetimes, takes, moments)
 
     def _location(self, use: Use, level: _Level, base: int) -> Location:
         each, home = placed(use.value), use.value.home

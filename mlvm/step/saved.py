@@ -41,6 +41,7 @@ class SavedStep(NamedTuple):
         lines = {f"{function} {pc}": line for (function, pc), line in planned.lines.items()}
         writer.mapping(lines, Writer.text)
         writer.sequence(planned.lifetimes, _write_lifetime)
+        writer.sequence(planned.moments, Writer.integer)
         return writer.message(Kind.step)
 
     @staticmethod
@@ -55,6 +56,7 @@ class SavedStep(NamedTuple):
         plan = _read_plan(reader)
         lines = reader.mapping(Reader.text)
         lifetimes = tuple(reader.sequence(_read_lifetime))
+        moments = tuple(reader.sequence(Reader.integer)) if reader.left else ()  # of an older file
         reader.end()
         by_place: dict[tuple[str, int], str] = {}
         for place, line in lines.items():
@@ -62,7 +64,7 @@ class SavedStep(NamedTuple):
             if not pc.isdecimal():
                 raise EncodingError(f"a line has a function and a pc, not {brief(place)}")
             by_place[function, int(pc)] = line
-        planned = Planned(program, arguments, plan, by_place, lifetimes)
+        planned = Planned(program, arguments, plan, by_place, lifetimes, moments=moments)
         step = SavedStep(planned, inputs, outputs, results, states)
         step._check()
         return step
@@ -82,9 +84,13 @@ class SavedStep(NamedTuple):
                 fits = 0 <= place < len(homes) and homes[place].nbytes == type.nbytes
             if not fits:
                 raise EncodingError(f"there is no {role} {place} for a {type}")
+        size = len(self.planned.program.main.code)
+        moments = self.planned.moments or range(size)  # each is of one instruction or more
+        for pc in moments:
+            if not 0 <= pc < size:
+                raise EncodingError(f"main has {size} instructions, and no pc {brief(pc)}")
         for each in self.planned.lifetimes:
-            moments = len(self.planned.program.main.code)  # each is of one instruction or more
-            in_time = 0 <= each.start <= each.end <= moments
+            in_time = 0 <= each.start <= each.end <= len(moments)
             in_place = 0 <= each.offset <= each.offset + each.nbytes <= self.planned.plan.nbytes
             if not (in_time and in_place):
                 raise EncodingError(f"{brief(each)} is not within the step")

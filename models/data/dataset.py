@@ -43,7 +43,8 @@ class Examples(Protocol):
 class DataSet:
     """Labelled samples of one `shape`: (H, W, C) of images. Those that are made of symbols have
     `num_symbols` different ones. `augment` changes training samples at random, as far as they
-    still show the same thing; None leaves them as they are."""
+    still show the same thing; None leaves them as they are. `classes` are the classes' names, where
+    the data set has them."""
 
     name: str
     train: Examples
@@ -53,6 +54,7 @@ class DataSet:
     augment: ml.Transform | None = None
     kind: Kind = "images"
     num_symbols: int = 0
+    classes: tuple[str, ...] | None = None
 
 
 class Column(Protocol):

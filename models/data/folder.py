@@ -32,7 +32,7 @@ class ImageFolder:
 
     def __init__(self, folder: Path, classes: list[str], size: tuple[int, int] = SIZE) -> None:
         self.size = size
-        suffixes = set(_pillow().registered_extensions())
+        suffixes = set(pillow_image().registered_extensions())
         found = [
             (file, label)
             for label, name in enumerate(classes)
@@ -48,12 +48,12 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, indices: Indices) -> tuple[Images, Labels]:
-        images = np.stack([_pixels(self.files[index], self.size) for index in indices])
+        images = np.stack([pixels(self.files[index], self.size) for index in indices])
         return scaled(images), self._labels[indices]
 
 
-def load(folder: Path) -> DataSet:
-    """The images below `folder/train` and `folder/test`, in `SIZE`.
+def load(folder: Path, size: tuple[int, int] = SIZE) -> DataSet:
+    """The images below `folder/train` and `folder/test`, in that size.
 
     Raises `DataError` for missing folders, classes without images included.
     """
@@ -61,9 +61,10 @@ def load(folder: Path) -> DataSet:
     unknown = [each.name for each in _sorted(folder / "test") if each.name not in classes]
     if unknown:
         raise DataError(f"{folder}/test has classes that train has not: {', '.join(unknown)}")
-    train, test = (ImageFolder(folder / part, classes) for part in ("train", "test"))
-    augment = Chain(Crop(padding=SIZE[0] // 8), Flip())
-    return DataSet("images", train, test, (*SIZE, 3), len(classes), augment)
+    train, test = (ImageFolder(folder / part, classes, size) for part in ("train", "test"))
+    augment = Chain(Crop(padding=size[0] // 8), Flip())
+    shape = (*size, 3)
+    return DataSet("images", train, test, shape, len(classes), augment, classes=tuple(classes))
 
 
 def _sorted(folder: Path) -> list[Path]:
@@ -73,24 +74,28 @@ def _sorted(folder: Path) -> list[Path]:
         raise DataError(f"{folder} cannot be listed: {error.strerror}") from None
 
 
-def _pixels(file: Path, size: tuple[int, int]) -> Bytes:
-    """The image as u8[*size,3]."""
+def pixels(file: Path, size: tuple[int, int], channels: int = 3) -> Bytes:
+    """The image as u8[*size,channels], of 3 channels or of 1: scaled so that it covers the size,
+    and cut about the middle. Raises `DataError` for a file that is no image, `MissingExtra` without
+    Pillow."""
     height, width = size
-    pillow = _pillow()
+    pillow = pillow_image()
     with parsing(file) as stream, pillow.open(io.BytesIO(stream.read())) as image:
         if not 0 < image.width * image.height <= MOST_PIXELS:
             raise DataError(
                 f"{file} cannot be read: {image.width} x {image.height} pixels are not 1 to "
                 f"{MOST_PIXELS}"
             )
-        rgb = image.convert("RGB")
-        factor = max(height / rgb.height, width / rgb.width)
-        down, right = (rgb.height - height / factor) / 2, (rgb.width - width / factor) / 2
-        box = (right, down, rgb.width - right, rgb.height - down)
-        return np.asarray(rgb.resize((width, height), pillow.Resampling.BILINEAR, box=box))
+        plain = image.convert("RGB" if channels == 3 else "L")
+        factor = max(height / plain.height, width / plain.width)
+        down, right = (plain.height - height / factor) / 2, (plain.width - width / factor) / 2
+        box = (right, down, plain.width - right, plain.height - down)
+        resized = plain.resize((width, height), pillow.Resampling.BILINEAR, box=box)
+        return np.asarray(resized).reshape(height, width, channels)
 
 
-def _pillow() -> Any:
+def pillow_image() -> Any:
+    """`PIL.Image`. Raises `MissingExtra` without Pillow."""
     try:
         from PIL import Image
     except ImportError:

@@ -15,6 +15,7 @@ from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
 from models.transformer import Transformer
 from models.tree_lstm import TreeClassifier
+from models.vit import VisionTransformer
 
 
 class Choice(NamedTuple):
@@ -34,6 +35,7 @@ def _of_images(model: Callable[..., nn.Module]) -> Choice:
 
 MODELS: Final[dict[str, Choice]] = {
     "mlp_mixer": _of_images(MlpMixer),
+    "vit": _of_images(VisionTransformer),
     "mlp": _of_images(Mlp),
     "convnet": _of_images(ConvNet),
     "transformer": Choice(

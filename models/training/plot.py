@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mlvm.show.svg import Scale, axes, document, text
+from mlvm.show.svg import Scale, axes, document, fitted, text
 
 _WIDTH, _HEIGHT = 960, 560
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 84, 56  # margins around the plotting area
 _PALE, _BLUE = "#9dbfdc", "#225ea8"
 
 _STYLE = """
-svg { font: 13px sans-serif }
 text { fill: #222 }
 .right { text-anchor: end }
 .middle { text-anchor: middle }
@@ -37,8 +36,7 @@ def loss_curve(title: str, step_losses: Sequence[float], epoch_losses: Sequence[
         _WIDTH,
         _HEIGHT,
         _STYLE,
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        text(_LEFT, 32, title, attributes='font-size="18"'),
+        text(_LEFT, 32, fitted(title, _WIDTH - _LEFT, 18), attributes='font-size="18"'),
         axes(x, y, "epochs", "training loss"),
         _path(each, _PALE, 1),
         _path(means, _BLUE, 2),

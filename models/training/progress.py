@@ -16,6 +16,11 @@ class Progress:
         self._epochs = 0
         self._began = 0.0
 
+    def say(self, text: str) -> None:
+        """Something that is to be known before the work begins."""
+        if not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
     def begin(self, epochs: int, steps: int, done: int = 0) -> None:
         """The work begins: so many epochs, and so many steps in all, of which some are done."""
         self._epochs, self._began = epochs, time.perf_counter()

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
+from models import weights
 from models.data import SPECS, DataError, load, parse
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
@@ -30,6 +31,7 @@ from models.training.plot import loss_curve
 from models.training.progress import Progress
 from models.training.trainer import ArenaReport, Making, Trainer
 
+DEFAULT: Final = "mlp_mixer"
 LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
 LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
@@ -52,6 +54,7 @@ class Options(NamedTuple):
     batch_size: int
     learning_rate: float
     seed: int
+    init: str | None = None
 
 
 class Result(TypedDict):
@@ -75,7 +78,7 @@ class Result(TypedDict):
 
 def train(
     *,
-    model: str = "mlp_mixer",
+    model: str | None = None,
     data: str | None = None,
     epochs: int = 20,
     batch_size: int = 32,
@@ -88,6 +91,7 @@ def train(
     save: Path | None = None,
     save_every: int | None = None,
     resume: Path | None = None,
+    init: Path | None = None,
     plot: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -101,23 +105,33 @@ def train(
     step, and no bit of the result depends on where that is. After every `save_every` steps, by
     default those of an epoch, and at the end, all that is needed to go on is written to the file
     `save`. `resume`, such a file of a training with the same options, with any group, is gone on
-    from: the outcome is that of a training that was never interrupted. With `plot`, a folder,
+    from: the outcome is that of a training that was never interrupted. `init`, a file that
+    `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size that
+    it is for, and what else differs is told aloud: a head for other classes is a new one, and the
+    position embeddings of a ViT are interpolated for images of another size. With `plot`, a folder,
     loss.svg and step_memory.svg are written there. In a group of MPI all its processes call this
     with the same arguments, get the same result, and the first one alone writes and shows progress.
 
-    Raises `OptionError`, `DataError`, `CheckpointError`, `Diverged`, `OSError` for a file, and
-    `ShapeError` for images that the model cannot take.
+    Raises `OptionError`, `DataError`, `CheckpointError`, `WeightsError`, `Diverged`, `OSError` for
+    a file, and `ShapeError` for images that the model cannot take.
     """
+    start = None if init is None else weights.read(init)
+    if start is not None and model not in (None, start.model):
+        raise OptionError(f"{init} has weights of {start.model}, not of {model}")
+    model = model or (start.model if start else DEFAULT)
     if model not in MODELS:
         raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
     data = MODELS[model].data if data is None else data
-    options = Options(model, data, epochs, batch_size, learning_rate, seed)
+    options = Options(
+        model, data, epochs, batch_size, learning_rate, seed, None if init is None else str(init)
+    )
     _require_possible(options, workers, save_every)
     if vm is not None and group is not None:
         raise OptionError(
             "a VM and a group are given; the members of a group have VMs of their own"
         )
-    dataset = load(data, seed=seed)
+    size = start.image_shape[:2] if start else None
+    dataset = load(data, seed=seed, size=size)
     if dataset.kind != MODELS[model].kind:
         raise OptionError(f"{model} is for {MODELS[model].kind}, and {data} has {dataset.kind}")
     steps = len(dataset.train) // batch_size
@@ -125,7 +139,12 @@ def train(
         raise OptionError(
             f"batch_size {batch_size} is more than the {len(dataset.train)} training samples"
         )
-    make = Making(model, data, seed, epochs * steps, learning_rate, dataset)
+    description = weights.described(
+        dataset.shape,
+        dataset.classes,
+        approximate=start.options["approximate"] if start else None,
+    )
+    make = Making(model, data, seed, epochs * steps, learning_rate, init, size, dataset)
     losses: list[float] = []
     seconds: list[float] = []
     score = held_then = None
@@ -134,6 +153,10 @@ def train(
             raise OptionError(f"batch_size {batch_size} is not divisible by {members.size} members")
         is_first = speaks(members)
         progress = progress if progress is not None and is_first else Progress(quiet=True)
+        if start is not None:
+            progress.say(f"{init}: {start}")
+            for change in start.changes(dataset.shape, dataset.num_classes):
+                progress.say(change)
         trainer = Trainer(make, members, shard=shard, vm=vm)
         with ml.Pipeline(
             dataset.train,
@@ -164,7 +187,7 @@ def train(
                     if save is not None and (len(losses) % (save_every or steps) == 0 or is_last):
                         state = trainer.state()
                         if is_first:
-                            _save(save, options, state, pipeline, losses)
+                            _save(save, options, description, state, pipeline, losses)
                     if len(losses) % steps == 0:
                         score = trainer.test(batch_size)
                         loss = statistics.fmean(losses[-steps:])
@@ -199,7 +222,7 @@ def train(
 
 
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
-    _, _, epochs, batch_size, learning_rate, seed = options
+    _, _, epochs, batch_size, learning_rate, seed, _ = options
     if epochs < 1 or batch_size < 1:
         raise OptionError(f"epochs and batch_size must be >= 1, not {epochs} and {batch_size}")
     if not (0 < learning_rate < math.inf):
@@ -251,12 +274,17 @@ def _connected(
 def _save(
     file: Path,
     options: Options,
+    description: dict[str, str],
     state: dict[str, NDArray[Any]],
     pipeline: ml.Pipeline,
     losses: list[float],
 ) -> None:
     """Write all that the rest of the training depends on, and what its result will tell."""
-    metadata = {"training": json.dumps(options._asdict()), "pipeline": json.dumps(pipeline.state())}
+    metadata = {
+        "training": json.dumps(options._asdict()),
+        "pipeline": json.dumps(pipeline.state()),
+        **description,
+    }
     checkpoint.save(file, {**state, LOSSES: np.array(losses)}, metadata)
 
 
@@ -302,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add("--model", choices=MODELS, default="mlp_mixer", help="what to train")
+    add("--model", choices=MODELS, help=f"what to train (default: {DEFAULT})")
     own = ", ".join(dict.fromkeys(each.data for each in MODELS.values()))
     add(
         "--data",
@@ -344,6 +372,12 @@ def _parser() -> argparse.ArgumentParser:
         help="steps between two of them (default: an epoch's)",
     )
     add("--resume", type=Path, metavar="FILE", help="go on from that checkpoint")
+    add(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="train that model, beginning with its weights: what models.predict takes",
+    )
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")
     add("--quiet", action="store_true", help="print the result only")

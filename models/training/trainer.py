@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
+from models import weights
 from models.data import DataSet, load
 from models.data.batches import evaluation_batches
 from models.data.dataset import NO_LABEL
@@ -44,7 +45,8 @@ class Replica:
     """A model and its optimizer, AdamW under a cosine schedule, on one VM, alone or as a member of
     a group. Members call the same methods together.
 
-    What lasts is in the arena `weights`; each step works in `batch`, which it leaves empty, and in
+    With `init`, a file that `models.weights` reads, the model begins with the weights in it. What
+    lasts is in the arena `weights`; each step works in `batch`, which it leaves empty, and in
     the scratch memory of its program.
     """
 
@@ -57,6 +59,7 @@ class Replica:
         steps: int,
         learning_rate: float,
         seed: int,
+        init: Path | None = None,
     ) -> None:
         self.vm = vm
         self.dataset = dataset
@@ -65,7 +68,11 @@ class Replica:
         schedule = ml.optim.cosine(learning_rate, steps, warmup_steps=round(WARMUP * steps))
         with self.weights.allocating():
             key = ml.random.key(seed)
-            self.model = MODELS[model].build(dataset, key)
+            self.model = (
+                MODELS[model].build(dataset, key)
+                if init is None
+                else weights.read(init).build(dataset.shape, dataset.num_classes, key=key)
+            )
             self.optimizer = ml.optim.AdamW(self.model, schedule, weight_decay=WEIGHT_DECAY)
         self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
         self.guess: ml.Captured[..., tuple[Tensor, Tensor]] = ml.capture(self._guess)
@@ -177,10 +184,12 @@ class Making:
     seed: int
     steps: int
     learning_rate: float
+    init: Path | None
+    size: tuple[int, int] | None
     dataset: DataSet | None = None
 
     def __call__(self, vm: ml.VM | ml.RemoteVM) -> Callable[..., Any]:
-        dataset = self.dataset or load(self.data, seed=self.seed)
+        dataset = self.dataset or load(self.data, seed=self.seed, size=self.size)
         replica = Replica(
             vm,
             self.model,
@@ -188,6 +197,7 @@ class Making:
             steps=self.steps,
             learning_rate=self.learning_rate,
             seed=self.seed,
+            init=self.init,
         )
         return partial(_asked, replica)
 

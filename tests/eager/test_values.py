@@ -36,6 +36,7 @@ def test_programs_captured(program: values.Program) -> None:
     values.try_program(program, captured=True)
 
 
+@pytest.mark.local(reason="the VM behind the wire is here")
 @settings(few, max_examples=15)
 @given(values.programs())
 def test_programs_elsewhere(program: values.Program) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -118,6 +120,41 @@ def test_a_running_recording_can_be_drawn(tmp_path: Path) -> None:
 
 def test_an_arena_in_which_nothing_happened_can_be_drawn() -> None:
     assert not hovers(parse(timeline(Recording("batch"))))
+
+
+def test_a_picture_is_drawn_alike_everywhere(tmp_path: Path) -> None:
+    """Nothing is in it that some editor or converter does not know, and no text leaves it."""
+    name = "an_op_of_a_very_long_name_indeed"
+    lifetimes = [
+        Lifetime(TensorType("f32", (64,)), 1 << 40, 1 << 38, i, i + 9, f"{name}_{i}")
+        for i in range(20)
+    ]
+    svg = timeline(Recording("batch", 1 << 41, 30, lifetimes), title="A step & more " * 20)
+    assert not re.search(r"var\(|@media|transform|paint-order", svg)
+    root = parse(svg)
+    width, height = (float(root.attrib[name]) for name in ("width", "height"))
+    paper = root[1]
+    assert (paper.attrib["width"], paper.attrib["height"]) == (f"{width:g}", f"{height:g}")
+    labels: dict[str, list[tuple[float, float]]] = {}
+    for element in root.iter(f"{SVG}text"):
+        size = 0.62 * float(element.attrib.get("font-size", 13)) * len(element.text or "")
+        kinds = element.attrib.get("class", "").split()
+        before = size if "right" in kinds else size / 2 if "middle" in kinds else 0
+        left = float(element.attrib["x"]) - before
+        assert 0 <= left <= left + size <= width, element.text
+        assert 13 <= float(element.attrib["y"]) <= height
+        labels.setdefault(element.attrib["y"], []).append((left, left + size))
+    legend = [sorted(row) for row in labels.values() if len(row) == 2 and row[0][0] > 900]
+    assert len(legend) == 13
+    assert all(first[1] <= second[0] for first, second in legend)  # none under its number
+
+    converter = shutil.which("rsvg-convert")
+    if converter is not None:
+        (tmp_path / "a.svg").write_text(svg, encoding="utf-8")
+        command = [converter, "--output", str(tmp_path / "a.png"), str(tmp_path / "a.svg")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 def test_a_large_step_stays_below_a_megabyte() -> None:

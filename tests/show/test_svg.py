@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mlvm.show.svg import Scale, axes, document, px, text
+from mlvm.show.svg import Scale, axes, document, fitted, px, text, width_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -46,6 +46,14 @@ def test_text_is_escaped() -> None:
     assert text(1, 2, "a < b & c", "soft", 'font-size="9"') == (
         '<text x="1" y="2" class="soft" font-size="9">a &lt; b &amp; c</text>'
     )
+
+
+def test_a_text_is_cut_where_it_would_be_too_wide() -> None:
+    assert fitted("short", 100) == "short"
+    cut = fitted("much too long for that", 100)
+    assert cut.startswith("much")
+    assert cut.endswith("…")
+    assert width_of(cut) <= 100 < width_of(f"{cut}xx")
 
 
 def test_axes_have_a_line_and_a_number_for_each_tick() -> None:

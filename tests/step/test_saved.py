@@ -12,7 +12,8 @@ from hypothesis import given
 
 import mlvm.eager as ml
 from mlvm.core.errors import EncodingError, MlvmError
-from mlvm.core.program.encoding import Kind
+from mlvm.core.program.encoding import HEADER, Kind, Writer
+from mlvm.core.program.program import Opcode
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.show.picture import timeline
@@ -65,6 +66,36 @@ def test_a_lifetime_is_within_the_step(data: bytes, change: dict[str, Any]) -> N
     planned = replace(step.planned, lifetimes=(replace(first, **change), *others))
     with pytest.raises(EncodingError, match=r"^<?Lifetime.* is not within the step"):
         SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
+
+
+def test_a_file_from_before_moments_were_written_loads(data: bytes) -> None:
+    step = SavedStep.from_bytes(data)
+    moments = step.planned.moments
+    assert moments
+    encoded = Writer()
+    encoded.sequence(moments, Writer.integer)
+    size = len(encoded.message(Kind.step)) - HEADER.size
+    older = SavedStep.from_bytes(framed(Kind.step)(data[HEADER.size : -size]))
+    assert older == step._replace(planned=replace(step.planned, moments=()), states=older.states)
+    assert older.planned.recording() == step.planned.recording()
+
+
+@pytest.mark.parametrize("moments", [(-1,), (10**9,)])
+def test_a_moment_is_of_an_instruction(data: bytes, moments: tuple[int, ...]) -> None:
+    step = SavedStep.from_bytes(data)
+    planned = replace(step.planned, moments=moments + step.planned.moments)
+    with pytest.raises(EncodingError, match=r"main has \d+ instructions, and no pc -?1"):
+        SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
+
+
+def test_moments_are_those_of_calls(data: bytes) -> None:
+    planned = SavedStep.from_bytes(data).planned
+    code = planned.program.main.code
+    calls = [pc for pc, each in enumerate(code) if each.opcode is Opcode.cfunc]
+    assert planned.moments == tuple(calls)
+    for each in planned.lifetimes:
+        name = code[planned.moments[each.start] - 1].immediates[0]
+        assert name in ("fused", f"{each.op}.out")
 
 
 @pytest.mark.parametrize(

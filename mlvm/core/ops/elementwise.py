@@ -130,7 +130,7 @@ def reciprocal(out: Array, x: Array) -> None:
 @op(infer=broadcast)
 def pow(out: Array, x: Array, y: Array) -> None:
     """x to the power y, elementwise. An integer to a negative integer power raises."""
-    if y.dtype.kind == "i" and x.dtype.kind in "iu" and np.any(y < 0):
+    if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):
         raise OperandValueError("an integer has no negative integer power; use a float")
     np.power(x, y, out, dtype=out.dtype)
 

@@ -171,11 +171,15 @@ class Reader:
     def error(self, reason: str) -> EncodingError:
         return EncodingError(f"byte {self._at}: {reason}")
 
+    @property
+    def left(self) -> int:
+        """How many bytes have not been read."""
+        return self._end - self._at
+
     def end(self) -> None:
         """Raise unless all has been read."""
-        left = self._end - self._at
-        if left:
-            raise self.error(f"{left} bytes too many")
+        if self.left:
+            raise self.error(f"{self.left} bytes too many")
 
     def count(self) -> int:
         """A number of items or bytes, none of which is smaller than a byte."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis.extra import numpy as arrays
 
 import mlvm.eager as ml
 from models.training.checkpoint import CheckpointError, load, save
-from tests.mutations import assert_well_refused
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
 SMALL = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -60,23 +58,13 @@ def test_the_bytes_are_those_of_the_format(tmp_path: Path) -> None:
     assert content[8 + length :] == np.array([0.5], "<f8").tobytes() + b"\1\0\2\0"
 
 
-def test_the_format_is_that_of_its_own_library(tmp_path: Path) -> None:
-    theirs = pytest.importorskip("safetensors.numpy")
-    save(tmp_path / "ours", EXAMPLE, {"who": "me"})
-    theirs.save_file(EXAMPLE, tmp_path / "theirs", {"who": "them"})
-    for read in (theirs.load_file(tmp_path / "ours"), load(tmp_path / "theirs").tensors):
-        assert read.keys() == EXAMPLE.keys()
-        assert all(np.array_equal(read[name], EXAMPLE[name]) for name in EXAMPLE)
-    assert load(tmp_path / "theirs").metadata == {"who": "them"}
-
-
 def test_a_file_that_cannot_be_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "x.safetensors"
     save(file, EXAMPLE, {})
-    with pytest.raises(CheckpointError, match="z: the format has no complex64"):
-        save(file, {"z": np.zeros(1, np.complex64)}, {})
+    with pytest.raises(CheckpointError, match="z: the format has no c128"):
+        save(file, {"z": np.zeros(1, np.complex128)}, {})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -108,73 +96,7 @@ def test_every_truncation_and_every_flipped_bit_is_noticed(tmp_path: Path) -> No
     assert issubclass(CheckpointError, ml.errors.MlvmError)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_damage_of_the_header_is_an_error_or_none(tmp_path: Path, data: st.DataObject) -> None:
-    file = tmp_path / "x.safetensors"
-    save(file, EXAMPLE, {"who": "me"})
-    content = bytearray(file.read_bytes())
-    for at in data.draw(st.lists(st.integers(0, len(content) - 49), min_size=1, max_size=3)):
-        content[at] = data.draw(st.integers(0, 255))
-    file.write_bytes(content)
-    with suppress(CheckpointError):
-        load(file)
-
-
-def test_mutations(tmp_path: Path) -> None:
-    file = tmp_path / "x.safetensors"
-    save(file, {**EXAMPLE, "none": np.zeros((0, 3), np.uint8)}, {"who": "me"})
-    content = file.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-
-    def with_header(header: bytes) -> bytes:
-        return len(header).to_bytes(8, "little") + header + content[start:]
-
-    def read(damaged: bytes) -> None:
-        file.write_bytes(damaged)
-        load(file)
-
-    assert_well_refused([(content, bytes), (content[8:start], with_header)], read, CheckpointError)
-
-
 def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match=r"it is no regular file: .*pipe"):
         load(tmp_path / "pipe")
-
-
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        ("[]", "no object"),
-        ("{", "no JSON"),
-        ('{"__metadata__": {"a": 1}}', "no object with texts"),
-        ('{"x": 3}', "x has no dtype, shape and place"),
-        ('{"x": {"dtype": "F8", "shape": [], "data_offsets": [0, 4]}}', "x has no dtype"),
-        ('{"x": {"dtype": "F32", "shape": [], "data_offsets": [0]}}', "x has no dtype"),
-        ('{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "no numbers"),
-        ('{"x": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}', "no numbers"),
-        ('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "4 bytes for its shape"),
-        (
-            '{"x": {"dtype": "F32", "shape": [0, 9223372036854775808], "data_offsets": [0, 0]}}',
-            "x: f32 of shape .* is larger than",
-        ),
-        (
-            '{"x": {"dtype": "U8", "shape": [' + "1, " * 69 + '1], "data_offsets": [0, 1]}}',
-            "x: a tensor has at most 64 dimensions, not 70",
-        ),
-        ('{"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}', "begins at byte 4"),
-        ('{"x": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}', "8 bytes of data, not 9"),
-        ('{"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}', "8 bytes of data, not 4"),
-        (
-            '{"x": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]},'
-            ' "y": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}',
-            "y begins at byte 4 of the data, not at 8",
-        ),
-    ],
-)
-def test_impossible_headers(tmp_path: Path, header: str, reason: str) -> None:
-    file = tmp_path / "x"
-    file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
-    with pytest.raises(CheckpointError, match=reason):
-        load(file)

@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--model", "vit"],
+        ["--model", "resnet"],
         ["--model", "transformer", "--data", "digits"],
         ["--data", "imagenet"],
         ["--data", "mnist"],
@@ -339,8 +339,8 @@ def test_an_interrupt_is_one_line_and_exit_status_130(
 
 
 def test_train_raises_typed_errors() -> None:
-    with pytest.raises(OptionError, match="no model 'vit'; there are mlp_mixer, mlp, convnet"):
-        train(model="vit")
+    with pytest.raises(OptionError, match="no model 'resnet'; there are mlp_mixer, vit, mlp"):
+        train(model="resnet")
     with pytest.raises(OptionError, match="1437 training samples"):
         train(batch_size=2000)
     with pytest.raises(OptionError, match="lstm is for sequences, and digits has images"):

@@ -1,0 +1,398 @@
+"""One HTML page that shows a step or a script: memory over time, programs, and what ran when.
+
+The page holds all that it needs, and asks no network for anything. What is drawn are columns of
+numbers, with texts by their place in one list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from mlvm.arena.recording import Recording
+from mlvm.core.errors import line_of
+from mlvm.core.machine.callee import OUT
+from mlvm.core.program.assembly import format_constant, format_function
+from mlvm.core.program.program import Opcode, Program
+from mlvm.core.types import Array, TensorType
+from mlvm.show.report import short
+from mlvm.show.session import Session
+from mlvm.show.trace import Trace, calls_in
+
+_MOST_ELEMENTS: Final = 16  # of a constant that is listed
+_MOST_NAMES: Final = 3  # of a program's ops that name it
+_LONGEST_ABOUT: Final = 300
+_LARGEST_SOURCE: Final = 4 << 20  # bytes
+
+Columns = dict[str, list[Any]]
+
+
+class Step(NamedTuple):
+    """A planned program to show: what lies where in its scratch memory, and when; the pc in main of
+    each moment's call; the lines of Python by function and pc; what each argument is."""
+
+    program: Program
+    recording: Recording
+    moments: Sequence[int]
+    lines: Mapping[tuple[str, int], str]
+    arguments: Sequence[str]
+
+
+def step_page(step: Step, title: str, *, before: float | None = None) -> str:
+    """The page of one step. Source files that changed after the time `before` are not quoted."""
+    content = _Content(before)
+    content.add_step(step, title)
+    return content.page(title)
+
+
+def session_page(session: Session, steps: Sequence[Step], title: str) -> str:
+    """The page of a script that ran, and of the steps that it planned."""
+    content = _Content(None)
+    content.add_session(session, steps, title)
+    for number, step in enumerate(steps, 1):
+        content.add_step(step, f"captured step {number}{_begins(step)}")
+    return content.page(title)
+
+
+def _begins(step: Step) -> str:
+    """Where the step's first call comes from, behind a comma."""
+    first = min(step.lines, default=None, key=lambda place: (place[0] != "main", place[1]))
+    return f", {short(step.lines[first])}" if first is not None else ""
+
+
+class _Content:
+    """The data of a page while it is put together."""
+
+    def __init__(self, before: float | None) -> None:
+        self._before = before
+        self._strings: dict[str, int] = {"": 0}
+        self._sources: dict[int, str] = {}
+        self._programs: list[dict[str, Any]] = []
+        self._numbers: dict[Program, int] = {}
+        self._known: dict[int, int] = {}  # by identity: programs that differ often hash alike
+        self._labels: list[dict[int, str]] = []  # of each program's calls, by pc
+        self._only: list[dict[str, int]] = []  # the pc of those that are the only ones of a name
+        self._views: list[dict[str, Any]] = []
+
+    def page(self, title: str) -> str:
+        """The page as HTML text."""
+        data = {
+            "strings": list(self._strings),
+            "sources": self._sources,
+            "programs": self._programs,
+            "views": self._views,
+        }
+        parts = {"TITLE": escape(title), "STYLE": _file("page.css"), "CODE": _file("page.js")}
+        parts["DATA"] = in_script(data)
+        html: list[str] = []
+        for piece in _file("page.html").split("@@"):  # its odd pieces name a part
+            html.append(parts[piece] if len(html) % 2 else piece)
+        return "".join(html)
+
+    def add_step(self, step: Step, name: str) -> None:
+        """A view of the plan's scratch memory over the moments of the program."""
+        program = self._program(step.program, name, step.lines, step.arguments)
+        recording, moments = step.recording, step.moments
+        pane = self._pane("scratch memory of the plan", recording, None)
+        known = len(moments)
+        pane["blocks"]["program"] = [program] * len(recording.lifetimes)
+        pane["blocks"]["pc"] = [
+            moments[each.start] if each.start < known else -1 for each in recording.lifetimes
+        ]
+        names = self._labels[program]
+        spans = _Spans()
+        for moment, pc in enumerate(moments):
+            line = step.lines.get(("main", pc), "")
+            spans.add(
+                moment, moment + 1, name=self._string(names.get(pc, "call")),
+                about=0, bytes=0, line=self._line(line), program=program, pc=pc,
+            )  # fmt: skip
+        self._views.append(
+            {
+                "name": name,
+                "clock": False,
+                "last": max(recording.moments, known),
+                "panes": [pane],
+                "lanes": [spans.lane("calls")] if known else [],
+                "programs": [program],
+            }
+        )
+
+    def add_session(self, session: Session, steps: Sequence[Step], name: str) -> None:
+        """A view of arenas, VMs and queues over the time that passed."""
+        for number, step in enumerate(steps, 1):
+            self._program(step.program, f"captured step {number}", step.lines, step.arguments)
+        recordings = [
+            (f"{arena.name} on {arena.vm.name}", arena.recording)
+            for arena in session.arenas
+            if arena.recording is not None
+            and arena.recording.lifetimes
+            and arena.vm.stands_for is arena.vm  # not of a function that is captured
+        ]
+        recordings.sort(key=lambda each: max(each[1].used()), reverse=True)
+        session.began = _first(session)
+        lanes = [lane for trace in session.traces for lane in self._vm_lanes(trace, session.began)]
+        panes = [self._pane(name, each, session) for name, each in recordings]
+        self._views.append(
+            {
+                "name": name,
+                "clock": True,
+                "last": _us(session.ended - session.began),
+                "panes": panes,
+                "lanes": [*lanes, *self._wait_lanes(session)],
+                "programs": list(range(len(self._programs))),
+            }
+        )
+
+    def _pane(self, name: str, recording: Recording, session: Session | None) -> dict[str, Any]:
+        """What lived in an arena. Its moments are times where these were taken."""
+        first, times = recording.first, recording.times
+
+        def at(moment: int) -> float:
+            if session is None or not times:
+                return moment
+            index = max(moment, first) - first
+            began, ended = session.began, session.ended
+            return _us((times[index] * 1e9 if index < len(times) else ended) - began)
+
+        used = recording.used()
+        changes = [i for i in range(len(used)) if not i or used[i] != used[i - 1]]
+        lifetimes = recording.lifetimes
+        programs = [self._program(x.program) if x.program is not None else -1 for x in lifetimes]
+        return {
+            "name": name,
+            "capacity": recording.capacity,
+            "bound": max(used),
+            "top": max((x.offset + x.nbytes for x in lifetimes), default=0),
+            "resets": [at(moment) for moment in recording.resets if moment > first],
+            "used": {"at": [at(i + first) for i in changes], "bytes": [used[i] for i in changes]},
+            "blocks": {
+                "name": [self._string(x.op) for x in lifetimes],
+                "type": [self._type(x.type) for x in lifetimes],
+                "offset": [x.offset for x in lifetimes],
+                "nbytes": [x.nbytes for x in lifetimes],
+                "start": [at(max(x.start, first)) for x in lifetimes],
+                "end": [at(x.end) for x in lifetimes],
+                "line": [self._line(x.line) for x in lifetimes],
+                "program": programs,
+                "pc": [self._first_call(program) for program in programs],
+            },
+        }
+
+    def _first_call(self, program: int) -> int:
+        calls: list[int] = self._programs[program]["calls"] if program >= 0 else []
+        return calls[0] if calls else -1
+
+    def _vm_lanes(self, trace: Trace, began: int) -> list[dict[str, Any]]:
+        """A lane for each thread that ran something."""
+        lanes: dict[int, _Spans] = {}
+        for span in sorted(trace.spans, key=lambda each: (each.began, -each.ended)):
+            program = self._program(span.program) if span.program is not None else -1
+            pc = span.pc
+            if pc is None and program >= 0:  # of a program with jumps
+                pc = self._only[program].get(span.name)
+            name = self._labels[program].get(pc, "") if pc is not None else ""
+            name = name or _label(span.name, span.about.get("attributes"))
+            if name == "launch" and program >= 0:
+                name = f"launch: {self._programs[program]['name']}"
+                pc = self._first_call(program)
+            line = 0 if pc is None else self._programs[program]["lines"].get(str(pc), 0)
+            if not line and span.place is not None:
+                line = self._line(line_of(span.place))
+            lanes.setdefault(span.thread, _Spans()).add(
+                _us(span.began - began), _us(span.ended - began), name=self._string(name),
+                about=self._string(_about(span.about)), bytes=span.about.get("bytes", 0),
+                line=line, program=program, pc=-1 if pc is None else pc,
+            )  # fmt: skip
+        rows = trace.rows
+        same = len(set(rows.values())) < len(rows)
+        return [
+            spans.lane(f"VM {rows[thread]}{f', thread {number}' if same else ''}")
+            for number, (thread, spans) in enumerate(lanes.items(), 1)
+        ]
+
+    def _wait_lanes(self, session: Session) -> list[dict[str, Any]]:
+        """A lane for each queue and side of it that was waited on."""
+        lanes: dict[str, _Spans] = {}
+        for wait in sorted(session.waits, key=lambda each: each.began):
+            began, ended = _us(wait.began - session.began), _us(wait.ended - session.began)
+            lanes.setdefault(f"queue {wait.queue}: waits for {wait.what}", _Spans()).add(
+                began, ended, name=self._string(f"waits for {wait.what}"),
+                about=self._string(f"thread {wait.thread}"), bytes=0, line=0, program=-1, pc=-1,
+            )  # fmt: skip
+        return [spans.lane(name) for name, spans in lanes.items()]
+
+    def _program(
+        self,
+        program: Program,
+        name: str | None = None,
+        lines: Mapping[tuple[str, int], str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> int:
+        """The program's number, listed when it is first met."""
+        number = self._known.get(id(program), self._numbers.get(program))
+        if number is not None:
+            self._known[id(program)] = number
+            return number
+        rows, notes, at, quoted = [], {}, [], {}
+        for constant, value in program.constants.items():
+            rows.append(f".const {constant} {_brief_constant(value)}")
+        for function in program.functions.values():
+            pc = 0
+            for row in format_function(function):
+                if row.startswith("    "):
+                    instruction = function.code[pc]
+                    line = (lines or {}).get((function.name, pc))
+                    if line:
+                        quoted[len(rows)] = self._line(line)
+                    if instruction.opcode is Opcode.load_arg:
+                        index = instruction.immediates[0]
+                        if isinstance(index, int) and 0 <= index < len(arguments):
+                            notes[len(rows)] = arguments[index]
+                    if function.name == program.main.name:
+                        at.append(len(rows))
+                    pc += 1
+                rows.append(row)
+        calls = {pc: _label(*call) for pc, *call in _calls(program)}
+        times = Counter(called for _, called in calls_in(program))
+        only = {called: pc for pc, called in calls_in(program) if times[called] == 1}
+        number = self._known[id(program)] = self._numbers[program] = len(self._programs)
+        self._labels.append(calls)
+        self._only.append(only)
+        self._programs.append(
+            {
+                "name": name or _name_of(calls.values()),
+                "rows": rows,
+                "notes": notes,
+                "at": at,
+                "quoted": quoted,
+                "calls": list(calls),
+                "lines": {
+                    str(pc): self._line(line)
+                    for (function, pc), line in (lines or {}).items()
+                    if function == program.main.name
+                },
+            }
+        )
+        return number
+
+    def _string(self, text: str) -> int:
+        return self._strings.setdefault(text, len(self._strings))
+
+    def _type(self, type: TensorType) -> int:
+        return self._string(str(type))
+
+    def _line(self, line: str) -> int:
+        """The number of a `file:line`, whose text is quoted if it can be read."""
+        number = self._string(short(line))
+        if line and number not in self._sources:
+            self._sources[number] = _source(line, self._before)
+        return number
+
+
+def _first(session: Session) -> int:
+    """When the first thing happened."""
+    times = [span.began for trace in session.traces for span in trace.spans]
+    times += [wait.began for wait in session.waits]
+    recordings = [arena.recording for arena in session.arenas if arena.recording is not None]
+    times += [round(each.times[0] * 1e9) for each in recordings if each.times]
+    return min(times, default=session.began)
+
+
+@dataclass
+class _Spans:
+    """The spans of a lane, in the order in which they begin: one that begins within others is below
+    these."""
+
+    columns: Columns = field(default_factory=dict)
+    _ends: list[float] = field(default_factory=list)
+
+    def add(self, start: float, end: float, **values: int) -> None:
+        row = next((i for i, busy in enumerate(self._ends) if busy <= start), len(self._ends))
+        self._ends[row : row + 1] = [end]
+        for name, value in {"start": start, "end": end, "row": row, **values}.items():
+            self.columns.setdefault(name, []).append(value)
+
+    def lane(self, name: str) -> dict[str, Any]:
+        return {"name": name, "rows": len(self._ends), "spans": self.columns}
+
+
+def in_script(data: object) -> str:
+    """The data as JSON that can stand in a script element: no text in it ends the element."""
+    text = json.dumps(data, separators=(",", ":"), default=repr)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _file(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8")
+
+
+def _us(nanoseconds: float) -> float:
+    """Microseconds, to a tenth."""
+    return round(nanoseconds / 1000, 1)
+
+
+def _calls(program: Program) -> list[tuple[int, str, Any]]:
+    """The pc, the name and the attributes of each call of a host function in main."""
+    code = program.main.code
+    return [(pc, name, (*code[pc].immediates, {})[2]) for pc, name in calls_in(program)]
+
+
+def _label(name: str, attributes: Any) -> str:
+    """What a call is called: its op, or those of its chain."""
+    chain = attributes.get("chain") if isinstance(attributes, Mapping) else None
+    if isinstance(chain, (list, tuple)) and chain:
+        return _name_of(
+            [str(link[0]) for link in chain if isinstance(link, (list, tuple)) and link]
+        )
+    return name.removesuffix(OUT)
+
+
+def _name_of(names: Iterable[str]) -> str:
+    """The names in a row, as far as they are few."""
+    few = list(dict.fromkeys(names))
+    more = f" and {len(few) - _MOST_NAMES} more" if len(few) > _MOST_NAMES else ""
+    return (", ".join(few[:_MOST_NAMES]) or "no calls") + more
+
+
+def _about(about: Mapping[str, Any]) -> str:
+    """What a span tells: its operands and attributes."""
+    attributes = {k: v for k, v in about.get("attributes", {}).items() if v is not None}
+    text = about.get("params", "") + (f" {attributes}" if attributes else "")
+    return text if len(text) <= _LONGEST_ABOUT else f"{text[:_LONGEST_ABOUT]} ..."
+
+
+def _brief_constant(value: Array) -> str:
+    if value.size <= _MOST_ELEMENTS:
+        return format_constant(value)
+    return f"{TensorType.of(value)} ... ; {value.size:,} elements"
+
+
+def _source(line: str, before: float | None) -> str:
+    """The text of a `file:line` of Python, or nothing where it cannot be read, or changed since."""
+    file, _, number = line.rpartition(":")
+    lines = _lines_of(file, before)
+    index = int(number) - 1 if number.isdecimal() else -1
+    return lines[index].strip() if 0 <= index < len(lines) else ""
+
+
+@cache
+def _lines_of(file: str, before: float | None) -> list[str]:
+    path = Path(file)
+    try:
+        if path.suffix != ".py" or not path.is_file():  # a saved step may name anything
+            return []
+        about = path.stat()
+        if about.st_size > _LARGEST_SOURCE or (before is not None and about.st_mtime > before):
+            return []
+        return path.read_text("utf-8").splitlines()
+    except (OSError, ValueError):  # also of what is not text
+        return []

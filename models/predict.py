@@ -1,0 +1,211 @@
+"""Say what images show, with published weights or those of a training: `python -m models.predict
+--help`."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mlvm.eager as ml
+from mlvm.eager import Tensor
+from mlvm.show.svg import document, text
+from models import weights
+from models.data.files import parsing
+from models.data.folder import pillow_image, pixels
+from models.training.train import OptionError
+from models.weights import Pretrained
+
+_GELUS: Final = {"tanh": True, "exact": False}
+_COLUMNS: Final = 40  # of a picture on a terminal
+
+
+class Guess(NamedTuple):
+    """A class, and how likely the model holds it to be, 0 to 1."""
+
+    name: str
+    probability: float
+
+
+class Classifier:
+    """A model with these weights, for images in files. `classes` names what it tells apart, unless
+    the weights do; else the names are numbers. An image is scaled and cut to the model's size, and
+    its brightness x from 0 to 1 becomes (x - mean) / std, with numbers for all channels or each.
+
+    Raises `OptionError` for as many classes, means or deviations as do not fit, and `WeightsError`
+    as `weights.Pretrained.build` does.
+    """
+
+    def __init__(
+        self,
+        pretrained: Pretrained,
+        *,
+        classes: Sequence[str] | None = None,
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.5,),
+    ) -> None:
+        height, width, channels = pretrained.image_shape
+        if channels not in (1, 3):
+            raise OptionError(f"{pretrained.file} is for images of {channels} channels, not 1 or 3")
+        if len(mean) not in (1, channels) or len(std) not in (1, channels) or 0 in std:
+            raise OptionError(f"mean and std are 1 number or {channels}, and std is not 0")
+        count = pretrained.num_classes
+        if classes is not None and len(classes) != count:
+            raise OptionError(f"{len(classes)} classes are named, and {count} are told apart")
+        self.classes = classes or pretrained.classes or [str(i) for i in range(count)]
+        self.size, self.channels = (height, width), channels
+        self._mean, self._std = (np.array(x, np.float32) for x in (mean, std))
+        self.vm = ml.VM("predict")
+        self.weights, self.batch = ml.Arena(self.vm, "weights"), ml.Arena(self.vm, "batch")
+        with self.weights.allocating():
+            self.model = pretrained.build(key=ml.random.key(0)).eval()
+        self.probabilities = ml.capture(self._probabilities)
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        return ml.softmax(self.model(images), axis=-1)
+
+    def __call__(self, image: NDArray[np.uint8], top: int) -> list[Guess]:
+        """The likeliest classes of u8[H,W,C] of the model's size, at most `top`, best first."""
+        scaled = (image / np.float32(255) - self._mean) / self._std
+        with self.batch:
+            found = self.probabilities(ml.asarray(scaled[None].astype(np.float32))).numpy()[0]
+        best = np.argsort(-found, kind="stable")[:top]
+        return [Guess(self.classes[i], float(found[i])) for i in best]
+
+
+def read_classes(file: Path) -> list[str]:
+    """The names of classes, one a line. Raises `DataError` for a file that cannot be read, or is
+    no text."""
+    with parsing(file) as stream:
+        return stream.read().decode("utf-8").splitlines()
+
+
+# --- pictures ------------------------------------------------------------------------
+
+
+def on_terminal(image: NDArray[np.uint8]) -> str:
+    """u8[2 n, m, 3] as n lines of m half blocks, each an upper and a lower pixel."""
+    lines = []
+    for upper, lower in zip(image[::2].tolist(), image[1::2].tolist(), strict=True):
+        blocks = [
+            f"\x1b[38;2;{r};{g};{b}m\x1b[48;2;{x};{y};{z}m▀"
+            for (r, g, b), (x, y, z) in zip(upper, lower, strict=True)
+        ]
+        lines.append("".join(blocks) + "\x1b[0m")
+    return "\n".join(lines)
+
+
+def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str:
+    """An SVG picture with a row for each image: the image, and a bar for each of its classes."""
+    side, bar, line = 160, 26, 32
+    height = max(side + 40, 60 + line * max(len(guesses) for _, _, guesses in rows))
+    parts = [f'<rect width="720" height="{height * len(rows)}" fill="white"/>']
+    for i, (name, image, guesses) in enumerate(rows):
+        top = i * height
+        content = io.BytesIO()
+        pillow_image().fromarray(image.squeeze()).save(content, "PNG")
+        png = base64.b64encode(content.getvalue()).decode()
+        parts.append(
+            f'<image x="20" y="{top + 20}" width="{side}" height="{side}" '
+            f'href="data:image/png;base64,{png}"/>'
+        )
+        parts.append(text(200, top + 36, name, attributes='font-weight="bold"'))
+        for j, guess in enumerate(guesses):
+            y = top + 52 + line * j
+            parts.append(
+                f'<rect x="200" y="{y}" width="{1 + 420 * guess.probability:.1f}" '
+                f'height="{bar}" fill="#9dbfdc"/>'
+            )
+            parts.append(text(208, y + 18, guess.name))
+            parts.append(text(700, y + 18, f"{100 * guess.probability:.2f} %", "right"))
+    style = "svg { font: 14px sans-serif } text { fill: #222 } .right { text-anchor: end }"
+    return document(720, height * len(rows), style, *parts)
+
+
+# --- the command ---------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.predict",
+        description="Say what images show, with weights of an MLP-Mixer or a Vision Transformer.",
+    )
+    add = parser.add_argument
+    add(
+        "weights",
+        type=Path,
+        metavar="WEIGHTS",
+        help="google-research's .npz, timm's safetensors, or what models.train --save wrote",
+    )
+    add("images", type=Path, metavar="IMAGE", nargs="+", help="in any format that Pillow reads")
+    add("--classes", type=Path, metavar="FILE", help="their names, one a line (default: numbers)")
+    add("--top", type=int, default=5, metavar="N", help="the likeliest N (default: 5)")
+    add(
+        "--picture",
+        action=argparse.BooleanOptionalAction,
+        default=sys.stdout.isatty(),
+        help="draw each image here, in coloured blocks (default: on a terminal)",
+    )
+    add("--plot", type=Path, metavar="FILE", help="draw images and classes there, as SVG")
+    add("--gelu", choices=_GELUS, help="default: exact in timm's layout, else tanh")
+    add("--heads", type=int, metavar="N", help="of a ViT in timm's layout (default: by its width)")
+    for name, what in (("mean", "subtracted from brightness 0 .. 1"), ("std", "what divides it")):
+        add(
+            f"--{name}",
+            type=float,
+            nargs="+",
+            default=[0.5],
+            metavar="X",
+            help=f"{what}, for all channels or for each (default: 0.5)",
+        )
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.top < 1 or (options.heads is not None and options.heads < 1):
+        raise OptionError("--top and --heads must be >= 1")
+    approximate = None if options.gelu is None else _GELUS[options.gelu]
+    pretrained = weights.read(options.weights, num_heads=options.heads, approximate=approximate)
+    print(f"{options.weights}: {pretrained}", file=sys.stderr)
+    classes = None if options.classes is None else read_classes(options.classes)
+    classifier = Classifier(pretrained, classes=classes, mean=options.mean, std=options.std)
+    rows: list[tuple[str, Any, list[Guess]]] = []
+    for file in options.images:
+        image = pixels(file, classifier.size, classifier.channels)
+        guesses = classifier(image, options.top)
+        print(file)
+        if options.picture:
+            lines = max(1, _COLUMNS * classifier.size[0] // classifier.size[1] // 2)
+            print(on_terminal(pixels(file, (2 * lines, _COLUMNS))))
+        for guess in guesses:
+            print(f"{100 * guess.probability:7.2f} %  {guess.name}", flush=True)
+        rows.append((str(file), image, guesses))
+    if options.plot is not None:
+        options.plot.write_text(drawn(rows), "utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0, 1 for an error, 130 for an interrupt."""
+    parser = _parser()
+    try:
+        _run(parser.parse_args(arguments))
+    except OptionError as error:
+        parser.error(str(error))
+    except (ml.errors.MlvmError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,494 @@
+"""Published weights of the Mixer and of the Vision Transformer, and our own: read by their names.
+
+The files are google-research's `.npz` (github.com/google-research/vision_transformer), timm's
+safetensors (github.com/huggingface/pytorch-image-models), what `ml.save` writes of one of these
+models, and checkpoints of `python -m models.train`. Which model of what size it is, their names
+and shapes tell.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mlvm.eager as ml
+from mlvm.eager import Tensor, nn
+from mlvm.eager.weights_file import WeightsFile
+from models import mlp_mixer, vit
+from models.data.dataset import DataError
+from models.data.files import opened, parsing
+from models.training import checkpoint
+from models.training.checkpoint import CheckpointError
+
+WeightsError: Final = ml.errors.WeightsError
+Array: TypeAlias = NDArray[Any]
+Arrays: TypeAlias = dict[str, Array]
+Shape: TypeAlias = tuple[int, int, int]
+
+DESCRIPTION: Final = "model"
+"""The text in a file's metadata, JSON, that says what names and shapes do not: see `described`."""
+
+_MODELS: Final[dict[str, Callable[..., nn.Module]]] = {
+    "mlp_mixer": mlp_mixer.MlpMixer,
+    "vit": vit.VisionTransformer,
+}
+_VARIANTS: Final = {"mlp_mixer": mlp_mixer.VARIANTS, "vit": vit.VARIANTS}
+_KNOWN: Final = {
+    "mlp_mixer": r"(stem|pre_head_layer_norm|head|MixerBlock_[0-9]{1,4}/.*)/(kernel|scale|bias)",
+    "vit": r"cls|(embedding|pre_logits|head|Transformer/.*)/(kernel|scale|bias|pos_embedding)",
+}
+"""Names of official checkpoints of any size."""
+_POSITIONS: Final = "Transformer/posembed_input/pos_embedding"
+_ATTENTION: Final = "MultiHeadDotProductAttention_1"
+_LATER: Final = [
+    (r"^(opt/target|params)/", ""),
+    (r"^pos_embedding$", _POSITIONS),
+    (r"(/encoderblock_[0-9]+/)LayerNorm_1/", r"\1LayerNorm_2/"),
+    (r"(/encoderblock_[0-9]+/)MultiHeadDotProductAttention_0/", rf"\1{_ATTENTION}/"),
+    (r"(/encoderblock_[0-9]+/)MlpBlock_0/", r"\1MlpBlock_3/"),
+]
+"""Names that the same code gives under later versions of flax, which count each kind of layer by
+itself, and big_vision's: patterns, and what the published files have."""
+_MOST_NAMED: Final = 8  # names in an error
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights, in the official names and layouts, and the model that they are of: its name, as
+    `models.train` has it, and what it is built with. `variant` is its name in the paper, and
+    `classes` are names of what it tells apart; None where the file does not say."""
+
+    file: Path
+    layout: Literal["official", "timm", "mlvm"]
+    model: str
+    image_shape: Shape
+    num_classes: int
+    options: dict[str, Any]
+    variant: str | None
+    classes: list[str] | None
+    arrays: Arrays = field(repr=False)
+
+    def __str__(self) -> str:
+        name = f"{self.model} {self.variant or ''}".strip()
+        height, width, channels = self.image_shape
+        return (
+            f"{name} for images of {height} x {width} x {channels} and {self.num_classes} classes, "
+            f"in the {self.layout} layout"
+        )
+
+    def changes(self, image_shape: Sequence[int], num_classes: int) -> list[str]:
+        """What `build` makes otherwise for such images and so many classes, as text."""
+        texts = []
+        if num_classes != self.num_classes:
+            before = self.num_classes or "none"
+            texts.append(f"the head is new: {num_classes} classes instead of {before}")
+        old, new = self._grid(self.image_shape), self._grid(image_shape)
+        if self.model == "vit" and old != new:
+            texts.append(
+                f"the position embeddings are interpolated: {new[0]} x {new[1]} patches instead of "
+                f"{old[0]} x {old[1]}"
+            )
+        return texts
+
+    def build(
+        self,
+        image_shape: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        *,
+        key: Tensor | None = None,
+    ) -> nn.Module:
+        """The model with these weights, in the current arena; for other images and classes, if
+        they are given. A head for another number of classes is a new one; position embeddings of a
+        ViT for another size are interpolated, as the official code does.
+
+        Raises `WeightsError`, which names what is missing, unknown, or of another shape, and
+        `ShapeError` for images that the patches do not tile.
+        """
+        height, width, channels = image_shape or self.image_shape
+        num_classes = num_classes or self.num_classes
+        if not num_classes:
+            raise WeightsError(f"{self.file} has no head, and tells no classes apart")
+        _require_fitting(self, (height, width, channels))
+        make = partial(_MODELS[self.model], (height, width, channels), num_classes, **self.options)
+        with ml.Arena(ml.DryVM(), "types").allocating():  # whose sizes the file alone says
+            shapes = {name: x.shape for name, x in make(key=ml.random.key(0)).state().items()}
+        arrays = dict(self.arrays)
+        if num_classes != self.num_classes:
+            for name in ("head/kernel", "head/bias"):
+                arrays[name] = np.zeros(shapes[name], np.float32)  # as the official code has it
+        old, new = self._grid(self.image_shape), self._grid((height, width))
+        if self.model == "vit" and old != new:
+            arrays[_POSITIONS] = interpolated(arrays[_POSITIONS], old, new)
+        _require_all(self.file, shapes, arrays)
+        model = make(key=key)
+        model.load_state(arrays)
+        return model
+
+    def _grid(self, image_shape: Sequence[int]) -> tuple[int, int]:
+        """How many patches there are down and across."""
+        patch = self.options["patch_size"]
+        return image_shape[0] // patch, image_shape[1] // patch
+
+
+def read(
+    file: Path, *, num_heads: int | None = None, approximate: bool | None = None
+) -> Pretrained:
+    """The weights in that file. A ViT of timm does not say how many heads it has: unless they are
+    given they are the published ones for its width, or those of 64 features each. The GELU is by
+    tanh in the official code and here, and exact in timm's, unless `approximate` says otherwise.
+
+    Raises `OSError` for a file that cannot be read; `WeightsError` for one that is damaged, or of
+    another model. Names that do not fit are found when the model is built.
+    """
+    arrays, metadata = _arrays(file)
+    layout: Literal["official", "timm", "mlvm"]
+    layout = "mlvm" if metadata.keys() & {DESCRIPTION, "training"} else "official"
+    try:
+        if "stem.proj.weight" in arrays or "patch_embed.proj.weight" in arrays:
+            layout, arrays = "timm", _from_timm(arrays, num_heads)
+        description = _description(metadata)
+        if "stem/kernel" in arrays:
+            model, guess = "mlp_mixer", _mixer
+        elif "embedding/kernel" in arrays:
+            model, guess = "vit", _vit
+        else:
+            raise WeightsError(f"it is of no Mixer and no ViT; its names: {_listed([*arrays])}")
+        _require_known(model, arrays)
+        options, tokens, channels = guess(arrays)
+        image_shape = description.get("image_shape") or _square(
+            tokens, options["patch_size"], channels
+        )
+        classes = description.get("classes")
+        num_classes = _shape(arrays, "head/bias", 1)[0] if "head/bias" in arrays else 0
+        if classes is not None and len(classes) != num_classes:
+            raise WeightsError(f"it names {len(classes)} classes and tells {num_classes} apart")
+    except WeightsError as error:
+        raise WeightsError(f"{file}: {error}") from None
+    if approximate is None:
+        approximate = description.get("approximate", layout != "timm")
+    sizes = tuple(options.values())
+    variants = [name for name, each in _VARIANTS[model].items() if each == sizes[: len(each)]]
+    return Pretrained(
+        file,
+        layout,
+        model,
+        image_shape,
+        num_classes,
+        {**options, "approximate": approximate},
+        variants[0] if variants else None,
+        classes,
+        {name: np.asarray(x, np.float32) for name, x in arrays.items()},
+    )
+
+
+def described(
+    image_shape: Sequence[int],
+    classes: Sequence[str] | None = None,
+    *,
+    approximate: bool | None = None,
+) -> dict[str, str]:
+    """Metadata for `ml.save(file, model, metadata)` of a Mixer or ViT: the (height, width,
+    channels) that it is for, names of its classes, and which GELU it has."""
+    told: dict[str, Any] = {"image_shape": [*image_shape], "classes": classes and [*classes]}
+    told |= {} if approximate is None else {"approximate": approximate}
+    return {DESCRIPTION: json.dumps(told)}
+
+
+def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
+    """Position embeddings f32[1, 1 + h w, D] of a class token and a grid, for another grid:
+    linearly, with the corners where they were, as `interpolate_posembed` of the official code."""
+    token, grid = positions[:, :1], positions[0, 1:].reshape(*old, -1)
+    down, across = (_weights(*sizes) for sizes in zip(old, new, strict=True))
+    grid = np.einsum("ih,jw,hwd->ijd", down, across, grid)
+    resized = np.concatenate([token, grid.reshape(1, new[0] * new[1], -1)], axis=1)
+    return resized.astype(np.float32)
+
+
+def _weights(old: int, new: int) -> Array:
+    """f64[new, old]: how much of each old point there is in a new one."""
+    places = np.linspace(0, old - 1, new)
+    weights: Array = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)))
+    return weights
+
+
+# --- files ---------------------------------------------------------------------------
+
+
+def _arrays(file: Path) -> tuple[Arrays, dict[str, str]]:
+    """Arrays by name, and texts by name; of a checkpoint those of the model."""
+    with opened(file) as stream:
+        start = stream.read(4)
+    if start == b"PK\3\4":
+        return _of_npz(file), {}
+    try:
+        weights = WeightsFile(file)
+        if "training" not in weights.metadata:
+            return {name: weights.read(name) for name in weights.entries}, weights.metadata
+        tensors, metadata = checkpoint.load(file)
+    except CheckpointError as error:
+        raise WeightsError(str(error)) from None
+    except WeightsError as error:
+        raise WeightsError(f"{file} is neither safetensors nor .npz: {error}") from None
+    prefix = "model/"
+    own = {name: array for name, array in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): array for name, array in own.items()}, metadata
+
+
+def _of_npz(file: Path) -> Arrays:
+    try:
+        with parsing(file) as stream, np.load(stream, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except DataError as error:
+        raise WeightsError(str(error)) from None
+    arrays = {}
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray):
+            raise WeightsError(
+                f"{file} is no .npz of arrays: {name!r} is none; save what PyTorch has pickled as "
+                f"safetensors"
+            )
+        if array.dtype == np.dtype("V2"):  # what numpy makes of a bf16
+            array = (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        if array.dtype.kind != "f":
+            raise WeightsError(f"{file}: {name} is {array.dtype}, and weights are floats")
+        for pattern, replacement in _LATER:
+            name = re.sub(pattern, replacement, name)
+        arrays[name] = array
+    return arrays
+
+
+def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What `described` said. Raises `WeightsError` for another text."""
+    try:
+        found = dict(json.loads(metadata.get(DESCRIPTION, "{}")))
+        shape, classes = found.get("image_shape"), found.get("classes")
+        if shape is not None:
+            height, width, channels = shape
+            if not all(type(n) is int and n > 0 for n in shape):
+                raise ValueError
+            found["image_shape"] = height, width, channels
+        if classes is not None and not all(isinstance(each, str) for each in [*classes]):
+            raise ValueError
+        if not isinstance(found.get("approximate", True), bool):
+            raise ValueError
+    except (ValueError, TypeError, RecursionError):
+        raise WeightsError(f"its metadata {DESCRIPTION!r} is no description of a model") from None
+    return found
+
+
+# --- timm's names --------------------------------------------------------------------
+
+_TIMM: Final = [
+    *[
+        (pattern, r"MixerBlock_\1/" + name)
+        for pattern, name in (
+            (r"blocks\.([0-9]+)\.norm1", "LayerNorm_0"),
+            (r"blocks\.([0-9]+)\.norm2", "LayerNorm_1"),
+            (r"blocks\.([0-9]+)\.mlp_tokens\.fc1", "token_mixing/Dense_0"),
+            (r"blocks\.([0-9]+)\.mlp_tokens\.fc2", "token_mixing/Dense_1"),
+            (r"blocks\.([0-9]+)\.mlp_channels\.fc1", "channel_mixing/Dense_0"),
+            (r"blocks\.([0-9]+)\.mlp_channels\.fc2", "channel_mixing/Dense_1"),
+        )
+    ],
+    (r"stem\.proj", "stem"),
+    (r"norm", "pre_head_layer_norm"),
+    (r"head", "head"),
+]
+_TIMM_VIT: Final = [
+    *[
+        (pattern, r"Transformer/encoderblock_\1/" + name)
+        for pattern, name in (
+            (r"blocks\.([0-9]+)\.norm1", "LayerNorm_0"),
+            (r"blocks\.([0-9]+)\.attn\.qkv", f"{_ATTENTION}/qkv"),
+            (r"blocks\.([0-9]+)\.attn\.proj", f"{_ATTENTION}/out"),
+            (r"blocks\.([0-9]+)\.norm2", "LayerNorm_2"),
+            (r"blocks\.([0-9]+)\.mlp\.fc1", "MlpBlock_3/Dense_0"),
+            (r"blocks\.([0-9]+)\.mlp\.fc2", "MlpBlock_3/Dense_1"),
+        )
+    ],
+    (r"patch_embed\.proj", "embedding"),
+    (r"norm", "Transformer/encoder_norm"),
+    (r"pre_logits\.fc", "pre_logits"),
+    (r"head", "head"),
+]
+"""Patterns of timm's modules, and the official ones."""
+
+
+def _from_timm(arrays: Arrays, num_heads: int | None) -> Arrays:
+    """timm's arrays under the official names, in the official layouts; others as they are."""
+    is_vit = "patch_embed.proj.weight" in arrays
+    found: Arrays = {}
+    if is_vit:
+        heads = num_heads or _heads(_shape(arrays, "patch_embed.proj.weight", 4)[0])
+    for name, array in arrays.items():
+        module, _, kind = name.rpartition(".")
+        path = _official(_TIMM_VIT if is_vit else _TIMM, module)
+        if is_vit and name in ("cls_token", "pos_embed"):
+            found["cls" if name == "cls_token" else _POSITIONS] = array
+        elif path is None or kind not in ("weight", "bias"):
+            found[name] = array
+        elif is_vit and path.endswith(("/qkv", "/out")):
+            found |= _of_heads(path, kind, array, heads)
+        else:
+            found |= _plain(path, kind, array)
+    return found
+
+
+def _official(rules: list[tuple[str, str]], module: str) -> str | None:
+    for pattern, path in rules:
+        match = re.fullmatch(pattern, module)
+        if match is not None:
+            return match.expand(path)
+    return None
+
+
+def _plain(path: str, kind: str, array: Array) -> Arrays:
+    """PyTorch has [out, in] and [out, in, height, width]; a norm's weight is a scale."""
+    if kind == "bias":
+        return {f"{path}/bias": array}
+    if array.ndim < 2:
+        return {f"{path}/scale": array}
+    return {f"{path}/kernel": array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T}
+
+
+def _of_heads(path: str, kind: str, array: Array, heads: int) -> Arrays:
+    """Query, key and value of one matrix each, and the heads in an axis of their own."""
+    block, _, name = path.rpartition("/")
+    width = array.shape[-1] if array.ndim == 2 else len(array) // 3
+    ndim = 2 if kind == "weight" else 1
+    if name == "out":
+        if ndim == 1:
+            return {f"{path}/bias": array}
+        if array.ndim != 2 or array.shape[1] % heads:
+            raise WeightsError(f"{path} of {array.shape} is not that of {heads} heads")
+        return {f"{path}/kernel": array.T.reshape(heads, -1, array.shape[0])}
+    if array.ndim != ndim or len(array) != 3 * width or width % heads:
+        raise WeightsError(f"{path} of {array.shape} is not that of {heads} heads")
+    parts = dict(zip(("query", "key", "value"), np.split(array, 3), strict=True))
+    if kind == "weight":
+        return {f"{block}/{n}/kernel": x.T.reshape(width, heads, -1) for n, x in parts.items()}
+    return {f"{block}/{n}/bias": x.reshape(heads, -1) for n, x in parts.items()}
+
+
+def _heads(width: int) -> int:
+    """How many heads published models of that width have."""
+    for _, hidden_size, _, _, num_heads in vit.VARIANTS.values():
+        if hidden_size == width:
+            return num_heads
+    if width % 64:
+        raise WeightsError(f"it does not say how many heads of {width} features there are")
+    return width // 64
+
+
+# --- what names and shapes tell ------------------------------------------------------
+
+Guess: TypeAlias = tuple[dict[str, Any], int, int]
+"""What a model is built with, its patches, and the channels of its images."""
+
+
+def _mixer(arrays: Arrays) -> Guess:
+    patch, _, channels, hidden_dim = _shape(arrays, "stem/kernel", 4)
+    tokens, tokens_dim = _shape(arrays, "MixerBlock_0/token_mixing/Dense_0/kernel", 2)
+    _, channels_dim = _shape(arrays, "MixerBlock_0/channel_mixing/Dense_0/kernel", 2)
+    options = {
+        "patch_size": patch,
+        "hidden_dim": hidden_dim,
+        "num_blocks": _count(arrays, r"MixerBlock_([0-9]{1,4})/.*"),
+        "tokens_mlp_dim": tokens_dim,
+        "channels_mlp_dim": channels_dim,
+    }
+    return options, tokens, channels
+
+
+def _vit(arrays: Arrays) -> Guess:
+    patch, _, channels, hidden_size = _shape(arrays, "embedding/kernel", 4)
+    block = "Transformer/encoderblock_0"
+    options = {
+        "patch_size": patch,
+        "hidden_size": hidden_size,
+        "num_layers": _count(arrays, r"Transformer/encoderblock_([0-9]{1,4})/.*"),
+        "mlp_dim": _shape(arrays, f"{block}/MlpBlock_3/Dense_0/kernel", 2)[1],
+        "num_heads": _shape(arrays, f"{block}/{_ATTENTION}/query/kernel", 3)[1],
+    }
+    if "pre_logits/kernel" in arrays:
+        options["representation_size"] = _shape(arrays, "pre_logits/kernel", 2)[1]
+    return options, _shape(arrays, _POSITIONS, 3)[1] - 1, channels
+
+
+def _shape(arrays: Arrays, name: str, ndim: int) -> tuple[int, ...]:
+    if name not in arrays:
+        raise WeightsError(f"it has no {name}")
+    shape = arrays[name].shape
+    if len(shape) != ndim or 0 in shape:
+        raise WeightsError(f"{name} has {ndim} dimensions, not the shape {shape}")
+    return shape
+
+
+def _count(arrays: Arrays, pattern: str) -> int:
+    """How many blocks there are: the highest number and one."""
+    matches = (re.fullmatch(pattern, name) for name in arrays)
+    numbers = {int(match[1]) for match in matches if match is not None}
+    if max(numbers) >= len(numbers):
+        raise WeightsError(f"of its blocks 0 .. {max(numbers)} some are missing")
+    return len(numbers)
+
+
+def _square(tokens: int, patch: int, channels: int) -> Shape:
+    side = math.isqrt(max(tokens, 0))
+    if side < 1 or side**2 != tokens:
+        raise WeightsError(f"its {tokens} patches are those of no square image")
+    return patch * side, patch * side, channels
+
+
+def _require_known(model: str, arrays: Arrays) -> None:
+    """Raise for names that no model of this kind has, of whatever size."""
+    unknown = [name for name in arrays if not re.fullmatch(_KNOWN[model], name)]
+    if unknown:
+        raise WeightsError(f"it has what no {model} has: {_listed(unknown)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _require_fitting(weights: Pretrained, image_shape: Shape) -> None:
+    """Raise for images that the weights cannot be used for."""
+    (height, width, channels), given = weights.image_shape, image_shape
+    if given[2] != channels:
+        raise WeightsError(
+            f"{weights.file} is for images of {channels} channels, not of {given[2]}"
+        )
+    if weights.model == "mlp_mixer" and given != weights.image_shape:
+        raise WeightsError(
+            f"{weights.file} is for images of {height} x {width}, not of {given[0]} x {given[1]}: "
+            f"a Mixer has weights for each patch"
+        )
+
+
+def _require_all(
+    file: Path, expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Array]
+) -> None:
+    """Raise unless there are just these names, each of its shape."""
+    wrong = [
+        f"{name} is {arrays[name].shape}, not {shape}"
+        for name, shape in expected.items()
+        if name in arrays and arrays[name].shape != shape
+    ]
+    found = {
+        "missing": [name for name in expected if name not in arrays],
+        "unknown": [name for name in arrays if name not in expected],
+        "of another shape": wrong,
+    }
+    texts = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
+    if texts:
+        raise WeightsError(f"{file} does not fit its model; {'; '.join(texts)}")

@@ -1,0 +1,127 @@
+"""Images are classified, with names, pictures and typed errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import mlvm.eager as ml
+from models import weights
+from models.mlp_mixer import MlpMixer
+from models.predict import Classifier, main, on_terminal
+
+PIL = pytest.importorskip("PIL.Image")
+NAMES = ["red", "green", "blue"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A Mixer that tells red, green and blue 4 x 4 images apart: each patch of one pixel is its
+    colour, which only its norm and its head change."""
+    model = MlpMixer((4, 4, 3), 3, 1, 3, 1, 2, 2, key=ml.random.key(0))
+    state = {name: np.zeros(x.shape, "f4") for name, x in model.state().items()}
+    state["stem/kernel"] = np.eye(3, dtype="f4").reshape(1, 1, 3, 3)
+    state["pre_head_layer_norm/scale"] += 1
+    state["head/kernel"] = 3 * np.eye(3, dtype="f4")
+    ml.save(tmp_path / "weights", state, weights.described((4, 4, 3), NAMES))
+    return tmp_path / "weights"
+
+
+def image(folder: Path, color: int, size: tuple[int, int] = (9, 6)) -> Path:
+    pixels: NDArray[Any] = np.full((*size, 3), 20, np.uint8)
+    pixels[..., color] = 230
+    path = folder / f"{NAMES[color]}.png"
+    PIL.fromarray(pixels).save(path)
+    return path
+
+
+def test_images_get_the_names_of_their_classes(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [image(tmp_path, color) for color in (2, 0)]
+    plot = tmp_path / "plot.svg"
+    assert main([str(file), *map(str, images), "--top", "2", "--plot", str(plot)]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{file}: mlp_mixer for images of 4 x 4 x 3 and 3 classes, in the mlvm layout\n"
+    first, *lines = out.splitlines()
+    assert (first, lines[2]) == tuple(map(str, images))
+    assert [line.split()[-1] for line in lines if "%" in line][::2] == ["blue", "red"]
+    assert len(lines) == 5
+    percentages = [float(line.split()[0]) for line in lines if "%" in line]
+    assert percentages[0] > 95 > 5 > percentages[1] > 0
+    texts = [x.text for x in ElementTree.parse(plot).iter() if x.tag.endswith("text")]
+    assert texts[:3] == [str(images[0]), "blue", f"{percentages[0]:.2f} %"]
+    assert plot.read_text().count("data:image/png;base64,") == 2
+
+
+def test_classes_of_a_file_and_pictures_on_the_terminal(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = tmp_path / "names"
+    names.write_text("rot\ngrün\nblau\n", "utf-8")
+    options = [str(file), str(image(tmp_path, 1)), "--classes", str(names), "--top", "1"]
+    assert main([*options, "--picture"]) == 0
+    _, *picture, guess = capsys.readouterr().out.splitlines()
+    assert guess.endswith("  grün")
+    assert len(picture) == 20
+    assert all(line.count("▀") == 40 and line.endswith("\x1b[0m") for line in picture)
+    assert "\x1b[38;2;20;230;20m" in picture[0]
+
+
+def test_half_blocks_are_an_upper_and_a_lower_pixel() -> None:
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    assert on_terminal(pixels) == (
+        "\x1b[38;2;0;1;2m\x1b[48;2;6;7;8m▀\x1b[38;2;3;4;5m\x1b[48;2;9;10;11m▀\x1b[0m"
+    )
+
+
+def test_the_brightness_is_scaled_as_told(file: Path) -> None:
+    read = weights.read(file)
+    grey = np.full((4, 4, 3), 128, np.uint8)
+    [(name, _), *_] = Classifier(read, mean=(0.5, 0.5, 0.4))(grey, 3)
+    assert name == "blue"
+    [(name, _), *_] = Classifier(read, mean=(0.5,), std=(-1, 1, 1))(grey, 3)
+    assert name != "red"
+
+
+def test_errors_are_one_line(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    red, names = str(image(tmp_path, 0)), tmp_path / "names"
+    names.write_text("one\n")
+    (tmp_path / "bad").write_bytes(b"\xff\xfe")
+    for arguments, status, reason in (
+        ([str(file), str(tmp_path / "none.png")], 1, "none.png cannot be read: No such file"),
+        ([str(file), str(names)], 1, "names cannot be read"),
+        ([red, red], 1, "red.png is neither safetensors nor .npz"),
+        ([str(tmp_path / "x"), red], 1, "No such file"),
+        ([str(file), red, "--classes", str(tmp_path / "bad")], 1, "bad is corrupt"),
+        ([str(file), red, "--plot", str(tmp_path / "no" / "p.svg")], 1, "No such file"),
+        ([str(file), red, "--classes", str(names)], 2, "1 classes are named, and 3 are told"),
+        ([str(file), red, "--mean", "1", "2"], 2, "mean and std are 1 number or 3"),
+        ([str(file), red, "--std", "0"], 2, "std is not 0"),
+        ([str(file), red, "--top", "0"], 2, "must be >= 1"),
+    ):
+        if status == 2:
+            with pytest.raises(SystemExit):
+                main(arguments)
+        else:
+            assert main(arguments) == status
+        err = capsys.readouterr().err
+        assert reason in err, arguments
+        assert "python -m models.predict: error: " in err
+        assert "Traceback" not in err
+
+
+def test_it_runs_as_a_command(tmp_path: Path, file: Path) -> None:
+    command = [sys.executable, "-m", "models.predict", str(file), str(image(tmp_path, 0))]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1].endswith("  red")

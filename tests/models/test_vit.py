@@ -1,0 +1,101 @@
+"""The Vision Transformer has the official parameters; what it computes is in `test_weights.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlvm.eager as ml
+from models.vit import VARIANTS, VisionTransformer
+
+COUNTS = {
+    "Ti/16": 5_717_416,
+    "S/32": 22_878_952,
+    "S/16": 22_050_664,
+    "B/32": 88_224_232,
+    "B/16": 86_567_656,
+    "B/8": 86_576_872,
+    "L/32": 306_535_400,
+    "L/16": 304_326_632,
+    "H/14": 632_045_800,
+}
+"""As timm counts them."""
+
+
+def test_the_command_prints_the_variants_with_their_number_of_parameters() -> None:
+    command = [sys.executable, "-m", "models.vit"]
+    root = Path(__file__).resolve().parents[2]
+    printed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    header, *rows = printed.stdout.splitlines()
+    assert header.split()[1:-1] == [
+        "patch_size",
+        "hidden_size",
+        "num_layers",
+        "mlp_dim",
+        "num_heads",
+    ]
+    assert [row.split() for row in rows] == [
+        [name, *map(str, VARIANTS[name]), f"{count:,}"] for name, count in COUNTS.items()
+    ]
+
+
+def test_the_parameters_are_those_of_the_official_checkpoint() -> None:
+    block = {
+        "LayerNorm_0/scale": (768,),
+        "LayerNorm_0/bias": (768,),
+        "MultiHeadDotProductAttention_1/query/kernel": (768, 12, 64),
+        "MultiHeadDotProductAttention_1/query/bias": (12, 64),
+        "MultiHeadDotProductAttention_1/key/kernel": (768, 12, 64),
+        "MultiHeadDotProductAttention_1/key/bias": (12, 64),
+        "MultiHeadDotProductAttention_1/value/kernel": (768, 12, 64),
+        "MultiHeadDotProductAttention_1/value/bias": (12, 64),
+        "MultiHeadDotProductAttention_1/out/kernel": (12, 64, 768),
+        "MultiHeadDotProductAttention_1/out/bias": (768,),
+        "LayerNorm_2/scale": (768,),
+        "LayerNorm_2/bias": (768,),
+        "MlpBlock_3/Dense_0/kernel": (768, 3072),
+        "MlpBlock_3/Dense_0/bias": (3072,),
+        "MlpBlock_3/Dense_1/kernel": (3072, 768),
+        "MlpBlock_3/Dense_1/bias": (768,),
+    }
+    expected = {
+        "cls": (1, 1, 768),
+        "embedding/kernel": (16, 16, 3, 768),
+        "embedding/bias": (768,),
+        "Transformer/posembed_input/pos_embedding": (1, 197, 768),
+        "Transformer/encoder_norm/scale": (768,),
+        "Transformer/encoder_norm/bias": (768,),
+        "pre_logits/kernel": (768, 768),
+        "pre_logits/bias": (768,),
+        "head/kernel": (768, 21843),
+        "head/bias": (21843,),
+        **{
+            f"Transformer/encoderblock_{i}/{name}": shape
+            for i in range(12)
+            for name, shape in block.items()
+        },
+    }
+    with ml.Arena(ml.DryVM(), "types").allocating():
+        model = VisionTransformer((224, 224, 3), 21843, *VARIANTS["B/16"], representation_size=768)
+    assert {name: x.shape for name, x in model.named_parameters().items()} == expected
+
+
+def test_the_head_starts_at_zero_and_the_same_key_makes_the_same_model() -> None:
+    one, same = (VisionTransformer((8, 8, 1), 3, key=ml.random.key(1)).state() for _ in range(2))
+    assert not one["head/kernel"].numpy().any()
+    assert all((x.numpy() == same[name].numpy()).all() for name, x in one.items())
+    kernels = [x.numpy() for name, x in one.items() if name.endswith("kernel")]
+    drawn = {x.ravel()[:4].tobytes() for x in kernels if x.any()}
+    assert len(drawn) == len(kernels) - 1
+
+
+def test_impossible_sizes_and_other_images() -> None:
+    with pytest.raises(ml.errors.ShapeError, match="3 x 3 patches do not tile 8 x 8"):
+        VisionTransformer((8, 8, 1), 3, 3)
+    with pytest.raises(ml.errors.AttributeRefused, match="must divide hidden_size, given 5 of 96"):
+        VisionTransformer((8, 8, 1), 3, num_heads=5)
+    with pytest.raises(ml.errors.ShapeError, match=r"built for images \(8, 8, 1\)"):
+        VisionTransformer((8, 8, 1), 3)(ml.zeros((2, 8, 4, 1)))
