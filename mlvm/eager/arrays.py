@@ -1,4 +1,5 @@
-"""Arrays and lists of numbers as operands and as indices: taken as `asarray` takes them.
+"""Arrays and lists of numbers as operands and as indices: taken as `asarray` takes them. And numpy's
+functions of elements, which compute with tensors by ours.
 
 Only where that is a copy within this process. To a VM elsewhere values go by `asarray` alone, so
 that a line which sends them shows it; and in a captured function, whose later calls would all get
@@ -10,9 +11,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, MlvmError, OpError
+from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray
 from mlvm.eager.tensor import OneOp, Tensor, is_array
@@ -86,4 +88,35 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+_OURS: Final = {
+    "absolute": "abs",
+    "conjugate": "conj",
+    "expit": "sigmoid",
+    "invert": "bitwise_invert",
+    "left_shift": "bitwise_left_shift",
+    "power": "pow",
+    "right_shift": "bitwise_right_shift",
+    "rint": "round",
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
+}
+"""What numpy's ufuncs, and SciPy's, are called here, where it is something else."""
+
+
+def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: Any) -> Tensor:
+    """`numpy.exp(x)` is `exp(x)`, a tensor, and `a + x` of an array a is `add(a, x)`.
+
+    Raises `DTypeError` for a ufunc that there is no function for, for one of its methods such as
+    `reduce`, and for its options: a tensor is not written into an array.
+    """
+    name = _OURS.get(ufunc.__name__, ufunc.__name__)
+    function = getattr(op, name, None)
+    if method == "__call__" and not options and function is not None:
+        return cast(Tensor, function(*inputs))
+    call = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+    if options:
+        call += f"({', '.join(f'{option}=' for option in options)})"
+    raise DTypeError(f"{call} takes no tensor; give it x.numpy(), or use functions of mlvm.eager")
+
+
+Tensor.__array_ufunc__ = array_ufunc
 Tensor._taken = staticmethod(taken)

@@ -576,7 +576,8 @@ class Tensor(Methods, Allocation):
     tape: Tape | None
     node: int
 
-    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which takes its arrays
+    __array_ufunc__: ClassVar[Callable[..., Tensor]]
+    """`numpy.exp(x)`; see `mlvm.eager.arrays`, which adds it."""
 
     _taken: ClassVar[Callable[..., Tensor]]
     """The tensor for an array's values; see `mlvm.eager.arrays`, which adds it."""

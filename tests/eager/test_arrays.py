@@ -90,7 +90,9 @@ def test_an_update_takes_an_array() -> None:
     assert x is same
     np.testing.assert_array_equal(x.numpy(), (X + Y) * np.array([1, 2, 3], np.float32))
     y = Y.copy()
-    with pytest.raises(TypeError, match="Tensor"):  # numpy's own memory is numpy's to update
+    with pytest.raises(
+        TypeError, match="takes no tensor"
+    ):  # numpy's own memory is numpy's to update
         y += x
 
 
@@ -235,3 +237,36 @@ def test_what_is_no_array_is_no_operand() -> None:
             ml.errors.DTypeError, match="is no operand; tensors, numbers, and arrays"
         ):
             operator.add(x, no)
+
+
+# --- numpy's functions of elements ------------------------------------------------------
+
+
+def test_numpys_functions_of_elements_compute_with_tensors() -> None:
+    x = ml.asarray([[1.0, 2.0], [3.0, 4.0]])
+    a = np.full((2, 2), 3.0, np.float32)
+    one: tuple[Any, ...] = (np.exp, np.sqrt, np.arctan, np.absolute, np.isnan, np.rint)
+    for function in one:
+        result = function(x)
+        assert isinstance(result, ml.Tensor)
+        np.testing.assert_allclose(result.numpy(), function(x.numpy()), rtol=1e-6)
+    two: tuple[Any, ...] = (np.add, np.power, np.arctan2, np.maximum, np.matmul, np.less)
+    for pairs in two:
+        for result in (pairs(a, x), pairs(x, a)):
+            assert isinstance(result, ml.Tensor)
+        np.testing.assert_allclose(pairs(a, x).numpy(), pairs(a, x.numpy()), rtol=1e-6)
+    gradient = ml.grad(lambda x: ml.sum(np.square(x)))(x)
+    np.testing.assert_array_equal(gradient.numpy(), 2 * x.numpy())
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: np.cbrt(x), "numpy.cbrt takes no tensor"),
+        (lambda x: np.add.reduce(x), "numpy.add.reduce takes no tensor"),
+        (lambda x: np.add(np.ones(2), x, out=np.ones(2)), r"numpy.add\(out=\) takes no tensor"),
+    ],
+)
+def test_what_numpy_has_alone_says_so(call: Callable[[ml.Tensor], Any], said: str) -> None:
+    with pytest.raises(ml.errors.DTypeError, match=said):
+        call(ml.ones(2))

@@ -176,6 +176,7 @@ class _Entry:
         self.same = {i: signature.inputs[i].root for i in record.same}
         self.roots = {id(x) for x in record.states}
         self.states = record.states
+        self.seen_as = record.seen_as
         given = planned.arguments
         self.takes_input = [(a.place, a.type) for a in given if a.role == "input"]
         self.takes_output = [(a.place, a.type) for a in given if a.role == "output"]
@@ -202,9 +203,11 @@ class _Entry:
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether just the inputs are also reached by the function itself that were so when it was
-        recorded."""
-        return all(inputs[i].root is x for i, x in self.same.items()) and not any(
-            id(x.root) in self.roots for x in inputs
+        recorded, and no view by which it may have reached a state has moved since."""
+        return (
+            all(inputs[i].root is x for i, x in self.same.items())
+            and not any(id(x.root) in self.roots for x in inputs)
+            and all((view := seen()) is None or view.root is x for seen, x in self.seen_as)
         )
 
     def takes(self, given: list[float]) -> _Feed | None:

@@ -73,7 +73,8 @@ class Recorder:
     `inputs` are the tensors that the function is given, one for each memory; it gets a `stand_in`
     for each. `calls` is what was recorded so far. `states` are tensors from outside that the
     function used and was not given. `same` has the numbers of inputs that it also reached by
-    itself. `held` has to live as long as what was recorded. While `again` is true, calls compute
+    itself. `seen_as` has the views by which it may have reached one of these, and what each is a
+    view of. `held` has to live as long as what was recorded. While `again` is true, calls compute
     what was there before.
     """
 
@@ -81,6 +82,7 @@ class Recorder:
         self.vm = vm
         self.calls: list[Call] = []
         self.states: list[Allocation] = []
+        self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
         self.again = False
@@ -299,6 +301,8 @@ class Recorder:
             old.tape, old.node = out.tape, getattr(out, "node", 0)
             rebase(out, new)
             out.tape, out.node = new.tape, getattr(new, "node", 0)
+            for tape in tapes:
+                tape.exchange({id(out): old}, old)
         else:
             for view in views:
                 self._require_inside(view, out)
@@ -306,6 +310,8 @@ class Recorder:
             old.tape, old.node = out.tape, getattr(out, "node", 0)
             for view in views:
                 rebase(view, old)
+            for tape in tapes:  # before the node of this call, which may save the new value
+                tape.exchange({id(out): old}, old)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
             tape = recording.get()
@@ -313,8 +319,6 @@ class Recorder:
                 out.tape = None
             else:
                 tape.record_update(call, operands, types, out)
-        for tape in tapes:
-            tape.exchange({id(out): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
         """Raise `Shared` for a view that was made outside, or stands in for one."""
@@ -607,6 +611,8 @@ class Recorder:
         if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
+            views = [view for view in holder.views() if self._views.get(id(view)) is view]
+            self.seen_as += [(weakref.ref(view), holder) for view in views]
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
                 self.same.add(number)
