@@ -38,6 +38,10 @@ def scaled_dot_product_attention(
     the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
 
     Raises `ShapeError` for shapes that do not fit, `DTypeError` for a mask that is not bool.
+
+        >>> q = ml.ones((1, 2, 5, 4))
+        >>> ml.scaled_dot_product_attention(q, q, q, causal=True).type
+        f32[1,2,5,4]
     """
     types = (type_of(query), type_of(key), type_of(value))
     name = "scaled_dot_product_attention"

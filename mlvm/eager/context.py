@@ -128,7 +128,11 @@ _default = _Default()
 
 
 def default_arena() -> Arena:
-    """The arena of interactive use, on the default VM; each thread has one."""
+    """The arena of interactive use, on the default VM; each thread has one.
+
+        >>> ml.default_arena().name
+        'default'
+    """
     if _default.version != _version[0]:
         version = _version[0]
         _default.arena = default_vm().attached(_Arenas).arena

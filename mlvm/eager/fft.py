@@ -99,14 +99,22 @@ def _along(x: Tensor, n: int | None, axis: int, function: str) -> tuple[int, int
 
 
 def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex."""
+    """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex.
+
+        >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    """
     x = floating(x, "fft")
     along, length = _along(x, n, axis, "fft")
     return op.fft(_fitted(x, [along], [length], "fft"), axes=(along,), norm=norm)
 
 
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex."""
+    """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
+
+        >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    """
     x = floating(x, "ifft")
     along, length = _along(x, n, axis, "ifft")
     return op.ifft(_fitted(x, [along], [length], "ifft"), axes=(along,), norm=norm)
@@ -143,7 +151,11 @@ def ifftn(
 
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
-    conjugates in reverse order. Raises `DTypeError` for complex elements."""
+    conjugates in reverse order. Raises `DTypeError` for complex elements.
+
+        >>> ml.fft.rfft(ml.ones(4))
+        Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
+    """
     x = _real(x, "rfft")
     along, length = _along(x, n, axis, "rfft")
     return op.rfft(_fitted(x, [along], [length], "rfft"), axis=along, norm=norm)
@@ -151,7 +163,11 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
-    imaginary in the first element of x, and in the last for an even n, is left out."""
+    imaginary in the first element of x, and in the last for an even n, is left out.
+
+        >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
+        Tensor([1., 1., 1., 1.], f32[4])
+    """
     x = floating(x, "irfft")
     along, length = _along(x, n, axis, "irfft")
     return _irfft(x, along, 2 * (length - 1) if n is None else length, norm, "irfft")
@@ -238,7 +254,11 @@ def fftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
     """The frequencies of the elements of `fft` for samples `d` apart: 0, 1, ..., then the negative
-    ones up to -1, all over n d. f32 unless another float dtype is named."""
+    ones up to -1, all over n d. f32 unless another float dtype is named.
+
+        >>> ml.fft.fftfreq(4)
+        Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
+    """
     return _frequencies("fftfreq", n, d, dtype, device)
 
 
@@ -246,7 +266,11 @@ def rfftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
     """The frequencies of the elements of `rfft` for samples `d` apart: 0, 1, ..., n // 2, all over
-    n d. f32 unless another float dtype is named."""
+    n d. f32 unless another float dtype is named.
+
+        >>> ml.fft.rfftfreq(4)
+        Tensor([0.  , 0.25, 0.5 ], f32[3])
+    """
     return _frequencies("rfftfreq", n, d, dtype, device)
 
 
@@ -266,12 +290,20 @@ def _frequencies(
 
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the
-    middle."""
+    middle.
+
+        >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
+        Tensor([2, 3, 0, 1], i64[4])
+    """
     along = _axes(x, axes, "fftshift") if type_of(x, "fftshift").ndim else ()
     return roll(x, tuple(x.shape[i] // 2 for i in along), axis=along)
 
 
 def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
-    """The inverse of `fftshift`, which differs from it for axes of odd length."""
+    """The inverse of `fftshift`, which differs from it for axes of odd length.
+
+        >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
+        Tensor([2, 3, 0, 1], i64[4])
+    """
     along = _axes(x, axes, "ifftshift") if type_of(x, "ifftshift").ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)

@@ -277,7 +277,12 @@ class _Recurrent(Module):
 
 
 class RNN(_Recurrent):
-    """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h."""
+    """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h.
+
+        >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
+    """
 
     CELL = RNNCell
 
@@ -307,13 +312,23 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """`LSTMCell`s that go through sequences. The state is (h, c)."""
+    """`LSTMCell`s that go through sequences. The state is (h, c).
+
+        >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
+    """
 
     CELL = LSTMCell
 
 
 class GRU(_Recurrent):
-    """`GRUCell`s that go through sequences. The state is h."""
+    """`GRUCell`s that go through sequences. The state is h.
+
+        >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
+    """
 
     CELL = GRUCell
 
