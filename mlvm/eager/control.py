@@ -268,8 +268,8 @@ def _recorded_scan(
 def map(f: Body, xs: Tree) -> Tree:
     """`f(x)` for each row x of `xs`, stacked: a `scan` without a state.
 
-        >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
-        Tensor([3., 7.], f32[2])
+    >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor([3., 7.], f32[2])
     """
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
@@ -317,6 +317,10 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
     such as weights, but not update them in place, nor draw from the global random keys: in a
     captured function that raises `CaptureError`. While it is recorded it is called twice if it
     calls itself: once to see what it makes.
+
+        >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
+        >>> half(ml.asarray(5.0))
+        Tensor(0.625, f32[])
     """
     return Function(fn)
 

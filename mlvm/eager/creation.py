@@ -286,9 +286,9 @@ def full(
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor.
 
-        >>> ml.full((2, 2), 7.0)
-        Tensor([[7., 7.],
-                [7., 7.]], f32[2,2])
+    >>> ml.full((2, 2), 7.0)
+    Tensor([[7., 7.],
+            [7., 7.]], f32[2,2])
     """
     return _filled("full", shape, fill_value, dtype, device)
 
@@ -327,9 +327,9 @@ def zeros(
 ) -> Tensor:
     """A tensor of zeros, or of False; f32 unless another dtype is named.
 
-        >>> ml.zeros((2, 2), dtype=ml.int64)
-        Tensor([[0, 0],
-                [0, 0]], i64[2,2])
+    >>> ml.zeros((2, 2), dtype=ml.int64)
+    Tensor([[0, 0],
+            [0, 0]], i64[2,2])
     """
     return _described("zeros", shape, 0, dtype, device)
 
@@ -339,9 +339,9 @@ def ones(
 ) -> Tensor:
     """A tensor of ones, or of True; f32 unless another dtype is named.
 
-        >>> ml.ones((2, 2))
-        Tensor([[1., 1.],
-                [1., 1.]], f32[2,2])
+    >>> ml.ones((2, 2))
+    Tensor([[1., 1.],
+            [1., 1.]], f32[2,2])
     """
     return _described("ones", shape, 1, dtype, device)
 
@@ -351,8 +351,8 @@ def empty(
 ) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run.
 
-        >>> ml.empty((2, 3)).shape
-        (2, 3)
+    >>> ml.empty((2, 3)).shape
+    (2, 3)
     """
     return _described("empty", shape, 0, dtype, device)
 
@@ -383,8 +383,8 @@ def full_like(
 ) -> Tensor:
     """`full` with the shape of x, and its dtype and VM unless others are named.
 
-        >>> ml.full_like(ml.zeros(2), 7.0)
-        Tensor([7., 7.], f32[2])
+    >>> ml.full_like(ml.zeros(2), 7.0)
+    Tensor([7., 7.], f32[2])
     """
     type, where = type_of(x), x.arena.vm if device is None else device
     wanted = type.dtype if dtype is None else dtype
@@ -394,8 +394,8 @@ def full_like(
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Zeros with the shape of x, and its dtype and VM unless others are named.
 
-        >>> ml.zeros_like(ml.ones(2))
-        Tensor([0., 0.], f32[2])
+    >>> ml.zeros_like(ml.ones(2))
+    Tensor([0., 0.], f32[2])
     """
     return _like("zeros_like", x, 0, dtype, device)
 
@@ -403,14 +403,18 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None 
 def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Ones with the shape of x, and its dtype and VM unless others are named.
 
-        >>> ml.ones_like(ml.zeros(2))
-        Tensor([1., 1.], f32[2])
+    >>> ml.ones_like(ml.zeros(2))
+    Tensor([1., 1.], f32[2])
     """
     return _like("ones_like", x, 1, dtype, device)
 
 
 def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
-    """The same as `zeros_like`."""
+    """The same as `zeros_like`.
+
+    >>> ml.empty_like(ml.ones(3)).type
+    f32[3]
+    """
     return _like("empty_like", x, 0, dtype, device)
 
 

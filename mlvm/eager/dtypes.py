@@ -88,8 +88,8 @@ def result_type(*arrays_and_dtypes: object) -> DType:
 def can_cast(source: object, to: object, /) -> bool:
     """Whether a tensor or dtype promotes to the dtype `to` without becoming another.
 
-        >>> ml.can_cast(ml.int64, ml.float32)
-        True
+    >>> ml.can_cast(ml.int64, ml.float32)
+    True
     """
     wanted = DType.of(to)
     try:
@@ -116,8 +116,8 @@ def finfo(type: object, /) -> FloatInfo:
 def iinfo(type: object, /) -> IntInfo:
     """The limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another dtype.
 
-        >>> ml.iinfo(ml.int64).max
-        9223372036854775807
+    >>> ml.iinfo(ml.int64).max
+    9223372036854775807
     """
     dtype = _dtype_of(type)
     if not dtype.is_integer:

@@ -73,9 +73,9 @@ def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = Non
 def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
     """x with new axes of length 1 at these positions of the result. Raises `AxisRefused`.
 
-        >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
-        Tensor([[1.],
-                [2.]], f32[2,1])
+    >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
+    Tensor([[1.],
+            [2.]], f32[2,1])
     """
     new = axes_of("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
     lengths = iter(x.shape)
@@ -118,10 +118,10 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 def matrix_transpose(x: Tensor, /) -> Tensor:
     """x with its last two axes swapped. Raises `ShapeError` for fewer than two.
 
-        >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
-        Tensor([[1],
-                [2],
-                [3]], i64[3,1])
+    >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
+    Tensor([[1],
+            [2],
+            [3]], i64[3,1])
     """
     type_of(x)
     return x.mT
@@ -132,8 +132,8 @@ def moveaxis(
 ) -> Tensor:
     """x with the axes `source` moved to the positions `destination`, the others in order.
 
-        >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
-        (3, 4, 2)
+    >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
     """
     sources, destinations = axes_of("moveaxis", source, x), axes_of("moveaxis", destination, x)
     if len(sources) != len(destinations):
@@ -165,8 +165,8 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
 def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
     """The shape that tensors of these shapes broadcast to. Raises `ShapeError`.
 
-        >>> ml.broadcast_shapes((3, 1), (4,))
-        (3, 4)
+    >>> ml.broadcast_shapes((3, 1), (4,))
+    (3, 4)
     """
     lengths = [integers(shape, "a shape", "broadcast_shapes") for shape in shapes]
     try:
@@ -176,7 +176,11 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
 
 
 def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, all in the shape that they broadcast to together."""
+    """The tensors, all in the shape that they broadcast to together.
+
+    >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
+    [(2, 3), (2, 3)]
+    """
     types = [type_of(x) for x in arrays]
     try:
         shape = rules.broadcast_shapes(*[type.shape for type in types])
@@ -212,9 +216,9 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
 def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
     """The tensors one after the other along `axis` (None: flattened first); dtypes promote.
 
-        >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
-        Tensor([[0., 0.],
-                [1., 1.]], f32[2,2])
+    >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
+    Tensor([[0., 0.],
+            [1., 1.]], f32[2,2])
     """
     if axis is None:
         return concat([reshape(x, -1) for x in arrays])
@@ -228,9 +232,9 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis.
 
-        >>> ml.stack([ml.zeros(2), ml.ones(2)])
-        Tensor([[0., 0.],
-                [1., 1.]], f32[2,2])
+    >>> ml.stack([ml.zeros(2), ml.ones(2)])
+    Tensor([[0., 0.],
+            [1., 1.]], f32[2,2])
     """
     xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
@@ -263,8 +267,8 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
 def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of x along `axis`, without it.
 
-        >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
-        (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
+    >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
+    (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
     """
     [along] = axes_of("unstack", axis, x)
     places = [range(i, i + 1) for i in range(x.shape[along])]
@@ -478,8 +482,8 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """How many elements along `axis` are not zero: i64. nan is not zero.
 
-        >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
-        Tensor([1, 2], i64[2])
+    >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
+    Tensor([1, 2], i64[2])
     """
     type_of(x, "count_nonzero")
     try:
@@ -492,8 +496,8 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
 def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     """x where the condition holds, else y; all three broadcast, and any may be a number.
 
-        >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
-        Tensor([1., 6.], f32[2])
+    >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
+    Tensor([1., 6.], f32[2])
     """
     if condition.__class__ is bool:
         condition = full((), condition)
@@ -508,8 +512,8 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
 
-        >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
-        Tensor([0. , 0.5, 1. ], f32[3])
+    >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
+    Tensor([0. , 0.5, 1. ], f32[3])
     """
     type = type_of(x)
     if min is None and max is None:
@@ -545,9 +549,9 @@ def std(
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """x[i] * y[j] for two vectors. Raises `ShapeError` for other than vectors.
 
-        >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
-        Tensor([[3., 4.],
-                [6., 8.]], f32[2,2])
+    >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+    Tensor([[3., 4.],
+            [6., 8.]], f32[2,2])
     """
     if type_of(x).ndim != 1 or type_of(y).ndim != 1:
         raise ShapeError("takes two tensors of 1 dimension").at("outer", (x.type, y.type))

@@ -299,8 +299,8 @@ def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
 def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
     """The sums of the diagonals of matrices, in the dtype that `sum` uses.
 
-        >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-        Tensor(13., f32[])
+    >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor(13., f32[])
     """
     wanted = None if dtype is None else DType.of(dtype).name
     try:
@@ -344,9 +344,9 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
 def inv(x: Tensor, /) -> Tensor:
     """The inverses of square matrices. Raises `LinAlgError` for a singular one.
 
-        >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
-        Tensor([[0.5 , 0.  ],
-                [0.  , 0.25]], f32[2,2])
+    >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+    Tensor([[0.5 , 0.  ],
+            [0.  , 0.25]], f32[2,2])
     """
     return op.inv(floating(x, "inv"))
 
@@ -458,8 +458,8 @@ def eigh(x: Tensor, /) -> EighResult:
 def eigvalsh(x: Tensor, /) -> Tensor:
     """The eigenvalues of `eigh` alone, which have a gradient also where they are equal.
 
-        >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-        Tensor([4., 9.], f32[2])
+    >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor([4., 9.], f32[2])
     """
     return op.eigvalsh(floating(x, "eigvalsh"))
 
@@ -470,6 +470,9 @@ def eig(x: Tensor, /) -> EigResult:
 
     Those of a matrix with inf or nan are nan. The gradient is that of a loss that does not change
     with the phases of the vectors; it is inf or nan where eigenvalues are equal.
+
+        >>> ml.linalg.eig(ml.asarray([[0.0, -1.0], [1.0, 0.0]])).eigenvalues.type
+        c64[2]
     """
     x = floating(x, "eig")
     packed, n = op.eig(x), x.shape[-1]
@@ -478,7 +481,11 @@ def eig(x: Tensor, /) -> EigResult:
 
 
 def eigvals(x: Tensor, /) -> Tensor:
-    """The eigenvalues of `eig` alone."""
+    """The eigenvalues of `eig` alone.
+
+    >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
+    Tensor([2.+0.j, 2.+0.j], c64[2])
+    """
     return op.eigvals(floating(x, "eigvals"))
 
 
@@ -502,8 +509,8 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 def svdvals(x: Tensor, /) -> Tensor:
     """The singular values of `svd` alone, which have a gradient also where they are equal.
 
-        >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-        Tensor([9., 4.], f32[2])
+    >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor([9., 4.], f32[2])
     """
     return op.svdvals(floating(x, "svdvals"))
 

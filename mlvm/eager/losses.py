@@ -37,8 +37,8 @@ def mean_squared_error(
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """|predictions - targets|, of floats of one shape.
 
-        >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
-        Tensor([0.5, 3. ], f32[2])
+    >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
+    Tensor([0.5, 3. ], f32[2])
     """
     _require_pair("l1", predictions, targets)
     return _reduced("l1", op.abs(predictions - targets), reduction)

@@ -34,8 +34,8 @@ from mlvm.eager.tensor import Tensor, one_op
 def silu(x: Tensor, /) -> Tensor:
     """x sigmoid(x), also called swish.
 
-        >>> ml.silu(ml.asarray([-1.0, 1.0]))
-        Tensor([-0.26894143,  0.7310586 ], f32[2])
+    >>> ml.silu(ml.asarray([-1.0, 1.0]))
+    Tensor([-0.26894143,  0.7310586 ], f32[2])
     """
     return x * op.sigmoid(x)
 
@@ -55,8 +55,8 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
 
-        >>> ml.elu(ml.asarray([-1.0, 2.0]))
-        Tensor([-0.63212055,  2.        ], f32[2])
+    >>> ml.elu(ml.asarray([-1.0, 2.0]))
+    Tensor([-0.63212055,  2.        ], f32[2])
     """
     positive = x > 0.0
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
@@ -79,6 +79,9 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 
     Without a `key` the next global one decides. A rate of 0 changes and copies
     nothing.
+
+        >>> ml.dropout(ml.ones(3), 0.0)
+        Tensor([1., 1., 1.], f32[3])
     """
     if rate == 0:
         return reused(x)
@@ -168,6 +171,9 @@ def conv_transpose2d(
 
     Raises `ShapeError` for channels that do not fit the kernel, and where nothing is left;
     `AttributeRefused` for a stride or padding that makes no sense.
+
+        >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
+        f32[1,8,8,8]
     """
     _require_images("conv_transpose2d", x)
     types = (x.type, type_of(kernel))

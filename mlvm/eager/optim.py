@@ -110,6 +110,13 @@ class Optimizer:
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
     without parameters, `DTypeError` for parameters that are not floats, are views, or none at
     all, `HandleError` for parameters on several VMs.
+
+        >>> w = ml.ones(2)
+        >>> params, slowly = {"w": w, "b": ml.ones(1)}, {"learning_rate": 0.25}
+        >>> optimizer = ml.optim.SGD(params, 0.5, groups=[("b", slowly)])
+        >>> optimizer.update({"w": ml.ones(2), "b": ml.ones(1)})
+        >>> w, params["b"], int(optimizer.count)
+        (Tensor([0.5, 0.5], f32[2]), Tensor([0.75], f32[1]), 1)
     """
 
     count: Tensor
@@ -479,6 +486,12 @@ class RMSProp(Optimizer):
     b = momentum b + d;  d = b                        with momentum
 
     `weight_decay` p is added to g before all that.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.RMSProp({"w": w}, 0.05)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
     """
 
     alpha: float
@@ -798,8 +811,8 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 def constant(rate: float) -> Schedule:
     """The same rate for every update.
 
-        >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
-        True
+    >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
+    True
     """
     rate = _require("constant", "rate", rate, 0)
     return lambda count: creation.full((), rate, dtype=f32)
@@ -845,6 +858,10 @@ def one_cycle(
 
     Raises `AttributeRefused` for a negative peak, total_steps < 1, a divisor below 1, or unless
     0 <= warmup_fraction < 1.
+
+        >>> rate = ml.optim.one_cycle(1.0, total_steps=100)
+        >>> float(rate(ml.asarray(0.0))) < float(rate(ml.asarray(30.0)))
+        True
     """
     peak = _require("one_cycle", "peak", peak, 0)
     _require("one_cycle", "total_steps", total_steps, 1)

@@ -74,8 +74,8 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 def key(seed: int) -> Tensor:
     """The key of that seed. Raises `OperandValueError` unless 0 <= seed < 2**64.
 
-        >>> ml.random.key(0).type
-        u64[2]
+    >>> ml.random.key(0).type
+    u64[2]
     """
     return from_array(_words(seed, 0))
 
@@ -83,8 +83,8 @@ def key(seed: int) -> Tensor:
 def split(key: Tensor, n: int = 2) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each.
 
-        >>> ml.random.split(ml.random.key(0), 3).type
-        u64[3,2]
+    >>> ml.random.split(ml.random.key(0), 3).type
+    u64[3,2]
     """
     return op.split_key(key, n=n)
 
@@ -92,8 +92,8 @@ def split(key: Tensor, n: int = 2) -> Tensor:
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key for each value of the integer `data`: a step, a layer.
 
-        >>> ml.random.fold_in(ml.random.key(0), 7).type
-        u64[2]
+    >>> ml.random.fold_in(ml.random.key(0), 7).type
+    u64[2]
     """
     return op.fold_in(key, asarray(data))
 
@@ -128,8 +128,8 @@ _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=
 def next_key() -> Tensor:
     """The next global key of the current VM.
 
-        >>> ml.random.next_key().type
-        u64[2]
+    >>> ml.random.next_key().type
+    u64[2]
     """
     source = _source.get()
     return _draw() if source is None else source()
@@ -183,12 +183,25 @@ def seed(seed: int) -> None:
     """Start the current VM's global keys anew from that seed.
 
     Raises `OperandValueError` unless 0 <= seed < 2**64.
+
+        >>> ml.random.seed(0)
+        >>> x = ml.random.normal(3)
+        >>> ml.random.seed(0)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
     """
     set_state(_words(seed, 1))
 
 
 def state() -> Array:
-    """The state of the current VM's global keys, to be kept for `set_state`."""
+    """The state of the current VM's global keys, to be kept for `set_state`.
+
+    >>> state = ml.random.state()
+    >>> x = ml.random.normal(3)
+    >>> ml.random.set_state(state)
+    >>> bool(ml.all(x == ml.random.normal(3)))
+    True
+    """
     return _global().state.numpy()
 
 
@@ -196,6 +209,12 @@ def set_state(state: Array) -> None:
     """Continue the current VM's global keys from what `state` returned earlier.
 
     Raises `ShapeError` for anything else than a u64 array of 2 elements.
+
+        >>> state = ml.random.state()
+        >>> x = ml.random.normal(3)
+        >>> ml.random.set_state(state)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
     """
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
@@ -217,8 +236,8 @@ def normal(
 ) -> Tensor:
     """Standard normal values, of mean 0 and variance 1.
 
-        >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
-        f32[2,3]
+    >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
+    f32[2,3]
     """
     return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
 
@@ -275,8 +294,8 @@ def randint(
 ) -> Tensor:
     """Integers low <= i < high, each exactly as likely as any other.
 
-        >>> ml.random.randint(5, 0, 2, key=ml.random.key(0)).type
-        i64[5]
+    >>> ml.random.randint(5, 0, 2, key=ml.random.key(0)).type
+    i64[5]
     """
     return op.randint(
         _or_next(key), low=low, high=high, shape=integers(shape, "shape"), dtype=DType.of(dtype)
@@ -286,8 +305,8 @@ def randint(
 def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order.
 
-        >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
-        Tensor([0, 1, 2, 3], i64[4])
+    >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
+    Tensor([0, 1, 2, 3], i64[4])
     """
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)

@@ -213,6 +213,9 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
     flattened x, and its count (i64); for each element of x the place of its value.
 
     Each nan is different from all others, and 0.0 and -0.0 are equal. Gradients flow into `values`.
+
+        >>> ml.unique_all(ml.asarray([3, 1, 3])).indices
+        Tensor([1, 0], i64[2])
     """
     found = _Sorted("unique_all", x)
     values, indices = found.chosen(found.values), found.chosen(found.order)
@@ -222,8 +225,8 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
     """The different values in x, in order, and their counts (i64), as `unique_all` tells them.
 
-        >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
-        Tensor([1, 2], i64[2])
+    >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
+    Tensor([1, 2], i64[2])
     """
     found = _Sorted("unique_counts", x)
     return UniqueCountsResult(found.chosen(found.values), found.counts())
@@ -231,7 +234,11 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
 
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
     """The different values in x, in order, and for each element of x the place (i64) of its value
-    there, as `unique_all` tells them."""
+    there, as `unique_all` tells them.
+
+        >>> ml.unique_inverse(ml.asarray([3, 1, 3])).inverse_indices
+        Tensor([1, 0, 1], i64[3])
+    """
     found = _Sorted("unique_inverse", x)
     return UniqueInverseResult(found.chosen(found.values), found.inverse())
 
@@ -239,8 +246,8 @@ def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
 def unique_values(x: Tensor, /) -> Tensor:
     """The different values in x, in order, as a vector. Each nan is different from all others.
 
-        >>> ml.unique_values(ml.asarray([3, 1, 3]))
-        Tensor([1, 3], i64[2])
+    >>> ml.unique_values(ml.asarray([3, 1, 3]))
+    Tensor([1, 3], i64[2])
     """
     found = _Sorted("unique_values", x)
     return found.chosen(found.values)

@@ -288,8 +288,8 @@ def alias_of(x: Tensor) -> Tensor:
 def positive(x: Tensor, /) -> Tensor:
     """+x: another tensor over the bytes of x. Raises `DTypeError` for bools.
 
-        >>> ml.positive(ml.asarray([1.0, -2.0]))
-        Tensor([ 1., -2.], f32[2])
+    >>> ml.positive(ml.asarray([1.0, -2.0]))
+    Tensor([ 1., -2.], f32[2])
     """
     try:
         require("numeric", x.type)
@@ -301,8 +301,8 @@ def positive(x: Tensor, /) -> Tensor:
 def stop_gradient(x: Tensor) -> Tensor:
     """The same value, through which no cotangent flows; nothing is copied.
 
-        >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
-        Tensor(3., f32[])
+    >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
+    Tensor(3., f32[])
     """
     out = x.arena.view(x, x.type, Tensor)
     out.tape = None
@@ -577,6 +577,10 @@ class Tensor(Methods, Allocation):
     view or a capture still needs the old value, it keeps the old memory and x moves to new memory
     (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
     result shares the bytes of x until one of the two is updated.
+
+        >>> x = ml.asarray([[1.0, 2.0]])
+        >>> x.shape, x.dtype, x.sum()
+        ((1, 2), f32, Tensor(3., f32[]))
     """
 
     __slots__ = ()

@@ -32,7 +32,7 @@ def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
 def leaves(tree: Tree, /) -> list[Any]:
     """The leaves of the tree in order, also those that occur twice; of None there are none.
 
-        >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
-        [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
+    >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
+    [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
     """
     return all_leaves(tree)

@@ -59,9 +59,9 @@ def _promoted(x: Array, y: Array) -> tuple[Array, Array]:
 def add(out: Array, x: Array, y: Array) -> None:
     """x + y, elementwise, with broadcasting.
 
-        >>> ml.add([[1.0], [2.0]], [10.0, 20.0])
-        Tensor([[11., 21.],
-                [12., 22.]], f32[2,2])
+    >>> ml.add([[1.0], [2.0]], [10.0, 20.0])
+    Tensor([[11., 21.],
+            [12., 22.]], f32[2,2])
     """
     np.add(x, y, out, dtype=out.dtype)
 
@@ -70,8 +70,8 @@ def add(out: Array, x: Array, y: Array) -> None:
 def subtract(out: Array, x: Array, y: Array) -> None:
     """x - y, elementwise, with broadcasting.
 
-        >>> ml.subtract([1.0, 2.0], 3.0)
-        Tensor([-2., -1.], f32[2])
+    >>> ml.subtract([1.0, 2.0], 3.0)
+    Tensor([-2., -1.], f32[2])
     """
     np.subtract(x, y, out, dtype=out.dtype)
 
@@ -80,8 +80,8 @@ def subtract(out: Array, x: Array, y: Array) -> None:
 def multiply(out: Array, x: Array, y: Array) -> None:
     """x * y, elementwise, with broadcasting.
 
-        >>> ml.multiply([1.0, 2.0], 3.0)
-        Tensor([3., 6.], f32[2])
+    >>> ml.multiply([1.0, 2.0], 3.0)
+    Tensor([3., 6.], f32[2])
     """
     np.multiply(x, y, out, dtype=out.dtype)
 
@@ -109,8 +109,8 @@ def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
 def divide(out: Array, x: Array, y: Array) -> None:
     """x / y, elementwise, with broadcasting. Of integers and bools it is f32.
 
-        >>> ml.divide([1, 2], 4)
-        Tensor([0.25, 0.5 ], f32[2])
+    >>> ml.divide([1, 2], 4)
+    Tensor([0.25, 0.5 ], f32[2])
     """
     np.divide(x, y, out, dtype=out.dtype)
 
@@ -139,8 +139,8 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
 def remainder(out: Array, x: Array, y: Array) -> None:
     """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0.
 
-        >>> ml.remainder([7, -7], 3)
-        Tensor([1, 2], i64[2])
+    >>> ml.remainder([7, -7], 3)
+    Tensor([1, 2], i64[2])
     """
     np.remainder(x, y, out, dtype=out.dtype)
 
@@ -149,8 +149,8 @@ def remainder(out: Array, x: Array, y: Array) -> None:
 def reciprocal(out: Array, x: Array) -> None:
     """1 / x.
 
-        >>> ml.reciprocal([2.0, 4.0])
-        Tensor([0.5 , 0.25], f32[2])
+    >>> ml.reciprocal([2.0, 4.0])
+    Tensor([0.5 , 0.25], f32[2])
     """
     np.divide(1, x, out, dtype=out.dtype)
 
@@ -159,8 +159,8 @@ def reciprocal(out: Array, x: Array) -> None:
 def pow(out: Array, x: Array, y: Array) -> None:
     """x to the power y, elementwise. An integer to a negative integer power raises.
 
-        >>> ml.pow([2.0, 3.0], 2.0)
-        Tensor([4., 9.], f32[2])
+    >>> ml.pow([2.0, 3.0], 2.0)
+    Tensor([4., 9.], f32[2])
     """
     if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):
         raise OperandValueError("an integer has no negative integer power; use a float")
@@ -171,8 +171,8 @@ def pow(out: Array, x: Array, y: Array) -> None:
 def maximum(out: Array, x: Array, y: Array) -> None:
     """The larger of x and y, elementwise; nan if either is nan.
 
-        >>> ml.maximum([1.0, 5.0], 3.0)
-        Tensor([3., 5.], f32[2])
+    >>> ml.maximum([1.0, 5.0], 3.0)
+    Tensor([3., 5.], f32[2])
     """
     np.maximum(x, y, out=out, dtype=out.dtype)
 
@@ -181,8 +181,8 @@ def maximum(out: Array, x: Array, y: Array) -> None:
 def minimum(out: Array, x: Array, y: Array) -> None:
     """The smaller of x and y, elementwise; nan if either is nan.
 
-        >>> ml.minimum([1.0, 5.0], 3.0)
-        Tensor([1., 3.], f32[2])
+    >>> ml.minimum([1.0, 5.0], 3.0)
+    Tensor([1., 3.], f32[2])
     """
     np.minimum(x, y, out=out, dtype=out.dtype)
 
@@ -198,8 +198,8 @@ def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
 def negative(out: Array, x: Array) -> None:
     """-x; of an unsigned integer, 2^bits - x.
 
-        >>> ml.negative([1.0, -2.0])
-        Tensor([-1.,  2.], f32[2])
+    >>> ml.negative([1.0, -2.0])
+    Tensor([-1.,  2.], f32[2])
     """
     np.negative(x, out)
 
@@ -208,8 +208,8 @@ def negative(out: Array, x: Array) -> None:
 def abs(out: Array, x: Array) -> None:
     """|x|; of a complex number the length, which is real.
 
-        >>> ml.abs([-1.5, 2.0])
-        Tensor([1.5, 2. ], f32[2])
+    >>> ml.abs([-1.5, 2.0])
+    Tensor([1.5, 2. ], f32[2])
     """
     np.absolute(x, out)
 
@@ -229,8 +229,8 @@ def sign(out: Array, x: Array) -> None:
 def square(out: Array, x: Array) -> None:
     """x * x.
 
-        >>> ml.square([1.0, -2.0])
-        Tensor([1., 4.], f32[2])
+    >>> ml.square([1.0, -2.0])
+    Tensor([1., 4.], f32[2])
     """
     np.square(x, out)
 
@@ -239,8 +239,8 @@ def square(out: Array, x: Array) -> None:
 def floor(out: Array, x: Array) -> None:
     """The largest integer value <= x.
 
-        >>> ml.floor([1.8, -1.2])
-        Tensor([ 1., -2.], f32[2])
+    >>> ml.floor([1.8, -1.2])
+    Tensor([ 1., -2.], f32[2])
     """
     np.floor(x, out)
 
@@ -249,8 +249,8 @@ def floor(out: Array, x: Array) -> None:
 def ceil(out: Array, x: Array) -> None:
     """The smallest integer value >= x.
 
-        >>> ml.ceil([1.2, -1.2])
-        Tensor([ 2., -1.], f32[2])
+    >>> ml.ceil([1.2, -1.2])
+    Tensor([ 2., -1.], f32[2])
     """
     np.ceil(x, out)
 
@@ -259,8 +259,8 @@ def ceil(out: Array, x: Array) -> None:
 def round(out: Array, x: Array) -> None:
     """The nearest integer value, of both parts of a complex number; halves go to the even one.
 
-        >>> ml.round([0.5, 1.5, 2.4])
-        Tensor([0., 2., 2.], f32[3])
+    >>> ml.round([0.5, 1.5, 2.4])
+    Tensor([0., 2., 2.], f32[3])
     """
     np.round(x, 0, out)
 
@@ -269,8 +269,8 @@ def round(out: Array, x: Array) -> None:
 def trunc(out: Array, x: Array) -> None:
     """x without its fraction.
 
-        >>> ml.trunc([1.8, -1.8])
-        Tensor([ 1., -1.], f32[2])
+    >>> ml.trunc([1.8, -1.8])
+    Tensor([ 1., -1.], f32[2])
     """
     np.trunc(x, out)
 
@@ -282,8 +282,8 @@ def trunc(out: Array, x: Array) -> None:
 def real(out: Array, x: Array) -> None:
     """The real part.
 
-        >>> ml.real([1 + 2j, 3j])
-        Tensor([1., 0.], f32[2])
+    >>> ml.real([1 + 2j, 3j])
+    Tensor([1., 0.], f32[2])
     """
     np.copyto(out, x.real)
 
@@ -292,8 +292,8 @@ def real(out: Array, x: Array) -> None:
 def imag(out: Array, x: Array) -> None:
     """The imaginary part; 0 of a real x.
 
-        >>> ml.imag([1 + 2j, 3j])
-        Tensor([2., 3.], f32[2])
+    >>> ml.imag([1 + 2j, 3j])
+    Tensor([2., 3.], f32[2])
     """
     np.copyto(out, x.imag)
 
@@ -302,8 +302,8 @@ def imag(out: Array, x: Array) -> None:
 def conj(out: Array, x: Array) -> None:
     """The complex conjugate; x itself where it is real.
 
-        >>> ml.conj([1 + 2j, 3j])
-        Tensor([1.-2.j, 0.-3.j], c64[2])
+    >>> ml.conj([1 + 2j, 3j])
+    Tensor([1.-2.j, 0.-3.j], c64[2])
     """
     np.conjugate(x, out)
 
@@ -312,8 +312,8 @@ def conj(out: Array, x: Array) -> None:
 def copysign(out: Array, x: Array, y: Array) -> None:
     """|x| with the sign of y, also that of zeros and nans.
 
-        >>> ml.copysign([1.0, 2.0], [-0.0, 3.0])
-        Tensor([-1.,  2.], f32[2])
+    >>> ml.copysign([1.0, 2.0], [-0.0, 3.0])
+    Tensor([-1.,  2.], f32[2])
     """
     np.copysign(x, y, out, dtype=out.dtype)
 
@@ -322,8 +322,8 @@ def copysign(out: Array, x: Array, y: Array) -> None:
 def signbit(out: Array, x: Array) -> None:
     """Whether the sign is negative, also that of zeros and nans.
 
-        >>> ml.signbit([-0.0, 0.0])
-        Tensor([ True, False], bool[2])
+    >>> ml.signbit([-0.0, 0.0])
+    Tensor([ True, False], bool[2])
     """
     np.signbit(x, out)
 
@@ -332,8 +332,8 @@ def signbit(out: Array, x: Array) -> None:
 def nextafter(out: Array, x: Array, y: Array) -> None:
     """The next float after x in the direction of y; y where they are equal.
 
-        >>> ml.nextafter([1.0], 2.0) > 1.0
-        Tensor([ True], bool[1])
+    >>> ml.nextafter([1.0], 2.0) > 1.0
+    Tensor([ True], bool[1])
     """
     np.nextafter(x, y, out, dtype=out.dtype)
 
@@ -345,8 +345,8 @@ def nextafter(out: Array, x: Array, y: Array) -> None:
 def exp(out: Array, x: Array) -> None:
     """e to the power x.
 
-        >>> ml.exp([0.0, 1.0])
-        Tensor([1.       , 2.7182817], f32[2])
+    >>> ml.exp([0.0, 1.0])
+    Tensor([1.       , 2.7182817], f32[2])
     """
     np.exp(x, out, dtype=out.dtype)
 
@@ -355,8 +355,8 @@ def exp(out: Array, x: Array) -> None:
 def expm1(out: Array, x: Array) -> None:
     """e^x - 1, accurate near 0.
 
-        >>> ml.expm1([0.0, 1e-6])
-        Tensor([0.0000000e+00, 1.0000005e-06], f32[2])
+    >>> ml.expm1([0.0, 1e-6])
+    Tensor([0.0000000e+00, 1.0000005e-06], f32[2])
     """
     if out.dtype.kind != "c":
         np.expm1(x, out, dtype=out.dtype)
@@ -385,8 +385,8 @@ def log(out: Array, x: Array) -> None:
 def log1p(out: Array, x: Array) -> None:
     """log(1 + x), accurate near 0.
 
-        >>> ml.log1p([0.0, 1e-6])
-        Tensor([0.000000e+00, 9.999995e-07], f32[2])
+    >>> ml.log1p([0.0, 1e-6])
+    Tensor([0.000000e+00, 9.999995e-07], f32[2])
     """
     np.log1p(x, out, dtype=out.dtype)
 
@@ -395,8 +395,8 @@ def log1p(out: Array, x: Array) -> None:
 def log2(out: Array, x: Array) -> None:
     """The logarithm of base 2.
 
-        >>> ml.log2([1.0, 8.0])
-        Tensor([0., 3.], f32[2])
+    >>> ml.log2([1.0, 8.0])
+    Tensor([0., 3.], f32[2])
     """
     np.log2(x, out, dtype=out.dtype)
 
@@ -405,8 +405,8 @@ def log2(out: Array, x: Array) -> None:
 def log10(out: Array, x: Array) -> None:
     """The logarithm of base 10.
 
-        >>> ml.log10([1.0, 100.0])
-        Tensor([0., 2.], f32[2])
+    >>> ml.log10([1.0, 100.0])
+    Tensor([0., 2.], f32[2])
     """
     np.log10(x, out, dtype=out.dtype)
 
@@ -426,8 +426,8 @@ def logaddexp(out: Array, x: Array, y: Array) -> None:
 def sqrt(out: Array, x: Array) -> None:
     """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0.
 
-        >>> ml.sqrt([1.0, 2.0])
-        Tensor([1.       , 1.4142135], f32[2])
+    >>> ml.sqrt([1.0, 2.0])
+    Tensor([1.       , 1.4142135], f32[2])
     """
     np.sqrt(x, out, dtype=out.dtype)
 
@@ -436,8 +436,8 @@ def sqrt(out: Array, x: Array) -> None:
 def rsqrt(out: Array, x: Array) -> None:
     """1 / sqrt(x).
 
-        >>> ml.rsqrt([1.0, 4.0])
-        Tensor([1. , 0.5], f32[2])
+    >>> ml.rsqrt([1.0, 4.0])
+    Tensor([1. , 0.5], f32[2])
     """
     np.sqrt(x, out, dtype=out.dtype)
     np.reciprocal(out, out)
@@ -447,8 +447,8 @@ def rsqrt(out: Array, x: Array) -> None:
 def sin(out: Array, x: Array) -> None:
     """The sine of x radians.
 
-        >>> ml.sin([0.0, 1.0])
-        Tensor([0.      , 0.841471], f32[2])
+    >>> ml.sin([0.0, 1.0])
+    Tensor([0.      , 0.841471], f32[2])
     """
     np.sin(x, out, dtype=out.dtype)
 
@@ -457,8 +457,8 @@ def sin(out: Array, x: Array) -> None:
 def cos(out: Array, x: Array) -> None:
     """The cosine of x radians.
 
-        >>> ml.cos([0.0, 1.0])
-        Tensor([1.       , 0.5403023], f32[2])
+    >>> ml.cos([0.0, 1.0])
+    Tensor([1.       , 0.5403023], f32[2])
     """
     np.cos(x, out, dtype=out.dtype)
 
@@ -467,8 +467,8 @@ def cos(out: Array, x: Array) -> None:
 def tan(out: Array, x: Array) -> None:
     """The tangent of x radians.
 
-        >>> ml.tan([0.0, 1.0])
-        Tensor([0.       , 1.5574077], f32[2])
+    >>> ml.tan([0.0, 1.0])
+    Tensor([0.       , 1.5574077], f32[2])
     """
     np.tan(x, out, dtype=out.dtype)
 
@@ -477,8 +477,8 @@ def tan(out: Array, x: Array) -> None:
 def asin(out: Array, x: Array) -> None:
     """The arcsine; nan for a real x outside of [-1, 1].
 
-        >>> ml.asin([0.0, 1.0])
-        Tensor([0.       , 1.5707964], f32[2])
+    >>> ml.asin([0.0, 1.0])
+    Tensor([0.       , 1.5707964], f32[2])
     """
     np.arcsin(x, out, dtype=out.dtype)
 
@@ -487,8 +487,8 @@ def asin(out: Array, x: Array) -> None:
 def acos(out: Array, x: Array) -> None:
     """The arccosine; nan for a real x outside of [-1, 1].
 
-        >>> ml.acos([0.0, 1.0])
-        Tensor([1.5707964, 0.       ], f32[2])
+    >>> ml.acos([0.0, 1.0])
+    Tensor([1.5707964, 0.       ], f32[2])
     """
     np.arccos(x, out, dtype=out.dtype)
 
@@ -497,8 +497,8 @@ def acos(out: Array, x: Array) -> None:
 def atan(out: Array, x: Array) -> None:
     """The arctangent.
 
-        >>> ml.atan([0.0, 1.0])
-        Tensor([0.       , 0.7853982], f32[2])
+    >>> ml.atan([0.0, 1.0])
+    Tensor([0.       , 0.7853982], f32[2])
     """
     np.arctan(x, out, dtype=out.dtype)
 
@@ -518,8 +518,8 @@ def atan2(out: Array, x: Array, y: Array) -> None:
 def hypot(out: Array, x: Array, y: Array) -> None:
     """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does.
 
-        >>> ml.hypot([3.0], [4.0])
-        Tensor([5.], f32[1])
+    >>> ml.hypot([3.0], [4.0])
+    Tensor([5.], f32[1])
     """
     np.hypot(x, y, out, dtype=out.dtype)
 
@@ -528,8 +528,8 @@ def hypot(out: Array, x: Array, y: Array) -> None:
 def sinh(out: Array, x: Array) -> None:
     """The hyperbolic sine.
 
-        >>> ml.sinh([0.0, 1.0])
-        Tensor([0.       , 1.1752012], f32[2])
+    >>> ml.sinh([0.0, 1.0])
+    Tensor([0.       , 1.1752012], f32[2])
     """
     np.sinh(x, out, dtype=out.dtype)
 
@@ -538,8 +538,8 @@ def sinh(out: Array, x: Array) -> None:
 def cosh(out: Array, x: Array) -> None:
     """The hyperbolic cosine.
 
-        >>> ml.cosh([0.0, 1.0])
-        Tensor([1.       , 1.5430806], f32[2])
+    >>> ml.cosh([0.0, 1.0])
+    Tensor([1.       , 1.5430806], f32[2])
     """
     np.cosh(x, out, dtype=out.dtype)
 
@@ -548,8 +548,8 @@ def cosh(out: Array, x: Array) -> None:
 def tanh(out: Array, x: Array) -> None:
     """The hyperbolic tangent.
 
-        >>> ml.tanh([0.0, 1.0])
-        Tensor([0.       , 0.7615942], f32[2])
+    >>> ml.tanh([0.0, 1.0])
+    Tensor([0.       , 0.7615942], f32[2])
     """
     if out.dtype.kind != "c":
         np.tanh(x, out, dtype=out.dtype)
@@ -564,8 +564,8 @@ def tanh(out: Array, x: Array) -> None:
 def asinh(out: Array, x: Array) -> None:
     """The inverse hyperbolic sine.
 
-        >>> ml.asinh([0.0, 1.0])
-        Tensor([0.       , 0.8813736], f32[2])
+    >>> ml.asinh([0.0, 1.0])
+    Tensor([0.       , 0.8813736], f32[2])
     """
     np.arcsinh(x, out, dtype=out.dtype)
 
@@ -574,8 +574,8 @@ def asinh(out: Array, x: Array) -> None:
 def acosh(out: Array, x: Array) -> None:
     """The inverse hyperbolic cosine; nan for a real x < 1.
 
-        >>> ml.acosh([1.0, 2.0])
-        Tensor([0.      , 1.316958], f32[2])
+    >>> ml.acosh([1.0, 2.0])
+    Tensor([0.      , 1.316958], f32[2])
     """
     np.arccosh(x, out, dtype=out.dtype)
 
@@ -584,8 +584,8 @@ def acosh(out: Array, x: Array) -> None:
 def atanh(out: Array, x: Array) -> None:
     """The inverse hyperbolic tangent; nan for a real x outside of [-1, 1].
 
-        >>> ml.atanh([0.0, 0.5])
-        Tensor([0.        , 0.54930615], f32[2])
+    >>> ml.atanh([0.0, 0.5])
+    Tensor([0.        , 0.54930615], f32[2])
     """
     np.arctanh(x, out, dtype=out.dtype)
 
@@ -594,8 +594,8 @@ def atanh(out: Array, x: Array) -> None:
 def sigmoid(out: Array, x: Array) -> None:
     """1 / (1 + e^-x), accurate at both ends. Where e^-x overflows the result is 0, or subnormal.
 
-        >>> ml.sigmoid([0.0, 1000.0])
-        Tensor([0.5, 1. ], f32[2])
+    >>> ml.sigmoid([0.0, 1000.0])
+    Tensor([0.5, 1. ], f32[2])
     """
     np.negative(x, out, dtype=out.dtype)
     np.exp(out, out)
@@ -621,8 +621,8 @@ def erf(out: Array, x: Array) -> None:
 def equal(out: Array, x: Array, y: Array) -> None:
     """x == y, elementwise, with broadcasting.
 
-        >>> ml.equal([1.0, 2.0], 2.0)
-        Tensor([False,  True], bool[2])
+    >>> ml.equal([1.0, 2.0], 2.0)
+    Tensor([False,  True], bool[2])
     """
     np.equal(*_promoted(x, y), out)
 
@@ -631,8 +631,8 @@ def equal(out: Array, x: Array, y: Array) -> None:
 def not_equal(out: Array, x: Array, y: Array) -> None:
     """x != y, elementwise, with broadcasting.
 
-        >>> ml.not_equal([1.0, 2.0], 2.0)
-        Tensor([ True, False], bool[2])
+    >>> ml.not_equal([1.0, 2.0], 2.0)
+    Tensor([ True, False], bool[2])
     """
     np.not_equal(*_promoted(x, y), out)
 
@@ -641,8 +641,8 @@ def not_equal(out: Array, x: Array, y: Array) -> None:
 def less(out: Array, x: Array, y: Array) -> None:
     """x < y, elementwise, with broadcasting.
 
-        >>> ml.less([1.0, 3.0], 2.0)
-        Tensor([ True, False], bool[2])
+    >>> ml.less([1.0, 3.0], 2.0)
+    Tensor([ True, False], bool[2])
     """
     np.less(*_promoted(x, y), out)
 
@@ -651,8 +651,8 @@ def less(out: Array, x: Array, y: Array) -> None:
 def less_equal(out: Array, x: Array, y: Array) -> None:
     """x <= y, elementwise, with broadcasting.
 
-        >>> ml.less_equal([1.0, 2.0], 1.0)
-        Tensor([ True, False], bool[2])
+    >>> ml.less_equal([1.0, 2.0], 1.0)
+    Tensor([ True, False], bool[2])
     """
     np.less_equal(*_promoted(x, y), out)
 
@@ -661,8 +661,8 @@ def less_equal(out: Array, x: Array, y: Array) -> None:
 def greater(out: Array, x: Array, y: Array) -> None:
     """x > y, elementwise, with broadcasting.
 
-        >>> ml.greater([1.0, 3.0], 2.0)
-        Tensor([False,  True], bool[2])
+    >>> ml.greater([1.0, 3.0], 2.0)
+    Tensor([False,  True], bool[2])
     """
     np.greater(*_promoted(x, y), out)
 
@@ -671,8 +671,8 @@ def greater(out: Array, x: Array, y: Array) -> None:
 def greater_equal(out: Array, x: Array, y: Array) -> None:
     """x >= y, elementwise, with broadcasting.
 
-        >>> ml.greater_equal([1.0, 2.0], 2.0)
-        Tensor([False,  True], bool[2])
+    >>> ml.greater_equal([1.0, 2.0], 2.0)
+    Tensor([False,  True], bool[2])
     """
     np.greater_equal(*_promoted(x, y), out)
 
@@ -681,8 +681,8 @@ def greater_equal(out: Array, x: Array, y: Array) -> None:
 def isnan(out: Array, x: Array) -> None:
     """True where x is nan.
 
-        >>> ml.isnan([1.0, ml.inf, ml.nan])
-        Tensor([False, False,  True], bool[3])
+    >>> ml.isnan([1.0, ml.inf, ml.nan])
+    Tensor([False, False,  True], bool[3])
     """
     np.isnan(x, out)
 
@@ -691,8 +691,8 @@ def isnan(out: Array, x: Array) -> None:
 def isinf(out: Array, x: Array) -> None:
     """True where x is inf or -inf.
 
-        >>> ml.isinf([1.0, ml.inf, ml.nan])
-        Tensor([False,  True, False], bool[3])
+    >>> ml.isinf([1.0, ml.inf, ml.nan])
+    Tensor([False,  True, False], bool[3])
     """
     np.isinf(x, out)
 
@@ -701,8 +701,8 @@ def isinf(out: Array, x: Array) -> None:
 def isfinite(out: Array, x: Array) -> None:
     """True where x is neither inf nor nan.
 
-        >>> ml.isfinite([1.0, ml.inf, ml.nan])
-        Tensor([ True, False, False], bool[3])
+    >>> ml.isfinite([1.0, ml.inf, ml.nan])
+    Tensor([ True, False, False], bool[3])
     """
     np.isfinite(x, out)
 
@@ -714,8 +714,8 @@ def isfinite(out: Array, x: Array) -> None:
 def logical_and(out: Array, x: Array, y: Array) -> None:
     """x and y, of booleans.
 
-        >>> ml.logical_and([True, False], True)
-        Tensor([ True, False], bool[2])
+    >>> ml.logical_and([True, False], True)
+    Tensor([ True, False], bool[2])
     """
     np.logical_and(x, y, out)
 
@@ -724,8 +724,8 @@ def logical_and(out: Array, x: Array, y: Array) -> None:
 def logical_or(out: Array, x: Array, y: Array) -> None:
     """x or y, of booleans.
 
-        >>> ml.logical_or([True, False], False)
-        Tensor([ True, False], bool[2])
+    >>> ml.logical_or([True, False], False)
+    Tensor([ True, False], bool[2])
     """
     np.logical_or(x, y, out)
 
@@ -734,8 +734,8 @@ def logical_or(out: Array, x: Array, y: Array) -> None:
 def logical_xor(out: Array, x: Array, y: Array) -> None:
     """Either x or y, of booleans.
 
-        >>> ml.logical_xor([True, False], True)
-        Tensor([False,  True], bool[2])
+    >>> ml.logical_xor([True, False], True)
+    Tensor([False,  True], bool[2])
     """
     np.logical_xor(x, y, out)
 
@@ -744,8 +744,8 @@ def logical_xor(out: Array, x: Array, y: Array) -> None:
 def logical_not(out: Array, x: Array) -> None:
     """not x, of booleans.
 
-        >>> ml.logical_not([True, False])
-        Tensor([False,  True], bool[2])
+    >>> ml.logical_not([True, False])
+    Tensor([False,  True], bool[2])
     """
     np.logical_not(x, out)
 
@@ -754,8 +754,8 @@ def logical_not(out: Array, x: Array) -> None:
 def bitwise_and(out: Array, x: Array, y: Array) -> None:
     """x & y, of integers or booleans.
 
-        >>> ml.bitwise_and([12, 10], 6)
-        Tensor([4, 2], i64[2])
+    >>> ml.bitwise_and([12, 10], 6)
+    Tensor([4, 2], i64[2])
     """
     np.bitwise_and(x, y, out)
 
@@ -764,8 +764,8 @@ def bitwise_and(out: Array, x: Array, y: Array) -> None:
 def bitwise_or(out: Array, x: Array, y: Array) -> None:
     """x | y, of integers or booleans.
 
-        >>> ml.bitwise_or([12, 10], 6)
-        Tensor([14, 14], i64[2])
+    >>> ml.bitwise_or([12, 10], 6)
+    Tensor([14, 14], i64[2])
     """
     np.bitwise_or(x, y, out)
 
@@ -774,8 +774,8 @@ def bitwise_or(out: Array, x: Array, y: Array) -> None:
 def bitwise_xor(out: Array, x: Array, y: Array) -> None:
     """x ^ y, of integers or booleans.
 
-        >>> ml.bitwise_xor([12, 10], 6)
-        Tensor([10, 12], i64[2])
+    >>> ml.bitwise_xor([12, 10], 6)
+    Tensor([10, 12], i64[2])
     """
     np.bitwise_xor(x, y, out)
 
@@ -784,8 +784,8 @@ def bitwise_xor(out: Array, x: Array, y: Array) -> None:
 def bitwise_invert(out: Array, x: Array) -> None:
     """~x, of integers or booleans.
 
-        >>> ml.bitwise_invert([0, 5])
-        Tensor([-1, -6], i64[2])
+    >>> ml.bitwise_invert([0, 5])
+    Tensor([-1, -6], i64[2])
     """
     np.invert(x, out)
 
@@ -794,8 +794,8 @@ def bitwise_invert(out: Array, x: Array) -> None:
 def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
     """x << y, of integers.
 
-        >>> ml.bitwise_left_shift([1, 2], 3)
-        Tensor([ 8, 16], i64[2])
+    >>> ml.bitwise_left_shift([1, 2], 3)
+    Tensor([ 8, 16], i64[2])
     """
     np.left_shift(x, y, out)
 
@@ -804,8 +804,8 @@ def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
 def bitwise_right_shift(out: Array, x: Array, y: Array) -> None:
     """x >> y, of integers, keeping the sign.
 
-        >>> ml.bitwise_right_shift([16, -16], 2)
-        Tensor([ 4, -4], i64[2])
+    >>> ml.bitwise_right_shift([16, -16], 2)
+    Tensor([ 4, -4], i64[2])
     """
     np.right_shift(x, y, out)
 

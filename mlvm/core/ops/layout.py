@@ -176,8 +176,8 @@ def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtin
 def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
     """x with the order of its elements reversed along `axis` (None: along all).
 
-        >>> ml.flip([1.0, 2.0, 3.0])
-        Tensor([3., 2., 1.], f32[3])
+    >>> ml.flip([1.0, 2.0, 3.0])
+    Tensor([3., 2., 1.], f32[3])
     """
     np.copyto(out, np.flip(x, axis))
 
@@ -211,6 +211,9 @@ def slice(
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
     Positions are counted from the front and must lie in x. A step may be negative, but not 0.
+
+        >>> ml.slice([1, 2, 3, 4], start=(1,), length=(2,), step=(1,))
+        Tensor([2, 3], i64[2])
     """
     np.copyto(out, x[_window(start, length, step)])
 
@@ -295,10 +298,10 @@ def _copy(x: TensorType) -> TensorType:
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
 
-        >>> ml.tril(ml.ones((3, 3)))
-        Tensor([[1., 0., 0.],
-                [1., 1., 0.],
-                [1., 1., 1.]], f32[3,3])
+    >>> ml.tril(ml.ones((3, 3)))
+    Tensor([[1., 0., 0.],
+            [1., 1., 0.],
+            [1., 1., 1.]], f32[3,3])
     """
     np.copyto(out, np.where(_not_above(k, x.shape), x, np.zeros_like(x, shape=())))
 
@@ -307,10 +310,10 @@ def tril(out: Array, x: Array, *, k: int = 0) -> None:
 def triu(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
 
-        >>> ml.triu(ml.ones((3, 3)), k=1)
-        Tensor([[0., 1., 1.],
-                [0., 0., 1.],
-                [0., 0., 0.]], f32[3,3])
+    >>> ml.triu(ml.ones((3, 3)), k=1)
+    Tensor([[0., 1., 1.],
+            [0., 0., 1.],
+            [0., 0., 0.]], f32[3,3])
     """
     np.copyto(out, np.where(_not_above(k - 1, x.shape), np.zeros_like(x, shape=()), x))
 
@@ -353,10 +356,10 @@ def astype(out: Array, x: Array, *, dtype: str) -> None:
 def copy(out: Array, x: Array) -> None:
     """The same tensor in memory of its own.
 
-        >>> x = ml.ones(2)
-        >>> y = ml.copy(x)
-        >>> y += 1.0
-        >>> x, y
-        (Tensor([1., 1.], f32[2]), Tensor([2., 2.], f32[2]))
+    >>> x = ml.ones(2)
+    >>> y = ml.copy(x)
+    >>> y += 1.0
+    >>> x, y
+    (Tensor([1., 1.], f32[2]), Tensor([2., 2.], f32[2]))
     """
     np.copyto(out, x)

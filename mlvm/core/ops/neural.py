@@ -55,8 +55,8 @@ def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
 def relu(out: Array, x: Array) -> None:
     """max(x, 0).
 
-        >>> ml.relu([-1.0, 2.0])
-        Tensor([0., 2.], f32[2])
+    >>> ml.relu([-1.0, 2.0])
+    Tensor([0., 2.], f32[2])
     """
     np.maximum(x, 0, out=out)
 
@@ -188,9 +188,9 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows.
 
-        >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
-        Tensor([[0.5, 0.5],
-                [0. , 1. ]], f32[2,2])
+    >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
+    Tensor([[0.5, 0.5],
+            [0. , 1. ]], f32[2,2])
     """
     np.subtract(x, _max(x, axis), out)
     np.exp(out, out)
@@ -201,8 +201,8 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows.
 
-        >>> ml.log_softmax([0.0, 0.0])
-        Tensor([-0.6931472, -0.6931472], f32[2])
+    >>> ml.log_softmax([0.0, 0.0])
+    Tensor([-0.6931472, -0.6931472], f32[2])
     """
     np.subtract(x, _max(x, axis), out)
     out -= np.log(np.add.reduce(np.exp(out), axis, keepdims=True))

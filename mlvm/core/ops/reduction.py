@@ -108,8 +108,8 @@ def sum(
 def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32.
 
-        >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
-        Tensor([3. , 3.5], f32[2])
+    >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
+    Tensor([3. , 3.5], f32[2])
     """
     _sum(out, x, axis, keepdims)
     np.divide(out, _count(x, axis), out)
@@ -185,8 +185,8 @@ def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False
 def max(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The largest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`.
 
-        >>> ml.max([[1.0, 5.0], [7.0, 0.0]], axis=1)
-        Tensor([5., 7.], f32[2])
+    >>> ml.max([[1.0, 5.0], [7.0, 0.0]], axis=1)
+    Tensor([5., 7.], f32[2])
     """
     np.maximum.reduce(x, axis, out=out, keepdims=keepdims)
 
@@ -195,8 +195,8 @@ def max(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 def min(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The smallest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`.
 
-        >>> ml.min([[1.0, 5.0], [7.0, 0.0]], axis=1)
-        Tensor([1., 0.], f32[2])
+    >>> ml.min([[1.0, 5.0], [7.0, 0.0]], axis=1)
+    Tensor([1., 0.], f32[2])
     """
     np.minimum.reduce(x, axis, out=out, keepdims=keepdims)
 
@@ -232,8 +232,8 @@ def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
 def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """Whether no element along `axis` is zero; True of nothing. nan counts as True.
 
-        >>> ml.all([[True, False], [True, True]], axis=1)
-        Tensor([False,  True], bool[2])
+    >>> ml.all([[True, False], [True, True]], axis=1)
+    Tensor([False,  True], bool[2])
     """
     np.logical_and.reduce(x, axis, out=out, keepdims=keepdims)
 
@@ -242,8 +242,8 @@ def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """Whether an element along `axis` is not zero; False of nothing. nan counts as True.
 
-        >>> ml.any([[True, False], [False, False]], axis=1)
-        Tensor([ True, False], bool[2])
+    >>> ml.any([[True, False], [False, False]], axis=1)
+    Tensor([ True, False], bool[2])
     """
     np.logical_or.reduce(x, axis, out=out, keepdims=keepdims)
 

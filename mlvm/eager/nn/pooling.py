@@ -29,8 +29,8 @@ class _Pool(Module):
 class MaxPool2d(_Pool):
     """The largest element of each window of f[N, H, W, C]; see `max_pool2d`.
 
-        >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
-        f32[1,2,2,3]
+    >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
+    f32[1,2,2,3]
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ class MaxPool2d(_Pool):
 class AvgPool2d(_Pool):
     """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
 
-        >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
-        f32[1,2,2,3]
+    >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
+    f32[1,2,2,3]
     """
 
     def __call__(self, x: Tensor) -> Tensor:
