@@ -154,9 +154,6 @@ class TensorType:
     `size` counts elements, `nbytes` the bytes of a packed row-major tensor.
     Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length,
     for more than 64 dimensions, and for more than 2**62 bytes (not counting lengths of 0).
-
-        >>> ml.zeros((2, 3)).type.shape
-        (2, 3)
     """
 
     __slots__ = ("__weakref__", "dtype", "nbytes", "ndim", "shape", "size")

@@ -38,11 +38,7 @@ from mlvm.core.types import Array, DType, TensorType
 
 def disassemble(program: Program) -> str:
     """The program as assembly text, ending in a newline. Reading it back gives an equal program.
-    Only an integer of more than 64 bits, which no verifier passes, is cut short.
-
-        >>> print(ml.disassemble(ml.program_of(ml.sin, ml.zeros(2))).splitlines()[0])
-        .func main 0 *
-    """
+    Only an integer of more than 64 bits, which no verifier passes, is cut short."""
     lines = [f".const {name} {format_constant(value)}" for name, value in program.constants.items()]
     for function in program.functions.values():
         lines += format_function(function)
