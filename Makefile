@@ -77,7 +77,8 @@ clean: ## remove all that make, the tests and the tools have made
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A new environment replaces the old one, but never a folder that is something else.
+# A new environment replaces the old one that make has made. One made by hand keeps what is in it,
+# and a folder that is something else is refused.
 $(TEST_READY): pyproject.toml
 	@test -n "$(INTERPRETER)" || { \
 	echo "No suitable Python among: $(or $(PYTHON),$(CANDIDATES))." >&2; \
@@ -85,7 +86,7 @@ $(TEST_READY): pyproject.toml
 	echo "Name one with: make PYTHON=/path/to/python" >&2; exit 1; }
 	@test -z "$$(ls -A "$(VENV)" 2>/dev/null)" || test -e "$(VENV)/pyvenv.cfg" || { \
 	echo "VENV=$(VENV) exists and is not a Python environment" >&2; exit 1; }
-	$(INTERPRETER) -m venv --clear "$(VENV)"
+	$(INTERPRETER) -m venv $(if $(wildcard $(VENV)/.ready-*),--clear) "$(VENV)"
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 

@@ -21,6 +21,7 @@ from mlvm.core.errors import (
     CaptureError,
     CopyRefused,
     ExchangeRefused,
+    GradientError,
     HandleError,
     NoExchange,
     brief,
@@ -28,6 +29,7 @@ from mlvm.core.errors import (
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.eager import primitives as op
+from mlvm.eager.context import recording
 from mlvm.eager.creation import asarray, placed
 from mlvm.eager.tensor import Tensor, from_array, stop_gradient
 
@@ -74,9 +76,21 @@ def _refuse_copy(x: Tensor, why: str) -> CopyRefused:
     return CopyRefused(f"{x.type} on {x.arena.vm.name} {why}, and copy=False forbids to copy it")
 
 
+def _require_untracked(x: Tensor) -> None:
+    """Raise `GradientError` where x depends on what a gradient is being taken for: another library
+    would compute with its values, and the gradient would miss that."""
+    if x.tape is not None and x.tape is recording.get():
+        raise GradientError(
+            f"a gradient goes through this {x.type}, and none goes through another library: use "
+            f"functions of ml, or take stop_gradient(x) or x.numpy() for its values"
+        )
+
+
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
     """What `numpy.asarray(x)` gives: a copy, in that dtype; with `copy=False` a read-only array
-    over the bytes of x. Raises `CopyRefused` where there is none, and `StaleTensor`."""
+    over the bytes of x. Raises `CopyRefused` where there is none, `GradientError` where a gradient
+    goes through x, and `StaleTensor`."""
+    _require_untracked(x)
     if copy is not False:
         array = x.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
@@ -102,8 +116,9 @@ def dlpack(
 
     Raises `CopyRefused` where `copy` is False and it takes a copy, `ExchangeRefused` for a stream,
     for another device, and for a tensor without values (of a dry VM, or in a captured function),
-    `StaleTensor`.
+    `GradientError` where a gradient goes through x, `StaleTensor`.
     """
+    _require_untracked(x)
     if stream is not None:
         raise ExchangeRefused(f"{x.type}: there are no streams, such as {brief(stream)}")
     if dl_device is not None and tuple(map(int, dl_device)) != _CPU:

@@ -295,3 +295,18 @@ def test_what_has_ended_is_not_pickled() -> None:
         pickle.dumps(x)
     with pytest.raises(StaleTensor):
         np.from_dlpack(x)
+
+
+# --- gradients ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "through",
+    [lambda x: np.clip(x, 0, 2), lambda x: np.array(x), lambda x: np.stack([x, x]), np.from_dlpack],
+)
+def test_no_gradient_is_lost_in_another_library(through: Any) -> None:
+    x = ml.asarray([1.0, 2.0, 3.0])
+    with pytest.raises(ml.errors.GradientError, match="none goes through another library"):
+        ml.grad(lambda x: ml.sum(x * ml.asarray(through(x))))(x)
+    constant = ml.grad(lambda x: ml.sum(x * through(ml.stop_gradient(x)[None])[0]))
+    assert constant(x).shape == (3,)

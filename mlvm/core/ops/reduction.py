@@ -106,13 +106,15 @@ def sum(
 
 @op(infer=_mean)
 def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32.
+    """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32, the
+    rounded one of f64.
 
-    >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
-    Tensor([3. , 3.5], f32[2])
+        >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
+        Tensor([3. , 3.5], f32[2])
     """
-    _sum(out, x, axis, keepdims)
-    np.divide(out, _count(x, axis), out)
+    total = out if x.dtype.kind in "fc" else np.empty(out.shape)
+    _sum(total, x, axis, keepdims)
+    np.divide(total, _count(x, axis), out, casting="same_kind")
 
 
 @op(infer=_count_or_accumulate)
@@ -134,21 +136,22 @@ def var(
 ) -> None:
     """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes.
 
-    Of integers and bools it is f32. A `correction` of 1 gives the unbiased estimate; at
-    n <= correction the result is nan or inf.
+    Of integers and bools it is f32, the rounded one of f64. A `correction` of 1 gives the unbiased
+    estimate; at n <= correction the result is nan or inf.
 
         >>> ml.var([1.0, 3.0])
         Tensor(1., f32[])
     """
-    n = _count(x, axis)
-    mean = np.empty(reduced_shape(x.shape, axis, True), out.dtype)
+    n, wide = _count(x, axis), out.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    mean = np.empty(reduced_shape(x.shape, axis, True), wide)
     _sum(mean, x, axis, True)
     np.divide(mean, n, mean)
-    squares = np.empty(x.shape, out.dtype)
+    squares = np.empty(x.shape, wide)
     np.subtract(x, mean, squares)
     np.square(squares, squares)
-    _sum(out, squares, axis, keepdims)
-    np.divide(out, n - correction if n > correction else 0, out)
+    total = out if wide == out.dtype else np.empty(out.shape)
+    _sum(total, squares, axis, keepdims)
+    np.divide(total, n - correction if n > correction else 0, out, casting="same_kind")
 
 
 @op(infer=_cumulate)

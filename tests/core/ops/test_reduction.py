@@ -208,3 +208,11 @@ def test_axes_are_numpys_or_refused(name: str, axes: list[int], keepdims: bool) 
             evaluate(name, x, axis=axis, keepdims=keepdims)
     else:
         assert evaluate(name, x, axis=axis, keepdims=keepdims).shape == expected.shape
+
+
+def test_statistics_of_large_integers_are_rounded_once() -> None:
+    times = np.array([1_700_000_001, 1_700_000_003, 1_700_000_005])
+    assert evaluate("var", times) == np.float32(8 / 3)
+    assert evaluate("mean", times) == np.float32(1_700_000_003)
+    ends = np.array([2**31 - 1, -(2**31), -1, 5], np.int32)
+    assert evaluate("mean", ends) == 0.75
