@@ -286,7 +286,11 @@ def alias_of(x: Tensor) -> Tensor:
 
 
 def positive(x: Tensor, /) -> Tensor:
-    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools."""
+    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools.
+
+    >>> ml.positive(ml.asarray([1.0, -2.0]))
+    Tensor([ 1., -2.], f32[2])
+    """
     try:
         require("numeric", x.type)
     except DTypeError as error:
@@ -295,7 +299,11 @@ def positive(x: Tensor, /) -> Tensor:
 
 
 def stop_gradient(x: Tensor) -> Tensor:
-    """The same value, through which no cotangent flows; nothing is copied."""
+    """The same value, through which no cotangent flows; nothing is copied.
+
+    >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
+    Tensor(3., f32[])
+    """
     out = x.arena.view(x, x.type, Tensor)
     out.tape = None
     return out
@@ -569,6 +577,10 @@ class Tensor(Methods, Allocation):
     view or a capture still needs the old value, it keeps the old memory and x moves to new memory
     (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
     result shares the bytes of x until one of the two is updated.
+
+        >>> x = ml.asarray([[1.0, 2.0]])
+        >>> x.shape, x.dtype, x.sum()
+        ((1, 2), f32, Tensor(3., f32[]))
     """
 
     __slots__ = ()
