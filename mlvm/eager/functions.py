@@ -182,7 +182,9 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis."""
-    xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
+    given = list(arrays)
+    beside = next((x for x in given if isinstance(x, Tensor)), None)
+    xs = [Tensor._taken(x, beside=beside) if is_array(x) else x for x in given]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
@@ -465,8 +467,8 @@ def diff(
 
 def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:
     """What is to be joined with x along an axis: a tensor, or a number as one element."""
-    if isinstance(value, Tensor):
-        return value
+    if isinstance(value, Tensor) or is_array(value):
+        return operand(value, x, one_op("concat", axis=0))
     shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
     return broadcast_to(operand(value, x, one_op("subtract")), shape)
 

@@ -27,7 +27,7 @@ from mlvm.core.errors import (
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray
+from mlvm.eager.creation import asarray, listed_beside
 from mlvm.eager.dtypes import can_cast
 from mlvm.eager.functions import moveaxis, reshape, unstack
 from mlvm.eager.tensor import Tensor, apply_into, is_array, one_op, operand
@@ -253,10 +253,11 @@ _SET: Final = one_op("copy")
 
 def _values(x: Tensor, values: Any) -> Tensor:
     """The values as a tensor of x's dtype. Raises `DTypeError` where they do not promote to it."""
-    if isinstance(values, (list, tuple)):
-        values = np.asarray(values)
-    if isinstance(values, np.ndarray):
-        values = asarray(values)
+    if isinstance(values, (list, tuple, np.ndarray)):
+        try:
+            values = asarray(values, listed_beside(values, x.dtype))
+        except OpError as error:
+            raise error.at("setitem", (x.type, type(values).__name__)) from None
     given = operand(values, x, _SET)
     if given.dtype is x.dtype:
         return given

@@ -458,8 +458,8 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
     An error names it as the `first` of the two, or the second.
 
     The scalar takes the tensor's dtype, as in the Array API. One of a higher kind (`dtype_beside`)
-    has the dtype in which the two compute. An array keeps its own, as in `asarray`. Raises
-    `DTypeError` for anything else.
+    has the dtype in which the two compute. So do the numbers of a list. An array keeps its own, as
+    in `asarray`. Raises `DTypeError` for anything else.
     """
     if isinstance(value, Tensor):
         return value
@@ -469,7 +469,7 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         kinds = (beside.type, value.__class__.__name__)
         try:
             if is_array(value):
-                return Tensor._taken(value)
+                return Tensor._taken(value, beside=beside)
             raise DTypeError(
                 f"{kinds[1]} is no operand; tensors, numbers, and arrays or lists of numbers are"
             )
