@@ -241,13 +241,14 @@ def bernoulli(
 
 def randint(
     shape: int | Sequence[int],
+    *,
     low: int,
     high: int,
-    *,
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """Integers low <= i < high, each exactly as likely as any other."""
+    """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
+    of their own, since other libraries have them before the shape, or behind it."""
     return op.randint(
         _or_next(key), low=low, high=high, shape=integers(shape, "shape"), dtype=DType.of(dtype)
     )
@@ -333,7 +334,7 @@ def choice(
         places = full(wanted, 0, dtype=i64)
     elif replace:
         if p is None:
-            places = randint(wanted, 0, n, key=key)
+            places = randint(wanted, low=0, high=n, key=key)
         else:
             places = categorical(op.log(stop_gradient(p)), shape=wanted, key=key)
     elif p is None:
