@@ -148,7 +148,7 @@ def asarray(
         )
     in_memory = obj if any(hasattr(obj, way) for way in _WAYS) else _buffer(obj)
     if in_memory is not None:
-        array = _of_array(in_memory)
+        array = array_of(in_memory)
         own = DType.of(array.dtype)
         target = wanted or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
@@ -207,7 +207,7 @@ def _buffer(obj: Any) -> memoryview | None:
         return None
 
 
-def _of_array(obj: Any) -> Array:
+def array_of(obj: Any) -> Array:
     """An array of the values of what has them in memory. Floats of 16 bits become f32, which has
     all of their values."""
     try:
