@@ -25,7 +25,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.rules import broadcast_shapes
-from mlvm.core.types import Shape, i64
+from mlvm.core.types import DType, Shape, bool_, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, listed_beside
 from mlvm.eager.dtypes import can_cast
@@ -253,6 +253,7 @@ _SET: Final = one_op("copy")
 
 def _values(x: Tensor, values: Any) -> Tensor:
     """The values as a tensor of x's dtype. Raises `DTypeError` where they do not promote to it."""
+    told = values
     if isinstance(values, (list, tuple, np.ndarray)):
         try:
             values = asarray(values, listed_beside(values, x.dtype))
@@ -262,10 +263,22 @@ def _values(x: Tensor, values: Any) -> Tensor:
     if given.dtype is x.dtype:
         return given
     if not can_cast(given, x.dtype):
-        raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; convert it with astype").at(
-            "setitem", (x.type, given.type)
-        )
+        raise DTypeError(
+            f"a {given.dtype} does not become a {x.dtype}; {_converted(told, given.dtype, x.dtype)}"
+        ).at("setitem", (x.type, given.type))
     return op.astype(given, dtype=x.dtype.name)
+
+
+def _converted(values: object, dtype: DType, wanted: DType) -> str:
+    """What to write for values of that dtype, so that they become the wanted one."""
+    name = "bool" if wanted is bool_ else wanted.numpy.name
+    if dtype.kind == "complex":
+        return "ml.real(values) or ml.imag(values) takes a part of them"
+    if isinstance(values, np.ndarray):
+        return f"write values.astype(np.{name})"
+    if isinstance(values, Tensor):
+        return f"write ml.astype(values, ml.{name})"
+    return f"write ml.asarray(values).astype(ml.{name})"
 
 
 def _require_shape(x: Tensor, given: Tensor, shape: Shape) -> None:

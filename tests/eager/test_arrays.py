@@ -132,6 +132,31 @@ def test_an_update_takes_a_list_as_it_takes_a_number() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "values", "text"),
+    [
+        ("f32", np.ones(3), r"write values\.astype\(np\.float32\)"),
+        ("f32", ml.ones(3, dtype="f64"), r"write ml\.astype\(values, ml\.float32\)"),
+        (
+            "i32",
+            1.5,
+            r"a f32 does .*; write ml\.asarray\(values\)\.astype\(ml\.int32\)",
+        ),
+        ("u8", np.ones(3, np.int64), r"write values\.astype\(np\.uint8\)"),
+        ("bool", [0, 1, 2], r"write ml\.asarray\(values\)\.astype\(ml\.bool\)"),
+        ("f64", [1j, 2, 3], "ml.real"),
+    ],
+)
+def test_an_update_names_the_remedy(dtype: str, values: Any, text: str) -> None:
+    x = ml.zeros(3, dtype=dtype)
+    with pytest.raises(ml.errors.DTypeError, match=rf"^setitem\({dtype}.*{text}"):
+        x[...] = values
+    assert not ml.any(x != x.dtype.numpy.type(0))
+    if "write" in text:
+        remedy = text.partition("write ")[2].replace("\\", "")
+        x[...] = eval(remedy, {"np": np, "ml": ml, "values": values})
+
+
+@pytest.mark.parametrize(
     ("fn", "error", "text"),
     [
         (
