@@ -29,7 +29,7 @@ from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import require
-from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
+from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote, u64
 from mlvm.eager.context import Tape, capturing, current_arena, recording
 from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
@@ -479,6 +479,10 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         return constant(value, dtype_beside(value.__class__, beside.dtype))
     except (DTypeError, OperandValueError) as error:
         both = (beside.type, brief(value))
+        if isinstance(error, OperandValueError) and beside.dtype.is_integer:
+            fits = beside.dtype is not u64 and -(2**63) <= value < 2**63  # type: ignore[operator]
+            wider = "ml.int64" if fits else "ml.float64"
+            error = OperandValueError(f"{error.reason}; write ml.astype(x, {wider}) for the tensor")
         raise error.at(call.op.name, both[::-1] if first else both) from None
 
 
