@@ -29,7 +29,17 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on, current_arena, recording
-from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op, operand
+from mlvm.eager.tensor import (
+    DEFAULTS,
+    Scalar,
+    Tensor,
+    alias,
+    constant,
+    dtype_beside,
+    from_array,
+    one_op,
+    operand,
+)
 
 _COPY: Final = one_op("copy")
 _CONCAT: Final = one_op("concat")
@@ -143,7 +153,7 @@ def asarray(
         )
     in_memory = obj if any(hasattr(obj, way) for way in _WAYS) else _buffer(obj)
     if in_memory is not None:
-        array = _of_array(in_memory)
+        array = array_of(in_memory)
         own = DType.of(array.dtype)
         target = wanted or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
@@ -159,6 +169,23 @@ def asarray(
     # a value out of range becomes what astype makes of it
     with np.errstate(all="ignore"), placed(device, "asarray"):
         return from_array(array.astype(target.numpy, copy=False))
+
+
+def listed_beside(values: object, dtype: DType) -> DType | None:
+    """The dtype of a list of Python numbers beside a tensor of that dtype: as `dtype_beside` has it
+    for the one of the highest kind. An empty list has the tensor's dtype. None for what is no list,
+    and where there are arrays or tensors in it: these keep their own."""
+    if not isinstance(values, (list, tuple)):
+        return None
+    kinds = set()
+    for leaf in _leaves(values):
+        number = leaf.item() if isinstance(leaf, np.generic) else leaf
+        kind = next((kind for kind in DEFAULTS if isinstance(number, kind)), None)
+        if kind is None:
+            return None
+        kinds.add(kind)
+    highest = next((kind for kind in reversed(DEFAULTS) if kind in kinds), None)
+    return dtype if highest is None else dtype_beside(highest, dtype)
 
 
 def _of_tensor(
@@ -185,7 +212,7 @@ def _buffer(obj: Any) -> memoryview | None:
         return None
 
 
-def _of_array(obj: Any) -> Array:
+def array_of(obj: Any) -> Array:
     """An array of the values of what has them in memory. Floats of 16 bits become f32, which has
     all of their values."""
     try:
@@ -211,6 +238,11 @@ def _of_numbers(obj: object) -> Array:
         array = np.array(obj)
     except ValueError as error:
         raise ShapeError(f"these lists are no tensor: {error}") from None
+    if array.dtype.kind == "O" and all(isinstance(x, int) for x in _leaves(obj)):
+        most = max(_leaves(obj), key=abs)  # type: ignore[arg-type]
+        raise OperandValueError(
+            f"the int {brief(most)} does not fit into any integer dtype; write it as a float"
+        )
     if array.dtype.kind not in "biufc":
         raise DTypeError(
             f"asarray takes arrays, and Python's numbers in nested lists, whose values "

@@ -236,7 +236,9 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     Tensor([[0., 0.],
             [1., 1.]], f32[2,2])
     """
-    xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
+    given = list(arrays)
+    beside = next((x for x in given if isinstance(x, Tensor)), None)
+    xs = [Tensor._taken(x, beside=beside) if is_array(x) else x for x in given]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
@@ -589,8 +591,8 @@ def diff(
 
 def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:
     """What is to be joined with x along an axis: a tensor, or a number as one element."""
-    if isinstance(value, Tensor):
-        return value
+    if isinstance(value, Tensor) or is_array(value):
+        return operand(value, x, one_op("concat", axis=0))
     shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
     return broadcast_to(operand(value, x, one_op("subtract")), shape)
 

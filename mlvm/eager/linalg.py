@@ -400,24 +400,29 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     return op.pinv(x, _tolerance(rtol, _matrices(x, "pinv"), "pinv"))
 
 
-def _tolerance(rtol: float | Tensor | None, type: TensorType, function: str) -> Tensor:
-    """One rtol for a stack of matrices, or one for each."""
+def _tolerance(
+    rtol: float | Tensor | None, type: TensorType, function: str, name: str = "rtol"
+) -> Tensor:
+    """One rtol for a stack of matrices, or one for each; the function calls it by that name."""
     if isinstance(rtol, Tensor):
         return rtol
     dtype = type.dtype.real
     if rtol is None:
         rtol = max(type.shape[-2:]) * finfo(dtype).eps
     if not isinstance(rtol, (int, float, np.floating)):
-        raise DTypeError(f"rtol is a float or a tensor, not {brief(rtol)}").at(function, (type,))
+        raise DTypeError(f"{name} is a float or a tensor, not {brief(rtol)}").at(function, (type,))
+    if name == "rcond" and rtol < 0:
+        rtol = finfo(dtype).eps
     return constant(float(rtol), dtype)
 
 
-def lstsq(x1: Tensor, x2: Tensor, /, *, rtol: float | Tensor | None = None) -> LstsqResult:
+def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> LstsqResult:
     """The z of least norm for which |x1 z - x2| is least: n by k, for an m by n x1 and m by k x2.
 
-    An x2 of one dimension is one column, as for `solve`. `rtol` is that of `pinv`. Beside the
-    solution come the sums of the squares of x2 - x1 z, one for each column (also where numpy leaves
-    them out), and the rank and the singular values of x1.
+    An x2 of one dimension is one column, as for `solve`. `rcond` is the `rtol` of `pinv`; a
+    negative one is the machine epsilon, as in numpy. Beside the solution come the sums of the
+    squares of x2 - x1 z, one for each column (also where numpy leaves them out), and the rank and
+    the singular values of x1.
 
         >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
         Tensor([2.], f32[1])
@@ -425,7 +430,8 @@ def lstsq(x1: Tensor, x2: Tensor, /, *, rtol: float | Tensor | None = None) -> L
     x1, x2 = floating(x1, "lstsq"), floating(x2, "lstsq")
     right = expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
     try:
-        solution = pinv(x1, rtol=rtol) @ right
+        rtol = _tolerance(rcond, _matrices(x1, "lstsq"), "lstsq", "rcond")
+        solution = op.pinv(x1, rtol) @ right
     except OpError as error:
         error.op, error.operands = "lstsq", (x1.type, x2.type)
         raise

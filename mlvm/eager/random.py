@@ -286,15 +286,16 @@ def bernoulli(
 
 def randint(
     shape: int | Sequence[int],
+    *,
     low: int,
     high: int,
-    *,
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """Integers low <= i < high, each exactly as likely as any other.
+    """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
+    of their own, since other libraries have them before the shape, or behind it.
 
-    >>> ml.random.randint(5, 0, 2, key=ml.random.key(0)).type
+    >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
     i64[5]
     """
     return op.randint(
@@ -392,7 +393,7 @@ def choice(
         places = full(wanted, 0, dtype=i64)
     elif replace:
         if p is None:
-            places = randint(wanted, 0, n, key=key)
+            places = randint(wanted, low=0, high=n, key=key)
         else:
             places = categorical(op.log(stop_gradient(p)), shape=wanted, key=key)
     elif p is None:

@@ -314,11 +314,11 @@ class Recorder:
                 tape.exchange({id(out): old}, old)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
-            tape = recording.get()
-            if tape is None:
+            on = recording.get()
+            if on is None:
                 out.tape = None
             else:
-                tape.record_update(call, operands, types, out)
+                on.record_update(call, operands, types, out)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
         """Raise `Shared` for a view that was made outside, or stands in for one."""
@@ -611,8 +611,11 @@ class Recorder:
         if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
-            views = [view for view in holder.views() if self._views.get(id(view)) is view]
-            self.seen_as += [(weakref.ref(view), holder) for view in views]
+            self.seen_as += [
+                (weakref.ref(view), holder)
+                for view in holder.views()
+                if self._views.get(id(view)) is view
+            ]
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
                 self.same.add(number)
