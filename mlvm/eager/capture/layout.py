@@ -38,7 +38,7 @@ BY_VALUE: Final = frozenset(
 
 _SELF: Final = __name__.partition(".")[0]
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
-"""Libraries of functions of arrays alone, whose caches and lists do not change what they compute."""
+"""Libraries of functions of arrays, whose caches and lists do not change what they compute."""
 
 _LIBRARIES: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS, *sys.stdlib_module_names})
 _SPECIAL_ONLY: Final = """
@@ -47,8 +47,8 @@ heapq itertools logging math numbers os pathlib posix posixpath random re statis
 sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
-"""Libraries besides these and mlvm that read no fields of the objects they are given, and call only their
-special methods."""
+"""Libraries besides these and mlvm that read no fields of the objects they are given, and call only
+their special methods."""
 
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({_SELF, "abc", "typing", "collections.abc", "typing_extensions"})
