@@ -8,13 +8,14 @@ the values of the first, it is refused as `asarray` is.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from mlvm.core.errors import DTypeError, MlvmError, OpError
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray
+from mlvm.eager.elsewhere import keyword_hint
 from mlvm.eager.tensor import OneOp, Tensor, is_array
 
 P = ParamSpec("P")
@@ -54,7 +55,8 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
         if str(parameter.annotation).startswith(("Tensor", "Operand"))
     ]
     if not wanted:
-        return fn
+        lists = any("[Tensor]" in str(each.annotation) for each in signature.parameters.values())
+        return telling(fn) if lists else fn
     names = [each.name for each in wanted]
     by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
     rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
@@ -74,6 +76,10 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
             except MlvmError as error:
                 error.__traceback__ = None  # no frame of ours, as in `tensor`
                 raise
+            except TypeError:
+                _tell(fn.__name__, signature, args, keywords)
+                raise
+        _tell(fn.__name__, signature, args, keywords)
         bound = signature.bind(*args, **keywords)
         for name in names:
             x = bound.arguments.get(name)
@@ -84,6 +90,38 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
         return fn(*bound.args, **bound.kwargs)
 
     return function
+
+
+def telling(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose `TypeError` says what a keyword of another library is called here."""
+    signature = inspect.signature(fn)
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return fn(*args, **keywords)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
+        except TypeError:
+            _tell(fn.__name__, signature, args, keywords)
+            raise
+
+    return function
+
+
+def _tell(
+    name: str, signature: inspect.Signature, args: Sequence[object], keywords: Iterable[str]
+) -> None:
+    """Raise `TypeError` with what to write, if the arguments are those of another library's
+    function."""
+    if name == "where" and len(args) == 1:
+        raise TypeError(
+            "where() takes a condition, x and y; the places are ml.nonzero(c)"
+        ) from None
+    hint = keyword_hint(keywords, signature.parameters)
+    if hint:
+        raise TypeError(f"{name}(): {hint}") from None
 
 
 Tensor._taken = staticmethod(taken)

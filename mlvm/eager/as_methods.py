@@ -14,6 +14,7 @@ from mlvm.core.errors import AttributeRefused, OpError
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager import functions
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import telling
 from mlvm.eager.creation import integer
 from mlvm.eager.methods import Methods
 from mlvm.eager.sorting import argsort
@@ -163,13 +164,11 @@ METHODS: Final = {
             *("prod", "round", "sum"),
         )
     },
+    **{name: getattr(functions, name) for name in ("astype", "clip", "nonzero")},
+    **{each.__name__: each for each in (reshape, flatten, ravel, permute, transpose, swapaxes)},
     **{
-        name: getattr(functions, name)
-        for name in ("astype", "clip", "nonzero", "repeat", "squeeze", "take")
-    },
-    **{
-        each.__name__: each
-        for each in (argsort, reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std)
+        each.__name__: telling(each)
+        for each in (argsort, functions.repeat, functions.squeeze, functions.take, mean, var, std)
     },
 }
 
