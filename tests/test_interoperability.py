@@ -538,6 +538,59 @@ def test_a_call_gives_what_it_gives_of_numpys_arrays(case: Case) -> None:
             )
 
 
+CAPTURED: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "rearrange": lambda einops, x: einops.rearrange(x, "a (b d) c -> d a b c", d=3),
+    "reduce": lambda einops, x: einops.reduce(x, "a b (c d) -> b d", "mean", d=2),
+    "repeat": lambda einops, x: einops.repeat(x, "a b c -> a (d b) c e", d=2, e=3),
+    "einsum": lambda einops, x: einops.einsum(x, x, "a b c, a d c -> a b d"),
+    "pack": lambda einops, x: einops.pack([x, 2 * x], "a * c")[0],
+    "array_api": lambda einops, x: einops.array_api.reduce(x, "a b c -> c", "max"),
+    "contract": lambda opt_einsum, x: opt_einsum.contract("abc,dbc->ad", x, x),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_call_gives_the_same_with_its_gradient(name: str) -> None:
+    library = pytest.importorskip("opt_einsum" if name == "contract" else "einops")
+    if name == "array_api":
+        pytest.importorskip("einops.array_api")
+    call, x = CAPTURED[name], ml.asarray(F)
+    step = ml.value_and_grad(lambda x: ml.sum(call(library, x) ** 2))
+    value, gradient = step(x)
+    captured = ml.capture(step)
+    for _ in range(2):
+        again, theirs = captured(x)
+        assert again.item() == value.item()
+        np.testing.assert_array_equal(theirs.numpy(), gradient.numpy())
+    assert captured.signatures == 1
+
+
+def test_a_captured_reduction_of_ones_own_is_looked_into() -> None:
+    einops = pytest.importorskip("einops")
+    options = {"scale": 2.0}
+
+    def scaled(x: Any, axes: Any) -> Any:
+        return ml.sum(x, axis=tuple(axes)) * options["scale"]
+
+    captured = ml.capture(lambda x: einops.reduce(x, "a b c -> a", scaled))
+    x = ml.asarray(F)
+    first = captured(x)
+    options["scale"] = 3.0
+    np.testing.assert_allclose(captured(x).numpy(), first.numpy() * 1.5, rtol=1e-6)
+
+
+def test_array_api_libraries_are_captured() -> None:
+    compat = pytest.importorskip("array_api_compat")
+    xpx = pytest.importorskip("array_api_extra")
+
+    def call(x: Any) -> Any:
+        return compat.array_namespace(x).sum(xpx.at(xpx.pad(x, 1))[0].set(5.0), axis=0)
+
+    x, captured = ml.asarray(M), ml.capture(call)
+    for _ in range(2):
+        np.testing.assert_array_equal(captured(x).numpy(), call(x).numpy())
+
+
 # --- the page ------------------------------------------------------------------------------
 
 TITLES: Final = {

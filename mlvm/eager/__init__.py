@@ -8,14 +8,23 @@ Tensors are values on a VM; `with arena:` says where results are allocated; `gra
 from typing import TYPE_CHECKING
 
 from mlvm.eager import primitives, public, standard
-from mlvm.eager.elsewhere import hint_at, missing
+from mlvm.eager.elsewhere import (
+    METHODS,
+    OF_MODULES,
+    existing,
+    functions_of,
+    hint_at,
+    missing,
+    of_users,
+)
 from mlvm.eager.primitives import *  # noqa: F403
 from mlvm.eager.public import *  # noqa: F403
 
 __array_api_version__ = standard.VERSION
 __array_namespace_info__ = standard.Info
 
-hint_at(public.Tensor, primitives, public)
+hint_at(public.Tensor, {**functions_of(primitives, public), **METHODS}, of_users)
+hint_at(public.nn.Module, OF_MODULES, existing)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*primitives.__all__, *public.__all__]

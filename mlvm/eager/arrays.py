@@ -10,7 +10,7 @@ the values of the first, it is refused as `asarray` is.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -19,6 +19,7 @@ from mlvm.core.types import DType, bool_
 from mlvm.eager import primitives as op
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, listed_beside
+from mlvm.eager.elsewhere import keyword_hint
 from mlvm.eager.tensor import OneOp, Tensor, is_array
 
 P = ParamSpec("P")
@@ -64,7 +65,8 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
         if str(parameter.annotation).startswith(("Tensor", "Operand"))
     ]
     if not wanted:
-        return fn
+        lists = any("[Tensor]" in str(each.annotation) for each in signature.parameters.values())
+        return telling(fn) if lists else fn
     names = [each.name for each in wanted]
     operands = {each.name for each in wanted if str(each.annotation).startswith("Operand")}
     by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
@@ -85,6 +87,10 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
             except MlvmError as error:
                 error.__traceback__ = None  # no frame of ours, as in `tensor`
                 raise
+            except TypeError:
+                _tell(fn.__name__, signature, args, keywords)
+                raise
+        _tell(fn.__name__, signature, args, keywords)
         bound = signature.bind(*args, **keywords)
         several = bound.arguments.pop(names[-1], ()) if rest else ()
         single = [name for name in names if name in bound.arguments]
@@ -100,6 +106,38 @@ def takes_arrays(fn: Callable[P, R]) -> Callable[P, R]:
         return fn(*bound.args, **bound.kwargs)
 
     return function
+
+
+def telling(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose `TypeError` says what a keyword of another library is called here."""
+    signature = inspect.signature(fn)
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return fn(*args, **keywords)
+        except MlvmError as error:
+            error.__traceback__ = None
+            raise
+        except TypeError:
+            _tell(fn.__name__, signature, args, keywords)
+            raise
+
+    return function
+
+
+def _tell(
+    name: str, signature: inspect.Signature, args: Sequence[object], keywords: Iterable[str]
+) -> None:
+    """Raise `TypeError` with what to write, if the arguments are those of another library's
+    function."""
+    if name == "where" and len(args) == 1:
+        raise TypeError(
+            "where() takes a condition, x and y; the places are ml.nonzero(c)"
+        ) from None
+    hint = keyword_hint(keywords, signature.parameters)
+    if hint:
+        raise TypeError(f"{name}(): {hint}") from None
 
 
 def _together(given: list[tuple[str, object]], operands: set[str]) -> list[object]:

@@ -14,6 +14,7 @@ from mlvm.core.errors import AttributeRefused, OpError
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager import functions
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import telling
 from mlvm.eager.creation import integer
 from mlvm.eager.methods import Methods
 from mlvm.eager.sorting import argsort
@@ -51,7 +52,11 @@ def permute(x: Tensor, /, *axes: int | Sequence[int]) -> Tensor:
 
 
 def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
-    """`permute_dims`, as numpy spells it: `x.transpose(0, 2, 1)`; without axes, all in reverse."""
+    """`permute_dims`, as numpy spells it: `x.transpose(0, 2, 1)`; without axes, all in reverse.
+
+    `x.transpose(0, 1)` of a matrix is refused: x itself in numpy's order, and x.T in PyTorch's. The
+    tuple `x.transpose((0, 1))` is numpy's alone, and gives x.
+    """
     if axes in ((), (None,)):
         return functions.permute_dims(x, tuple(reversed(range(x.ndim))))
     order = _one_tuple(axes)
@@ -59,6 +64,11 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
         raise AttributeRefused(
             "takes all axes in their new order, as in numpy; two axes change places by swapaxes"
         ).at("transpose", (x.type, *order))
+    if len(axes) == 2 == x.ndim and _axes("transpose", x, *axes) == [0, 1]:
+        raise AttributeRefused(
+            "in numpy's order these axes change nothing, in PyTorch's they change places: take "
+            "x.T, or permute_dims(x, (0, 1))"
+        ).at("transpose", (x.type, *axes))
     return functions.permute_dims(x, order)
 
 
@@ -121,7 +131,7 @@ def std(
     return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims), out=out)
 
 
-def _axes(method: str, x: Tensor, *axes: int) -> list[int]:
+def _axes(method: str, x: Tensor, *axes: Any) -> list[int]:
     """The axes, counted from the front."""
     try:
         return [normalize_axes(integer(axis, "axis", method), x.ndim)[0] for axis in axes]
@@ -154,13 +164,11 @@ METHODS: Final = {
             *("prod", "round", "sum"),
         )
     },
+    **{name: getattr(functions, name) for name in ("astype", "clip", "nonzero")},
+    **{each.__name__: each for each in (reshape, flatten, ravel, permute, transpose, swapaxes)},
     **{
-        name: getattr(functions, name)
-        for name in ("astype", "clip", "nonzero", "repeat", "squeeze", "take")
-    },
-    **{
-        each.__name__: each
-        for each in (argsort, reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std)
+        each.__name__: telling(each)
+        for each in (argsort, functions.repeat, functions.squeeze, functions.take, mean, var, std)
     },
 }
 

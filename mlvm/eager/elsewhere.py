@@ -7,14 +7,15 @@ names out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from inspect import getattr_static, isfunction
+from inspect import Parameter, getattr_static, isfunction, signature
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 _GRADIENT: Final = "see ml.grad and ml.value_and_grad"
+_NO_TAPE: Final = "only ml.grad and its like record; within them, see ml.stop_gradient"
 _ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
 _NO_HALF: Final = "the floats are ml.float32 and ml.float64"
 _NO_DEVICE: Final = "a tensor is where its arena is: with ml.Arena(vm).allocating()"
@@ -24,9 +25,12 @@ METHODS: Final = {
     "at": "use x[i] = v, or x[i] += v",
     "backward": _GRADIENT,
     "block_until_ready": "nothing is to be waited for: a call that returned has run",
+    "bmm": "use x @ y",
     "bool": _ASTYPE,
+    "chunk": "use ml.split(x, n, axis=...)",
     "clamp": "use x.clip(min, max)",
     "clone": "use x.copy()",
+    "conjugate": "use x.conj()",
     "contiguous": "every tensor is",
     "cpu": "use x.numpy()",
     "cuda": _NO_DEVICE,
@@ -34,13 +38,16 @@ METHODS: Final = {
     "cumsum": "use ml.cumulative_sum(x, axis=...)",
     "data": "use x itself, or x.numpy()",
     "detach": "use ml.stop_gradient(x)",
+    "diagonal": "use ml.linalg.diagonal(x)",
     "dim": "use x.ndim",
     "dot": "use x @ y",
     "double": _ASTYPE,
+    "eq": "use x == y",
     "expand": "use ml.broadcast_to(x, shape)",
     "expand_as": "use ml.broadcast_to(x, y.shape)",
     "fill": "use x[...] = value, or ml.full_like(x, value)",
     "fill_": "use x[...] = value, or ml.full_like(x, value)",
+    "flat": "use x.ravel()",
     "float": _ASTYPE,
     "gather": "use ml.take_along_axis(x, indices, axis=...)",
     "grad": _GRADIENT,
@@ -49,25 +56,51 @@ METHODS: Final = {
     "is_cuda": "see x.device",
     "long": _ASTYPE,
     "masked_fill": "use ml.where(mask, value, x)",
+    "mm": "use x @ y",
     "mul_": "use x *= y",
     "new_ones": "use ml.ones(shape, dtype=x.dtype)",
     "new_zeros": "use ml.zeros(shape, dtype=x.dtype)",
+    "norm": "use ml.linalg.vector_norm(x), or ml.linalg.matrix_norm(x)",
     "numel": "use x.size",
+    "ptp": "use x.max() - x.min()",
     "requires_grad": _GRADIENT,
     "requires_grad_": _GRADIENT,
     "resize": "use x.reshape(shape)",
+    "scatter_add": "use x[i] += y; where indices repeat, x += ml.one_hot(i, len(x)).T @ y",
     "sort": "use ml.sort(x), a new tensor, and x.argsort() for the positions",
     "strides": "elements lie in row-major order, without gaps",
     "sub_": "use x -= y",
     "t": "use x.T",
     "to": "use x.astype(dtype)",
     "tobytes": "use x.numpy().tobytes()",
+    "trace": "use ml.linalg.trace(x)",
+    "unbind": "use ml.unstack(x, axis=...)",
     "unsqueeze": "use ml.expand_dims(x, axis=...)",
     "view": "use x.reshape(shape), which copies nothing",
     "view_as": "use x.reshape(y.shape), which copies nothing",
     "zero_": "use x[...] = 0, or ml.zeros_like(x)",
 }
 """What to write for methods of other libraries' arrays."""
+
+OF_MODULES: Final = {
+    "cuda": "a model is where its tensors were made: with ml.Arena(vm).allocating()",
+    "load_state_dict": "use model.load_state(arrays)",
+    "register_buffer": "assign ml.nn.buffer(x) to a field",
+    "state_dict": "use model.state()",
+    "to": "a model is where its tensors were made: with ml.Arena(vm).allocating()",
+    "weight": "see model.named_parameters(): of a Linear it is kernel, the transpose of PyTorch's",
+    "zero_grad": "gradients are values, see ml.value_and_grad",
+}
+"""What to write for methods and fields of other libraries' models."""
+
+KEYWORDS: Final = {
+    "ddof": "correction",
+    "dim": "axis",
+    "dims": "axis",
+    "keepdim": "keepdims",
+    "unbiased": "correction",
+}
+"""The keywords of other libraries, and what they are called here."""
 
 _OTHER_NAMES: Final = {
     "abs": "absolute fabs",
@@ -146,7 +179,7 @@ _OTHER_NAMES: Final = {
     "silu": "swish",
     "softmax_cross_entropy": "cross_entropy nll_loss",
     "split": "chunk array_split tensor_split hsplit vsplit dsplit",
-    "stop_gradient": "detach no_grad inference_mode",
+    "stop_gradient": "detach",
     "subtract": "sub",
     "take": "index_select",
     "take_along_axis": "gather",
@@ -157,9 +190,40 @@ _OTHER_NAMES: Final = {
 }
 """The name here, and what it is called elsewhere."""
 
+_NONE: Final = {
+    "allclose": "ml.all(ml.abs(x - y) <= atol + rtol * ml.abs(y))",
+    "angle": "ml.atan2(ml.imag(x), ml.real(x))",
+    "array_equal": "x.shape == y.shape and bool(ml.all(x == y))",
+    "atleast_1d": "x.reshape(-1) if x.ndim < 1 else x",
+    "atleast_2d": "x.reshape(1, -1) if x.ndim < 2 else x",
+    "bincount": "ml.sum(ml.one_hot(x, length, dtype=ml.int64), axis=0)",
+    "cov": "c @ c.T / (n - 1), with c = x - ml.mean(x, axis=1, keepdims=True)",
+    "deg2rad": "x * (math.pi / 180)",
+    "exp2": "ml.pow(2.0, x)",
+    "fmax": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.maximum(x, y)))",
+    "fmin": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.minimum(x, y)))",
+    "histogram": "numpy.histogram(x.numpy())",
+    "interp": "numpy.interp(x.numpy(), xp, fp), or see ml.searchsorted",
+    "intersect1d": "ml.unique_values(x[ml.isin(x, y)])",
+    "isclose": "ml.abs(x - y) <= atol + rtol * ml.abs(y)",
+    "kron": "ml.einsum('ij,kl->ikjl', x, y), and reshape it to a matrix",
+    "lexsort": "i[ml.argsort(major[i])], with i = ml.argsort(minor)",
+    "median": "ml.mean(ml.sort(x)[(n - 1) // 2 : n // 2 + 1]), with x of n elements",
+    "nan_to_num": "ml.where(ml.isnan(x), 0.0, x), and ml.clip where infinite",
+    "nanmean": "ml.mean(x[~ml.isnan(x)])",
+    "nansum": "ml.sum(ml.where(ml.isnan(x), 0.0, x))",
+    "percentile": "numpy.percentile(x.numpy(), q), or see ml.sort",
+    "quantile": "numpy.quantile(x.numpy(), q), or see ml.sort",
+    "rad2deg": "x * (180 / math.pi)",
+    "rot90": "ml.flip(x.T, axis=0)",
+    "trapezoid": "ml.sum((y[1:] + y[:-1]) * ml.diff(x)) / 2",
+}
+"""Functions that are not here under any name, and what to write."""
+
 FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager": {
         **{other: f"use ml.{n}" for n, others in _OTHER_NAMES.items() for other in others.split()},
+        **{other: f"there is none; write {text}" for other, text in _NONE.items()},
         "bfloat16": _NO_HALF,
         "cuda": _NO_DEVICE,
         "device": _NO_DEVICE,
@@ -167,10 +231,17 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "enable_grad": _GRADIENT,
         "float16": _NO_HALF,
         "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
+        "gradient": "see ml.grad for derivatives; of samples, see ml.diff",
         "half": _NO_HALF,
+        "inference_mode": _NO_TAPE,
         "lax": "ml.scan, ml.cond, ml.while_loop and the like are ml's own",
         "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",
+        "ndim": "use x.ndim",
+        "no_grad": _NO_TAPE,
         "numpy": "the functions are ml's own; x.numpy() copies a tensor out",
+        "shape": "use x.shape",
+        "size": "use x.size",
+        "unique": "use ml.unique_values(x), or ml.unique_counts(x) and ml.unique_inverse(x)",
     },
     "mlvm.eager.fft": {
         "fft2": "use ml.fft.fftn(x, axes=(-2, -1))",
@@ -180,7 +251,10 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "mlvm.eager.linalg": {
         "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
+        "expm": "there is none; write scipy.linalg.expm(x.numpy())",
         "inverse": "use ml.linalg.inv",
+        "kron": f"there is none; write {_NONE['kron']}",
+        "solve_triangular": "use ml.linalg.solve(x, y)",
         "multi_dot": "use x @ y @ z, or ml.einsum",
     },
     "mlvm.eager.nn": {
@@ -218,33 +292,72 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
 
 
 class Elsewhere:
-    """A name that a class does not have. Raises `AttributeError` with the hint."""
+    """A name that a class does not have. Raises `AttributeError` with the hint, or with a call of
+    the function."""
 
-    def __init__(self, name: str, hint: str) -> None:
+    def __init__(self, name: str, hint: str | Callable[..., Any]) -> None:
         self.name = name
         self.hint = hint
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"a {owner.__name__} has no {self.name}; {self.hint}")
+        hint = self.hint if isinstance(self.hint, str) else f"use ml.{_call(self.name, self.hint)}"
+        raise AttributeError(f"a {owner.__name__} has no {self.name}; {hint}")
 
 
-def hint_at(owner: type, *modules: ModuleType) -> None:
-    """Give the class a hint for each of these modules' functions, and for other libraries' methods.
-    `dir` of its instances lists only what they have."""
-    functions = {name for each in modules for name in each.__all__ if isfunction(vars(each)[name])}
-    hints = {name: f"use ml.{name}(x)" for name in functions} | METHODS
+def _call(name: str, function: Callable[..., Any]) -> str:
+    """A call with all arguments that the function must have."""
+    given = []
+    for each in signature(function).parameters.values():
+        if each.kind is each.VAR_POSITIONAL:
+            given.append(f"*{each.name}")
+        elif each.default is Parameter.empty and each.kind is not each.VAR_KEYWORD:
+            given.append(f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name)
+    return f"{name}({', '.join(given)})"
+
+
+def hint_at(
+    owner: type, hints: Mapping[str, str | Callable[..., Any]], listing: Callable[..., list[str]]
+) -> None:
+    """Give the class these hints, where it has no such name, and `dir` of its instances by
+    `listing`."""
     for name in hints.keys() - set(dir(owner)):
         setattr(owner, name, Elsewhere(name, hints[name]))
-    owner.__dir__ = _existing  # type: ignore[assignment]
+    owner.__dir__ = listing  # type: ignore[method-assign]
+
+
+def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The public functions of the modules."""
+    return {
+        name: vars(each)[name]
+        for each in modules
+        for name in each.__all__
+        if isfunction(vars(each)[name])
+    }
+
+
+def keyword_hint(given: Iterable[str], known: Container[str]) -> str | None:
+    """What the first keyword of another library is called here, if it is one of the `known`."""
+    for name in given:
+        here = KEYWORDS.get(name)
+        if here in known and name not in known:
+            also = ", 1 for True" if name == "unbiased" else ""
+            return f"there is no {name}=; use {here}={also}"
+    return None
 
 
 _INNER: Final = {"in_making", "prepare", "region", "root", "stale", "tape"}
 """What the files here need of a tensor, and nobody else."""
 
 
-def _existing(instance: object) -> list[str]:
-    """The names that an instance has. No property is evaluated for it, except one that is not for
-    every shape."""
+def existing(instance: object) -> list[str]:
+    """The names that an instance has."""
+    names = object.__dir__(instance)
+    return [n for n in names if not isinstance(getattr_static(instance, n, None), Elsewhere)]
+
+
+def of_users(instance: object) -> list[str]:
+    """The names that a tensor has for its user. No property is evaluated for it, except one that
+    is not for every shape."""
     owner = type(instance)
     return [
         name

@@ -16,6 +16,7 @@ from typing import Any, Final
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
+from mlvm.eager.elsewhere import keyword_hint
 from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, is_array, one_op, operand
 
 WITHOUT_FUNCTION: Final = {
@@ -97,6 +98,9 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             _check_out(call, operands, out)
             return apply_into(out, call, *operands)
         except MlvmError as error:
+            hint = keyword_hint(attributes, op.attributes)
+            if hint:
+                raise AttributeRefused(hint).at(op.name, ()) from None
             error.__traceback__ = None  # no frame of ours, as in `tensor`
             raise
 

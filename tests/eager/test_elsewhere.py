@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.elsewhere import FUNCTIONS, METHODS
+from mlvm.eager.elsewhere import FUNCTIONS, METHODS, OF_MODULES
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
 HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
 HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]
+HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
 
 
 def test_what_a_hint_names_exists() -> None:
-    x, y = ml.ones((2, 2)), ml.ones(2)
+    x, y, model = ml.ones((2, 2)), ml.ones(2), ml.nn.Linear(2, 2)
     named = 0
     for name, hint in HINTS:
-        for start, path in re.findall(r"\b(ml|x|y)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE):
-            found: Any = {"ml": ml, "x": x, "y": y}[start]
+        for start, path in re.findall(
+            r"\b(ml|x|y|model)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE
+        ):
+            found: Any = {"ml": ml, "x": x, "y": y, "model": model}[start]
             for part in path.split("."):
                 assert hasattr(found, part), (name, hint)
                 found = getattr(found, part)
@@ -45,6 +51,96 @@ def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
     for name, hint in METHODS.items():
         with pytest.raises(AttributeError, match=f"^a Tensor has no {name}; {re.escape(hint)}$"):
             getattr(x, name)
+
+
+def test_a_functions_name_is_shown_with_all_that_it_takes() -> None:
+    x: Any = ml.ones(2)
+    for name, call in {
+        "pow": "ml.pow(x, y)",
+        "split": "ml.split(x, indices_or_sections)",
+        "searchsorted": "ml.searchsorted(x1, x2)",
+        "exp": "ml.exp(x)",
+        "layer_norm": "ml.layer_norm(x, scale, bias, eps=...)",
+    }.items():
+        with pytest.raises(AttributeError, match=f"has no {name}; use {re.escape(call)}$"):
+            getattr(x, name)
+
+
+def test_a_name_from_elsewhere_is_none_of_a_module() -> None:
+    class Scaled(ml.nn.Module):
+        def __init__(self) -> None:
+            self.weight = ml.ones(2)
+
+    model = ml.nn.Linear(2, 2)
+    for name, hint in OF_MODULES.items():
+        with pytest.raises(AttributeError, match=f"^a Linear has no {name}; {re.escape(hint)}$"):
+            getattr(model, name)
+        assert name not in dir(model)
+    assert "kernel" in dir(model)
+    scaled = Scaled()
+    assert "weight" in dir(scaled)
+    assert list(scaled.state()) == ["weight"]
+
+
+X, Y = np.array([3.0, 1.0, np.nan, 2.0]), np.array([[1.0, 2.0], [3.0, 5.0]])
+WRITTEN: list[tuple[str, tuple[np.ndarray[Any, Any], ...]]] = [
+    ("allclose", (Y, Y + 1e-9)),
+    ("angle", (Y + 1j,)),
+    ("array_equal", (Y, Y)),
+    ("atleast_1d", (Y[0, 0],)),
+    ("atleast_2d", (Y[0],)),
+    ("deg2rad", (Y,)),
+    ("exp2", (Y,)),
+    ("fmax", (X, X[::-1])),
+    ("fmin", (X, X[::-1])),
+    ("intersect1d", (X[:2], X[1:2])),
+    ("isclose", (X, X + 1e-9)),
+    ("nan_to_num", (X,)),
+    ("nanmean", (X,)),
+    ("nansum", (X,)),
+    ("rad2deg", (Y,)),
+    ("rot90", (Y,)),
+    ("trapezoid", (Y[0], Y[1])),
+]
+
+
+@pytest.mark.parametrize(("name", "arrays"), WRITTEN, ids=[name for name, _ in WRITTEN])
+def test_what_to_write_for_a_function_that_there_is_not(
+    name: str, arrays: tuple[np.ndarray[Any, Any], ...]
+) -> None:
+    text = FUNCTIONS["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
+    if name == "trapezoid":
+        arrays = arrays[::-1]  # numpy.trapezoid(y, x)
+    given = dict(zip(("x", "y"), map(ml.asarray, arrays), strict=False))
+    found = eval(text, {"ml": ml, "math": math, "atol": 1e-8, "rtol": 1e-5, **given})
+    if name == "trapezoid":
+        wanted = np.sum((arrays[1][1:] + arrays[1][:-1]) * np.diff(arrays[0])) / 2
+    else:
+        wanted = getattr(np, name)(*arrays)
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6)
+
+
+def test_keywords_from_elsewhere() -> None:
+    x: Any = ml.ones((2, 2))
+    untyped: Any = ml
+    calls: dict[Callable[[], object], str] = {
+        (lambda: untyped.sum(x, dim=0)): r"sum\(\): there is no dim=; use axis=$",
+        (lambda: x.sum(dim=0)): r"sum\(\): there is no dim=; use axis=$",
+        (lambda: untyped.max(x, 0, keepdim=True)): r"no keepdim=; use keepdims=$",
+        (lambda: untyped.var(x, unbiased=True)): r"no unbiased=; use correction=, 1 for True$",
+        (lambda: untyped.std(x, ddof=1)): r"std\(\): there is no ddof=; use correction=$",
+        (lambda: untyped.std([[1.0, 2.0]], dim=0)): r"std\(\): there is no dim=; use axis=$",
+        (lambda: untyped.concat([x, x], dim=0)): r"concat\(\): there is no dim=; use axis=$",
+        (lambda: untyped.stack([x, x], dim=0)): r"stack\(\): there is no dim=; use axis=$",
+        (lambda: untyped.linalg.vector_norm(x, dim=0)): r"there is no dim=; use axis=$",
+        (lambda: x.mean(dim=0)): r"mean\(\): there is no dim=; use axis=$",
+        (lambda: x.std(unbiased=True)): r"std\(\): there is no unbiased=; use correction=",
+        (lambda: x.squeeze(dim=0)): r"squeeze\(\): there is no dim=; use axis=$",
+        (lambda: untyped.where(x > 0)): r"where\(\) takes a condition.*ml\.nonzero\(c\)$",
+    }
+    for call, text in calls.items():
+        with pytest.raises(TypeError, match=text):
+            call()
 
 
 def test_a_mistyped_name() -> None:

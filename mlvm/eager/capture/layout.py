@@ -37,17 +37,20 @@ BY_VALUE: Final = frozenset(
 """What is known by value alone."""
 
 _SELF: Final = __name__.partition(".")[0]
-_LIBRARIES: Final = frozenset({_SELF, "numpy", *sys.stdlib_module_names})
+_OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
+"""Libraries of functions of arrays, whose caches and lists do not change what they compute."""
+
+_LIBRARIES: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS, *sys.stdlib_module_names})
 _SPECIAL_ONLY: Final = """
 numpy builtins abc bisect cmath collections contextlib datetime decimal enum fractions functools
 heapq itertools logging math numbers os pathlib posix posixpath random re statistics string struct
 sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
-"""Libraries besides mlvm that read no fields of the objects they are given, and call only their
-special methods."""
+"""Libraries besides these and mlvm that read no fields of the objects they are given, and call only
+their special methods."""
 
-_READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_SPECIAL_ONLY.split()})
+_READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({_SELF, "abc", "typing", "collections.abc", "typing_extensions"})
 """Libraries whose classes read no fields of their subclasses."""
 
@@ -156,8 +159,8 @@ def _hides(kind: type, base: type, slots: int) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
-    """Whether the module is one of numpy, the standard library or mlvm: these are taken not to
-    change."""
+    """Whether the module is one of numpy, the standard library, mlvm or the libraries of arrays:
+    these are taken not to change."""
     return module.partition(".")[0] in _LIBRARIES
 
 

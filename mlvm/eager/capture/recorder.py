@@ -612,9 +612,9 @@ class Recorder:
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
             self.seen_as += [
-                (weakref.ref(view), holder)
-                for view in holder.views()
-                if self._views.get(id(view)) is view
+                (weakref.ref(each), holder)
+                for each in holder.views()
+                if self._views.get(id(each)) is each
             ]
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself

@@ -87,8 +87,8 @@ class Signature:
     where that cannot be compared, by identity.
 
     What the function reaches by itself is part of it: the variables around it, its defaults and
-    globals, and so on from each of them. All functions are looked into, except those of numpy, the
-    standard library and mlvm. Containers and arrays are known by what they hold; objects, classes
+    globals, and so on from each of them. All functions are looked into, except those of libraries
+    (`layout.is_library`). Containers and arrays are known by what they hold; objects, classes
     and modules by identity and by the fields that the code may read. `names` are these fields, for
     all code that is reached. If they are more than the signature was made with, it has not seen
     everything.
