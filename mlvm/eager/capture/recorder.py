@@ -611,11 +611,9 @@ class Recorder:
         if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
-            self.seen_as += [
-                (weakref.ref(each), holder)
-                for each in holder.views()
-                if self._views.get(id(each)) is each
-            ]
+            for view in holder.views():
+                if self._views.get(id(view)) is view:
+                    self.seen_as.append((weakref.ref(view), holder))
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
                 self.same.add(number)
