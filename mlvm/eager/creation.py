@@ -440,7 +440,8 @@ def eye(
 ) -> Tensor:
     """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32
     unless another dtype is named."""
-    columns = n_rows if n_cols is None else n_cols
+    n_rows = integer(n_rows, "n_rows", "eye")
+    columns = n_rows if n_cols is None else integer(n_cols, "n_cols", "eye")
     wanted = f32 if dtype is None else DType.of(dtype)
     if isinstance(k, int):
         k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far

@@ -432,8 +432,9 @@ def std(
 
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """x[i] * y[j] for two vectors. Raises `ShapeError` for other than vectors."""
-    if type_of(x).ndim != 1 or type_of(y).ndim != 1:
-        raise ShapeError("takes two tensors of 1 dimension").at("outer", (x.type, y.type))
+    types = type_of(x, "outer"), type_of(y, "outer")
+    if types[0].ndim != 1 or types[1].ndim != 1:
+        raise ShapeError("takes two tensors of 1 dimension").at("outer", types)
     return expand_dims(x, axis=1) * y
 
 
