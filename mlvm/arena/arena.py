@@ -18,6 +18,7 @@ the first thread from using the tensor that comes next:
   ends while it is used, or before it has its first value, its handles are deallocated in the VM
   before anybody gets the region. The late launch gets a `HandleError`.
 - After a mere read, the reader checks that the tensor still lives, and drops what was read if not.
+  If any tensor has moved meanwhile (`moves`), it reads once more, through a view of its own.
 - A tensor that Python no longer refers to is used by nobody.
 
 So the handles stay the same as long as no thread ends what another one uses.
@@ -52,6 +53,9 @@ from mlvm.core.types import TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
 STALE: Final = 0  # no VM ever issues this handle
+moves: Final = [0]
+"""Another number after every `exchange`. A reader that finds the number of before has read what it
+wanted to; the handle alone does not tell, as a tensor may have moved and come back."""
 _LARGEST: Final = 3  # holders that an overflow names
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
 
@@ -86,13 +90,13 @@ class Allocation(AllocationFields):
     @property
     def root(self) -> Allocation:
         """What owns the bytes: the base of a view, else the allocation itself."""
-        return self if self.base is None else self.base
+        base = self.base  # once: an update by another thread may take it away
+        return self if base is None else base
 
     def views(self) -> list[Allocation]:
         """The views of it that are alive."""
         region = self.region
-        views = region.views if region is not None else None
-        return list(views.values()) if views else []
+        return _alive(region.views if region is not None else None)
 
     def _settle(self) -> None:
         """Be the one that its region, if it has one, belongs to."""
@@ -108,6 +112,19 @@ class Allocation(AllocationFields):
         return StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {why}")
 
 
+V = TypeVar("V")
+
+
+def _alive(entries: weakref.WeakValueDictionary[int, V] | None) -> list[V]:
+    """Those that are alive. Another thread may add one meanwhile, so they are copied at once."""
+    references = entries.valuerefs() if entries else ()
+    return [one for reference in references if (one := reference()) is not None]
+
+
+_held: Final[dict[int, Allocation]] = {}
+"""What an update took from a tensor that was used, by the id of its region: kept while it is."""
+
+
 class using:
     """Inside the block the handles of these tensors reach the tensors' own bytes or nothing, even
     if another thread ends the tensors. Read the handles inside."""
@@ -116,7 +133,7 @@ class using:
 
     def __init__(self, tensors: Iterable[Allocation]) -> None:
         self._regions = [
-            region for x in tensors if (region := (x if x.base is None else x.base).region)
+            region for x in tensors if (region := (x if (base := x.base) is None else base).region)
         ]
 
     def __enter__(self) -> None:
@@ -126,6 +143,8 @@ class using:
     def __exit__(self, *_: object) -> None:
         for region in self._regions:
             region.users -= 1  # at once
+            if _held and not region.users:
+                _held.pop(id(region), None)
 
 
 def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
@@ -141,11 +160,12 @@ def exchange(x: Allocation, new: Allocation) -> None:
     of `x`. The views of `x` become views of `new`: they see the same bytes as before."""
     region, base = x.region, x.base
     known = (base if base is not None else x).region
+    moves[0] += 1  # at once, and so before anybody gets the old memory
     x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
         *(new.region, new.base, new.arena, new.handle),
         *(region, base, x.arena, x.handle),
     )  # at once
-    for mark in list(new.arena._marks.values()):
+    for mark in _alive(new.arena._marks):
         if region is not None and id(region.holder) in mark._living:
             reference = weakref.ref(new)
             mark._living[id(reference)] = reference
@@ -157,11 +177,13 @@ def exchange(x: Allocation, new: Allocation) -> None:
     if base is not None and views is not None:
         views.pop(id(x), None)
         views[id(new)] = new
-    elif views is not None:
-        for view in views.values():
+    else:
+        for view in _alive(views):
             view.base = new
-    if region is not None and region.users and not views:  # by another thread, which took it for x
-        new.arena._end(new, "its tensor was updated")
+    if known is not None and known.users:  # by another thread, which took it for x
+        _held[id(known)] = new
+        if not known.users:
+            _held.pop(id(known), None)
 
 
 def rebase(view: Allocation, base: Allocation) -> None:
@@ -372,34 +394,38 @@ class Arena(ArenaFields):
         Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
         """
         self._require_own(base)
-        base = base.root
-        region = base.region
-        if region is None:
-            raise base.stale()
-        if type.nbytes != base.type.nbytes:
-            raise ArenaError(f"a view of {base.type} has as many bytes; {type} has {type.nbytes}")
-        tensor = _new(kind)
-        tensor.region = None
-        tensor.arena = self
-        tensor.type = type
-        tensor.base = base
-        try:
-            tensor.handle = region.handles.get(type) or self._view(region, type)
-        except HandleError:
-            if base.region is region:
-                raise
-            raise base.stale() from None  # its storage ended with it
-        views = region.views
-        if views is None:
-            with self._lock:
-                views = region.views
-                if views is None:
-                    views = region.views = weakref.WeakValueDictionary()
-        views[id(tensor)] = tensor
-        if base.region is not region:  # another thread has ended it, maybe without seeing the view
-            tensor.handle = STALE
-            raise base.stale()
-        return tensor
+        while True:
+            root = base.root
+            region = root.region
+            if region is None:
+                if base.root is not root:  # it was a view until now
+                    continue
+                raise root.stale()
+            if type.nbytes != base.type.nbytes:
+                raise ArenaError(
+                    f"a view of {base.type} has as many bytes; {type} has {type.nbytes}"
+                )
+            tensor = _new(kind)
+            tensor.region = None
+            tensor.arena = self
+            tensor.type = type
+            tensor.base = root
+            try:
+                tensor.handle = region.handles.get(type) or self._view(region, type)
+            except HandleError:
+                if root.region is region:
+                    raise
+                continue  # its storage ended with it
+            views = region.views
+            if views is None:
+                with self._lock:
+                    views = region.views
+                    if views is None:
+                        views = region.views = weakref.WeakValueDictionary()
+            views[id(tensor)] = tensor
+            if root.region is region:
+                return tensor
+            tensor.handle = STALE  # another thread has ended or moved it, maybe without seeing this
 
     def keep(self, tensor: A) -> A:
         """A copy of a tensor, from any arena of the same VM, in this one; of the same kind.
@@ -674,10 +700,8 @@ class Arena(ArenaFields):
             return False
         views, region.views = region.views, None
         tensor.handle = STALE
-        for reference in views.valuerefs() if views else ():
-            view = reference()
-            if view is not None:
-                view.handle = STALE
+        for view in _alive(views):
+            view.handle = STALE
         if region.users or tensor.in_making():  # whoever comes now finds the tensor stale
             used.append(region)
         else:

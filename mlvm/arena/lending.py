@@ -36,18 +36,19 @@ class Loan:
     """The memory of a tensor, which no other tensor gets before `end`. Raises `StaleTensor`."""
 
     def __init__(self, tensor: Allocation) -> None:
-        root = tensor.root
-        region = root.region
-        if region is None:
-            raise tensor.stale()
-        self._region: Region | None = region
-        with _lock:
-            if not isinstance(region.bin, _Waiting):
-                region.bin = _Waiting(region.bin)
-            region.bin.loans += 1
-        if root.region is not region:  # ended by another thread, maybe into its own bin
-            self.end()
-            raise tensor.stale()
+        while True:
+            root = tensor.root
+            region = root.region
+            if region is None:
+                raise tensor.stale()
+            self._region: Region | None = region
+            with _lock:
+                if not isinstance(region.bin, _Waiting):
+                    region.bin = _Waiting(region.bin)
+                region.bin.loans += 1
+            if root.region is region:
+                return
+            self.end()  # another thread has ended the tensor, maybe into its own bin, or moved it
 
     def end(self) -> None:
         """Give the memory back. Idempotent."""

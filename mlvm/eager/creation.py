@@ -526,7 +526,8 @@ def eye(
         Tensor([[1., 0.],
                 [0., 1.]], f32[2,2])
     """
-    columns = n_rows if n_cols is None else n_cols
+    n_rows = integer(n_rows, "n_rows", "eye")
+    columns = n_rows if n_cols is None else integer(n_cols, "n_cols", "eye")
     wanted = f32 if dtype is None else DType.of(dtype)
     if isinstance(k, int):
         k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far

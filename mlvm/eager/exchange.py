@@ -58,14 +58,14 @@ def lent(x: Tensor) -> Array | None:
     borrow = getattr(x.arena.vm, "borrow", None)
     if borrow is None or not can_lend(x):
         return None
-    loan = Loan(x)
+    view = stop_gradient(x)  # first: an update by another thread moves x, and not the view
+    loan = Loan(view)
     try:
-        memory = borrow(x.handle)
-        return np.asarray(_Lent(memory, stop_gradient(x), loan))
+        return np.asarray(_Lent(borrow(view.handle), view, loan))
     except HandleError:
         loan.end()
-        if x.root.region is None:
-            raise x.stale() from None
+        if view.root.region is None:
+            raise view.stale() from None
         return None
     except BaseException:
         loan.end()

@@ -46,7 +46,7 @@ def _real(x: Tensor, function: str) -> Tensor:
     return x
 
 
-def _axes(x: Tensor, axes: Axis, function: str) -> tuple[int, ...]:
+def _axes(x: Tensor, axes: int | Sequence[int] | None, function: str) -> tuple[int, ...]:
     """The axes, counted from the front."""
     given = axes if axes is None else integers(axes, "axes", function)
     try:
@@ -56,12 +56,12 @@ def _axes(x: Tensor, axes: Axis, function: str) -> tuple[int, ...]:
 
 
 def _lengths(
-    x: Tensor, s: Sequence[int] | None, axes: Sequence[int] | None, function: str
+    x: Tensor, s: int | Sequence[int] | None, axes: int | Sequence[int] | None, function: str
 ) -> tuple[tuple[int, ...], list[int]]:
     """The axes, and the lengths to transform along them."""
     if s is not None and axes is None:
         raise AttributeRefused("lengths s need the axes that they are of").at(function, (x.type,))
-    along = _axes(x, None if axes is None else tuple(axes), function)
+    along = _axes(x, tuple(axes) if isinstance(axes, range) else axes, function)
     if s is None:
         return along, [x.shape[i] for i in along]
     given = integers(s, "s", function)
@@ -123,8 +123,8 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 def fftn(
     x: Tensor,
     /,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Tensor:
     """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex.
@@ -140,8 +140,8 @@ def fftn(
 def ifftn(
     x: Tensor,
     /,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Tensor:
     """The inverse of `fftn`: complex.
@@ -192,8 +192,8 @@ def _irfft(x: Tensor, axis: int, n: int, norm: Norm, function: str) -> Tensor:
 def rfftn(
     x: Tensor,
     /,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Tensor:
     """`rfft` along the last of several axes (None: all), then `fft` along the others: complex.
@@ -214,8 +214,8 @@ def rfftn(
 def irfftn(
     x: Tensor,
     /,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Tensor:
     """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
@@ -230,7 +230,7 @@ def irfftn(
         raise AttributeRefused("names no axis; a real transform has one or more").at(
             "irfftn", (x.type,)
         )
-    if s is None or s[-1] == -1:
+    if s is None or integers(s, "s")[-1] == -1:
         lengths[-1] = 2 * (lengths[-1] - 1)
     others = along[:-1]
     if others:

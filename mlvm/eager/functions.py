@@ -555,8 +555,9 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     Tensor([[3., 4.],
             [6., 8.]], f32[2,2])
     """
-    if type_of(x).ndim != 1 or type_of(y).ndim != 1:
-        raise ShapeError("takes two tensors of 1 dimension").at("outer", (x.type, y.type))
+    types = type_of(x, "outer"), type_of(y, "outer")
+    if types[0].ndim != 1 or types[1].ndim != 1:
+        raise ShapeError("takes two tensors of 1 dimension").at("outer", types)
     return expand_dims(x, axis=1) * y
 
 

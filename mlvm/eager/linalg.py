@@ -222,7 +222,12 @@ def _contracted(
         first = normalize_axes(integers(axes[0], "axes[0]"), x1.ndim)
         second = normalize_axes(integers(axes[1], "axes[1]"), x2.ndim)
     else:
-        count = integer(axes, "axes", "tensordot")
+        try:
+            count = integer(axes, "axes", "tensordot")
+        except AttributeRefused:
+            raise AttributeRefused(
+                f"axes is an int or a pair of sequences, not {brief(axes)}"
+            ) from None
         if not 0 <= count <= min(x1.ndim, x2.ndim):
             raise AttributeRefused(
                 f"axes={count} must be >= 0 and at most the dimensions, {x1.ndim} and {x2.ndim}"
@@ -566,7 +571,14 @@ def vector_norm(
         return op.sum(astype(op.not_equal(size, 0.0), size.dtype), axis=axes, keepdims=keepdims)
     if ord == 1:
         return op.sum(size, axis=axes, keepdims=keepdims)
-    return op.sum(size ** float(ord), axis=axes, keepdims=keepdims) ** (1 / ord)
+    # What is 0 or infinite has no slope: a constant takes its place, and 1 that of its operand.
+    zero, one = op.equal(size, 0.0), constant(1.0, size.dtype)
+    least = constant(0.0 if ord > 0 else math.inf, size.dtype)
+    powers = op.where(zero, least, op.where(zero, one, size) ** float(ord))
+    total = op.sum(powers, axis=axes, keepdims=keepdims)
+    none = op.equal(total, least)
+    root = op.where(none, one, total) ** (1 / ord)
+    return op.where(none, constant(0.0, size.dtype), root)
 
 
 def _squares(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, exchange, scope, stale_of, using
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, moves, scope, stale_of, using
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
     CaptureError,
@@ -136,6 +136,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
+    seen = moves[0]
     if pair:
         handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
         program = call.into[3]
@@ -145,7 +146,10 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     try:
         arena.vm.launch(program, handles)
     except HandleError as error:
-        raise explain(error, arena.vm, (*operands, out)) from None
+        if moves[0] == seen:
+            raise explain(error, arena.vm, (*operands, out)) from None
+    if moves[0] != seen and capturing.get() is None:  # see `moves`
+        _launch_held(program, arena.vm, out, operands)
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
     if ended:  # maybe before the launch, which then read another tensor of the same handle
         raise next(x.stale() for x in operands if x.handle == STALE)
@@ -154,6 +158,20 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
+
+
+def _launch_held(
+    program: Program, vm: VMProtocol, out: Tensor, operands: tuple[Tensor, ...]
+) -> None:
+    """Launch on views of the operands, which no update by another thread moves."""
+    held = [x.arena.view(x, x.type) for x in operands]
+    try:
+        vm.launch(program, (out.handle, *[x.handle for x in held]))
+    except HandleError as error:
+        raise explain(error, vm, (*held, out)) from None
+    stale = stale_of(held)
+    if stale is not None:
+        raise stale
 
 
 _COPY: Final = one_op("copy")
@@ -349,6 +367,19 @@ def write(x: Tensor, array: Array) -> None:
             vm.write(x.handle, array)
     except HandleError as error:
         raise explain(error, vm, (x,)) from None
+
+
+def _read_held(x: Tensor) -> Array:
+    """The values of x, read through a view, which no update by another thread moves."""
+    held = x.arena.view(x, x.type)
+    vm = held.arena.vm
+    try:
+        array = vm.read(held.handle)
+    except HandleError as error:
+        raise explain(error, vm, (held,)) from None
+    if held.handle == STALE:
+        raise held.stale()
+    return array
 
 
 def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) -> MlvmError:
@@ -651,13 +682,15 @@ class Tensor(Methods, Allocation):
 
     def numpy(self) -> Array:
         """A copy as a numpy array. Raises `StaleTensor`."""
+        seen = moves[0]
         try:
             array = self.arena.vm.read(self.handle)
         except HandleError as error:
-            raise explain(error, self.arena.vm, (self,)) from None
+            if moves[0] == seen:
+                raise explain(error, self.arena.vm, (self,)) from None
         if self.handle == STALE:
             raise self.stale()
-        return array
+        return array if moves[0] == seen else _read_held(self)
 
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""

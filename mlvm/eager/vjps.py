@@ -82,7 +82,9 @@ def _pow_x(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pow_y(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """x^y log(x), and 0 for x = 0. That is the gradient for y > 0; for y <= 0 there is none."""
+    """x^y log(x), and 0 for x = 0. That is the gradient for y > 0; for y <= 0 there is none.
+    The log is of the result's dtype: a real x < 0 has one where y is complex."""
+    x = x if x.dtype is out.dtype else op.astype(x, dtype=out.dtype)
     return g * out * op.log(_one_at(op.equal(x, 0.0), x))
 
 
@@ -108,7 +110,15 @@ def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
     """g times the sign of x: of a complex x that is x / |x|, which is no constant."""
     if x.dtype.is_float:
         return g * op.sign(stop_gradient(x))
-    return g * (x / _one_at(op.equal(out, 0.0), out))
+    zero = op.equal(out, 0.0)
+    return _masked(g * (x / _one_at(zero, out)), op.logical_not(zero))
+
+
+def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
+    """g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
+    origin = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
+    squares = op.square(x) + op.square(y)
+    return g * of / op.where(origin, constant(math.inf, squares.dtype), squares)
 
 
 def _imag(g: Tensor, x_type: TensorType) -> Tensor:
@@ -119,7 +129,10 @@ def _sqrt(g: Tensor, out: Tensor) -> Tensor:
     """g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard deviation of
     equal elements and the norm of zeros, which have a kink there, get 0, one of their
     subgradients."""
-    return g / (2.0 * op.where(op.equal(out, 0.0), constant(math.inf, out.dtype), out))
+    zero = op.equal(out, 0.0)
+    if out.dtype.is_float:
+        return g / (2.0 * op.where(zero, constant(math.inf, out.dtype), out))
+    return _masked(g / (2.0 * _one_at(zero, out)), op.logical_not(zero))
 
 
 # --- reductions ------------------------------------------------------------------------
@@ -473,8 +486,8 @@ VJPS: Final[dict[str, Rules]] = {
     "acos": {"x": lambda g, x: -g * op.rsqrt(1.0 - op.square(x))},
     "atan": {"x": lambda g, x: g / (1.0 + op.square(x))},
     "atan2": {
-        "x": lambda g, x, y: g * y / (op.square(x) + op.square(y)),
-        "y": lambda g, x, y: -g * x / (op.square(x) + op.square(y)),
+        "x": lambda g, x, y: _atan2_by(g, x, y, y),
+        "y": lambda g, x, y: _atan2_by(-g, x, y, x),
     },
     "hypot": {
         "x": lambda g, x, out: g * (x / _one_at(op.equal(out, 0.0), out)),

@@ -94,6 +94,22 @@ def test_gradients_are_pytorchs() -> None:
         np.testing.assert_allclose(ours.numpy(), theirs.grad.numpy(), rtol=1e-12)
 
 
+def test_where_a_slope_is_infinite_or_turns_the_gradient_is_zero() -> None:
+    """As of real numbers, and in PyTorch for `abs`."""
+    root = ml.grad(lambda z: ml.real(ml.sum(ml.sqrt(z))))
+    assert root(ml.asarray([0j, 4.0])).tolist() == [0, 0.25]
+    size = ml.grad(lambda z: ml.sum(ml.abs(z)))
+    for part in (ml.real, ml.imag):
+        assert ml.grad(lambda z, part=part: ml.sum(part(size(z))))(ml.asarray([0j])).tolist() == [0]
+
+
+def test_a_negative_number_to_a_complex_power() -> None:
+    x, y = np.asarray([-2.0, 3.0]), np.asarray([1 + 1j, 0.5j])
+    found = ml.grad(lambda y: ml.real(ml.sum(ml.asarray(x) ** y)))(ml.asarray(y))
+    z = x.astype(complex)
+    np.testing.assert_allclose(found.numpy(), np.conj(z**y * np.log(z)), rtol=1e-12)
+
+
 def test_a_step_against_the_gradient_descends() -> None:
     z, goal = ml.asarray(Z), ml.asarray(Z[::-1].copy())
     for _ in range(60):

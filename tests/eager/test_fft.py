@@ -64,6 +64,15 @@ def test_a_last_length_of_minus_one_is_what_the_axis_has() -> None:
     """Of the result: twice what there is, less two."""
     x = operand(3, 4)
     assert_like(fft.irfftn(ml.asarray(x), s=(3, -1), axes=(0, 1)), np.fft.irfftn(x))
+    assert_like(fft.irfftn(ml.asarray(x), s=-1, axes=1), np.fft.irfft(x))
+
+
+@pytest.mark.parametrize("name", ["fftn", "ifftn", "rfftn", "irfftn"])
+def test_one_length_and_axis_need_no_tuple(name: str) -> None:
+    transform = getattr(fft, name)
+    x = ml.asarray(operand(3, 4)) if name == "irfftn" else ml.ones((3, 4))
+    found, expected = transform(x, s=2, axes=1), transform(x, s=(2,), axes=(1,))
+    assert found.tolist() == expected.tolist()
 
 
 def test_there_and_back() -> None:

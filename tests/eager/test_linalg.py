@@ -186,6 +186,17 @@ def test_diagonals() -> None:
 # --- norms, ranks, least squares -------------------------------------------------------
 
 
+@pytest.mark.parametrize("ord", [2, 3, 1.5, 0.5, -2])
+def test_gradients_of_vector_norms_of_zeros_are_zero(ord: float) -> None:
+    gradient = ml.grad(lambda x: ml.sum(la.vector_norm(x, axis=-1, ord=ord)))
+    assert gradient(ml.zeros(3)).tolist() == [0.0] * 3
+    assert gradient(ml.zeros(2, dtype="c64")).tolist() == [0.0] * 2
+    row, mixed = gradient(ml.asarray([[2.0, 1.0], [0.0, 1.0]])).tolist()
+    expected = np.asarray([2.0, 1.0]) ** (ord - 1) * (2.0**ord + 1) ** (1 / ord - 1)
+    np.testing.assert_allclose(row, expected, rtol=1e-6)
+    assert mixed == ([0.0, 1.0] if ord > 0 else [0.0, 0.0])
+
+
 @pytest.mark.parametrize("ord", [0, 1, 2, 3, 0.5, -1, -2, -1.5, inf, -inf])
 def test_vector_norms(ord: float) -> None:
     x = random(2, 3, 4)
@@ -466,6 +477,11 @@ v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
     [
         (lambda: la.inv(m23), ShapeError, r"inv\(f32\[2,3\]\): needs square matrices"),
         (lambda: la.matrix_power(m23, 2), ShapeError, "matrix_power.*needs square matrices"),
+        (lambda: la.outer(v2, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
+        (lambda: la.outer(m22, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
+        (lambda: ml.eye("a"), AttributeRefused, r"eye\(\): n_rows is an int, not 'a'"),  # type: ignore[arg-type]
+        (lambda: ml.eye(2, 1.5), AttributeRefused, r"eye\(\): n_cols is an int, not 1.5"),  # type: ignore[arg-type]
+        (lambda: ml.tensordot(v2, v2, axes="ab"), AttributeRefused, "an int or a pair of seq"),  # type: ignore[arg-type]
         (lambda: la.matrix_power(m22, 0.5), AttributeRefused, "n is an int, not 0.5"),
         (lambda: la.vecdot(v2, v3), ShapeError, "vecdot.*lengths 2 and 3, which do not broadcast"),
         (lambda: la.vecdot(m22, ml.ones((2, 1))), ShapeError, "lengths 2 and 1"),
@@ -474,7 +490,11 @@ v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
         (lambda: la.vecdot(m22, v2, axis=-2), AttributeRefused, "axis -2 is out of range"),
         (lambda: la.cross(v2, v2), ShapeError, "cross.*vectors have 3 elements, not 2 and 2"),
         (lambda: la.cross(v3, 1.0), DTypeError, "cross.*takes a tensor, not float"),
-        (lambda: la.tensordot(m22, m23, 1.5), AttributeRefused, "axes is an int, not 1.5"),
+        (
+            lambda: la.tensordot(m22, m23, 1.5),
+            AttributeRefused,
+            "int or a pair of sequences, not 1.5",
+        ),
         (lambda: ml.tensordot(m22, v2, 2), AttributeRefused, "tensordot.*at most the dimensions"),
         (lambda: ml.tensordot(m22, m23, ([0],)), AttributeRefused, "a pair of sequences"),
         (lambda: ml.tensordot(m22, v3, 1), ShapeError, r"lengths \[2\] and \[3\]"),

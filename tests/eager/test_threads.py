@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.arena.arena import Arena
+from mlvm.arena.arena import Arena, exchange
+from mlvm.arena.lending import Loan
 from mlvm.core.errors import ArenaError, StaleTensor
 from mlvm.eager import tensor as eager
 from mlvm.eager.capture.captured import Captured
 from mlvm.eager.tree import load
+from mlvm.machines.local import LocalVM
 from tests.interrupting import with_each_line_interrupted
 
 SEVENS = np.full(8, 7.0)
@@ -118,6 +120,71 @@ def test_a_call_sees_its_own_tensors_and_changes_no_other(race: str, how: str) -
     assert outcomes[-1] == "right"  # nothing comes in between
     [text] = {*outcomes} - {"right"}
     assert re.search(rf"this f64\[8\] of arena 'shared' ended: .* {how}$", text)
+
+
+@pytest.mark.filterwarnings("ignore:.*8th program")  # so often it is interrupted
+@pytest.mark.parametrize("race", [name for name in RACES if "replay" not in name])
+def test_a_call_beside_an_update_that_moves_x_sees_x(race: str) -> None:
+    function, call, expected = RACES[race]
+    if race == "a read":
+        function = LocalVM.read  # it has the handle then
+
+    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
+        vm = ml.VM(native=False)
+        shared, mine = ml.Arena(vm, "shared"), ml.Arena(vm, "mine")
+        KEEPS.append(mine)
+        with shared.allocating():
+            x = ml.asarray(SEVENS)
+        with mine.allocating():
+            call(ml.asarray(SEVENS))
+        others: list[ml.Tensor] = []
+
+        def run() -> None:
+            with mine.allocating():
+                np.testing.assert_array_equal(call(x), expected)
+            for other in others:
+                np.testing.assert_array_equal(other.numpy(), np.full(8, 9.0))
+
+        def interrupt() -> None:
+            view = +x
+            x[...] = 7.0
+            del view
+            with shared.allocating():
+                others.append(ml.asarray(np.full(8, 9.0)))
+
+        return run, interrupt
+
+    assert with_each_line_interrupted(function, make) >= 3
+
+
+@pytest.mark.parametrize("function", [Arena.view, Loan.__init__, exchange])
+def test_views_beside_an_update_that_moves_x_keep_what_they_have(
+    function: Callable[..., Any],
+) -> None:
+    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
+        x = ml.asarray(SEVENS)
+        views: list[ml.Tensor] = []
+        first = +x
+
+        def run() -> None:
+            array = np.asarray(x, copy=False)
+            row = x[None]
+            x[...] = 9.0  # moves it
+            for found in (array, row.numpy()[0], first.numpy()):
+                np.testing.assert_array_equal(found, SEVENS)
+            before = [(view, view.tolist()) for view in views]
+            x[...] = 5.0
+            for view, values in before:
+                assert view.tolist() == values
+
+        def interrupt() -> None:
+            views.append(+first)
+            if function is not exchange:
+                x[...] = 7.0
+
+        return run, interrupt
+
+    assert with_each_line_interrupted(function, make) >= 4
 
 
 @pytest.mark.parametrize("function", [eager.apply_in_python, eager.from_array, eager.write])

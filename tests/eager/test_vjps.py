@@ -238,6 +238,7 @@ def test_clip_gives_the_edges_of_the_interval_to_x() -> None:
 def test_kinks_at_zero() -> None:
     assert _gradients(op.relu, [-1.0, 0.0, 1.0]) == [[0.0, 0.0, 1.0]]
     assert _gradients(op.abs, [-1.0, 0.0, 1.0]) == [[-1.0, 0.0, 1.0]]
+    assert _gradients(op.atan2, [0.0, 1.0], [0.0, 2.0]) == [[0.0, 0.4], [0.0, -0.2]]
 
 
 def test_a_root_has_no_gradient_at_zero_and_none_again() -> None:

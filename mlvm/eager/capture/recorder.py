@@ -613,7 +613,8 @@ class Recorder:
         if self._outside.get(id(reference)) is reference:
             for view in holder.views():
                 if self._views.get(id(view)) is view:
-                    self.seen_as.append((weakref.ref(view), holder))
+                    seen: weakref.ref[Allocation] = weakref.ref(view)
+                    self.seen_as.append((seen, holder))
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
                 self.same.add(number)
