@@ -183,7 +183,12 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis."""
     xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
-    return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
+    types = [type_of(x, "stack") for x in xs]
+    try:
+        return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
+    except OpError as error:
+        error.op, error.operands = "stack", tuple(types)
+        raise
 
 
 def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:

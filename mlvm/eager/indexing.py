@@ -252,12 +252,16 @@ _SET: Final = one_op("copy")
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
-    """The values as a tensor of x's dtype. Raises `DTypeError` where they do not promote to it."""
-    if isinstance(values, (list, tuple)):
-        values = np.asarray(values)
-    if isinstance(values, np.ndarray):
-        values = asarray(values)
-    given = operand(values, x, _SET)
+    """The values as a tensor of x's dtype, which the numbers of a list take as a number does.
+    Raises `DTypeError` where they do not promote to it."""
+    try:
+        if isinstance(values, (list, tuple)):
+            given = asarray(values, dtype=x.dtype)
+        else:
+            given = operand(asarray(values) if isinstance(values, np.ndarray) else values, x, _SET)
+    except OpError as error:
+        error.op, error.operands = "setitem", (x.type, type(values).__name__)
+        raise
     if given.dtype is x.dtype:
         return given
     if not can_cast(given, x.dtype):
