@@ -155,35 +155,40 @@ def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
     return None
 
 
+_moving: Final = threading.RLock()
+"""Of two updates that move tensors over the same bytes, one comes first."""
+
+
 def exchange(x: Allocation, new: Allocation) -> None:
     """Let `x` have the memory of `new`, of the same type, which nobody else knows; `new` gets that
     of `x`. The views of `x` become views of `new`: they see the same bytes as before."""
-    region, base = x.region, x.base
-    known = (base if base is not None else x).region
-    moves[0] += 1  # at once, and so before anybody gets the old memory
-    x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
-        *(new.region, new.base, new.arena, new.handle),
-        *(region, base, x.arena, x.handle),
-    )  # at once
-    for mark in _alive(new.arena._marks):
-        if region is not None and id(region.holder) in mark._living:
-            reference = weakref.ref(new)
-            mark._living[id(reference)] = reference
-    for tensor in (x, new):
-        tensor._settle()
-        for watcher in tensor.arena._watchers.copy():
-            watcher.moved(tensor)
-    views = known.views if known is not None else None
-    if base is not None and views is not None:
-        views.pop(id(x), None)
-        views[id(new)] = new
-    else:
-        for view in _alive(views):
-            view.base = new
-    if known is not None and known.users:  # by another thread, which took it for x
-        _held[id(known)] = new
-        if not known.users:
-            _held.pop(id(known), None)
+    with _moving:
+        region, base = x.region, x.base
+        known = (base if base is not None else x).region
+        moves[0] += 1  # at once, and so before anybody gets the old memory
+        x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
+            *(new.region, new.base, new.arena, new.handle),
+            *(region, base, x.arena, x.handle),
+        )  # at once
+        for mark in _alive(new.arena._marks):
+            if region is not None and id(region.holder) in mark._living:
+                reference = weakref.ref(new)
+                mark._living[id(reference)] = reference
+        for tensor in (x, new):
+            tensor._settle()
+            for watcher in tensor.arena._watchers.copy():
+                watcher.moved(tensor)
+        views = known.views if known is not None else None
+        if base is not None and views is not None:
+            views.pop(id(x), None)
+            views[id(new)] = new
+        else:
+            for view in _alive(views):
+                view.base = new
+        if known is not None and known.users:  # by another thread, which took it for x
+            _held[id(known)] = new
+            if not known.users:
+                _held.pop(id(known), None)
 
 
 def rebase(view: Allocation, base: Allocation) -> None:

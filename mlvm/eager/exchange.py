@@ -29,7 +29,7 @@ from mlvm.core.errors import (
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.eager import primitives as op
-from mlvm.eager.context import recording
+from mlvm.eager.context import arena_on, recording
 from mlvm.eager.creation import asarray, placed
 from mlvm.eager.tensor import Tensor, from_array, stop_gradient
 
@@ -178,8 +178,9 @@ def from_dlpack(
 
 
 def _copy(x: Tensor, memo: object = None, /) -> Tensor:
-    """A tensor in the current arena, with bytes of its own."""
-    return op.copy(x)
+    """A tensor with bytes of its own, on the VM of x: in the arena that `arena_on` names."""
+    with arena_on(x.arena.vm).allocating():
+        return op.copy(x)
 
 
 def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:

@@ -239,7 +239,12 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     given = list(arrays)
     beside = next((x for x in given if isinstance(x, Tensor)), None)
     xs = [Tensor._taken(x, beside=beside) if is_array(x) else x for x in given]
-    return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
+    types = [type_of(x, "stack") for x in xs]
+    try:
+        return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
+    except OpError as error:
+        error.op, error.operands = "stack", tuple(types)
+        raise
 
 
 def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:

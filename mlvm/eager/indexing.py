@@ -27,7 +27,6 @@ from mlvm.core.errors import (
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import DType, Shape, bool_, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray, listed_beside
 from mlvm.eager.dtypes import can_cast
 from mlvm.eager.functions import moveaxis, reshape, unstack
 from mlvm.eager.tensor import Tensor, apply_into, is_array, one_op, operand
@@ -252,19 +251,18 @@ _SET: Final = one_op("copy")
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
-    """The values as a tensor of x's dtype. Raises `DTypeError` where they do not promote to it."""
-    told = values
-    if isinstance(values, (list, tuple, np.ndarray)):
-        try:
-            values = asarray(values, listed_beside(values, x.dtype))
-        except OpError as error:
-            raise error.at("setitem", (x.type, type(values).__name__)) from None
-    given = operand(values, x, _SET)
+    """The values as a tensor of x's dtype, which the numbers of a list take as a number does.
+    Raises `DTypeError` where they do not promote to it."""
+    try:
+        given = operand(values, x, _SET)
+    except OpError as error:
+        error.op, error.operands = "setitem", (x.type, type(values).__name__)
+        raise
     if given.dtype is x.dtype:
         return given
     if not can_cast(given, x.dtype):
         raise DTypeError(
-            f"a {given.dtype} does not become a {x.dtype}; {_converted(told, given.dtype, x.dtype)}"
+            f"a {given.dtype} does not become a {x.dtype}; {_converted(values, given.dtype, x.dtype)}"
         ).at("setitem", (x.type, given.type))
     return op.astype(given, dtype=x.dtype.name)
 

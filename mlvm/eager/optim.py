@@ -108,8 +108,8 @@ class Optimizer:
     paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
 
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
-    without parameters, `DTypeError` for parameters that are not floats, are views, or none at
-    all, `HandleError` for parameters on several VMs.
+    without parameters, `DTypeError` for parameters that are not floats or none at all,
+    `HandleError` for parameters on several VMs.
 
         >>> w = ml.ones(2)
         >>> params, slowly = {"w": w, "b": ml.ones(1)}, {"learning_rate": 0.25}
@@ -244,7 +244,7 @@ class Optimizer:
         Everything is checked before the first write. Raises `PathError` for gradients of another
         structure, `DTypeError` for another dtype or when a parameter was replaced in the tree,
         `ShapeError`, `StaleTensor`, `HandleError` when the current arena is on another VM,
-        `GradientError` inside a differentiated function or while a tape needs a parameter's value,
+        `GradientError` inside a differentiated function,
         `AttributeRefused` for a hyperparameter that takes state which was not made.
         `ArenaOverflow` in the middle leaves the later parameters as they were.
         """

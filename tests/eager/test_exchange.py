@@ -284,6 +284,16 @@ def test_what_is_shared_is_shared_in_the_copy() -> None:
     assert three.tolist() == [0, 0]
 
 
+def test_a_copy_lives_where_the_tensor_lives() -> None:
+    with ml.Arena(ml.VM("there"), "there"):
+        x = ml.ones(2)
+        for again in (copy.copy, copy.deepcopy):
+            with ml.Arena(ml.default_vm(), "here"):
+                y = again(x)
+            assert y.device is x.device
+            assert y.tolist() == [1, 1]
+
+
 def test_a_gradient_flows_through_a_copy() -> None:
     assert ml.grad(lambda x: ml.sum(copy.deepcopy(x) * 3.0))(ml.ones(2)).tolist() == [3, 3]
 

@@ -630,6 +630,12 @@ def test_an_axis_out_of_range_is_all_that_libraries_expect() -> None:
 # --- what is refused -----------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "stack of none": (lambda x: ml.stack([]), ml.errors.ShapeError, r"stack\(\): takes 1 tensor"),
+    "stack of shapes": (
+        lambda x: ml.stack([x, x[0]]),
+        ml.errors.ShapeError,
+        r"stack\(f32\[2,3,4\], f32\[3,4\]\): the shapes must be equal",
+    ),
     "reshape": (
         lambda x: ml.reshape(x, (5, 5)),
         ml.errors.ShapeError,

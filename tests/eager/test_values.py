@@ -245,13 +245,29 @@ def test_values_that_do_not_fit() -> None:
         (0, ml.ones((3,), dtype="f64"), DTypeError, "f64 does not become a f32"),
         (7, 1.0, ml.errors.IndexRefused, r"setitem\(f32\[2,3\], 7\): index 7 is out of range"),
         (ml.asarray([7]), 1.0, ml.errors.OperandValueError, "index 7"),
-        (0, "text", DTypeError, "str"),
+        (0, "text", DTypeError, r"setitem\(f32\[2,3\], str\): str is no operand"),
+        (0, ["text"], DTypeError, r"setitem\(f32\[2,3\], list\)"),
+        (0, [[1.0], [1.0, 2.0]], ShapeError, r"setitem\(f32\[2,3\], list\)"),
+        (0, [1j, 0.0, 0.0], DTypeError, r"setitem\(f32\[2,3\], list\)"),
     ):
         with pytest.raises(error, match=match):
             x[key] = new
     with pytest.raises(TypeError, match="item deletion"):
         del x[0]
     assert x.tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i32", "f32", "f64", "c64"])
+def test_the_numbers_of_a_list_take_the_dtype_as_a_number_does(dtype: str) -> None:
+    x: Any = ml.zeros((3,), dtype=dtype)
+    x[:2] = [1, 2]
+    assert x.tolist() == [1, 2, 0]
+    if x.dtype.is_integer:
+        with pytest.raises(DTypeError, match=r"setitem.*floats do not become"):
+            x[:2] = [0.1, 2.0]
+    else:
+        x[:2] = [0.1, 2.0]
+        assert x.tolist() == ml.asarray([0.1, 2.0, 0.0], dtype=dtype).tolist()
 
 
 def test_the_last_of_several_values_stays_and_has_the_gradient() -> None:

@@ -612,8 +612,8 @@ class Recorder:
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
             for view in holder.views():
-                if self._views.get(id(view)) is view:
-                    seen: weakref.ref[Allocation] = weakref.ref(view)
+                if id(view) in self._views:
+                    seen = weakref.ref(view)
                     self.seen_as.append((seen, holder))
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
