@@ -66,6 +66,11 @@ def of_jax() -> dict[str, Any]:
     return {"jax": jax, "jnp": jax.numpy, **tensors}
 
 
+@pytest.fixture(autouse=True)
+def folder_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("library", ["numpy", "PyTorch", "JAX"])
 def test_what_one_writes_here_runs(library: str) -> None:
     found, names = rows(library), ours()

@@ -57,6 +57,7 @@ def test_it_builds_without_a_warning(folder: Path) -> None:
     pytest.importorskip("mkdocstrings_handlers.python")
     root = folder.parent.parent
     shutil.copy(ROOT / "mkdocs.yml", root)  # a link would have it build in the checkout
+    (root / "docs").symlink_to(ROOT / "docs")
     (root / "mlvm").symlink_to(ROOT / "mlvm")
     done = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"],
@@ -70,4 +71,5 @@ def test_it_builds_without_a_warning(folder: Path) -> None:
     assert "warning" not in (done.stdout + done.stderr).lower()
     functions = (root / "build" / "site" / "reference" / "functions.html").read_text("utf-8")
     assert functions.count("doc-contents first") > 150
+    assert functions.count("&gt;&gt;&gt; ") > 150  # examples, those of ops too
     assert not re.search(r'(src|href)="?https?://[^" >]+\.(js|css|woff2?)', functions)

@@ -278,6 +278,11 @@ class Arena(ArenaFields):
     Threads may share an arena. A reset ends the tensors of all of them; of several threads inside
     `with arena:`, the last to leave resets it. Code that gives handles to the VM itself does so
     inside `using(tensors)`, if another thread may end the tensors.
+
+        >>> arena = ml.Arena(ml.VM("mine"), "batch")
+        >>> with arena: y = ml.sum(ml.ones(16))
+        >>> arena.used, arena.high_water
+        (0, 128)
     """
 
     used: int

@@ -12,7 +12,7 @@ from functools import reduce
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, AxisRefused, DTypeError, ShapeError
-from mlvm.core.types import DType, Shape, TensorType, promote
+from mlvm.core.types import DType, Shape, TensorType, bool_, promote
 
 Axis = int | tuple[int, ...] | None
 
@@ -68,6 +68,8 @@ def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callab
 
     def infer(*operands: TensorType) -> TensorType:
         dtype = common_dtype(operands)
+        if dtype is bool_ and allowed in ("numeric", "real") and result is None:
+            raise DTypeError("dtype bool is not allowed; use & | ^ ~, or astype(x, 'int64')")
         require(allowed, TensorType(dtype))
         shape = broadcast_shapes(*[x.shape for x in operands])
         return TensorType(result or dtype, shape)

@@ -38,6 +38,10 @@ def scaled_dot_product_attention(
     the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
 
     Raises `ShapeError` for shapes that do not fit, `DTypeError` for a mask that is not bool.
+
+        >>> q = ml.ones((1, 2, 5, 4))
+        >>> ml.scaled_dot_product_attention(q, q, q, causal=True).type
+        f32[1,2,5,4]
     """
     types = (type_of(query), type_of(key), type_of(value))
     name = "scaled_dot_product_attention"
@@ -109,6 +113,9 @@ def sinusoidal_encoding(
 
     Raises `DTypeError` for positions that are no integers, `AttributeRefused` for an odd number of
     features.
+
+        >>> ml.sinusoidal_encoding(ml.arange(5), 8).type
+        f32[5,8]
     """
     angles = _angles("sinusoidal_encoding", positions, features, base)
     both = stack([op.sin(angles), op.cos(angles)], axis=-1)
@@ -128,6 +135,9 @@ def rotary_encoding(
 
     Raises `ShapeError` for fewer axes than two, `DTypeError` for positions that are no integers,
     `AttributeRefused` for an odd D.
+
+        >>> ml.rotary_encoding(ml.ones((1, 2, 5, 4)), ml.arange(5)).type
+        f32[1,2,5,4]
     """
     if type_of(x).ndim < 2:
         raise ShapeError("takes [..., time, features]").at("rotary_encoding", (x.type,))

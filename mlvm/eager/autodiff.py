@@ -538,6 +538,9 @@ def value_and_grad(
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
     that has no gradient; `DTypeError` when an argument holds tensors of other dtypes.
+
+        >>> ml.value_and_grad(lambda x: ml.sum(x**2))(ml.asarray([1.0, 2.0]))
+        (Tensor(5., f32[]), Tensor([2., 4.], f32[2]))
     """
     return collecting(fn, argnums, has_aux=has_aux)
 
@@ -591,6 +594,9 @@ def grad(
     """A function that returns the gradient of `fn`, as `value_and_grad` describes it.
 
     With `has_aux` it returns `(gradient, aux)`.
+
+        >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
+        Tensor([ 3., 12.], f32[2])
     """
     differentiated = value_and_grad(fn, argnums, has_aux=has_aux)
 
@@ -608,6 +614,10 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
     That function may be called any number of times. Until it is dropped, it keeps the values that
     it needs: an update in place moves the tensor to other memory. Raises what `value_and_grad`
     raises, and `GradientError` for a cotangent of another type than the value.
+
+        >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
+        >>> pull(ml.ones(1))
+        (Tensor([1.], f32[1]),)
     """
     session = _Session(primals)
     try:

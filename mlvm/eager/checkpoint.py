@@ -32,6 +32,9 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     weights, which must not be updated in place until the gradient is taken. Random keys are drawn
     once. Whatever else the function does, it does twice. A gradient through a tensor that it has
     made and not returned raises `GradientError`.
+
+        >>> ml.grad(lambda x: ml.sum(ml.checkpoint(ml.tanh)(x)))(ml.zeros(2))
+        Tensor([1., 1.], f32[2])
     """
 
     @wraps(fn)

@@ -79,7 +79,11 @@ _version = [0]  # counts the changes of the default VM
 
 def default_vm() -> VMProtocol:
     """The VM that eager calls run on outside of any arena: the one in `use`, or a VM of this
-    process, made when first needed."""
+    process, made when first needed.
+
+        >>> ml.default_vm() is ml.zeros(1).device
+        True
+    """
     with _lock:
         return _chosen[-1] if _chosen else _make_default_vm()
 
@@ -92,6 +96,10 @@ class use:
             train()
 
     Raises `MachineError` for what is no VM.
+
+        >>> with ml.use(ml.VM("there")): x = ml.ones(2)
+        >>> x.device.name
+        'there'
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -131,7 +139,11 @@ _default = _Default()
 
 
 def default_arena() -> Arena:
-    """The arena of interactive use, on the default VM; each thread has one."""
+    """The arena of interactive use, on the default VM; each thread has one.
+
+    >>> ml.default_arena().name
+    'default'
+    """
     if _default.version != _version[0]:
         version = _version[0]
         _default.arena = default_vm().attached(_Arenas).arena

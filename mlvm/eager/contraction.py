@@ -34,6 +34,9 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
 
     Raises `AttributeRefused` for subscripts that make no sense, `ShapeError` for operands that do
     not fit them, `DTypeError` for bools that would be added or multiplied.
+
+        >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
+        Tensor([3., 3.], f32[2])
     """
     types = [type_of(x, "einsum") for x in operands]
     try:

@@ -43,6 +43,9 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
     In a captured function both are recorded, and have results of the same structure and types.
     Raises `ShapeError` for a `pred` of more elements than one, `DTypeError` for a branch that is no
     function: `where` chooses between tensors.
+
+        >>> ml.cond(ml.asarray(True), ml.negative, ml.abs, ml.asarray([1.0, -2.0]))
+        Tensor([-1.,  2.], f32[2])
     """
     _require_functions("cond", (true_fun, false_fun))
     ways = _ways((true_fun, false_fun), operands)
@@ -56,6 +59,9 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
 
     In a captured function all are recorded, as by `cond`. Raises `AttributeRefused` without
     branches, `DTypeError` for an index that is no integer and a branch that is no function.
+
+        >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
+        Tensor([-1.], f32[1])
     """
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
@@ -121,6 +127,9 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
 
     Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure, and for a
     condition of more elements than one.
+
+        >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
+        Tensor(243., f32[])
     """
     state = as_tree(init_val)
     body_fun = _checkpointed(body_fun, checkpoint)
@@ -149,6 +158,9 @@ def fori_loop(
     `init_val` on. `i` is an i64[]. For `checkpoint` see `while_loop`.
 
     Raises `DTypeError` for bounds that are no integers, and what `while_loop` raises.
+
+        >>> ml.fori_loop(0, 3, lambda i, x: x * 2.0, ml.ones(2))
+        Tensor([8., 8.], f32[2])
     """
     state = as_tree(init_val)
     body_fun = _checkpointed(body_fun, checkpoint)
@@ -196,6 +208,10 @@ def scan(
 
     Raises `ShapeError` for rows that are not equally many, or are not `length`, `OperandValueError`
     for a `length` that is no number of rows, and what `while_loop` raises.
+
+        >>> xs = ml.asarray([1.0, 2.0, 3.0])
+        >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
+        (Tensor(6., f32[]), Tensor([0., 1., 3.], f32[3]))
     """
     state, rows = as_tree(init), as_tree(xs)
     f = _checkpointed(f, checkpoint)
@@ -254,7 +270,11 @@ def _recorded_scan(
 
 
 def map(f: Body, xs: Tree) -> Tree:
-    """`f(x)` for each row x of `xs`, stacked: a `scan` without a state."""
+    """`f(x)` for each row x of `xs`, stacked: a `scan` without a state.
+
+    >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor([3., 7.], f32[2])
+    """
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
 
@@ -301,6 +321,10 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
     such as weights, but not update them in place, nor draw from the global random keys: in a
     captured function that raises `CaptureError`. While it is recorded it is called twice if it
     calls itself: once to see what it makes.
+
+        >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
+        >>> half(ml.asarray(5.0))
+        Tensor(0.625, f32[])
     """
     return Function(fn)
 

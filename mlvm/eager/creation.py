@@ -29,7 +29,17 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on, current_arena, recording
-from mlvm.eager.tensor import DEFAULTS, Scalar, Tensor, alias, constant, from_array, one_op, operand
+from mlvm.eager.tensor import (
+    DEFAULTS,
+    Scalar,
+    Tensor,
+    alias,
+    constant,
+    dtype_beside,
+    from_array,
+    one_op,
+    operand,
+)
 
 _COPY: Final = one_op("copy")
 _CONCAT: Final = one_op("concat")
@@ -127,6 +137,11 @@ def asarray(
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
     is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
     `CopyRefused` where `copy` is False.
+
+        >>> ml.asarray([1.0, 2.0])
+        Tensor([1., 2.], f32[2])
+        >>> ml.asarray([1, 2], dtype=ml.float32)
+        Tensor([1., 2.], f32[2])
     """
     wanted = None if dtype is None else DType.of(dtype)
     if isinstance(obj, Tensor):
@@ -138,7 +153,7 @@ def asarray(
         )
     in_memory = obj if any(hasattr(obj, way) for way in _WAYS) else _buffer(obj)
     if in_memory is not None:
-        array = _of_array(in_memory)
+        array = array_of(in_memory)
         own = DType.of(array.dtype)
         target = wanted or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
@@ -154,6 +169,23 @@ def asarray(
     # a value out of range becomes what astype makes of it
     with np.errstate(all="ignore"), placed(device, "asarray"):
         return from_array(array.astype(target.numpy, copy=False))
+
+
+def listed_beside(values: object, dtype: DType) -> DType | None:
+    """The dtype of a list of Python numbers beside a tensor of that dtype: as `dtype_beside` has it
+    for the one of the highest kind. An empty list has the tensor's dtype. None for what is no list,
+    and where there are arrays or tensors in it: these keep their own."""
+    if not isinstance(values, (list, tuple)):
+        return None
+    kinds = set()
+    for leaf in _leaves(values):
+        number = leaf.item() if isinstance(leaf, np.generic) else leaf
+        kind = next((kind for kind in DEFAULTS if isinstance(number, kind)), None)
+        if kind is None:
+            return None
+        kinds.add(kind)
+    highest = next((kind for kind in reversed(DEFAULTS) if kind in kinds), None)
+    return dtype if highest is None else dtype_beside(highest, dtype)
 
 
 def _of_tensor(
@@ -180,7 +212,7 @@ def _buffer(obj: Any) -> memoryview | None:
         return None
 
 
-def _of_array(obj: Any) -> Array:
+def array_of(obj: Any) -> Array:
     """An array of the values of what has them in memory. Floats of 16 bits become f32, which has
     all of their values."""
     try:
@@ -206,6 +238,11 @@ def _of_numbers(obj: object) -> Array:
         array = np.array(obj)
     except ValueError as error:
         raise ShapeError(f"these lists are no tensor: {error}") from None
+    if array.dtype.kind == "O" and all(isinstance(x, int) for x in _leaves(obj)):
+        most = max(_leaves(obj), key=abs)  # type: ignore[arg-type]
+        raise OperandValueError(
+            f"the int {brief(most)} does not fit into any integer dtype; write it as a float"
+        )
     if array.dtype.kind not in "biufc":
         raise DTypeError(
             f"asarray takes arrays, and Python's numbers in nested lists, whose values "
@@ -279,7 +316,12 @@ def full(
     *,
     device: VMProtocol | None = None,
 ) -> Tensor:
-    """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor."""
+    """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor.
+
+    >>> ml.full((2, 2), 7.0)
+    Tensor([[7., 7.],
+            [7., 7.]], f32[2,2])
+    """
     return _filled("full", shape, fill_value, dtype, device)
 
 
@@ -315,21 +357,35 @@ def _filled(
 def zeros(
     shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
-    """A tensor of zeros, or of False; f32 unless another dtype is named."""
+    """A tensor of zeros, or of False; f32 unless another dtype is named.
+
+    >>> ml.zeros((2, 2), dtype=ml.int64)
+    Tensor([[0, 0],
+            [0, 0]], i64[2,2])
+    """
     return _described("zeros", shape, 0, dtype, device)
 
 
 def ones(
     shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
-    """A tensor of ones, or of True; f32 unless another dtype is named."""
+    """A tensor of ones, or of True; f32 unless another dtype is named.
+
+    >>> ml.ones((2, 2))
+    Tensor([[1., 1.],
+            [1., 1.]], f32[2,2])
+    """
     return _described("ones", shape, 1, dtype, device)
 
 
 def empty(
     shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
-    """The same as `zeros`: values that nobody chose would differ from run to run."""
+    """The same as `zeros`: values that nobody chose would differ from run to run.
+
+    >>> ml.empty((2, 3)).shape
+    (2, 3)
+    """
     return _described("empty", shape, 0, dtype, device)
 
 
@@ -357,24 +413,40 @@ def full_like(
     *,
     device: VMProtocol | None = None,
 ) -> Tensor:
-    """`full` with the shape of x, and its dtype and VM unless others are named."""
+    """`full` with the shape of x, and its dtype and VM unless others are named.
+
+    >>> ml.full_like(ml.zeros(2), 7.0)
+    Tensor([7., 7.], f32[2])
+    """
     type, where = type_of(x), x.arena.vm if device is None else device
     wanted = type.dtype if dtype is None else dtype
     return _filled("full_like", type.shape, fill_value, wanted, where)
 
 
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
-    """Zeros with the shape of x, and its dtype and VM unless others are named."""
+    """Zeros with the shape of x, and its dtype and VM unless others are named.
+
+    >>> ml.zeros_like(ml.ones(2))
+    Tensor([0., 0.], f32[2])
+    """
     return _like("zeros_like", x, 0, dtype, device)
 
 
 def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
-    """Ones with the shape of x, and its dtype and VM unless others are named."""
+    """Ones with the shape of x, and its dtype and VM unless others are named.
+
+    >>> ml.ones_like(ml.zeros(2))
+    Tensor([1., 1.], f32[2])
+    """
     return _like("ones_like", x, 1, dtype, device)
 
 
 def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
-    """The same as `zeros_like`."""
+    """The same as `zeros_like`.
+
+    >>> ml.empty_like(ml.ones(3)).type
+    f32[3]
+    """
     return _like("empty_like", x, 0, dtype, device)
 
 
@@ -394,6 +466,11 @@ def arange(
 ) -> Tensor:
     """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
     that. The dtype is i64 for ints, f32 if there is a float.
+
+        >>> ml.arange(3)
+        Tensor([0, 1, 2], i64[3])
+        >>> ml.arange(1.0, 2.0, 0.5)
+        Tensor([1. , 1.5], f32[2])
     """
     first, end = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
@@ -413,7 +490,11 @@ def linspace(
     endpoint: bool = True,
 ) -> Tensor:
     """`num` evenly spaced numbers from `start` up to `stop`, which is left out without
-    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named."""
+    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named.
+
+        >>> ml.linspace(0.0, 1.0, 5)
+        Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
+    """
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
     wanted = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
     with placed(device, "linspace"):
@@ -439,7 +520,12 @@ def eye(
     device: VMProtocol | None = None,
 ) -> Tensor:
     """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32
-    unless another dtype is named."""
+    unless another dtype is named.
+
+        >>> ml.eye(2)
+        Tensor([[1., 0.],
+                [0., 1.]], f32[2,2])
+    """
     columns = n_rows if n_cols is None else n_cols
     wanted = f32 if dtype is None else DType.of(dtype)
     if isinstance(k, int):

@@ -50,6 +50,9 @@ def isdtype(dtype: object, kind: object) -> bool:
     ("bool", "integral", "real floating", "numeric", ...), or a tuple of these.
 
     Raises `AttributeRefused` for another word.
+
+        >>> ml.isdtype(ml.float32, "real floating")
+        True
     """
     given = DType.of(dtype)
     if isinstance(kind, tuple):
@@ -67,7 +70,11 @@ def isdtype(dtype: object, kind: object) -> bool:
 def result_type(*arrays_and_dtypes: object) -> DType:
     """The dtype that these promote to together: tensors, dtypes, and Python's numbers, which take
     the dtype of the others unless they are of a higher kind. Raises `DTypeError` where there is
-    none."""
+    none.
+
+        >>> ml.result_type(ml.int64, ml.float32)
+        f32
+    """
     if not arrays_and_dtypes:
         raise DTypeError("result_type takes 1 tensor or dtype, or more")
     numbers = [x.__class__ for x in arrays_and_dtypes if x.__class__ in DEFAULTS]
@@ -79,7 +86,11 @@ def result_type(*arrays_and_dtypes: object) -> DType:
 
 
 def can_cast(source: object, to: object, /) -> bool:
-    """Whether a tensor or dtype promotes to the dtype `to` without becoming another."""
+    """Whether a tensor or dtype promotes to the dtype `to` without becoming another.
+
+    >>> ml.can_cast(ml.int64, ml.float32)
+    True
+    """
     wanted = DType.of(to)
     try:
         return promote(_dtype_of(source), wanted) is wanted
@@ -89,7 +100,11 @@ def can_cast(source: object, to: object, /) -> bool:
 
 def finfo(type: object, /) -> FloatInfo:
     """The limits of a float dtype, or of a tensor's; of a complex one, those of its parts, whose
-    dtype stands in `dtype`. Raises `DTypeError` for another dtype."""
+    dtype stands in `dtype`. Raises `DTypeError` for another dtype.
+
+        >>> ml.finfo(ml.float32).eps
+        1.1920928955078125e-07
+    """
     dtype = _dtype_of(type)
     if not dtype.is_inexact:
         raise DTypeError(f"finfo is for float and complex dtypes, not {dtype}")
@@ -99,7 +114,11 @@ def finfo(type: object, /) -> FloatInfo:
 
 
 def iinfo(type: object, /) -> IntInfo:
-    """The limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another dtype."""
+    """The limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another dtype.
+
+    >>> ml.iinfo(ml.int64).max
+    9223372036854775807
+    """
     dtype = _dtype_of(type)
     if not dtype.is_integer:
         raise DTypeError(f"iinfo is for integer dtypes, not {dtype}")

@@ -154,6 +154,10 @@ def from_dlpack(
 
     Raises `NoExchange` for what has no DLPack, `CopyRefused` where `copy` is False and it takes a
     copy, `DTypeError` for a dtype that there is not, and what the exporter raises.
+
+        >>> import numpy as np
+        >>> ml.from_dlpack(np.ones(2))
+        Tensor([1., 1.], f64[2])
     """
     if isinstance(x, Tensor):
         return asarray(x, device=device, copy=copy)

@@ -99,14 +99,22 @@ def _along(x: Tensor, n: int | None, axis: int, function: str) -> tuple[int, int
 
 
 def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex."""
+    """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex.
+
+    >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
+    Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    """
     x = floating(x, "fft")
     along, length = _along(x, n, axis, "fft")
     return op.fft(_fitted(x, [along], [length], "fft"), axes=(along,), norm=norm)
 
 
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex."""
+    """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
+
+    >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
+    Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    """
     x = floating(x, "ifft")
     along, length = _along(x, n, axis, "ifft")
     return op.ifft(_fitted(x, [along], [length], "ifft"), axes=(along,), norm=norm)
@@ -119,7 +127,11 @@ def fftn(
     axes: Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Tensor:
-    """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex."""
+    """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex.
+
+    >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
+    c64[2,3]
+    """
     x = floating(x, "fftn")
     along, lengths = _lengths(x, s, axes, "fftn")
     return op.fft(_fitted(x, along, lengths, "fftn"), axes=along, norm=norm)
@@ -132,7 +144,11 @@ def ifftn(
     axes: Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Tensor:
-    """The inverse of `fftn`: complex."""
+    """The inverse of `fftn`: complex.
+
+    >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
+    c64[2,3]
+    """
     x = floating(x, "ifftn")
     along, lengths = _lengths(x, s, axes, "ifftn")
     return op.ifft(_fitted(x, along, lengths, "ifftn"), axes=along, norm=norm)
@@ -143,7 +159,11 @@ def ifftn(
 
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
-    conjugates in reverse order. Raises `DTypeError` for complex elements."""
+    conjugates in reverse order. Raises `DTypeError` for complex elements.
+
+        >>> ml.fft.rfft(ml.ones(4))
+        Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
+    """
     x = _real(x, "rfft")
     along, length = _along(x, n, axis, "rfft")
     return op.rfft(_fitted(x, [along], [length], "rfft"), axis=along, norm=norm)
@@ -151,7 +171,11 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
-    imaginary in the first element of x, and in the last for an even n, is left out."""
+    imaginary in the first element of x, and in the last for an even n, is left out.
+
+        >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
+        Tensor([1., 1., 1., 1.], f32[4])
+    """
     x = floating(x, "irfft")
     along, length = _along(x, n, axis, "irfft")
     return _irfft(x, along, 2 * (length - 1) if n is None else length, norm, "irfft")
@@ -172,7 +196,11 @@ def rfftn(
     axes: Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Tensor:
-    """`rfft` along the last of several axes (None: all), then `fft` along the others: complex."""
+    """`rfft` along the last of several axes (None: all), then `fft` along the others: complex.
+
+    >>> ml.fft.rfftn(ml.ones((2, 4))).type
+    c64[2,3]
+    """
     x = _real(x, "rfftn")
     along, lengths = _lengths(x, s, axes, "rfftn")
     if not along:
@@ -191,7 +219,11 @@ def irfftn(
     norm: Norm = "backward",
 ) -> Tensor:
     """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
-    is not given."""
+    is not given.
+
+        >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        f32[2,4]
+    """
     x = floating(x, "irfftn")
     along, lengths = _lengths(x, s, axes, "irfftn")
     if not along:
@@ -208,7 +240,11 @@ def irfftn(
 
 def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """`fft` of a signal whose second half is the conjugate of its first, which x is: n real
-    elements, 2 (m - 1) if x has m and n is not given."""
+    elements, 2 (m - 1) if x has m and n is not given.
+
+        >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
+        f32[4]
+    """
     x = floating(x, "hfft")
     along, length = _along(x, n, axis, "hfft")
     length = 2 * (length - 1) if n is None else length
@@ -216,7 +252,11 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """The inverse of `hfft`: n // 2 + 1 complex elements of n real ones."""
+    """The inverse of `hfft`: n // 2 + 1 complex elements of n real ones.
+
+    >>> ml.fft.ihfft(ml.ones(4)).type
+    c64[3]
+    """
     x = _real(x, "ihfft")
     along, length = _along(x, n, axis, "ihfft")
     x = _fitted(x, [along], [length], "ihfft")
@@ -238,7 +278,11 @@ def fftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
     """The frequencies of the elements of `fft` for samples `d` apart: 0, 1, ..., then the negative
-    ones up to -1, all over n d. f32 unless another float dtype is named."""
+    ones up to -1, all over n d. f32 unless another float dtype is named.
+
+        >>> ml.fft.fftfreq(4)
+        Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
+    """
     return _frequencies("fftfreq", n, d, dtype, device)
 
 
@@ -246,7 +290,11 @@ def rfftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
     """The frequencies of the elements of `rfft` for samples `d` apart: 0, 1, ..., n // 2, all over
-    n d. f32 unless another float dtype is named."""
+    n d. f32 unless another float dtype is named.
+
+        >>> ml.fft.rfftfreq(4)
+        Tensor([0.  , 0.25, 0.5 ], f32[3])
+    """
     return _frequencies("rfftfreq", n, d, dtype, device)
 
 
@@ -266,12 +314,20 @@ def _frequencies(
 
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the
-    middle."""
+    middle.
+
+        >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
+        Tensor([2, 3, 0, 1], i64[4])
+    """
     along = _axes(x, axes, "fftshift") if type_of(x, "fftshift").ndim else ()
     return roll(x, tuple(x.shape[i] // 2 for i in along), axis=along)
 
 
 def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
-    """The inverse of `fftshift`, which differs from it for axes of odd length."""
+    """The inverse of `fftshift`, which differs from it for axes of odd length.
+
+    >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
+    Tensor([2, 3, 0, 1], i64[4])
+    """
     along = _axes(x, axes, "ifftshift") if type_of(x, "ifftshift").ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)

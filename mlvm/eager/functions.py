@@ -50,7 +50,12 @@ def axes_of(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
 
 def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
     """The elements of x, in row-major order, in another shape of the same size; one length may
-    be -1. Nothing is copied unless `copy` is True. Raises `ShapeError`."""
+    be -1. Nothing is copied unless `copy` is True. Raises `ShapeError`.
+
+        >>> ml.reshape(ml.arange(6), (2, -1))
+        Tensor([[0, 1, 2],
+                [3, 4, 5]], i64[2,3])
+    """
     if copy:
         return reshape(op.copy(x), shape)
     type, lengths = type_of(x), integers(shape, "shape", "reshape")
@@ -66,7 +71,12 @@ def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = Non
 
 
 def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
-    """x with new axes of length 1 at these positions of the result. Raises `AxisRefused`."""
+    """x with new axes of length 1 at these positions of the result. Raises `AxisRefused`.
+
+    >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
+    Tensor([[1.],
+            [2.]], f32[2,1])
+    """
     new = axes_of("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
     lengths = iter(x.shape)
     return reshape(x, [1 if i in new else next(lengths) for i in range(x.ndim + len(new))])
@@ -76,6 +86,9 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
     """x without these axes, which have length 1 (None: without all that have).
 
     Raises `ShapeError` for an axis of another length.
+
+        >>> ml.squeeze(ml.zeros((1, 3, 1)), axis=0).shape
+        (3, 1)
     """
     if axis is None:
         return reshape(x, [n for n in type_of(x).shape if n != 1])
@@ -90,6 +103,9 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     """x with its axes in another order: axis i of the result is axis axes[i] of x.
 
     Nothing is copied where the axes longer than 1 keep their order.
+
+        >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
+        (4, 2, 3)
     """
     order = integers(axes, "axes", "permute_dims")
     result = _inferred(one_op("permute_dims", axes=order), x)
@@ -100,7 +116,13 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 
 
 def matrix_transpose(x: Tensor, /) -> Tensor:
-    """x with its last two axes swapped. Raises `ShapeError` for fewer than two."""
+    """x with its last two axes swapped. Raises `ShapeError` for fewer than two.
+
+    >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
+    Tensor([[1],
+            [2],
+            [3]], i64[3,1])
+    """
     type_of(x)
     return x.mT
 
@@ -108,7 +130,11 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 def moveaxis(
     x: Tensor, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
-    """x with the axes `source` moved to the positions `destination`, the others in order."""
+    """x with the axes `source` moved to the positions `destination`, the others in order.
+
+    >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
+    """
     sources, destinations = axes_of("moveaxis", source, x), axes_of("moveaxis", destination, x)
     if len(sources) != len(destinations):
         raise AttributeRefused(f"{source} and {destination} are not as many axes").at(
@@ -124,6 +150,10 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
     """x repeated along new leading axes and along axes of length 1, up to `shape`.
 
     Nothing is copied where nothing is repeated.
+
+        >>> ml.broadcast_to(ml.asarray([1.0, 2.0]), (2, 2))
+        Tensor([[1., 2.],
+                [1., 2.]], f32[2,2])
     """
     lengths = integers(shape, "shape", "broadcast_to")
     result = _inferred(one_op("broadcast_to", shape=lengths), x)
@@ -133,7 +163,11 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
 
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
-    """The shape that tensors of these shapes broadcast to. Raises `ShapeError`."""
+    """The shape that tensors of these shapes broadcast to. Raises `ShapeError`.
+
+    >>> ml.broadcast_shapes((3, 1), (4,))
+    (3, 4)
+    """
     lengths = [integers(shape, "a shape", "broadcast_shapes") for shape in shapes]
     try:
         return rules.broadcast_shapes(*lengths)
@@ -142,7 +176,11 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
 
 
 def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, all in the shape that they broadcast to together."""
+    """The tensors, all in the shape that they broadcast to together.
+
+    >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
+    [(2, 3), (2, 3)]
+    """
     types = [type_of(x) for x in arrays]
     try:
         shape = rules.broadcast_shapes(*[type.shape for type in types])
@@ -153,7 +191,13 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
 
 def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Tensor, ...]:
     """For vectors, the coordinate tensors of the grid they span; with "xy" the first two axes
-    are swapped. Raises `ShapeError` for other than vectors."""
+    are swapped. Raises `ShapeError` for other than vectors.
+
+        >>> ml.meshgrid(ml.arange(2), ml.arange(3))[0]
+        Tensor([[0, 1],
+                [0, 1],
+                [0, 1]], i64[3,2])
+    """
     types = [type_of(x) for x in arrays]
     if indexing not in ("xy", "ij"):
         raise AttributeRefused(f'indexing is "xy" or "ij", not {indexing!r}').at("meshgrid", types)
@@ -170,7 +214,12 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
 
 
 def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
-    """The tensors one after the other along `axis` (None: flattened first); dtypes promote."""
+    """The tensors one after the other along `axis` (None: flattened first); dtypes promote.
+
+    >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
+    Tensor([[0., 0.],
+            [1., 1.]], f32[2,2])
+    """
     if axis is None:
         return concat([reshape(x, -1) for x in arrays])
     xs = tuple(arrays)
@@ -181,8 +230,15 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
-    """The tensors, of one shape, one after the other along a new axis."""
-    xs = [Tensor._taken(x) if is_array(x) else x for x in arrays]
+    """The tensors, of one shape, one after the other along a new axis.
+
+    >>> ml.stack([ml.zeros(2), ml.ones(2)])
+    Tensor([[0., 0.],
+            [1., 1.]], f32[2,2])
+    """
+    given = list(arrays)
+    beside = next((x for x in given if isinstance(x, Tensor)), None)
+    xs = [Tensor._taken(x, beside=beside) if is_array(x) else x for x in given]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
@@ -190,6 +246,9 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
     """x cut along `axis`: into that many equal sections, or before each of the indices.
 
     Raises `ShapeError` for a length that is not so many equal sections.
+
+        >>> ml.split(ml.arange(6), 3)
+        [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
     """
     [along] = axes_of("split", axis, x)
     length = x.shape[along]
@@ -208,7 +267,11 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
 
 
 def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
-    """The slices of x along `axis`, without it."""
+    """The slices of x along `axis`, without it.
+
+    >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
+    (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
+    """
     [along] = axes_of("unstack", axis, x)
     places = [range(i, i + 1) for i in range(x.shape[along])]
     return tuple(squeeze(part(x, along, place), along) for place in places)
@@ -225,7 +288,11 @@ def part(x: Tensor, axis: int, positions: range) -> Tensor:
 
 def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
     """x repeated repetitions[i] times along axis i. The shorter one of shape and repetitions gets
-    ones in front."""
+    ones in front.
+
+        >>> ml.tile(ml.asarray([1, 2]), (2,))
+        Tensor([1, 2, 1, 2], i64[4])
+    """
     times, lengths = counts_of("tile", repetitions, "repetitions", x), x.shape
     ndim = max(len(times), len(lengths))
     times, lengths = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(lengths)) + lengths
@@ -240,6 +307,9 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
     `repeats` may be a vector of integers, one for each place along the axis: the host reads it, as
     it decides the shape. Raises `ShapeError` for a vector of another length, `DTypeError` for other
     than integers, `AttributeRefused` for a negative one.
+
+        >>> ml.repeat(ml.asarray([1, 2]), 2)
+        Tensor([1, 1, 2, 2], i64[4])
     """
     if axis is None:
         return repeat(reshape(x, type_of(x).size), repeats, axis=0)
@@ -282,13 +352,21 @@ def counts_of(function: str, value: int | Sequence[int], name: str, x: Tensor) -
 
 def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tensor:
     """x with every element moved `shift` places up along `axis` (None: in row-major order).
-    Elements moved beyond the end come to the front."""
+    Elements moved beyond the end come to the front.
+
+        >>> ml.roll(ml.asarray([1, 2, 3]), 1)
+        Tensor([3, 1, 2], i64[3])
+    """
     return op.roll(x, shift=shift, axis=axis)
 
 
 def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tensor:
     """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
-    (before, after) for all axes, or a pair for each axis."""
+    (before, after) for all axes, or a pair for each axis.
+
+        >>> ml.pad(ml.asarray([1.0, 2.0]), 1)
+        Tensor([0., 1., 2., 0.], f32[4])
+    """
     ndim = type_of(x).ndim
     if isinstance(widths, int):
         widths = (widths, widths)
@@ -307,7 +385,11 @@ def astype(
     """x in another dtype, on its VM or on `device`. Floats are truncated to integers; bool is
     whether it is not zero. A tensor of that dtype already is not copied, whatever `copy` says: an
     update of one of the two does not change the other. Raises `DTypeError` for complex numbers that
-    would lose their imaginary parts."""
+    would lose their imaginary parts.
+
+        >>> ml.astype(ml.asarray([1.7, -1.7]), ml.int64)
+        Tensor([ 1, -1], i64[2])
+    """
     type_of(x)
     return asarray(x, dtype=DType.of(dtype), device=device)
 
@@ -317,7 +399,11 @@ def astype(
 
 def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """The slices of x at `indices` along `axis`, which the axes of `indices` replace. A vector
-    needs no `axis`. Raises `PositionRefused` for an index out of range."""
+    needs no `axis`. Raises `PositionRefused` for an index out of range.
+
+        >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
+        Tensor([30, 10], i64[2])
+    """
     if axis is None:
         if type_of(x).ndim != 1:
             raise AttributeRefused("axis must be given unless x has 1 dimension").at(
@@ -329,7 +415,12 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
 
 def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
     """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example. On the other
-    axes the two broadcast. Raises `ShapeError`, `PositionRefused` for an index out of range."""
+    axes the two broadcast. Raises `ShapeError`, `PositionRefused` for an index out of range.
+
+        >>> ml.take_along_axis(ml.asarray([[1, 2], [3, 4]]), ml.asarray([[1], [0]]), axis=1)
+        Tensor([[2],
+                [3]], i64[2,1])
+    """
     [along] = axes_of("take_along_axis", axis, x)
     if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
         types = (x.type, indices.type)
@@ -353,6 +444,9 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
     In a captured loop the rows are written where they stand, and x is not copied, if nothing else
     needs it. Raises `ShapeError` for an update that is no part of x, `OperandValueError` for rows
     that lie outside of x, `DTypeError` for what is no tensor, and a start that is no integer.
+
+        >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
+        Tensor([0., 0., 1., 0.], f32[4])
     """
     types = (type_of(x, "dynamic_update"), type_of(update, "dynamic_update"))
     if not isinstance(start, (Tensor, int, np.integer)):
@@ -367,20 +461,32 @@ def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
     Raises `OperandValueError` for an index that is no class.
+
+        >>> ml.one_hot(ml.asarray([2, 0]), 3)
+        Tensor([[0., 0., 1.],
+                [1., 0., 0.]], f32[2,3])
     """
     return op.one_hot(x, num_classes=num_classes, dtype=DType.of(dtype))
 
 
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     """The positions of the elements that are not zero, in row-major order: an i64 vector for
-    each axis. Raises `ShapeError` for a scalar."""
+    each axis. Raises `ShapeError` for a scalar.
+
+        >>> ml.nonzero(ml.asarray([0, 3, 0, 4]))
+        (Tensor([1, 3], i64[2]),)
+    """
     if type_of(x).ndim == 0:
         raise ShapeError("a scalar has no axes").at("nonzero", (x.type,))
     return unstack(op.nonzero_indices(x), axis=1)
 
 
 def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """How many elements along `axis` are not zero: i64. nan is not zero."""
+    """How many elements along `axis` are not zero: i64. nan is not zero.
+
+    >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
+    Tensor([1, 2], i64[2])
+    """
     type_of(x, "count_nonzero")
     try:
         return op.sum(astype(x, bool_), axis=axis, keepdims=keepdims)
@@ -390,7 +496,11 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
 
 
 def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
-    """x where the condition holds, else y; all three broadcast, and any may be a number."""
+    """x where the condition holds, else y; all three broadcast, and any may be a number.
+
+    >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
+    Tensor([1., 6.], f32[2])
+    """
     if condition.__class__ is bool:
         condition = full((), condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
@@ -402,7 +512,11 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
 
 
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins."""
+    """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
+
+    >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
+    Tensor([0. , 0.5, 1. ], f32[3])
+    """
     type = type_of(x)
     if min is None and max is None:
         return reused(x)
@@ -421,7 +535,11 @@ def std(
     x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
     """The standard deviation along `axis`: the square root of `var`. Where all elements are equal,
-    its gradient is 0, like that of `sqrt` at 0."""
+    its gradient is 0, like that of `sqrt` at 0.
+
+        >>> ml.std(ml.asarray([1.0, 3.0]))
+        Tensor(1., f32[])
+    """
     try:
         variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
     except OpError as error:
@@ -431,7 +549,12 @@ def std(
 
 
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
-    """x[i] * y[j] for two vectors. Raises `ShapeError` for other than vectors."""
+    """x[i] * y[j] for two vectors. Raises `ShapeError` for other than vectors.
+
+    >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+    Tensor([[3., 4.],
+            [6., 8.]], f32[2,2])
+    """
     if type_of(x).ndim != 1 or type_of(y).ndim != 1:
         raise ShapeError("takes two tensors of 1 dimension").at("outer", (x.type, y.type))
     return expand_dims(x, axis=1) * y
@@ -450,6 +573,9 @@ def diff(
 
     `prepend` and `append` come before and behind x first; a number is one element everywhere.
     Raises `ShapeError` for others that do not fit x, `AttributeRefused` for a negative n.
+
+        >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
+        Tensor([3., 5.], f32[2])
     """
     [along] = axes_of("diff", axis, x)
     [times] = counts_of("diff", integer(n, "n", "diff"), "n", x)
@@ -465,8 +591,8 @@ def diff(
 
 def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:
     """What is to be joined with x along an axis: a tensor, or a number as one element."""
-    if isinstance(value, Tensor):
-        return value
+    if isinstance(value, Tensor) or is_array(value):
+        return operand(value, x, one_op("concat", axis=0))
     shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
     return broadcast_to(operand(value, x, one_op("subtract")), shape)
 
@@ -481,7 +607,11 @@ def cumulative_sum(
     out: Tensor | None = None,
 ) -> Tensor:
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
-    `include_initial` a 0 comes before them, and the axis is longer by one."""
+    `include_initial` a 0 comes before them, and the axis is longer by one.
+
+        >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
+        Tensor([1., 3., 6.], f32[3])
+    """
     wanted = None if dtype is None else DType.of(dtype)
     x = _counted(x, "cumulative_sum")
     if not include_initial:
@@ -517,6 +647,9 @@ def cumulative_prod(
 
     log2(n) products of all elements, of which none is a division: gradients are right where x is 0
     (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
+
+        >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
+        Tensor([1., 2., 6.], f32[3])
     """
     wanted = None if dtype is None else DType.of(dtype).name
     x = _counted(x, "cumulative_prod")

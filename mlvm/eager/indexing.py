@@ -25,9 +25,9 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.rules import broadcast_shapes
-from mlvm.core.types import Shape, i64
+from mlvm.core.types import DType, Shape, bool_, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray
+from mlvm.eager.creation import asarray, listed_beside
 from mlvm.eager.dtypes import can_cast
 from mlvm.eager.functions import moveaxis, reshape, unstack
 from mlvm.eager.tensor import Tensor, apply_into, is_array, one_op, operand
@@ -253,18 +253,32 @@ _SET: Final = one_op("copy")
 
 def _values(x: Tensor, values: Any) -> Tensor:
     """The values as a tensor of x's dtype. Raises `DTypeError` where they do not promote to it."""
-    if isinstance(values, (list, tuple)):
-        values = np.asarray(values)
-    if isinstance(values, np.ndarray):
-        values = asarray(values)
+    told = values
+    if isinstance(values, (list, tuple, np.ndarray)):
+        try:
+            values = asarray(values, listed_beside(values, x.dtype))
+        except OpError as error:
+            raise error.at("setitem", (x.type, type(values).__name__)) from None
     given = operand(values, x, _SET)
     if given.dtype is x.dtype:
         return given
     if not can_cast(given, x.dtype):
-        raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; convert it with astype").at(
-            "setitem", (x.type, given.type)
-        )
+        raise DTypeError(
+            f"a {given.dtype} does not become a {x.dtype}; {_converted(told, given.dtype, x.dtype)}"
+        ).at("setitem", (x.type, given.type))
     return op.astype(given, dtype=x.dtype.name)
+
+
+def _converted(values: object, dtype: DType, wanted: DType) -> str:
+    """What to write for values of that dtype, so that they become the wanted one."""
+    name = "bool" if wanted is bool_ else wanted.numpy.name
+    if dtype.kind == "complex":
+        return "ml.real(values) or ml.imag(values) takes a part of them"
+    if isinstance(values, np.ndarray):
+        return f"write values.astype(np.{name})"
+    if isinstance(values, Tensor):
+        return f"write ml.astype(values, ml.{name})"
+    return f"write ml.asarray(values).astype(ml.{name})"
 
 
 def _require_shape(x: Tensor, given: Tensor, shape: Shape) -> None:

@@ -136,7 +136,11 @@ def _matrices(x: Tensor, function: str) -> TensorType:
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The sum of conj(x1) x2 along `axis`, which counts from the last in both; the other axes
-    broadcast. Raises `ShapeError` for vectors of different lengths."""
+    broadcast. Raises `ShapeError` for vectors of different lengths.
+
+        >>> ml.vecdot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+        Tensor(11., f32[])
+    """
     axis = _common_axis("vecdot", x1, x2, axis)
     if x1.shape[axis] != x2.shape[axis]:
         raise ShapeError(
@@ -182,6 +186,10 @@ def tensordot(
 
     Raises `ShapeError` for axes of different lengths, `AttributeRefused` for axes that there are
     not.
+
+        >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
+        Tensor([[3., 3., 3., 3.],
+                [3., 3., 3., 3.]], f32[2,4])
     """
     types = type_of(x1, "tensordot"), type_of(x2, "tensordot")
     try:
@@ -228,7 +236,11 @@ def _contracted(
 
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of 3 elements along `axis`, which counts from the last in both;
-    the other axes broadcast. Raises `ShapeError` for vectors of other lengths."""
+    the other axes broadcast. Raises `ShapeError` for vectors of other lengths.
+
+        >>> ml.linalg.cross(ml.asarray([1.0, 0.0, 0.0]), ml.asarray([0.0, 1.0, 0.0]))
+        Tensor([0., 0., 1.], f32[3])
+    """
     axis = _common_axis("cross", x1, x2, axis)
     if x1.shape[axis] != 3 or x2.shape[axis] != 3:
         raise ShapeError(f"vectors have 3 elements, not {x1.shape[axis]} and {x2.shape[axis]}").at(
@@ -245,7 +257,12 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
-    negative n the power of the inverse, which raises `LinAlgError` for a singular matrix."""
+    negative n the power of the inverse, which raises `LinAlgError` for a singular matrix.
+
+        >>> ml.linalg.matrix_power(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), 3)
+        Tensor([[ 8.,  0.],
+                [ 0., 64.]], f32[2,2])
+    """
     x, n = floating(x, "matrix_power"), integer(n, "n", "matrix_power")
     type = _matrices(x, "matrix_power")
     if type.shape[-2] != type.shape[-1]:
@@ -270,13 +287,21 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
 
 def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
     """The diagonals of matrices; above the main one for a positive `offset`, below for a negative
-    one. They are empty where there is no such diagonal."""
+    one. They are empty where there is no such diagonal.
+
+        >>> ml.linalg.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([4., 9.], f32[2])
+    """
     _matrices(x, "diagonal")
     return diagonal_of(x, integer(offset, "offset", "diagonal"))
 
 
 def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
-    """The sums of the diagonals of matrices, in the dtype that `sum` uses."""
+    """The sums of the diagonals of matrices, in the dtype that `sum` uses.
+
+    >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor(13., f32[])
+    """
     wanted = None if dtype is None else DType.of(dtype).name
     try:
         return op.sum(diagonal(x, offset=offset), axis=-1, dtype=wanted)
@@ -293,6 +318,10 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
 
     x is taken as its Hermitian part (x + x^H) / 2. Raises `LinAlgError` for a matrix that is not
     positive definite.
+
+        >>> ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([[2., 0.],
+                [0., 3.]], f32[2,2])
     """
     return op.cholesky(floating(x, "cholesky"), upper=upper)
 
@@ -302,6 +331,10 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
 
     Q and R of an m by n matrix are m by k and k by n, with k = min(m, n), or k = m if the mode is
     "complete".
+
+        >>> q, r = ml.linalg.qr(ml.ones((3, 2)))
+        >>> q.type, r.type
+        (f32[3,2], f32[2,2])
     """
     x = floating(x, "qr")
     packed = op.qr(x, mode=mode)
@@ -309,7 +342,12 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
 
 
 def inv(x: Tensor, /) -> Tensor:
-    """The inverses of square matrices. Raises `LinAlgError` for a singular one."""
+    """The inverses of square matrices. Raises `LinAlgError` for a singular one.
+
+    >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+    Tensor([[0.5 , 0.  ],
+            [0.  , 0.25]], f32[2,2])
+    """
     return op.inv(floating(x, "inv"))
 
 
@@ -318,19 +356,30 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 
     An x2 of one dimension is one column for all matrices, and the result lacks that axis. Raises
     `LinAlgError` for a singular matrix.
+
+        >>> ml.linalg.solve(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), ml.asarray([2.0, 4.0]))
+        Tensor([1., 1.], f32[2])
     """
     return op.solve(floating(x1, "solve"), floating(x2, "solve"))
 
 
 def det(x: Tensor, /) -> Tensor:
     """The determinants of square matrices. A singular one has a first gradient; a second one raises
-    `LinAlgError`."""
+    `LinAlgError`.
+
+        >>> ml.linalg.det(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+        Tensor(8., f32[])
+    """
     return op.det(floating(x, "det"))
 
 
 def slogdet(x: Tensor, /) -> SlogdetResult:
     """The determinant's sign (of a complex one its phase), and the logarithm of its absolute value,
-    which neither overflows nor underflows; 0 and -inf for a singular matrix."""
+    which neither overflows nor underflows; 0 and -inf for a singular matrix.
+
+        >>> ml.linalg.slogdet(ml.eye(2))
+        SlogdetResult(sign=Tensor(1., f32[]), logabsdet=Tensor(0., f32[]))
+    """
     packed = op.slogdet(floating(x, "slogdet"))
     sign, logarithm = cut(packed, (), ())
     return SlogdetResult(sign, real(logarithm))
@@ -342,34 +391,47 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     Singular values up to `rtol` times the largest one count as 0. None is max(m, n) times the
     machine epsilon; a tensor has one for each matrix. The gradient is that of matrices whose rank
     stays what it is.
+
+        >>> ml.linalg.pinv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+        Tensor([[0.5 , 0.  ],
+                [0.  , 0.25]], f32[2,2])
     """
     x = floating(x, "pinv")
     return op.pinv(x, _tolerance(rtol, _matrices(x, "pinv"), "pinv"))
 
 
-def _tolerance(rtol: float | Tensor | None, type: TensorType, function: str) -> Tensor:
-    """One rtol for a stack of matrices, or one for each."""
+def _tolerance(
+    rtol: float | Tensor | None, type: TensorType, function: str, name: str = "rtol"
+) -> Tensor:
+    """One rtol for a stack of matrices, or one for each; the function calls it by that name."""
     if isinstance(rtol, Tensor):
         return rtol
     dtype = type.dtype.real
     if rtol is None:
         rtol = max(type.shape[-2:]) * finfo(dtype).eps
     if not isinstance(rtol, (int, float, np.floating)):
-        raise DTypeError(f"rtol is a float or a tensor, not {brief(rtol)}").at(function, (type,))
+        raise DTypeError(f"{name} is a float or a tensor, not {brief(rtol)}").at(function, (type,))
+    if name == "rcond" and rtol < 0:
+        rtol = finfo(dtype).eps
     return constant(float(rtol), dtype)
 
 
-def lstsq(x1: Tensor, x2: Tensor, /, *, rtol: float | Tensor | None = None) -> LstsqResult:
+def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> LstsqResult:
     """The z of least norm for which |x1 z - x2| is least: n by k, for an m by n x1 and m by k x2.
 
-    An x2 of one dimension is one column, as for `solve`. `rtol` is that of `pinv`. Beside the
-    solution come the sums of the squares of x2 - x1 z, one for each column (also where numpy leaves
-    them out), and the rank and the singular values of x1.
+    An x2 of one dimension is one column, as for `solve`. `rcond` is the `rtol` of `pinv`; a
+    negative one is the machine epsilon, as in numpy. Beside the solution come the sums of the
+    squares of x2 - x1 z, one for each column (also where numpy leaves them out), and the rank and
+    the singular values of x1.
+
+        >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
+        Tensor([2.], f32[1])
     """
     x1, x2 = floating(x1, "lstsq"), floating(x2, "lstsq")
     right = expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
     try:
-        solution = pinv(x1, rtol=rtol) @ right
+        rtol = _tolerance(rcond, _matrices(x1, "lstsq"), "lstsq", "rcond")
+        solution = op.pinv(x1, rtol) @ right
     except OpError as error:
         error.op, error.operands = "lstsq", (x1.type, x2.type)
         raise
@@ -388,6 +450,10 @@ def eigh(x: Tensor, /) -> EighResult:
 
     x is taken as its Hermitian part (x + x^H) / 2. The gradient through the eigenvectors is inf or
     nan where eigenvalues are equal. Raises `LinAlgError` where the iteration does not converge.
+
+        >>> values, vectors = ml.linalg.eigh(ml.eye(2))
+        >>> values
+        Tensor([1., 1.], f32[2])
     """
     x = floating(x, "eigh")
     packed, n = op.eigh(x), x.shape[-1]
@@ -396,7 +462,11 @@ def eigh(x: Tensor, /) -> EighResult:
 
 
 def eigvalsh(x: Tensor, /) -> Tensor:
-    """The eigenvalues of `eigh` alone, which have a gradient also where they are equal."""
+    """The eigenvalues of `eigh` alone, which have a gradient also where they are equal.
+
+    >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor([4., 9.], f32[2])
+    """
     return op.eigvalsh(floating(x, "eigvalsh"))
 
 
@@ -406,6 +476,9 @@ def eig(x: Tensor, /) -> EigResult:
 
     Those of a matrix with inf or nan are nan. The gradient is that of a loss that does not change
     with the phases of the vectors; it is inf or nan where eigenvalues are equal.
+
+        >>> ml.linalg.eig(ml.asarray([[0.0, -1.0], [1.0, 0.0]])).eigenvalues.type
+        c64[2]
     """
     x = floating(x, "eig")
     packed, n = op.eig(x), x.shape[-1]
@@ -414,7 +487,11 @@ def eig(x: Tensor, /) -> EigResult:
 
 
 def eigvals(x: Tensor, /) -> Tensor:
-    """The eigenvalues of `eig` alone."""
+    """The eigenvalues of `eig` alone.
+
+    >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
+    Tensor([2.+0.j, 2.+0.j], c64[2])
+    """
     return op.eigvals(floating(x, "eigvals"))
 
 
@@ -424,6 +501,10 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
     U, S and Vh of an m by n matrix are m by m, k and n by n, with k = min(m, n); without
     `full_matrices` U is m by k and Vh k by n. The gradient through U and Vh is inf or nan where
     singular values are equal or 0. Raises `LinAlgError` where the iteration does not converge.
+
+        >>> u, s, vh = ml.linalg.svd(ml.ones((3, 2)), full_matrices=False)
+        >>> u.type, s.type, vh.type
+        (f32[3,2], f32[2], f32[2,2])
     """
     x = floating(x, "svd")
     packed = op.svd(x, full_matrices=full_matrices)
@@ -432,7 +513,11 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 
 
 def svdvals(x: Tensor, /) -> Tensor:
-    """The singular values of `svd` alone, which have a gradient also where they are equal."""
+    """The singular values of `svd` alone, which have a gradient also where they are equal.
+
+    >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor([9., 4.], f32[2])
+    """
     return op.svdvals(floating(x, "svdvals"))
 
 
@@ -440,6 +525,9 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     """How many singular values of each matrix are above `rtol` times the largest: i64.
 
     None is max(m, n) times the machine epsilon for an m by n matrix; a tensor has one for each.
+
+        >>> ml.linalg.matrix_rank(ml.ones((3, 3)))
+        Tensor(1, i64[])
     """
     x = floating(x, "matrix_rank")
     tolerance = _tolerance(rtol, _matrices(x, "matrix_rank"), "matrix_rank")
@@ -455,7 +543,11 @@ def vector_norm(
     x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
 ) -> Tensor:
     """sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf, the
-    smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0."""
+    smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0.
+
+        >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
+        Tensor(5., f32[])
+    """
     x = floating(x, "vector_norm")
     if not isinstance(ord, (int, float, np.number)):
         raise AttributeRefused(f"ord is a number, not {brief(ord)}").at("vector_norm", (x.type,))
@@ -496,6 +588,9 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
     smallest sum of |x| in a column, inf and -inf in a row.
 
     Raises `AttributeRefused` for another `ord`.
+
+        >>> ml.linalg.matrix_norm(ml.asarray([[3.0, 0.0], [0.0, 4.0]]))
+        Tensor(5., f32[])
     """
     x = floating(x, "matrix_norm")
     type = _matrices(x, "matrix_norm")
@@ -522,6 +617,9 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
 
     Raises `ShapeError` for a tensor that is neither, `AttributeRefused` for an `ord` that does not
     fit.
+
+        >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
+        Tensor(5., f32[])
     """
     type = type_of(x, "norm")
     if axis is None and ord is None:

@@ -25,6 +25,9 @@ def mean_squared_error(
 
     Raises `ShapeError` for two shapes, which would broadcast, `DTypeError` for other than floats,
     `AttributeRefused` for another reduction. So do the other losses.
+
+        >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        Tensor(4.625, f32[])
     """
     _require_pair("mean_squared_error", predictions, targets)
     return _reduced("mean_squared_error", op.square(predictions - targets), reduction)
@@ -32,7 +35,11 @@ def mean_squared_error(
 
 @takes_arrays
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
-    """|predictions - targets|, of floats of one shape."""
+    """|predictions - targets|, of floats of one shape.
+
+    >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
+    Tensor([0.5, 3. ], f32[2])
+    """
     _require_pair("l1", predictions, targets)
     return _reduced("l1", op.abs(predictions - targets), reduction)
 
@@ -42,7 +49,11 @@ def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2), of floats of one shape
-    (Huber, Ann. Math. Statist. 35, 1964). Raises `AttributeRefused` unless delta > 0."""
+    (Huber, Ann. Math. Statist. 35, 1964). Raises `AttributeRefused` unless delta > 0.
+
+        >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        Tensor([0.125, 2.5  ], f32[2])
+    """
     _require_pair("huber", predictions, targets)
     if not isinstance(delta, (int, float)) or not delta > 0:
         raise AttributeRefused(f"delta is a number > 0, not {brief(delta)}").at("huber", ())
@@ -57,7 +68,11 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """-t log(p) - (1 - t) log(1 - p) for p = sigmoid(logits) and targets 0 <= t <= 1, floats of one
     shape; computed from -log(p) = log(1 + e^-x) and -log(1 - p) = log(1 + e^x), which are accurate
-    and finite for all finite logits."""
+    and finite for all finite logits.
+
+        >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
+        Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
+    """
     _require_pair("binary_cross_entropy_with_logits", logits, targets)
     losses = targets * op.logaddexp(-logits, 0.0) + (1.0 - targets) * op.logaddexp(logits, 0.0)
     return _reduced("binary_cross_entropy_with_logits", losses, reduction)
@@ -70,7 +85,11 @@ def kl_divergence(
     """sum(t (log(t) - log_predictions)) along the last axis, one divergence for each distribution
     t of the targets (Kullback and Leibler, Ann. Math. Statist. 22, 1951). Where t is 0, the term is
     0. The predictions are logarithms, as `log_softmax` gives them; PyTorch's "batchmean" is a mean
-    here."""
+    here.
+
+        >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
+        Tensor(0.6931472, f32[])
+    """
     type = _require_pair("kl_divergence", log_predictions, targets)
     if not type.ndim:
         raise ShapeError("a distribution has an axis, which a scalar lacks").at(
@@ -101,6 +120,9 @@ def softmax_cross_entropy(
 
     Raises `ShapeError` for labels of another shape than the logits without their last axis,
     `AttributeRefused` for a smoothing that is not in [0, 1], or another reduction.
+
+        >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
+        Tensor([6.931472e-01, 1.233740e-04], f32[2])
     """
     types = [type_of(x) for x in (logits, labels)]
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:

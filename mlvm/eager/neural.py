@@ -32,20 +32,32 @@ from mlvm.eager.tensor import Tensor, one_op
 
 @takes_arrays
 def silu(x: Tensor, /) -> Tensor:
-    """x sigmoid(x), also called swish."""
+    """x sigmoid(x), also called swish.
+
+    >>> ml.silu(ml.asarray([-1.0, 1.0]))
+    Tensor([-0.26894143,  0.7310586 ], f32[2])
+    """
     return x * op.sigmoid(x)
 
 
 @takes_arrays
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
-    Network Acoustic Models, 2013)."""
+    Network Acoustic Models, 2013).
+
+        >>> ml.leaky_relu(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.01,  2.  ], f32[2])
+    """
     return where(x > 0.0, x, x * negative_slope)
 
 
 @takes_arrays
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
-    """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289)."""
+    """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
+
+    >>> ml.elu(ml.asarray([-1.0, 2.0]))
+    Tensor([-0.63212055,  2.        ], f32[2])
+    """
     positive = x > 0.0
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
 
@@ -53,7 +65,11 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 @takes_arrays
 def softplus(x: Tensor, /) -> Tensor:
     """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
-    et al., Incorporating Second-Order Functional Knowledge, 2001)."""
+    et al., Incorporating Second-Order Functional Knowledge, 2001).
+
+        >>> ml.softplus(ml.asarray([0.0, 1000.0]))
+        Tensor([6.931472e-01, 1.000000e+03], f32[2])
+    """
     return op.maximum(x, 0.0) + op.log1p(op.exp(-op.abs(x)))
 
 
@@ -63,6 +79,9 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 
     Without a `key` the next global one decides. A rate of 0 changes and copies
     nothing.
+
+        >>> ml.dropout(ml.ones(3), 0.0)
+        Tensor([1., 1., 1.], f32[3])
     """
     if rate == 0:
         return reused(x)
@@ -90,6 +109,9 @@ def conv2d(
 
     Raises `ShapeError` for channels that do not fit the kernel, `AttributeRefused` for a stride, a
     padding or a number of groups that makes no sense.
+
+        >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
+        f32[1,2,2,8]
     """
     _require_images("conv2d", x)
     window = pair(type_of(kernel).shape[:2], "kernel", "conv2d")
@@ -113,7 +135,11 @@ def conv1d(
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlation of sequences with a kernel: f[N, L, I] with f[K, I / groups, O] ->
-    f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`."""
+    f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
+
+        >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
+        f32[1,2,8]
+    """
     types = (type_of(x), type_of(kernel))
     if x.ndim != 3 or kernel.ndim != 3:
         raise ShapeError(
@@ -145,6 +171,9 @@ def conv_transpose2d(
 
     Raises `ShapeError` for channels that do not fit the kernel, and where nothing is left;
     `AttributeRefused` for a stride or padding that makes no sense.
+
+        >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
+        f32[1,8,8,8]
     """
     _require_images("conv_transpose2d", x)
     types = (x.type, type_of(kernel))
@@ -241,7 +270,11 @@ def max_pool2d(
     padding: str | Padding = "VALID",
 ) -> Tensor:
     """The largest element of each window of NHWC images. The stride is the window unless given;
-    padding, as in `conv2d`, counts as -inf."""
+    padding, as in `conv2d`, counts as -inf.
+
+        >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
+        [[[[3.0]]]]
+    """
     _require_images("max_pool2d", x)
     shape = pair(window, "window", "max_pool2d")
     steps = shape if stride is None else pair(stride, "stride", "max_pool2d")
@@ -258,7 +291,11 @@ def avg_pool2d(
     padding: str | Padding = "VALID",
 ) -> Tensor:
     """The mean of each window of NHWC images. The stride is the window unless given; padding,
-    as in `conv2d`, counts as zeros."""
+    as in `conv2d`, counts as zeros.
+
+        >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
+        [[[[1.5]]]]
+    """
     _require_images("avg_pool2d", x)
     shape = pair(window, "window", "avg_pool2d")
     steps = shape if stride is None else pair(stride, "stride", "avg_pool2d")

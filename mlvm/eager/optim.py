@@ -110,6 +110,13 @@ class Optimizer:
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
     without parameters, `DTypeError` for parameters that are not floats, are views, or none at
     all, `HandleError` for parameters on several VMs.
+
+        >>> w = ml.ones(2)
+        >>> params, slowly = {"w": w, "b": ml.ones(1)}, {"learning_rate": 0.25}
+        >>> optimizer = ml.optim.SGD(params, 0.5, groups=[("b", slowly)])
+        >>> optimizer.update({"w": ml.ones(2), "b": ml.ones(1)})
+        >>> w, params["b"], int(optimizer.count)
+        (Tensor([0.5, 0.5], f32[2]), Tensor([0.75], f32[1]), 1)
     """
 
     count: Tensor
@@ -403,6 +410,12 @@ class SGD(Optimizer):
     d = g + weight_decay p                            without momentum
     v = momentum v + g + weight_decay p;  d = v       with it (Polyak, 1964)
     d = g + weight_decay p + momentum v               and with `nesterov` (Sutskever et al., 2013)
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
     """
 
     momentum: float
@@ -473,6 +486,12 @@ class RMSProp(Optimizer):
     b = momentum b + d;  d = b                        with momentum
 
     `weight_decay` p is added to g before all that.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.RMSProp({"w": w}, 0.05)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
     """
 
     alpha: float
@@ -560,6 +579,12 @@ class Lion(Optimizer):
     m = beta2 m + (1 - beta2) g
 
     The paper takes a rate 3 to 10 times smaller than AdamW's, and as much more weight decay.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Lion({"w": w}, 0.5, weight_decay=0.0)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
     """
 
     betas: tuple[float, float]
@@ -614,6 +639,12 @@ class Adam(Optimizer):
     The state holds them as sums: gradient_sum = beta1 gradient_sum + g, and square_sum =
     beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) / (1 - beta), these are
     the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Adam({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
     """
 
     betas: tuple[float, float]
@@ -677,7 +708,14 @@ def _sum_of_weights(beta: float, t: Tensor) -> Tensor:
 
 class AdamW(Adam):
     """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p
-    (Loshchilov and Hutter, arXiv 1711.05101)."""
+    (Loshchilov and Hutter, arXiv 1711.05101).
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.AdamW({"w": w}, 0.5, weight_decay=0.0)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
 
     weight_decay: float
 
@@ -740,6 +778,9 @@ def global_norm(tree: Tree) -> Tensor:
 
     A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of what
     members have in parts (`ml.parallel.Parts`) it is the norm of the whole: they all call this.
+
+        >>> ml.optim.global_norm({"w": ml.asarray([3.0, 4.0])})
+        Tensor(5., f32[])
     """
     whole, pieces = shards.parted(tree)
     parts = [op.sum(op.square(x)) for x in whole]
@@ -752,7 +793,11 @@ def global_norm(tree: Tree) -> Tensor:
 
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
     """The same tree, times max_norm / global_norm(grads) if that is below 1
-    (Pascanu et al., arXiv 1211.5063). Raises `AttributeRefused` unless max_norm > 0."""
+    (Pascanu et al., arXiv 1211.5063). Raises `AttributeRefused` unless max_norm > 0.
+
+        >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
+        Tensor([0.6, 0.8], f32[2])
+    """
     if not _require("clip_by_global_norm", "max_norm", max_norm, 0):
         raise AttributeRefused("clip_by_global_norm: max_norm must be positive, given 0")
     norm = global_norm(grads)
@@ -764,7 +809,11 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
 
 def constant(rate: float) -> Schedule:
-    """The same rate for every update."""
+    """The same rate for every update.
+
+    >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
+    True
+    """
     rate = _require("constant", "rate", rate, 0)
     return lambda count: creation.full((), rate, dtype=f32)
 
@@ -774,6 +823,10 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
     ends at `total_steps` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
 
     Raises `AttributeRefused` for a negative rate, or unless 0 <= warmup_steps < total_steps.
+
+        >>> rate = ml.optim.cosine(1.0, total_steps=100)
+        >>> float(rate(ml.asarray(0.0))), float(rate(ml.asarray(100.0)))
+        (1.0, 0.0)
     """
     peak = _require("cosine", "peak", peak, 0)
     final = _require("cosine", "final", final, 0)
@@ -805,6 +858,10 @@ def one_cycle(
 
     Raises `AttributeRefused` for a negative peak, total_steps < 1, a divisor below 1, or unless
     0 <= warmup_fraction < 1.
+
+        >>> rate = ml.optim.one_cycle(1.0, total_steps=100)
+        >>> float(rate(ml.asarray(0.0))) < float(rate(ml.asarray(30.0)))
+        True
     """
     peak = _require("one_cycle", "peak", peak, 0)
     _require("one_cycle", "total_steps", total_steps, 1)

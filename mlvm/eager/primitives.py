@@ -2,7 +2,8 @@
 
 `add(x, y, /, *, out=None)` takes tensors (or, beside a tensor, Python scalars) by position,
 attributes by keyword, and optionally the tensor to write into. An `axis` may follow the tensors by
-position, `sum(x, 0)`. An array, or a list of numbers, is taken as `asarray` makes a tensor of it.
+position, `sum(x, 0)`. An array is taken as `asarray` makes a tensor of it, a list of numbers as one
+number.
 `primitives.pyi` tells editors and type checkers the same; `mlvm.eager.stub` writes it.
 """
 
@@ -129,8 +130,11 @@ def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
         ).at(call.op.name, [x.type if isinstance(x, Tensor) else brief(x) for x in operands])
     beside = next((x for x in operands if isinstance(x, Tensor)), None)
     if beside is None:
-        operands = tuple([Tensor._taken(x, call) if is_array(x) else x for x in operands])
-        beside = next((x for x in operands if isinstance(x, Tensor)), None)
+        arrays = [x for x in operands if is_array(x)]  # the lists last: they heed the others
+        arrays.sort(key=lambda x: isinstance(x, (list, tuple)))
+        if arrays:
+            beside = Tensor._taken(arrays[0], call)
+            operands = tuple([beside if x is arrays[0] else x for x in operands])
     if beside is None:
         given = ", ".join(type(x).__name__ for x in operands)
         raise DTypeError(f"takes tensors or arrays, at least one, not {given}; see asarray").at(

@@ -72,17 +72,29 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 
 
 def key(seed: int) -> Tensor:
-    """The key of that seed. Raises `OperandValueError` unless 0 <= seed < 2**64."""
+    """The key of that seed. Raises `OperandValueError` unless 0 <= seed < 2**64.
+
+    >>> ml.random.key(0).type
+    u64[2]
+    """
     return from_array(_words(seed, 0))
 
 
 def split(key: Tensor, n: int = 2) -> Tensor:
-    """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each."""
+    """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each.
+
+    >>> ml.random.split(ml.random.key(0), 3).type
+    u64[3,2]
+    """
     return op.split_key(key, n=n)
 
 
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
-    """A new key for each value of the integer `data`: a step, a layer."""
+    """A new key for each value of the integer `data`: a step, a layer.
+
+    >>> ml.random.fold_in(ml.random.key(0), 7).type
+    u64[2]
+    """
     return op.fold_in(key, asarray(data))
 
 
@@ -114,7 +126,11 @@ _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=
 
 
 def next_key() -> Tensor:
-    """The next global key of the current VM."""
+    """The next global key of the current VM.
+
+    >>> ml.random.next_key().type
+    u64[2]
+    """
     source = _source.get()
     return _draw() if source is None else source()
 
@@ -167,12 +183,25 @@ def seed(seed: int) -> None:
     """Start the current VM's global keys anew from that seed.
 
     Raises `OperandValueError` unless 0 <= seed < 2**64.
+
+        >>> ml.random.seed(0)
+        >>> x = ml.random.normal(3)
+        >>> ml.random.seed(0)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
     """
     set_state(_words(seed, 1))
 
 
 def state() -> Array:
-    """The state of the current VM's global keys, to be kept for `set_state`."""
+    """The state of the current VM's global keys, to be kept for `set_state`.
+
+    >>> state = ml.random.state()
+    >>> x = ml.random.normal(3)
+    >>> ml.random.set_state(state)
+    >>> bool(ml.all(x == ml.random.normal(3)))
+    True
+    """
     return _global().state.numpy()
 
 
@@ -180,6 +209,12 @@ def set_state(state: Array) -> None:
     """Continue the current VM's global keys from what `state` returned earlier.
 
     Raises `ShapeError` for anything else than a u64 array of 2 elements.
+
+        >>> state = ml.random.state()
+        >>> x = ml.random.normal(3)
+        >>> ml.random.set_state(state)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
     """
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
@@ -199,7 +234,11 @@ def _words(seed: int, n: int) -> Array:
 def normal(
     shape: int | Sequence[int] = (), *, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
-    """Standard normal values, of mean 0 and variance 1."""
+    """Standard normal values, of mean 0 and variance 1.
+
+    >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
+    f32[2,3]
+    """
     return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
 
 
@@ -214,6 +253,9 @@ def uniform(
     """Values evenly distributed over low <= u < high; rounding may make one equal to high.
 
     Raises `AttributeRefused` unless low < high, and both and their distance are finite.
+
+        >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
+        f32[2,3]
     """
     if not (_is_number(low) and _is_number(high) and low < high and math.isfinite(high - low)):
         raise AttributeRefused(
@@ -231,6 +273,9 @@ def bernoulli(
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
     Raises `OperandValueError` where p is no probability, `DTypeError` where it is no number.
+
+        >>> ml.random.bernoulli(4, 1.0, key=ml.random.key(0))
+        Tensor([ True,  True,  True,  True], bool[4])
     """
     if not isinstance(p, Tensor):
         if not _is_number(p):
@@ -241,20 +286,29 @@ def bernoulli(
 
 def randint(
     shape: int | Sequence[int],
+    *,
     low: int,
     high: int,
-    *,
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """Integers low <= i < high, each exactly as likely as any other."""
+    """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
+    of their own, since other libraries have them before the shape, or behind it.
+
+    >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
+    i64[5]
+    """
     return op.randint(
         _or_next(key), low=low, high=high, shape=integers(shape, "shape"), dtype=DType.of(dtype)
     )
 
 
 def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
-    """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order."""
+    """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order.
+
+    >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
+    Tensor([0, 1, 2, 3], i64[4])
+    """
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)
     if x.ndim == 0:
@@ -278,6 +332,9 @@ def categorical(
 
     Raises `DTypeError` for other than floats, `AttributeRefused` for an axis that is not there,
     `ShapeError` for a shape that the logits do not fit, or no logits along the axis.
+
+        >>> ml.random.categorical(ml.asarray([0.0, 100.0]), key=ml.random.key(0))
+        Tensor(1, i64[])
     """
     type = _float_type("categorical", logits, "logits")
     try:
@@ -312,6 +369,9 @@ def choice(
 
     Raises `AttributeRefused` for more draws than there are without `replace`, or for any from
     nothing, `ShapeError` for another `p` than one number for each.
+
+        >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
+        i64[3]
     """
     if isinstance(a, Tensor):
         types: tuple[TensorType, ...] = (a.type,)
@@ -333,7 +393,7 @@ def choice(
         places = full(wanted, 0, dtype=i64)
     elif replace:
         if p is None:
-            places = randint(wanted, 0, n, key=key)
+            places = randint(wanted, low=0, high=n, key=key)
         else:
             places = categorical(op.log(stop_gradient(p)), shape=wanted, key=key)
     elif p is None:
@@ -359,6 +419,9 @@ def truncated_normal(
 
     Raises `AttributeRefused` unless lower < upper, for numbers; of tensors, where they cross, the
     result is `upper`.
+
+        >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
+        f32[3]
     """
     bounds = lower, upper
     if not any(isinstance(x, Tensor) for x in bounds) and not (

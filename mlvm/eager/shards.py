@@ -32,6 +32,7 @@ from mlvm.eager.tensor import Tensor, apply_into, launch_for_values, one_op, sto
 from mlvm.eager.tree import (
     Node,
     Tree,
+    array_for,
     children,
     holds_tensors,
     load,
@@ -324,8 +325,8 @@ def load_parts(
     what: str,
 ) -> None:
     """`load` of whole arrays into tensors of which some are pieces: those of `wholes`, by path."""
-    if isinstance(arrays, Mapping) and all(hasattr(x, "__array__") for x in arrays.values()):
-        arrays = {path: np.asarray(array) for path, array in arrays.items()}
+    if isinstance(arrays, Mapping):
+        arrays = {path: array_for(path, array, what) for path, array in arrays.items()}
         expected = {path: wholes.get(path, x.type) for path, x in tensors.items()}
         require_types(expected, {path: TensorType.of(x) for path, x in arrays.items()}, what)
         for path, whole in wholes.items():

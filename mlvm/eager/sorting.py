@@ -37,7 +37,11 @@ def sort(
     out: Tensor | None = None,
 ) -> Tensor:
     """The elements of x in order along `axis`; nan counts as the largest. The order is always
-    `stable`. Raises `AxisRefused`, and `DTypeError` for complex numbers, which have no order."""
+    `stable`. Raises `AxisRefused`, and `DTypeError` for complex numbers, which have no order.
+
+        >>> ml.sort(ml.asarray([3.0, 1.0, 2.0]))
+        Tensor([1., 2., 3.], f32[3])
+    """
     numbers = _ordered("sort", x)
     if numbers is x or out is not None:
         return op.sort(x, axis=axis, descending=descending, out=out)
@@ -54,7 +58,11 @@ def argsort(
     out: Tensor | None = None,
 ) -> Tensor:
     """The positions (i64) along `axis` of the elements that `sort` gives. Equal elements keep their
-    order, so it is always `stable`. Raises what `sort` raises."""
+    order, so it is always `stable`. Raises what `sort` raises.
+
+        >>> ml.argsort([3.0, 1.0, 2.0])
+        Tensor([1, 2, 0], i64[3])
+    """
     x = _ordered("argsort", x)
     return op.argsort(x, axis=axis, descending=descending, out=out)
 
@@ -64,6 +72,9 @@ def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
 
     Of equal elements the first one comes first, and nan counts as the largest, as in
     `jax.lax.top_k`. Raises `AttributeRefused` unless 0 <= k <= the axis's length.
+
+        >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
+        (Tensor([5., 3.], f32[2]), Tensor([1, 2], i64[2]))
     """
     [along] = axes_of("topk", axis, x)
     [count] = counts_of("topk", integer(k, "k", "topk"), "k", x)
@@ -93,6 +104,9 @@ def searchsorted(
 
     With "left" it goes before equal elements, with "right" behind them. x2 may be a number. Raises
     `ShapeError` for an x1 that is no vector, `AttributeRefused` for another side.
+
+        >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
+        Tensor([0, 1, 3], i64[3])
     """
     x1 = _ordered("searchsorted", x1)
     x2 = _ordered("searchsorted", operand(x2, x1, one_op("concat", axis=0)))
@@ -199,6 +213,9 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
     flattened x, and its count (i64); for each element of x the place of its value.
 
     Each nan is different from all others, and 0.0 and -0.0 are equal. Gradients flow into `values`.
+
+        >>> ml.unique_all(ml.asarray([3, 1, 3])).indices
+        Tensor([1, 0], i64[2])
     """
     found = _Sorted("unique_all", x)
     values, indices = found.chosen(found.values), found.chosen(found.order)
@@ -206,27 +223,43 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
 
 
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
-    """The different values in x, in order, and their counts (i64), as `unique_all` tells them."""
+    """The different values in x, in order, and their counts (i64), as `unique_all` tells them.
+
+    >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
+    Tensor([1, 2], i64[2])
+    """
     found = _Sorted("unique_counts", x)
     return UniqueCountsResult(found.chosen(found.values), found.counts())
 
 
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
     """The different values in x, in order, and for each element of x the place (i64) of its value
-    there, as `unique_all` tells them."""
+    there, as `unique_all` tells them.
+
+        >>> ml.unique_inverse(ml.asarray([3, 1, 3])).inverse_indices
+        Tensor([1, 0, 1], i64[3])
+    """
     found = _Sorted("unique_inverse", x)
     return UniqueInverseResult(found.chosen(found.values), found.inverse())
 
 
 def unique_values(x: Tensor, /) -> Tensor:
-    """The different values in x, in order, as a vector. Each nan is different from all others."""
+    """The different values in x, in order, as a vector. Each nan is different from all others.
+
+    >>> ml.unique_values(ml.asarray([3, 1, 3]))
+    Tensor([1, 3], i64[2])
+    """
     found = _Sorted("unique_values", x)
     return found.chosen(found.values)
 
 
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """Whether each element of x1 is equal to one of x2, or with `invert` to none. One of the two
-    may be a number. nan is equal to nothing. Raises `DTypeError` for two numbers."""
+    may be a number. nan is equal to nothing. Raises `DTypeError` for two numbers.
+
+        >>> ml.isin(ml.asarray([1, 2, 3]), ml.asarray([2, 5]))
+        Tensor([False,  True, False], bool[3])
+    """
     if not isinstance(x1, Tensor):
         if not isinstance(x2, Tensor):
             raise DTypeError("one of the two is a tensor").at("isin", (brief(x1), brief(x2)))

@@ -29,7 +29,7 @@ from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import require
-from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote
+from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote, u64
 from mlvm.eager.context import Tape, capturing, current_arena, recording
 from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
@@ -286,7 +286,11 @@ def alias_of(x: Tensor) -> Tensor:
 
 
 def positive(x: Tensor, /) -> Tensor:
-    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools."""
+    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools.
+
+    >>> ml.positive(ml.asarray([1.0, -2.0]))
+    Tensor([ 1., -2.], f32[2])
+    """
     try:
         require("numeric", x.type)
     except DTypeError as error:
@@ -295,7 +299,11 @@ def positive(x: Tensor, /) -> Tensor:
 
 
 def stop_gradient(x: Tensor) -> Tensor:
-    """The same value, through which no cotangent flows; nothing is copied."""
+    """The same value, through which no cotangent flows; nothing is copied.
+
+    >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
+    Tensor(3., f32[])
+    """
     out = x.arena.view(x, x.type, Tensor)
     out.tape = None
     return out
@@ -458,8 +466,8 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
     An error names it as the `first` of the two, or the second.
 
     The scalar takes the tensor's dtype, as in the Array API. One of a higher kind (`dtype_beside`)
-    has the dtype in which the two compute. An array keeps its own, as in `asarray`. Raises
-    `DTypeError` for anything else.
+    has the dtype in which the two compute. So do the numbers of a list. An array keeps its own, as
+    in `asarray`. Raises `DTypeError` for anything else.
     """
     if isinstance(value, Tensor):
         return value
@@ -469,7 +477,7 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         kinds = (beside.type, value.__class__.__name__)
         try:
             if is_array(value):
-                return Tensor._taken(value)
+                return Tensor._taken(value, beside=beside)
             raise DTypeError(
                 f"{kinds[1]} is no operand; tensors, numbers, and arrays or lists of numbers are"
             )
@@ -479,6 +487,10 @@ def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) 
         return constant(value, dtype_beside(value.__class__, beside.dtype))
     except (DTypeError, OperandValueError) as error:
         both = (beside.type, brief(value))
+        if isinstance(error, OperandValueError) and beside.dtype.is_integer:
+            fits = beside.dtype is not u64 and -(2**63) <= value < 2**63  # type: ignore[operator]
+            wider = "ml.int64" if fits else "ml.float64"
+            error = OperandValueError(f"{error.reason}; write ml.astype(x, {wider}) for the tensor")
         raise error.at(call.op.name, both[::-1] if first else both) from None
 
 
@@ -569,6 +581,10 @@ class Tensor(Methods, Allocation):
     view or a capture still needs the old value, it keeps the old memory and x moves to new memory
     (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
     result shares the bytes of x until one of the two is updated.
+
+        >>> x = ml.asarray([[1.0, 2.0]])
+        >>> x.shape, x.dtype, x.sum()
+        ((1, 2), f32, Tensor(3., f32[]))
     """
 
     __slots__ = ()
@@ -576,7 +592,8 @@ class Tensor(Methods, Allocation):
     tape: Tape | None
     node: int
 
-    __array_ufunc__ = None  # numpy leaves mixed operators to Tensor, which takes its arrays
+    __array_ufunc__: ClassVar[Callable[..., Tensor]]
+    """`numpy.exp(x)`; see `mlvm.eager.arrays`, which adds it."""
 
     _taken: ClassVar[Callable[..., Tensor]]
     """The tensor for an array's values; see `mlvm.eager.arrays`, which adds it."""

@@ -48,6 +48,8 @@ def check_gradients(
 
     Raises `AttributeRefused` unless `order` is an int >= 1, `GradientError` if there is nothing to
     differentiate, and what `fn` and `grad` raise.
+
+        >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
     """
     if not isinstance(order, int) or order < 1:
         raise AttributeRefused(f"check_gradients: order must be an int >= 1, given {order!r}")

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
-import numpy as np
-
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.types import Array, TensorType
+from mlvm.eager.creation import array_of
 from mlvm.eager.tensor import Tensor, own, write
 
 Tree: TypeAlias = Any
@@ -373,7 +372,8 @@ def require_types(
 
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
-    """Write arrays (numpy's, tensors, or others with `__array__`) over the tensors of their paths.
+    """Write arrays (numpy's, tensors, or others that `asarray` reads, such as PyTorch's parameters)
+    over the tensors of their paths. float16 and bfloat16 are f32, as for `asarray`.
 
     Everything is checked before the first write. Raises `DTypeError` for what is no mapping to
     arrays, what `require_types` raises, `StaleTensor`, and `GradientError` while a tape needs
@@ -381,11 +381,7 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
-    copied: dict[str, Array] = {}
-    for path, array in arrays.items():
-        if not hasattr(array, "__array__"):
-            raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
-        copied[path] = np.asarray(array)
+    copied = {path: array_for(path, array, what) for path, array in arrays.items()}
     types = {path: TensorType.of(array) for path, array in copied.items()}
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_live(tensors.values())
@@ -393,6 +389,16 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
         own(x)
         x.tape = None
         write(x, copied[path])
+
+
+def array_for(path: str, array: Any, what: str) -> Array:
+    """The values of an array for `load`. Raises `DTypeError`, with the path, for no array."""
+    if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
+        raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
+    try:
+        return array_of(array)
+    except DTypeError as error:
+        raise DTypeError(f"{what} {path!r}: {error.reason}") from None
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:

@@ -53,6 +53,10 @@ def save(
     Raises `OSError` for a file that cannot be written; `WeightsError` for c128, which the format
     does not have, and for names that are no texts; `DTypeError` for what is no tensor or array;
     `StaleTensor`. Nothing is left behind then. https://github.com/huggingface/safetensors
+
+        >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
+        >>> sorted(ml.load("layer.safetensors"))
+        ['bias', 'kernel']
     """
     path = _path(file, "save")
     named = tensors.state() if isinstance(tensors, Module) else tensors
@@ -97,6 +101,10 @@ def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> 
     two tensors of one name. For a Module nothing is written unless all fits: `PathError` for names
     that are missing or unknown, `DTypeError` and `ShapeError` for another dtype or shape. Each
     names the file.
+
+        >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3, zeros=True))
+        >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
+        Tensor([0., 0., 0.], f32[3])
     """
     path = _path(file, "load")
     if into is not None and not isinstance(into, Module):

@@ -20,7 +20,12 @@ from mlvm.machines.local import LocalVM
 
 
 class DryVM(LocalVM):
-    """A VM without bytes. Launches are verified and not run; reading raises `HandleError`."""
+    """A VM without bytes. Launches are verified and not run; reading raises `HandleError`.
+
+    >>> with ml.Arena(ml.DryVM("dry"), "weights").allocating(): x = ml.ones((100_000, 1_000))
+    >>> x.nbytes
+    400000000
+    """
 
     def _new_store(self) -> FreeStore:
         return _DryStore()

@@ -46,6 +46,10 @@ class LocalVM(VM):
 
     Raises `MissingExtra` for a native machine that was not built, `MachineError` for threads
     without one, `UnknownFunction` for a kernel of no op.
+
+        >>> vm = ml.VM("mine")
+        >>> ml.ones(2, device=vm).device.name
+        'mine'
     """
 
     door: Door | None

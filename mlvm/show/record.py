@@ -36,6 +36,11 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
     A tensor that exists before the block is there from the first moment on; one that exists after
     it is there to the last. With `most`, of the tensors that have ended only about the latest so
     many are kept. Recordings of an arena may lie within each other.
+
+        >>> arena = ml.Arena(ml.VM("mine"), "batch")
+        >>> with ml.record(arena) as recording, arena: y = ml.ones(16)
+        >>> arena.report().splitlines()[-1].split()[:4]
+        ['64', '1', 'f32[16]', 'full']
     """
     watcher = _Watcher(arena, most)
     noted = arena.note_lines()

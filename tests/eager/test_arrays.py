@@ -72,14 +72,117 @@ def test_functions_of_shapes_take_arrays() -> None:
 
 
 def test_an_array_keeps_its_dtype() -> None:
-    """As `asarray` has it, so that they promote: f64 beside f32 is f64, a list of ints i64."""
+    """As `asarray` has it, so that they promote: f64 beside f32 is f64."""
     x = ml.asarray(X)
     assert (x + np.ones(3)).dtype is ml.float64
     assert (x + np.ones(3, np.int32)).dtype is ml.float32
-    assert ml.add(x, [1, 2, 3]).dtype is ml.float32
-    assert ml.add(ml.asarray([1], dtype="u8"), [1]).dtype is ml.int64
     assert untyped.result_type(x, np.ones(3)) is ml.float64
     assert (x + np.float64(2)).dtype is ml.float32  # one number is a scalar, as in Python
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u8", "i32", "i64", "f32", "f64", "c64", "c128"])
+@pytest.mark.parametrize("number", [True, 1, 0.1, 0.1j])
+def test_a_list_has_the_dtype_of_one_of_its_numbers(dtype: str, number: Any) -> None:
+    x = ml.asarray([1, 0], dtype=dtype)
+    pairs: list[tuple[Any, Any]]
+    if dtype == "bool" and number is True:  # bools are not added
+        pairs = [(x | [number, False], x | number), ([number, False] | x, number | x)]
+    else:
+        pairs = [
+            (x - [number, False], x - number),
+            ((number, number) * x, number * x),
+            (x * [[number], [number]], x * number),
+        ]
+    pairs.append((untyped.where(x == x, [number, number], x), untyped.where(x == x, number, x)))
+    pairs.append((untyped.where(x != x, x, (number, False)), untyped.where(x != x, x, number)))
+    pairs.append((untyped.stack([x, [number] * 2])[1], untyped.where(x != x, x, number)))
+    for got, wanted in pairs:
+        assert got.dtype is wanted.dtype
+        assert (got == wanted).tolist()[-1][0] if got.ndim == 2 else got[0] == wanted[0]
+
+
+def test_a_list_beside_f64_is_not_rounded_to_f32() -> None:
+    d = ml.asarray([0.1, 0.2], dtype="f64")
+    assert untyped.isin(d, [0.1]).tolist() == [True, False]
+    assert untyped.isin([0.2], d).tolist() == [True]
+    assert untyped.searchsorted(d, [0.1, 0.2]).tolist() == [0, 1]
+    assert untyped.clip(d, [0.1, 0.1], 0.1).tolist() == [0.1, 0.1]
+    assert untyped.diff(d, prepend=[0.1]).tolist()[0] == 0.0
+    assert untyped.outer(d, [0.1]).tolist()[0] == [0.1 * 0.1]
+    assert untyped.maximum([0.3, 0.0], np.array([0.1, 0.2])).tolist() == [0.3, 0.2]
+    assert untyped.take(d, [1, 0]).tolist() == [0.2, 0.1]
+    assert untyped.where([True, False], [0.1, 0.1], d).tolist() == [0.1, 0.2]
+
+
+def test_an_update_takes_a_list_as_it_takes_a_number() -> None:
+    x = ml.zeros((2, 3))
+    x[0] = [7.0, 1, True]
+    x += [1, 2.5, 1e300]
+    assert x.tolist() == [[8.0, 3.5, np.inf], [1.0, 2.5, np.inf]]
+    x[:, 1] = (0.25, 0.5)
+    x[0, :0] = []
+    assert x[:, 1].tolist() == [0.25, 0.5]
+    i, c = ml.zeros(2, dtype="i32"), ml.zeros(2, dtype="c64")
+    i[:] = [1, 2]
+    c[:] = [1, 2j]
+    i += [1, 1]
+    assert (i.tolist(), c.tolist()) == ([2, 3], [1, 2j])
+    x[0] = [ml.asarray(1.0), 2.0, 3.0]
+    assert x[0].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "text"),
+    [
+        ("f32", np.ones(3), r"write values\.astype\(np\.float32\)"),
+        ("f32", ml.ones(3, dtype="f64"), r"write ml\.astype\(values, ml\.float32\)"),
+        (
+            "i32",
+            1.5,
+            r"a f32 does .*; write ml\.asarray\(values\)\.astype\(ml\.int32\)",
+        ),
+        ("u8", np.ones(3, np.int64), r"write values\.astype\(np\.uint8\)"),
+        ("bool", [0, 1, 2], r"write ml\.asarray\(values\)\.astype\(ml\.bool\)"),
+        ("f64", [1j, 2, 3], "ml.real"),
+    ],
+)
+def test_an_update_names_the_remedy(dtype: str, values: Any, text: str) -> None:
+    x = ml.zeros(3, dtype=dtype)
+    with pytest.raises(ml.errors.DTypeError, match=rf"^setitem\({dtype}.*{text}"):
+        x[...] = values
+    assert not ml.any(x != x.dtype.numpy.type(0))
+    if "write" in text:
+        remedy = text.partition("write ")[2].replace("\\", "")
+        x[...] = eval(remedy, {"np": np, "ml": ml, "values": values})
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "text"),
+    [
+        (
+            lambda u: u - [300],
+            ml.errors.OperandValueError,
+            r"subtract\(u8\[2\], list\): the int 300",
+        ),
+        (
+            lambda u: [-1] * u,
+            ml.errors.OperandValueError,
+            r"multiply\(list, u8\[2\]\): the int -1 ",
+        ),
+        (lambda u: untyped.isin(u, [300]), ml.errors.OperandValueError, r"isin.* int 300 does"),
+        (lambda u: u.__setitem__(0, [300]), ml.errors.OperandValueError, r"setitem.* int 300 "),
+        (lambda u: u == [2**70], ml.errors.OperandValueError, "any integer dtype; write it as a"),
+        (lambda u: u.__setitem__(0, [1.5]), ml.errors.DTypeError, "a f32 does not become a u8"),
+        (lambda u: u.__isub__([1.5, 2]), ml.errors.DTypeError, "f32.* does not fit into out"),
+    ],
+)
+def test_a_list_is_refused_as_a_number_is(
+    fn: Callable[[Any], object], error: type[Exception], text: str
+) -> None:
+    u = ml.asarray([1, 2], dtype="u8")
+    with pytest.raises(error, match=text):
+        fn(u)
+    assert u.tolist() == [1, 2]
 
 
 def test_an_update_takes_an_array() -> None:
@@ -90,7 +193,9 @@ def test_an_update_takes_an_array() -> None:
     assert x is same
     np.testing.assert_array_equal(x.numpy(), (X + Y) * np.array([1, 2, 3], np.float32))
     y = Y.copy()
-    with pytest.raises(TypeError, match="Tensor"):  # numpy's own memory is numpy's to update
+    with pytest.raises(
+        TypeError, match="takes no tensor"
+    ):  # numpy's own memory is numpy's to update
         y += x
 
 
@@ -235,3 +340,36 @@ def test_what_is_no_array_is_no_operand() -> None:
             ml.errors.DTypeError, match="is no operand; tensors, numbers, and arrays"
         ):
             operator.add(x, no)
+
+
+# --- numpy's functions of elements ------------------------------------------------------
+
+
+def test_numpys_functions_of_elements_compute_with_tensors() -> None:
+    x = ml.asarray([[1.0, 2.0], [3.0, 4.0]])
+    a = np.full((2, 2), 3.0, np.float32)
+    one: tuple[Any, ...] = (np.exp, np.sqrt, np.arctan, np.absolute, np.isnan, np.rint)
+    for function in one:
+        result = function(x)
+        assert isinstance(result, ml.Tensor)
+        np.testing.assert_allclose(result.numpy(), function(x.numpy()), rtol=1e-6)
+    two: tuple[Any, ...] = (np.add, np.power, np.arctan2, np.maximum, np.matmul, np.less)
+    for pairs in two:
+        for result in (pairs(a, x), pairs(x, a)):
+            assert isinstance(result, ml.Tensor)
+        np.testing.assert_allclose(pairs(a, x).numpy(), pairs(a, x.numpy()), rtol=1e-6)
+    gradient = ml.grad(lambda x: ml.sum(np.square(x)))(x)
+    np.testing.assert_array_equal(gradient.numpy(), 2 * x.numpy())
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: np.cbrt(x), "numpy.cbrt takes no tensor"),
+        (lambda x: np.add.reduce(x), "numpy.add.reduce takes no tensor"),
+        (lambda x: np.add(np.ones(2), x, out=np.ones(2)), r"numpy.add\(out=\) takes no tensor"),
+    ],
+)
+def test_what_numpy_has_alone_says_so(call: Callable[[ml.Tensor], Any], said: str) -> None:
+    with pytest.raises(ml.errors.DTypeError, match=said):
+        call(ml.ones(2))

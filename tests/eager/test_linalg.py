@@ -248,6 +248,16 @@ def test_least_squares(m: int, n: int, k: tuple[int, ...]) -> None:
     np.testing.assert_allclose(residuals.numpy(), np.sum((x @ z.numpy() - y) ** 2, 0), atol=1e-12)
 
 
+@pytest.mark.parametrize("rcond", [None, -1, 0.5])
+def test_least_squares_take_rcond_as_numpy_does(rcond: float | None) -> None:
+    x, y = np.diag([1.0, 2.0, 8e-16, 0.0])[:, :3], np.array([1.0, 2.0, 0.0, 3.0])
+    expected = np.linalg.lstsq(x, y, rcond)
+    got = la.lstsq(ml.asarray(x), ml.asarray(y), rcond=rcond)
+    assert got.rank.item() == expected[2]
+    assert_like(got.solution, expected[0])
+    assert la.lstsq(ml.asarray(x), ml.asarray(y), rcond).rank.item() == expected[2]
+
+
 # --- gradients -------------------------------------------------------------------------
 
 

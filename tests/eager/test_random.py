@@ -13,6 +13,8 @@ import mlvm.eager as ml
 
 R = ml.random
 
+untyped: Any = R
+
 
 def test_a_key_is_its_seed() -> None:
     key = R.key(7)
@@ -27,7 +29,7 @@ DRAWS: dict[str, Callable[[ml.Tensor | None], ml.Tensor]] = {
     "uniform": lambda key: R.uniform((3, 4), key=key),
     "uniform low high": lambda key: R.uniform(100, low=-2, high=3.5, key=key),
     "bernoulli": lambda key: R.bernoulli((50,), 0.3, key=key),
-    "randint": lambda key: R.randint((50,), -3, 4, key=key),
+    "randint": lambda key: R.randint((50,), low=-3, high=4, key=key),
     "permutation": lambda key: R.permutation(20, key=key),
     "permutation of a tensor": lambda key: R.permutation(ml.arange(20), key=key),
     "categorical": lambda key: R.categorical(ml.zeros((40, 3)), key=key),
@@ -66,7 +68,7 @@ def test_draws_are_of_their_distribution() -> None:
     assert abs(u.mean() - 0.5) < 0.05
     assert abs(R.normal(10_000, key=key).numpy().std() - 1) < 0.05
     assert abs(R.bernoulli(10_000, 0.3, key=key).numpy().mean() - 0.3) < 0.03
-    assert set(R.randint(1000, -1, 2, key=key, dtype=ml.int8).numpy()) == {-1, 0, 1}
+    assert set(R.randint(1000, low=-1, high=2, key=key, dtype=ml.int8).numpy()) == {-1, 0, 1}
     assert sorted(R.permutation(9, key=key).numpy()) == list(range(9))
     assert R.normal(key=key).shape == ()
 
@@ -250,8 +252,9 @@ def test_steady_state_allocates_nothing() -> None:
         (lambda: R.uniform(3, high=math.inf), ml.errors.AttributeRefused, "finite"),
         (lambda: R.uniform(3, low=-1e308, high=1e308), ml.errors.AttributeRefused, "finite"),
         (lambda: R.bernoulli(3, 1.5), ml.errors.OperandValueError, "probability"),
-        (lambda: R.randint(3, 2, 2), ml.errors.AttributeRefused, "less than"),
-        (lambda: R.randint(3, 0, 300, dtype=ml.uint8), ml.errors.AttributeRefused, "299"),
+        (lambda: untyped.randint(0, 10, (3,)), TypeError, "1 positional argument but 3"),
+        (lambda: R.randint(3, low=2, high=2), ml.errors.AttributeRefused, "less than"),
+        (lambda: R.randint(3, low=0, high=300, dtype=ml.uint8), ml.errors.AttributeRefused, "299"),
         (lambda: R.categorical(ml.arange(3)), ml.errors.DTypeError, "tensor of floats, not i64"),
         (lambda: R.categorical([0.0]), ml.errors.DTypeError, "a list"),  # type: ignore[arg-type]
         (lambda: R.categorical(ml.zeros(3), 1), ml.errors.AttributeRefused, "axis 1 is out of"),

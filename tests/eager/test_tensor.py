@@ -110,7 +110,17 @@ def test_numbers_adopt_the_tensors_dtype() -> None:
     [
         (lambda x, n: n & 1.5, ml.errors.DTypeError, r"bitwise_and\(i32\[3\], f32\[\]\)"),
         (lambda x, n: x < 1j, ml.errors.DTypeError, "it must be real"),
+        (lambda x, n: (n > 1) * (n < 3), ml.errors.DTypeError, r"multiply.* use & \| \^ ~"),
+        (lambda x, n: (n > 1) + True, ml.errors.DTypeError, "or astype.x, .int64"),
         (lambda x, n: n + 2**31, ml.errors.OperandValueError, "does not fit into i32"),
+        (lambda x, n: n == 2**31, ml.errors.OperandValueError, r"write ml.astype\(x, ml.int64\)"),
+        (lambda x, n: n > -(2**31) - 1, ml.errors.OperandValueError, r"ml.astype\(x, ml.int64\)"),
+        (lambda x, n: n > 2**70, ml.errors.OperandValueError, r"write ml.astype\(x, ml.float64\)"),
+        (
+            lambda x, n: ml.astype(n, "u64") == -1,
+            ml.errors.OperandValueError,
+            r"write ml.astype\(x, ml.float64\)",
+        ),
         (lambda x, n: x + 10**400, ml.errors.OperandValueError, "does not fit into f32"),
         (lambda x, n: n + ml.asarray(np.uint64(1)), ml.errors.DTypeError, "do not promote"),
         (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),

@@ -33,6 +33,19 @@ from mlvm.eager.tree import (
 ONE = np.ones(1, np.float32)
 
 
+class Lender:
+    """Values that are to be had by DLPack alone."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.array = np.array(values, np.float32)
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
 def tensor(value: float = 0.0) -> Tensor:
     return asarray([float(value)])
 
@@ -276,6 +289,18 @@ class TestLoad:
         with pytest.raises(error, match=message):
             load(tensors, arrays, "value")
         assert float(tensors["x"]) == 0
+
+    def test_takes_what_asarray_takes(self) -> None:
+        tensors = {"x": tensor(), "y": tensor()}
+        load(tensors, {"x": np.array([1.5], np.float16), "y": Lender([2.5])}, "value")
+        assert (float(tensors["x"]), float(tensors["y"])) == (1.5, 2.5)
+
+    def test_takes_parameters_of_torch(self) -> None:
+        torch: Any = pytest.importorskip("torch")
+        tensors = {"x": tensor(), "y": tensor()}
+        half = torch.tensor([0.5], dtype=torch.bfloat16)
+        load(tensors, {"x": torch.nn.Parameter(torch.ones(1)), "y": half}, "value")
+        assert (float(tensors["x"]), float(tensors["y"])) == (1.0, 0.5)
 
     def test_refuses_a_tensor_that_has_ended(self) -> None:
         x = tensor()

@@ -57,19 +57,32 @@ def _promoted(x: Array, y: Array) -> tuple[Array, Array]:
 
 @op(infer=broadcast)
 def add(out: Array, x: Array, y: Array) -> None:
-    """x + y, elementwise, with broadcasting."""
+    """x + y, elementwise, with broadcasting.
+
+    >>> ml.add([[1.0], [2.0]], [10.0, 20.0])
+    Tensor([[11., 21.],
+            [12., 22.]], f32[2,2])
+    """
     np.add(x, y, out, dtype=out.dtype)
 
 
 @op(infer=broadcast)
 def subtract(out: Array, x: Array, y: Array) -> None:
-    """x - y, elementwise, with broadcasting."""
+    """x - y, elementwise, with broadcasting.
+
+    >>> ml.subtract([1.0, 2.0], 3.0)
+    Tensor([-2., -1.], f32[2])
+    """
     np.subtract(x, y, out, dtype=out.dtype)
 
 
 @op(infer=broadcast)
 def multiply(out: Array, x: Array, y: Array) -> None:
-    """x * y, elementwise, with broadcasting."""
+    """x * y, elementwise, with broadcasting.
+
+    >>> ml.multiply([1.0, 2.0], 3.0)
+    Tensor([3., 6.], f32[2])
+    """
     np.multiply(x, y, out, dtype=out.dtype)
 
 
@@ -94,7 +107,11 @@ def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
 
 @op(infer=_inexact)
 def divide(out: Array, x: Array, y: Array) -> None:
-    """x / y, elementwise, with broadcasting. Of integers and bools it is f32."""
+    """x / y, elementwise, with broadcasting. Of integers and bools it is f32.
+
+    >>> ml.divide([1, 2], 4)
+    Tensor([0.25, 0.5 ], f32[2])
+    """
     np.divide(x, y, out, dtype=out.dtype)
 
 
@@ -104,6 +121,9 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
 
     Infinities are those of x / y, as in the Python Array API standard: inf // 1.0 is inf, and
     -1.0 // inf is -0.0.
+
+        >>> ml.floor_divide([7, -7], 2)
+        Tensor([ 3, -4], i64[2])
     """
     if out.dtype.kind == "f":
         infinite = np.isinf(x) | np.isinf(y)
@@ -117,19 +137,31 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=_real)
 def remainder(out: Array, x: Array, y: Array) -> None:
-    """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0."""
+    """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0.
+
+    >>> ml.remainder([7, -7], 3)
+    Tensor([1, 2], i64[2])
+    """
     np.remainder(x, y, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def reciprocal(out: Array, x: Array) -> None:
-    """1 / x."""
+    """1 / x.
+
+    >>> ml.reciprocal([2.0, 4.0])
+    Tensor([0.5 , 0.25], f32[2])
+    """
     np.divide(1, x, out, dtype=out.dtype)
 
 
 @op(infer=broadcast)
 def pow(out: Array, x: Array, y: Array) -> None:
-    """x to the power y, elementwise. An integer to a negative integer power raises."""
+    """x to the power y, elementwise. An integer to a negative integer power raises.
+
+    >>> ml.pow([2.0, 3.0], 2.0)
+    Tensor([4., 9.], f32[2])
+    """
     if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):
         raise OperandValueError("an integer has no negative integer power; use a float")
     np.power(x, y, out, dtype=out.dtype)
@@ -137,13 +169,21 @@ def pow(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=_real)
 def maximum(out: Array, x: Array, y: Array) -> None:
-    """The larger of x and y, elementwise; nan if either is nan."""
+    """The larger of x and y, elementwise; nan if either is nan.
+
+    >>> ml.maximum([1.0, 5.0], 3.0)
+    Tensor([3., 5.], f32[2])
+    """
     np.maximum(x, y, out=out, dtype=out.dtype)
 
 
 @op(infer=_real)
 def minimum(out: Array, x: Array, y: Array) -> None:
-    """The smaller of x and y, elementwise; nan if either is nan."""
+    """The smaller of x and y, elementwise; nan if either is nan.
+
+    >>> ml.minimum([1.0, 5.0], 3.0)
+    Tensor([1., 3.], f32[2])
+    """
     np.minimum(x, y, out=out, dtype=out.dtype)
 
 
@@ -156,50 +196,82 @@ def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
 
 @op(infer=broadcast)
 def negative(out: Array, x: Array) -> None:
-    """-x; of an unsigned integer, 2^bits - x."""
+    """-x; of an unsigned integer, 2^bits - x.
+
+    >>> ml.negative([1.0, -2.0])
+    Tensor([-1.,  2.], f32[2])
+    """
     np.negative(x, out)
 
 
 @op(infer=_part)
 def abs(out: Array, x: Array) -> None:
-    """|x|; of a complex number the length, which is real."""
+    """|x|; of a complex number the length, which is real.
+
+    >>> ml.abs([-1.5, 2.0])
+    Tensor([1.5, 2. ], f32[2])
+    """
     np.absolute(x, out)
 
 
 @op(infer=broadcast)
 def sign(out: Array, x: Array) -> None:
     """-1, 0 or 1 as x is negative, zero or positive; nan for nan. Of complex numbers x / |x|, and 0
-    of 0."""
+    of 0.
+
+        >>> ml.sign([-2.0, 0.0, 3.0])
+        Tensor([-1.,  0.,  1.], f32[3])
+    """
     np.sign(x, out)
 
 
 @op(infer=broadcast)
 def square(out: Array, x: Array) -> None:
-    """x * x."""
+    """x * x.
+
+    >>> ml.square([1.0, -2.0])
+    Tensor([1., 4.], f32[2])
+    """
     np.square(x, out)
 
 
 @op(infer=_real)
 def floor(out: Array, x: Array) -> None:
-    """The largest integer value <= x."""
+    """The largest integer value <= x.
+
+    >>> ml.floor([1.8, -1.2])
+    Tensor([ 1., -2.], f32[2])
+    """
     np.floor(x, out)
 
 
 @op(infer=_real)
 def ceil(out: Array, x: Array) -> None:
-    """The smallest integer value >= x."""
+    """The smallest integer value >= x.
+
+    >>> ml.ceil([1.2, -1.2])
+    Tensor([ 2., -1.], f32[2])
+    """
     np.ceil(x, out)
 
 
 @op(infer=broadcast)
 def round(out: Array, x: Array) -> None:
-    """The nearest integer value, of both parts of a complex number; halves go to the even one."""
+    """The nearest integer value, of both parts of a complex number; halves go to the even one.
+
+    >>> ml.round([0.5, 1.5, 2.4])
+    Tensor([0., 2., 2.], f32[3])
+    """
     np.round(x, 0, out)
 
 
 @op(infer=_real)
 def trunc(out: Array, x: Array) -> None:
-    """x without its fraction."""
+    """x without its fraction.
+
+    >>> ml.trunc([1.8, -1.8])
+    Tensor([ 1., -1.], f32[2])
+    """
     np.trunc(x, out)
 
 
@@ -208,37 +280,61 @@ def trunc(out: Array, x: Array) -> None:
 
 @op(infer=_part)
 def real(out: Array, x: Array) -> None:
-    """The real part."""
+    """The real part.
+
+    >>> ml.real([1 + 2j, 3j])
+    Tensor([1., 0.], f32[2])
+    """
     np.copyto(out, x.real)
 
 
 @op(infer=_part)
 def imag(out: Array, x: Array) -> None:
-    """The imaginary part; 0 of a real x."""
+    """The imaginary part; 0 of a real x.
+
+    >>> ml.imag([1 + 2j, 3j])
+    Tensor([2., 3.], f32[2])
+    """
     np.copyto(out, x.imag)
 
 
 @op(infer=broadcast)
 def conj(out: Array, x: Array) -> None:
-    """The complex conjugate; x itself where it is real."""
+    """The complex conjugate; x itself where it is real.
+
+    >>> ml.conj([1 + 2j, 3j])
+    Tensor([1.-2.j, 0.-3.j], c64[2])
+    """
     np.conjugate(x, out)
 
 
 @op(infer=_float)
 def copysign(out: Array, x: Array, y: Array) -> None:
-    """|x| with the sign of y, also that of zeros and nans."""
+    """|x| with the sign of y, also that of zeros and nans.
+
+    >>> ml.copysign([1.0, 2.0], [-0.0, 3.0])
+    Tensor([-1.,  2.], f32[2])
+    """
     np.copysign(x, y, out, dtype=out.dtype)
 
 
 @op(infer=elementwise("float", bool_))
 def signbit(out: Array, x: Array) -> None:
-    """Whether the sign is negative, also that of zeros and nans."""
+    """Whether the sign is negative, also that of zeros and nans.
+
+    >>> ml.signbit([-0.0, 0.0])
+    Tensor([ True, False], bool[2])
+    """
     np.signbit(x, out)
 
 
 @op(infer=elementwise("float"))
 def nextafter(out: Array, x: Array, y: Array) -> None:
-    """The next float after x in the direction of y; y where they are equal."""
+    """The next float after x in the direction of y; y where they are equal.
+
+    >>> ml.nextafter([1.0], 2.0) > 1.0
+    Tensor([ True], bool[1])
+    """
     np.nextafter(x, y, out, dtype=out.dtype)
 
 
@@ -247,13 +343,21 @@ def nextafter(out: Array, x: Array, y: Array) -> None:
 
 @op(infer=_inexact)
 def exp(out: Array, x: Array) -> None:
-    """e to the power x."""
+    """e to the power x.
+
+    >>> ml.exp([0.0, 1.0])
+    Tensor([1.       , 2.7182817], f32[2])
+    """
     np.exp(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def expm1(out: Array, x: Array) -> None:
-    """e^x - 1, accurate near 0."""
+    """e^x - 1, accurate near 0.
+
+    >>> ml.expm1([0.0, 1e-6])
+    Tensor([0.0000000e+00, 1.0000005e-06], f32[2])
+    """
     if out.dtype.kind != "c":
         np.expm1(x, out, dtype=out.dtype)
     else:  # where the standard has other values than numpy
@@ -269,112 +373,184 @@ def expm1(out: Array, x: Array) -> None:
 @op(infer=_inexact)
 def log(out: Array, x: Array) -> None:
     """The natural logarithm; -inf at 0, nan below. Of complex numbers that with an imaginary part
-    from -pi to pi."""
+    from -pi to pi.
+
+        >>> ml.log([1.0, 2.0])
+        Tensor([0.       , 0.6931472], f32[2])
+    """
     np.log(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def log1p(out: Array, x: Array) -> None:
-    """log(1 + x), accurate near 0."""
+    """log(1 + x), accurate near 0.
+
+    >>> ml.log1p([0.0, 1e-6])
+    Tensor([0.000000e+00, 9.999995e-07], f32[2])
+    """
     np.log1p(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def log2(out: Array, x: Array) -> None:
-    """The logarithm of base 2."""
+    """The logarithm of base 2.
+
+    >>> ml.log2([1.0, 8.0])
+    Tensor([0., 3.], f32[2])
+    """
     np.log2(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def log10(out: Array, x: Array) -> None:
-    """The logarithm of base 10."""
+    """The logarithm of base 10.
+
+    >>> ml.log10([1.0, 100.0])
+    Tensor([0., 2.], f32[2])
+    """
     np.log10(x, out, dtype=out.dtype)
 
 
 @op(infer=_float)
 def logaddexp(out: Array, x: Array, y: Array) -> None:
     """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
-    overflows only where the result does."""
+    overflows only where the result does.
+
+        >>> ml.logaddexp([0.0, 1000.0], 0.0)
+        Tensor([6.931472e-01, 1.000000e+03], f32[2])
+    """
     np.logaddexp(x, y, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def sqrt(out: Array, x: Array) -> None:
-    """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0."""
+    """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0.
+
+    >>> ml.sqrt([1.0, 2.0])
+    Tensor([1.       , 1.4142135], f32[2])
+    """
     np.sqrt(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def rsqrt(out: Array, x: Array) -> None:
-    """1 / sqrt(x)."""
+    """1 / sqrt(x).
+
+    >>> ml.rsqrt([1.0, 4.0])
+    Tensor([1. , 0.5], f32[2])
+    """
     np.sqrt(x, out, dtype=out.dtype)
     np.reciprocal(out, out)
 
 
 @op(infer=_inexact)
 def sin(out: Array, x: Array) -> None:
-    """The sine of x radians."""
+    """The sine of x radians.
+
+    >>> ml.sin([0.0, 1.0])
+    Tensor([0.      , 0.841471], f32[2])
+    """
     np.sin(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def cos(out: Array, x: Array) -> None:
-    """The cosine of x radians."""
+    """The cosine of x radians.
+
+    >>> ml.cos([0.0, 1.0])
+    Tensor([1.       , 0.5403023], f32[2])
+    """
     np.cos(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def tan(out: Array, x: Array) -> None:
-    """The tangent of x radians."""
+    """The tangent of x radians.
+
+    >>> ml.tan([0.0, 1.0])
+    Tensor([0.       , 1.5574077], f32[2])
+    """
     np.tan(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def asin(out: Array, x: Array) -> None:
-    """The arcsine; nan for a real x outside of [-1, 1]."""
+    """The arcsine; nan for a real x outside of [-1, 1].
+
+    >>> ml.asin([0.0, 1.0])
+    Tensor([0.       , 1.5707964], f32[2])
+    """
     np.arcsin(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def acos(out: Array, x: Array) -> None:
-    """The arccosine; nan for a real x outside of [-1, 1]."""
+    """The arccosine; nan for a real x outside of [-1, 1].
+
+    >>> ml.acos([0.0, 1.0])
+    Tensor([1.5707964, 0.       ], f32[2])
+    """
     np.arccos(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def atan(out: Array, x: Array) -> None:
-    """The arctangent."""
+    """The arctangent.
+
+    >>> ml.atan([0.0, 1.0])
+    Tensor([0.       , 0.7853982], f32[2])
+    """
     np.arctan(x, out, dtype=out.dtype)
 
 
 @op(infer=_float)
 def atan2(out: Array, x: Array, y: Array) -> None:
     """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
-    or infinite."""
+    or infinite.
+
+        >>> ml.atan2([1.0, -1.0], [-1.0, -1.0])
+        Tensor([ 2.3561945, -2.3561945], f32[2])
+    """
     np.arctan2(x, y, out, dtype=out.dtype)
 
 
 @op(infer=_float)
 def hypot(out: Array, x: Array, y: Array) -> None:
-    """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does."""
+    """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does.
+
+    >>> ml.hypot([3.0], [4.0])
+    Tensor([5.], f32[1])
+    """
     np.hypot(x, y, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def sinh(out: Array, x: Array) -> None:
-    """The hyperbolic sine."""
+    """The hyperbolic sine.
+
+    >>> ml.sinh([0.0, 1.0])
+    Tensor([0.       , 1.1752012], f32[2])
+    """
     np.sinh(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def cosh(out: Array, x: Array) -> None:
-    """The hyperbolic cosine."""
+    """The hyperbolic cosine.
+
+    >>> ml.cosh([0.0, 1.0])
+    Tensor([1.       , 1.5430806], f32[2])
+    """
     np.cosh(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def tanh(out: Array, x: Array) -> None:
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent.
+
+    >>> ml.tanh([0.0, 1.0])
+    Tensor([0.       , 0.7615942], f32[2])
+    """
     if out.dtype.kind != "c":
         np.tanh(x, out, dtype=out.dtype)
     else:  # numpy's zero has another sign
@@ -386,25 +562,41 @@ def tanh(out: Array, x: Array) -> None:
 
 @op(infer=_inexact)
 def asinh(out: Array, x: Array) -> None:
-    """The inverse hyperbolic sine."""
+    """The inverse hyperbolic sine.
+
+    >>> ml.asinh([0.0, 1.0])
+    Tensor([0.       , 0.8813736], f32[2])
+    """
     np.arcsinh(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def acosh(out: Array, x: Array) -> None:
-    """The inverse hyperbolic cosine; nan for a real x < 1."""
+    """The inverse hyperbolic cosine; nan for a real x < 1.
+
+    >>> ml.acosh([1.0, 2.0])
+    Tensor([0.      , 1.316958], f32[2])
+    """
     np.arccosh(x, out, dtype=out.dtype)
 
 
 @op(infer=_inexact)
 def atanh(out: Array, x: Array) -> None:
-    """The inverse hyperbolic tangent; nan for a real x outside of [-1, 1]."""
+    """The inverse hyperbolic tangent; nan for a real x outside of [-1, 1].
+
+    >>> ml.atanh([0.0, 0.5])
+    Tensor([0.        , 0.54930615], f32[2])
+    """
     np.arctanh(x, out, dtype=out.dtype)
 
 
 @op(infer=_float)
 def sigmoid(out: Array, x: Array) -> None:
-    """1 / (1 + e^-x), accurate at both ends. Where e^-x overflows the result is 0, or subnormal."""
+    """1 / (1 + e^-x), accurate at both ends. Where e^-x overflows the result is 0, or subnormal.
+
+    >>> ml.sigmoid([0.0, 1000.0])
+    Tensor([0.5, 1. ], f32[2])
+    """
     np.negative(x, out, dtype=out.dtype)
     np.exp(out, out)
     np.add(out, 1, out)
@@ -414,7 +606,11 @@ def sigmoid(out: Array, x: Array) -> None:
 @op(infer=_float)
 def erf(out: Array, x: Array) -> None:
     """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x; its relative error
-    is below 1e-15 in f64 and 1e-6 in f32."""
+    is below 1e-15 in f64 and 1e-6 in f32.
+
+        >>> ml.erf([0.0, 1.0])
+        Tensor([0.       , 0.8427008], f32[2])
+    """
     write_erf(out, x.astype(out.dtype, copy=False))
 
 
@@ -423,55 +619,91 @@ def erf(out: Array, x: Array) -> None:
 
 @op(infer=_equality)
 def equal(out: Array, x: Array, y: Array) -> None:
-    """x == y, elementwise, with broadcasting."""
+    """x == y, elementwise, with broadcasting.
+
+    >>> ml.equal([1.0, 2.0], 2.0)
+    Tensor([False,  True], bool[2])
+    """
     np.equal(*_promoted(x, y), out)
 
 
 @op(infer=_equality)
 def not_equal(out: Array, x: Array, y: Array) -> None:
-    """x != y, elementwise, with broadcasting."""
+    """x != y, elementwise, with broadcasting.
+
+    >>> ml.not_equal([1.0, 2.0], 2.0)
+    Tensor([ True, False], bool[2])
+    """
     np.not_equal(*_promoted(x, y), out)
 
 
 @op(infer=_compare)
 def less(out: Array, x: Array, y: Array) -> None:
-    """x < y, elementwise, with broadcasting."""
+    """x < y, elementwise, with broadcasting.
+
+    >>> ml.less([1.0, 3.0], 2.0)
+    Tensor([ True, False], bool[2])
+    """
     np.less(*_promoted(x, y), out)
 
 
 @op(infer=_compare)
 def less_equal(out: Array, x: Array, y: Array) -> None:
-    """x <= y, elementwise, with broadcasting."""
+    """x <= y, elementwise, with broadcasting.
+
+    >>> ml.less_equal([1.0, 2.0], 1.0)
+    Tensor([ True, False], bool[2])
+    """
     np.less_equal(*_promoted(x, y), out)
 
 
 @op(infer=_compare)
 def greater(out: Array, x: Array, y: Array) -> None:
-    """x > y, elementwise, with broadcasting."""
+    """x > y, elementwise, with broadcasting.
+
+    >>> ml.greater([1.0, 3.0], 2.0)
+    Tensor([False,  True], bool[2])
+    """
     np.greater(*_promoted(x, y), out)
 
 
 @op(infer=_compare)
 def greater_equal(out: Array, x: Array, y: Array) -> None:
-    """x >= y, elementwise, with broadcasting."""
+    """x >= y, elementwise, with broadcasting.
+
+    >>> ml.greater_equal([1.0, 2.0], 2.0)
+    Tensor([False,  True], bool[2])
+    """
     np.greater_equal(*_promoted(x, y), out)
 
 
 @op(infer=_is)
 def isnan(out: Array, x: Array) -> None:
-    """True where x is nan."""
+    """True where x is nan.
+
+    >>> ml.isnan([1.0, ml.inf, ml.nan])
+    Tensor([False, False,  True], bool[3])
+    """
     np.isnan(x, out)
 
 
 @op(infer=_is)
 def isinf(out: Array, x: Array) -> None:
-    """True where x is inf or -inf."""
+    """True where x is inf or -inf.
+
+    >>> ml.isinf([1.0, ml.inf, ml.nan])
+    Tensor([False,  True, False], bool[3])
+    """
     np.isinf(x, out)
 
 
 @op(infer=_is)
 def isfinite(out: Array, x: Array) -> None:
-    """True where x is neither inf nor nan."""
+    """True where x is neither inf nor nan.
+
+    >>> ml.isfinite([1.0, ml.inf, ml.nan])
+    Tensor([ True, False, False], bool[3])
+    """
     np.isfinite(x, out)
 
 
@@ -480,61 +712,101 @@ def isfinite(out: Array, x: Array) -> None:
 
 @op(infer=_logical)
 def logical_and(out: Array, x: Array, y: Array) -> None:
-    """x and y, of booleans."""
+    """x and y, of booleans.
+
+    >>> ml.logical_and([True, False], True)
+    Tensor([ True, False], bool[2])
+    """
     np.logical_and(x, y, out)
 
 
 @op(infer=_logical)
 def logical_or(out: Array, x: Array, y: Array) -> None:
-    """x or y, of booleans."""
+    """x or y, of booleans.
+
+    >>> ml.logical_or([True, False], False)
+    Tensor([ True, False], bool[2])
+    """
     np.logical_or(x, y, out)
 
 
 @op(infer=_logical)
 def logical_xor(out: Array, x: Array, y: Array) -> None:
-    """Either x or y, of booleans."""
+    """Either x or y, of booleans.
+
+    >>> ml.logical_xor([True, False], True)
+    Tensor([False,  True], bool[2])
+    """
     np.logical_xor(x, y, out)
 
 
 @op(infer=_logical)
 def logical_not(out: Array, x: Array) -> None:
-    """not x, of booleans."""
+    """not x, of booleans.
+
+    >>> ml.logical_not([True, False])
+    Tensor([False,  True], bool[2])
+    """
     np.logical_not(x, out)
 
 
 @op(infer=_bitwise)
 def bitwise_and(out: Array, x: Array, y: Array) -> None:
-    """x & y, of integers or booleans."""
+    """x & y, of integers or booleans.
+
+    >>> ml.bitwise_and([12, 10], 6)
+    Tensor([4, 2], i64[2])
+    """
     np.bitwise_and(x, y, out)
 
 
 @op(infer=_bitwise)
 def bitwise_or(out: Array, x: Array, y: Array) -> None:
-    """x | y, of integers or booleans."""
+    """x | y, of integers or booleans.
+
+    >>> ml.bitwise_or([12, 10], 6)
+    Tensor([14, 14], i64[2])
+    """
     np.bitwise_or(x, y, out)
 
 
 @op(infer=_bitwise)
 def bitwise_xor(out: Array, x: Array, y: Array) -> None:
-    """x ^ y, of integers or booleans."""
+    """x ^ y, of integers or booleans.
+
+    >>> ml.bitwise_xor([12, 10], 6)
+    Tensor([10, 12], i64[2])
+    """
     np.bitwise_xor(x, y, out)
 
 
 @op(infer=_bitwise)
 def bitwise_invert(out: Array, x: Array) -> None:
-    """~x, of integers or booleans."""
+    """~x, of integers or booleans.
+
+    >>> ml.bitwise_invert([0, 5])
+    Tensor([-1, -6], i64[2])
+    """
     np.invert(x, out)
 
 
 @op(infer=_integer)
 def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
-    """x << y, of integers."""
+    """x << y, of integers.
+
+    >>> ml.bitwise_left_shift([1, 2], 3)
+    Tensor([ 8, 16], i64[2])
+    """
     np.left_shift(x, y, out)
 
 
 @op(infer=_integer)
 def bitwise_right_shift(out: Array, x: Array, y: Array) -> None:
-    """x >> y, of integers, keeping the sign."""
+    """x >> y, of integers, keeping the sign.
+
+    >>> ml.bitwise_right_shift([16, -16], 2)
+    Tensor([ 4, -4], i64[2])
+    """
     np.right_shift(x, y, out)
 
 

@@ -174,7 +174,11 @@ def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtin
 
 @op(infer=_flip)
 def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
-    """x with the order of its elements reversed along `axis` (None: along all)."""
+    """x with the order of its elements reversed along `axis` (None: along all).
+
+    >>> ml.flip([1.0, 2.0, 3.0])
+    Tensor([3., 2., 1.], f32[3])
+    """
     np.copyto(out, np.flip(x, axis))
 
 
@@ -207,6 +211,9 @@ def slice(
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
     Positions are counted from the front and must lie in x. A step may be negative, but not 0.
+
+        >>> ml.slice([1, 2, 3, 4], start=(1,), length=(2,), step=(1,))
+        Tensor([2, 3], i64[2])
     """
     np.copyto(out, x[_window(start, length, step)])
 
@@ -289,13 +296,25 @@ def _copy(x: TensorType) -> TensorType:
 
 @op(infer=_triangle)
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
-    """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0)."""
+    """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
+
+    >>> ml.tril(ml.ones((3, 3)))
+    Tensor([[1., 0., 0.],
+            [1., 1., 0.],
+            [1., 1., 1.]], f32[3,3])
+    """
     np.copyto(out, np.where(_not_above(k, x.shape), x, np.zeros_like(x, shape=())))
 
 
 @op(infer=_triangle)
 def triu(out: Array, x: Array, *, k: int = 0) -> None:
-    """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0)."""
+    """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
+
+    >>> ml.triu(ml.ones((3, 3)), k=1)
+    Tensor([[0., 1., 1.],
+            [0., 0., 1.],
+            [0., 0., 0.]], f32[3,3])
+    """
     np.copyto(out, np.where(_not_above(k - 1, x.shape), np.zeros_like(x, shape=()), x))
 
 
@@ -335,5 +354,12 @@ def astype(out: Array, x: Array, *, dtype: str) -> None:
 
 @op(infer=_copy, elementwise=True)
 def copy(out: Array, x: Array) -> None:
-    """The same tensor in memory of its own."""
+    """The same tensor in memory of its own.
+
+    >>> x = ml.ones(2)
+    >>> y = ml.copy(x)
+    >>> y += 1.0
+    >>> x, y
+    (Tensor([1., 1.], f32[2]), Tensor([2., 2.], f32[2]))
+    """
     np.copyto(out, x)

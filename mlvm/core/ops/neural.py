@@ -53,7 +53,11 @@ def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
 
 @op(infer=_activation, elementwise=True)
 def relu(out: Array, x: Array) -> None:
-    """max(x, 0)."""
+    """max(x, 0).
+
+    >>> ml.relu([-1.0, 2.0])
+    Tensor([0., 2.], f32[2])
+    """
     np.maximum(x, 0, out=out)
 
 
@@ -64,6 +68,9 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
 
     Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly
     (1 + erf(x / sqrt(2))) / 2.
+
+        >>> ml.gelu([-1.0, 0.0, 1.0])
+        Tensor([-0.15880801,  0.        ,  0.841192  ], f32[3])
     """
     number = _numbers(x.dtype)
     for y, part in _pieces(out, x):
@@ -179,7 +186,12 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
 
 @op(infer=_softmax)
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows."""
+    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows.
+
+    >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
+    Tensor([[0.5, 0.5],
+            [0. , 1. ]], f32[2,2])
+    """
     np.subtract(x, _max(x, axis), out)
     np.exp(out, out)
     out /= np.add.reduce(out, axis, keepdims=True)
@@ -187,7 +199,11 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
 
 @op(infer=_softmax)
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows."""
+    """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows.
+
+    >>> ml.log_softmax([0.0, 0.0])
+    Tensor([-0.6931472, -0.6931472], f32[2])
+    """
     np.subtract(x, _max(x, axis), out)
     out -= np.log(np.add.reduce(np.exp(out), axis, keepdims=True))
 
@@ -289,7 +305,11 @@ def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorTyp
 @op(infer=_layer_norm)
 def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
-    1607.06450). scale and bias are vectors as long as that axis; var is the biased variance."""
+    1607.06450). scale and bias are vectors as long as that axis; var is the biased variance.
+
+        >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)
+        Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
+    """
     rows_out, rows_x = _rows(out), _rows(x)
     ones, scales, biases = np.ones_like(scale), _repeated(scale, rows_x), _repeated(bias, rows_x)
     for block in blocks(*rows_x.shape):

@@ -97,6 +97,9 @@ def sum(
     Without a `dtype`, signed integers are summed in i64, unsigned integers in u64, and floats in
     their own dtype. Of bools, the True elements are counted, in i64. With a `dtype`, the elements
     are cast to it first.
+
+        >>> ml.sum([[1.0, 5.0], [7.0, 0.0]], axis=1)
+        Tensor([6., 7.], f32[2])
     """
     _sum(out, x, axis, keepdims)
 
@@ -104,7 +107,11 @@ def sum(
 @op(infer=_mean)
 def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32, the
-    rounded one of f64."""
+    rounded one of f64.
+
+        >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
+        Tensor([3. , 3.5], f32[2])
+    """
     total = out if x.dtype.kind in "fc" else np.empty(out.shape)
     _sum(total, x, axis, keepdims)
     np.divide(total, _count(x, axis), out, casting="same_kind")
@@ -115,7 +122,11 @@ def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
     """The product along `axis`, in the dtype that `sum` uses; 1 of nothing. Of bools, whether all
-    are True, in i64."""
+    are True, in i64.
+
+        >>> ml.prod([1.0, 2.0, 4.0])
+        Tensor(8., f32[])
+    """
     np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
 
 
@@ -127,6 +138,9 @@ def var(
 
     Of integers and bools it is f32, the rounded one of f64. A `correction` of 1 gives the unbiased
     estimate; at n <= correction the result is nan or inf.
+
+        >>> ml.var([1.0, 3.0])
+        Tensor(1., f32[])
     """
     n, wide = _count(x, axis), out.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     mean = np.empty(reduced_shape(x.shape, axis, True), wide)
@@ -153,6 +167,9 @@ def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False
     """log(sum(exp(x))) along `axis`, as m + log(sum(exp(x - m))) with m the maximum.
 
     It overflows only where the result does; -inf of nothing.
+
+        >>> ml.logsumexp([[0.0, 0.0], [1.0, 1000.0]], axis=1)
+        Tensor([6.931472e-01, 1.000000e+03], f32[2])
     """
     peak = np.maximum.reduce(x, axis, keepdims=True, initial=-np.inf)
     peak = np.where(np.isfinite(peak), peak, 0)
@@ -169,13 +186,21 @@ def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False
 
 @op(infer=_choose)
 def max(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """The largest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`."""
+    """The largest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`.
+
+    >>> ml.max([[1.0, 5.0], [7.0, 0.0]], axis=1)
+    Tensor([5., 7.], f32[2])
+    """
     np.maximum.reduce(x, axis, out=out, keepdims=keepdims)
 
 
 @op(infer=_choose)
 def min(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """The smallest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`."""
+    """The smallest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`.
+
+    >>> ml.min([[1.0, 5.0], [7.0, 0.0]], axis=1)
+    Tensor([1., 0.], f32[2])
+    """
     np.minimum.reduce(x, axis, out=out, keepdims=keepdims)
 
 
@@ -184,6 +209,9 @@ def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
     """Where the largest element is along `axis`, i64: the first of equals, or the first nan.
 
     With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
+
+        >>> ml.argmax([[1.0, 5.0, 2.0], [7.0, 0.0, 7.0]], axis=1)
+        Tensor([1, 0], i64[2])
     """
     np.argmax(x, axis, out, keepdims=keepdims)
 
@@ -193,6 +221,9 @@ def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
     """Where the smallest element is along `axis`, i64: the first of equals, or the first nan.
 
     With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
+
+        >>> ml.argmin([[1.0, 5.0, 2.0], [7.0, 0.0, 7.0]], axis=1)
+        Tensor([0, 1], i64[2])
     """
     np.argmin(x, axis, out, keepdims=keepdims)
 
@@ -202,13 +233,21 @@ def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
 
 @op(infer=_decide)
 def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """Whether no element along `axis` is zero; True of nothing. nan counts as True."""
+    """Whether no element along `axis` is zero; True of nothing. nan counts as True.
+
+    >>> ml.all([[True, False], [True, True]], axis=1)
+    Tensor([False,  True], bool[2])
+    """
     np.logical_and.reduce(x, axis, out=out, keepdims=keepdims)
 
 
 @op(infer=_decide)
 def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """Whether an element along `axis` is not zero; False of nothing. nan counts as True."""
+    """Whether an element along `axis` is not zero; False of nothing. nan counts as True.
+
+    >>> ml.any([[True, False], [False, False]], axis=1)
+    Tensor([ True, False], bool[2])
+    """
     np.logical_or.reduce(x, axis, out=out, keepdims=keepdims)
 
 

@@ -22,6 +22,9 @@ def program_of(fn: Callable[..., Any], *args: Any) -> Program:
     own, and lives as long as the program. So another launch computes the same again, as long as the
     arguments live. Values that Python copied in stay what they were in this call. Raises
     `ProgramError` for a call whose result's shape depends on values.
+
+        >>> "sin.out" in ml.disassemble(ml.program_of(ml.sin, ml.zeros(2)))
+        True
     """
     arena = Arena(current_arena().vm, "program_of")
     launches: list[Launch] = []

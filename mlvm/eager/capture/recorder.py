@@ -101,7 +101,8 @@ class Recorder:
     `inputs` are the tensors that the function is given, one for each memory; it gets a `stand_in`
     for each. `calls` is what was recorded so far. `states` are tensors from outside that the
     function used and was not given. `same` has the numbers of inputs that it also reached by
-    itself. `held` has to live as long as what was recorded. While `again` is true, calls compute
+    itself. `seen_as` has the views by which it may have reached one of these, and what each is a
+    view of. `held` has to live as long as what was recorded. While `again` is true, calls compute
     what was there before.
     """
 
@@ -109,6 +110,7 @@ class Recorder:
         self.vm = vm
         self.calls: list[Call] = []
         self.states: list[Allocation] = []
+        self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
         self.again = False
@@ -331,22 +333,22 @@ class Recorder:
             old.tape, old.node = out.tape, getattr(out, "node", 0)
             rebase(out, new)
             out.tape, out.node = new.tape, getattr(new, "node", 0)
-            for each in tapes:
-                each.exchange({id(out): old}, old)
+            for tape in tapes:
+                tape.exchange({id(out): old}, old)
         else:
             old = self._old(out)
             self._give(old, out, views, tapes)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
-            tape = recording.get()
-            if tape is None:
+            on = recording.get()
+            if on is None:
                 out.tape = None
             else:
-                tape.record_update(call, operands, types, out)
+                on.record_update(call, operands, types, out)
 
     def own(self, x: Tensor) -> None:
         """See to it that nobody else needs the memory of a tensor, and that it is no view."""
-        tapes: list[Tape] = [each for each in live_tapes.copy() if each.within is self]
+        tapes = [each for each in live_tapes.copy() if each.within is self]
         if x.base is None:
             self._give(self._copied(x), x, x.views(), tapes)
             return
@@ -674,6 +676,11 @@ class Recorder:
         if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
+            self.seen_as += [
+                (weakref.ref(view), holder)
+                for view in holder.views()
+                if self._views.get(id(view)) is view
+            ]
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
                 self.same.add(number)

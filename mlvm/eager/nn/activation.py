@@ -12,14 +12,22 @@ from mlvm.eager.tensor import Tensor
 
 
 class ReLU(Module):
-    """max(x, 0)."""
+    """max(x, 0).
+
+    >>> ml.nn.ReLU()(ml.asarray([-1.0, 2.0]))
+    Tensor([0., 2.], f32[2])
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return op.relu(x)
 
 
 class LeakyReLU(Module):
-    """x where x > 0, else negative_slope x; see `leaky_relu`."""
+    """x where x > 0, else negative_slope x; see `leaky_relu`.
+
+    >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
+    Tensor([-0.01], f32[1])
+    """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
         self.negative_slope = float(negative_slope)
@@ -29,7 +37,11 @@ class LeakyReLU(Module):
 
 
 class ELU(Module):
-    """x where x > 0, else alpha (exp(x) - 1); see `elu`."""
+    """x where x > 0, else alpha (exp(x) - 1); see `elu`.
+
+    >>> ml.nn.ELU()(ml.asarray([2.0]))
+    Tensor([2.], f32[1])
+    """
 
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = float(alpha)
@@ -39,7 +51,11 @@ class ELU(Module):
 
 
 class GELU(Module):
-    """x Phi(x), with the tanh formula if `approximate`; see `gelu`."""
+    """x Phi(x), with the tanh formula if `approximate`; see `gelu`.
+
+    >>> ml.nn.GELU()(ml.asarray([0.0]))
+    Tensor([0.], f32[1])
+    """
 
     def __init__(self, *, approximate: bool = True) -> None:
         self.approximate = bool(approximate)
@@ -49,35 +65,55 @@ class GELU(Module):
 
 
 class SiLU(Module):
-    """x sigmoid(x)."""
+    """x sigmoid(x).
+
+    >>> ml.nn.SiLU()(ml.asarray([0.0]))
+    Tensor([0.], f32[1])
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return neural.silu(x)
 
 
 class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
+    """1 / (1 + exp(-x)).
+
+    >>> ml.nn.Sigmoid()(ml.asarray([0.0]))
+    Tensor([0.5], f32[1])
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return op.sigmoid(x)
 
 
 class Tanh(Module):
-    """The hyperbolic tangent of x."""
+    """The hyperbolic tangent of x.
+
+    >>> ml.nn.Tanh()(ml.asarray([0.0]))
+    Tensor([0.], f32[1])
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return op.tanh(x)
 
 
 class Softplus(Module):
-    """log(1 + exp(x))."""
+    """log(1 + exp(x)).
+
+    >>> ml.nn.Softplus()(ml.asarray([1000.0]))
+    Tensor([1000.], f32[1])
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return neural.softplus(x)
 
 
 class Softmax(Module):
-    """exp(x) / sum(exp(x)) along the axis."""
+    """exp(x) / sum(exp(x)) along the axis.
+
+    >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
+    Tensor([0.5, 0.5], f32[2])
+    """
 
     def __init__(self, axis: int = -1) -> None:
         self.axis = axis

@@ -29,6 +29,9 @@ class MultiHeadAttention(Module):
     `memory_dim` features. A head has embed_dim / num_heads features. `dropout` is the rate at which
     weights of the softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and
     keys are turned by `rotary_encoding`.
+
+        >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), causal=True).type
+        f32[2,5,16]
     """
 
     query: Linear

@@ -45,6 +45,9 @@ class Conv2d(_Convolution):
     ((top, bottom), (left, right)) zeros. Each of the `groups` of results sees only its group of the
     channels of x; as many groups as channels make the convolution depthwise. The kernel is LeCun
     normal, the bias zero.
+
+        >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
+        f32[2,6,6,8]
     """
 
     kernel: Tensor  # [window height, window width, in_channels / groups, out_channels]
@@ -82,6 +85,9 @@ class Conv1d(_Convolution):
     """y = x * kernel + bias, cross-correlated: [N, L, in_channels] -> [N, OL, out_channels].
 
     `padding` is "SAME", "VALID" or (before, after) zeros; otherwise as `Conv2d`.
+
+        >>> ml.nn.Conv1d(3, 8, 3)(ml.ones((2, 6, 3))).type
+        f32[2,6,8]
     """
 
     kernel: Tensor  # [window, in_channels / groups, out_channels]
@@ -120,6 +126,9 @@ class ConvTranspose2d(_Convolution):
     OH is H stride with the padding "SAME", and (H - 1) stride + window height with "VALID", less
     top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal, where as many
     elements of it as meet in one result, on average, count as its inputs; the bias is zero.
+
+        >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
+        f32[2,12,12,8]
     """
 
     kernel: Tensor  # [window height, window width, out_channels, in_channels]

@@ -11,7 +11,11 @@ from mlvm.eager.tensor import Tensor
 class Dropout(Module):
     """While `training`, each element of x times 1 / (1 - rate) with probability 1 - rate, else 0;
     otherwise x itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the
-    next global key."""
+    next global key.
+
+        >>> ml.nn.Dropout(0.5).eval()(ml.ones(3))
+        Tensor([1., 1., 1.], f32[3])
+    """
 
     def __init__(self, rate: float) -> None:
         if not 0 <= rate < 1:

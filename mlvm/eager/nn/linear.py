@@ -18,6 +18,10 @@ class Linear(Module):
     With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
     [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
     The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
+
+        >>> layer = ml.nn.Linear(3, 2)
+        >>> layer(ml.ones((5, 3))).type
+        f32[5,2]
     """
 
     kernel: Tensor  # [in_features, out_features]
@@ -57,7 +61,11 @@ class Linear(Module):
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
     variance 1 / features. As in an index, -1 is the last row. Raises `OperandValueError` for an
-    integer out of range."""
+    integer out of range.
+
+        >>> ml.nn.Embedding(10, 4)(ml.asarray([[1, 2, 3]])).type
+        f32[1,3,4]
+    """
 
     embedding: Tensor  # [num_embeddings, features]
 

@@ -31,16 +31,16 @@ class Module(Node):
     """Base of all layers and models: a tree of parameters, and of buffers that `buffer` makes,
     with a `__call__`.
 
-    class Mlp(Module):
-        hidden: Linear
-        head: Linear
-
-        def __init__(self, features: int, classes: int) -> None:
-            self.hidden = Linear(features, 64)
-            self.head = Linear(64, classes)
-
-        def __call__(self, x: Tensor) -> Tensor:
-            return self.head(gelu(self.hidden(x)))
+        >>> class Mlp(ml.nn.Module):
+        ...     def __init__(self, features: int, classes: int) -> None:
+        ...         self.hidden = ml.nn.Linear(features, 64)
+        ...         self.head = ml.nn.Linear(64, classes)
+        ...
+        ...     def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        ...         return self.head(ml.gelu(self.hidden(x)))
+        >>> model = Mlp(8, 2)
+        >>> model(ml.ones((5, 8))).type, model.num_parameters(), list(model.state())[0]
+        (f32[5,2], 706, 'hidden/kernel')
 
     `training` is whether the Module is being trained, which Dropout and BatchNorm ask; it begins
     True, as in PyTorch. `train` and `eval` set it for all parts of a model, and a captured function
@@ -129,15 +129,18 @@ def buffer(x: T) -> T:
     """What to assign to a field of a Module for state that is kept with the model and not trained:
     a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are.
 
-    class Centered(Module):
-        def __init__(self, features: int) -> None:
-            self.scale = ones(features)
-            self.mean = buffer(zeros(features))
-
-        def __call__(self, x: Tensor) -> Tensor:
-            if self.training:
-                self.mean += 0.1 * (stop_gradient(mean(x, axis=0)) - self.mean)
-            return (x - self.mean) * self.scale
+        >>> class Centered(ml.nn.Module):
+        ...     def __init__(self, features: int) -> None:
+        ...         self.scale = ml.ones(features)
+        ...         self.mean = ml.nn.buffer(ml.zeros(features))
+        ...
+        ...     def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        ...         if self.training:
+        ...             self.mean += 0.1 * (ml.stop_gradient(ml.mean(x, axis=0)) - self.mean)
+        ...         return (x - self.mean) * self.scale
+        >>> layer = Centered(3)
+        >>> list(layer.named_parameters()), list(layer.named_buffers())
+        (['scale'], ['mean'])
 
     The field has x itself. Whatever is assigned to it later is a buffer too, until the field is
     deleted. A gradient takes a buffer for a constant, and an optimizer does not see it; `state` has

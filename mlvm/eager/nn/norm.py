@@ -17,7 +17,11 @@ from mlvm.eager.tensor import Tensor, stop_gradient
 
 class LayerNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis, of length `features`
-    (Ba et al., arXiv 1607.06450). The scale begins at one, the bias at zero."""
+    (Ba et al., arXiv 1607.06450). The scale begins at one, the bias at zero.
+
+        >>> ml.nn.LayerNorm(3)(ml.asarray([[1.0, 2.0, 3.0]]))
+        Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
+    """
 
     scale: Tensor  # [features]
     bias: Tensor  # [features]
@@ -33,7 +37,11 @@ class LayerNorm(Module):
 
 class RMSNorm(Module):
     """y = x / sqrt(mean(x^2) + eps) * scale over the last axis, of length `features` (Zhang and
-    Sennrich, arXiv 1910.07467). The scale begins at one."""
+    Sennrich, arXiv 1910.07467). The scale begins at one.
+
+        >>> ml.nn.RMSNorm(2)(ml.asarray([[1.0, 1.0]]))
+        Tensor([[0.9999995, 0.9999995]], f32[1,2])
+    """
 
     scale: Tensor  # [features]
 
@@ -50,7 +58,11 @@ class GroupNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance over a group of
     channels and all places of a sample: [N, ..., channels] -> the same (Wu and He, arXiv
     1803.08494). `groups` divides `channels`; with one group for each channel it is instance
-    normalisation. The scale begins at one, the bias at zero."""
+    normalisation. The scale begins at one, the bias at zero.
+
+        >>> ml.nn.GroupNorm(2, 4)(ml.ones((1, 3, 3, 4))).type
+        f32[1,3,3,4]
+    """
 
     scale: Tensor  # [channels]
     bias: Tensor  # [channels]
@@ -96,6 +108,9 @@ class BatchNorm(Module):
     place.
 
     Raises `ShapeError` for other channels, and for one value a channel while `training`.
+
+        >>> ml.nn.BatchNorm(3)(ml.ones((8, 3))).type
+        f32[8,3]
     """
 
     scale: Tensor  # [channels]

@@ -27,14 +27,22 @@ class _Pool(Module):
 
 
 class MaxPool2d(_Pool):
-    """The largest element of each window of f[N, H, W, C]; see `max_pool2d`."""
+    """The largest element of each window of f[N, H, W, C]; see `max_pool2d`.
+
+    >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
+    f32[1,2,2,3]
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return neural.max_pool2d(x, self.window, stride=self.stride, padding=self.padding)
 
 
 class AvgPool2d(_Pool):
-    """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`."""
+    """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
+
+    >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
+    f32[1,2,2,3]
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return neural.avg_pool2d(x, self.window, stride=self.stride, padding=self.padding)
@@ -42,7 +50,11 @@ class AvgPool2d(_Pool):
 
 class GlobalAvgPool(Module):
     """The mean of each channel over all places: f[N, ..., C] -> f[N, C] (Lin et al., arXiv
-    1312.4400); PyTorch's AdaptiveAvgPool2d(1). Raises `ShapeError` for fewer axes than two."""
+    1312.4400); PyTorch's AdaptiveAvgPool2d(1). Raises `ShapeError` for fewer axes than two.
+
+        >>> ml.nn.GlobalAvgPool()(ml.ones((1, 4, 4, 3))).type
+        f32[1,3]
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim < 2:

@@ -117,7 +117,11 @@ class _Cell(Module):
 
 class RNNCell(_Cell):
     """h' = activation(x input_kernel + h hidden_kernel + bias), the state being h (Elman, Finding
-    Structure in Time, Cognitive Science 14, 1990)."""
+    Structure in Time, Cognitive Science 14, 1990).
+
+        >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
+        f32[2,8]
+    """
 
     GATES = 1
 
@@ -144,6 +148,10 @@ class LSTMCell(_Cell):
 
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
+
+        >>> h, c = ml.nn.LSTMCell(4, 8)(ml.ones((2, 4)), (ml.zeros((2, 8)), ml.zeros((2, 8))))
+        >>> h.type
+        f32[2,8]
     """
 
     GATES = 4
@@ -167,6 +175,9 @@ class GRUCell(_Cell):
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))
         h' = (1 - z) n + z h
+
+        >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
+        f32[2,8]
     """
 
     GATES = 3
@@ -277,7 +288,12 @@ class _Recurrent(Module):
 
 
 class RNN(_Recurrent):
-    """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h."""
+    """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h.
+
+    >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
+    >>> outputs.type, h.type
+    (f32[5,2,8], f32[1,2,8])
+    """
 
     CELL = RNNCell
 
@@ -307,13 +323,23 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """`LSTMCell`s that go through sequences. The state is (h, c)."""
+    """`LSTMCell`s that go through sequences. The state is (h, c).
+
+    >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
+    >>> outputs.type, h.type
+    (f32[5,2,8], f32[1,2,8])
+    """
 
     CELL = LSTMCell
 
 
 class GRU(_Recurrent):
-    """`GRUCell`s that go through sequences. The state is h."""
+    """`GRUCell`s that go through sequences. The state is h.
+
+    >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
+    >>> outputs.type, h.type
+    (f32[5,2,8], f32[1,2,8])
+    """
 
     CELL = GRUCell
 

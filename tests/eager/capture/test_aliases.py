@@ -255,3 +255,53 @@ def test_state_returned_with_a_view_of_it() -> None:
         assert same is w
         assert [each.root is w for each in (view, twin)] == [True, True]
         assert [each.base is None for each in (view, twin, x)] == [False, False, True]
+
+
+# --- what a function reaches by itself is updated between two calls -----------------------
+
+
+def test_a_view_that_it_reaches_moves() -> None:
+    w = ml.reshape(ml.arange(4.0), (2, 2))
+    step = ml.capture(lambda x: x @ w)
+    x = ml.ones((1, 2))
+    for _ in range(3):
+        assert step(x).tolist() == (x @ w).tolist()
+        w *= 10.0
+    assert step.signatures <= 2
+
+
+def test_the_base_of_a_view_that_it_reaches_moves() -> None:
+    p = ml.ones((2,))
+    q = +p
+    step = ml.capture(lambda: p + q * 10.0)
+    for i in range(3):
+        assert step().tolist() == [11.0 + i, 11.0 + i]
+        p += 1.0
+
+
+def test_a_view_of_an_argument_that_it_reaches_moves() -> None:
+    x = ml.ones((2,))
+    seen = +x
+    step = ml.capture(lambda x: ml.sum(x * seen))
+    assert step(x).item() == 2.0
+    seen *= 5.0
+    assert step(x).item() == 10.0
+
+
+def test_an_update_of_what_a_gradient_keeps() -> None:
+    weights = ml.arange(3.0)
+
+    def in_place(x: ml.Tensor) -> ml.Tensor:
+        y = ml.exp(x)
+        y /= ml.sum(y)
+        return ml.sum(y * weights)
+
+    def through_out(x: ml.Tensor) -> ml.Tensor:
+        y = ml.exp(x)
+        z = x + y
+        ml.tanh(x, out=y)
+        return ml.sum(y * z)
+
+    x = ml.asarray([0.1, 0.5, -0.3])
+    for loss in (in_place, through_out):
+        assert ml.capture(ml.grad(loss))(x).tolist() == ml.grad(loss)(x).tolist()

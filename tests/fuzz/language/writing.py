@@ -124,7 +124,8 @@ EXPRESSIONS: Final[list[tuple[int, list[str]]]] = [
         4,
         apart("""
             ml.random.normal({x}.shape)   ml.random.uniform((2, 3), low=-1.0)
-            ml.dropout({f}, 0.5)   ml.random.bernoulli((3,))   ml.random.randint((2,), 0, 5)
+            ml.dropout({f}, 0.5)   ml.random.bernoulli((3,))
+            ml.random.randint((2,), low=0, high=5)
             ml.random.permutation({x})   ml.random.normal((2,), key={key})
             ml.dropout({f}, 0.3, key={key})   ml.random.fold_in({key}, {k})
             ml.random.split({key})[1]   ml.random.permutation(4)

@@ -1,0 +1,33 @@
+"""For the site: docstrings as Markdown, with examples as code (`>>>` would be a quote), and of
+ops the whole docstring, of which the stub has the first sentence."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import griffe
+
+from mlvm.eager import primitives
+
+_EXAMPLE: Final = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
+
+
+class Docstrings(griffe.Extension):
+    """Asked for each name that the reference has."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring is None:
+            return
+        text = obj.docstring.value
+        if obj.parent is not None and obj.parent.path == primitives.__name__:
+            text = getattr(primitives, obj.name).__doc__
+        obj.docstring.value = _EXAMPLE.sub(_fenced, text)
+
+
+def _fenced(example: re.Match[str]) -> str:
+    """From `>>>` to the next empty line, as doctest has it."""
+    lines = example.group().rstrip("\n").split("\n")
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    code = "\n".join(line[indent:] for line in lines)
+    return f"```pycon\n{code}\n```\n"

@@ -1,0 +1,93 @@
+"""Docstrings of public names: their examples run, and a list of those without one only shrinks."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+
+ROOMS = ("nn", "optim", "random", "linalg", "fft", "tree", "testing")
+NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)")
+
+
+class Nearly(doctest.OutputChecker):
+    """Numbers may differ in their last digits, as they do from one processor to another."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        def text(printed: str) -> str:
+            return "".join(NUMBER.sub("#", printed).split())
+
+        def numbers(printed: str) -> list[float]:
+            return [float(x) for x in NUMBER.findall(printed)]
+
+        return text(want) == text(got) and np.allclose(
+            numbers(want), numbers(got), rtol=1e-5, atol=1e-6, equal_nan=True
+        )
+
+
+def public() -> dict[str, Any]:
+    """The functions and classes that users call by name."""
+    found = {name: getattr(ml, name) for name in dir(ml)}
+    for room in ROOMS:
+        module = getattr(ml, room)
+        found |= {f"{room}.{name}": getattr(module, name) for name in dir(module)}
+    return {
+        name: value
+        for name, value in found.items()
+        if (inspect.isclass(value) or inspect.isroutine(value)) and "__" not in name
+    }
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    assert [name for name, value in public().items() if not inspect.getdoc(value)] == []
+
+
+def test_the_examples_print_what_they_show(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(Nearly(), verbose=False)
+    for name, value in public().items():
+        runner.run(parser.get_doctest(value.__doc__ or "", {"ml": ml}, name, None, 0))
+    assert runner.summarize(verbose=False).failed == 0, capsys.readouterr().out
+    assert runner.tries > 200
+
+
+def test_the_list_of_those_without_an_example_only_shrinks() -> None:
+    without = {name for name, value in public().items() if ">>>" not in (value.__doc__ or "")}
+    assert without == WITHOUT
+
+
+WITHOUT = {
+    "Dataset",
+    "Measured",
+    "Pipeline",
+    "PipelineState",
+    "PipelineStats",
+    "QueueTensor",
+    "RecompilationWarning",
+    "Recording",
+    "RemoteVM",
+    "SampleRandom",
+    "ScratchPad",
+    "TensorType",
+    "Transform",
+    "call",
+    "connect",
+    "disassemble",
+    "linalg.EigResult",
+    "linalg.EighResult",
+    "linalg.LinAlgError",
+    "linalg.LstsqResult",
+    "linalg.QRResult",
+    "linalg.SVDResult",
+    "linalg.SlogdetResult",
+    "optim.Group",
+}
+"""Public names whose docstring has no example yet. Write one and take the name out."""
