@@ -245,12 +245,12 @@ class Tape:
             self.kept.add(id(y if y.base is None else y.base))
         self.nodes.append((pulls, origins, saved))
 
-    def keeps(self, x: Tensor) -> bool:
-        """Whether a value that a node has saved lies in the memory of x."""
+    def keeps(self, x: Tensor, stop: int | None = None) -> bool:
+        """Whether a value that a node, one before `stop`, has saved lies in the memory of x."""
         root = x.root
         if id(root) not in self.kept:
             return False
-        nodes = self.nodes[self._first_use(x) :]
+        nodes = self.nodes[self._first_use(x) : stop]
         return any(y.root is root for node in nodes if node is not None for y in node[2])
 
     def exchange(self, others: Mapping[int, Tensor], x: Tensor) -> None:

@@ -76,7 +76,11 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
 def _ways(branches: Sequence[Body], operands: Sequence[Tree]) -> list[Callable[[], Any]]:
     """The branches with their operands: other tensors for each, as it may update them."""
     given = [as_tree(each) for each in operands]
-    return [partial(branch, *[_alias(each) for each in given]) for branch in branches]
+
+    def way(branch: Body) -> Any:
+        return branch(*[_alias(each) for each in given])
+
+    return [partial(way, branch) for branch in branches]
 
 
 def _require_functions(name: str, branches: Sequence[Body]) -> None:
@@ -110,7 +114,7 @@ def _branch(pred: Tensor, ways: Sequence[Callable[[], Any]]) -> Any:
         what = "a branch makes another result than the first"
         return tensors(as_like(results[0], result, what))
 
-    made = recorded.cond(pred, [partial(run, way) for way in ways])
+    made = recorded.cond(alias_of(pred), [partial(run, way) for way in ways])
     return with_leaves(results[0], iter(made))
 
 

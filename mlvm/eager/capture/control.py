@@ -12,15 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from functools import partial, wraps
+from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import CaptureError, GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager import primitives as op
 from mlvm.eager import random
 from mlvm.eager.autodiff import Pending, Tape, taping
-from mlvm.eager.capture.recorder import Recorder, Shared, recorder, recording_of
+from mlvm.eager.capture.recorder import (
+    Recorder,
+    Shared,
+    SharedAround,
+    recorder,
+    recording_of,
+)
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.creation import zeros
 from mlvm.eager.joint import closures_of, leave, or_zeros, seed
@@ -43,6 +49,9 @@ Tensors: TypeAlias = list[Tensor]
 Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
 """A body: from the number of a turn, the state and a row of each of xs to the state, and a row of
 each result."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ADD: Final = one_op("add")
 _COPY: Final = one_op("copy")
@@ -69,6 +78,30 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
             own(shared.x)
 
 
+def _with_moves(record_blocks: Callable[P, R]) -> Callable[P, R]:
+    """What records blocks, which does so again once tensors have moved that the blocks update."""
+
+    @wraps(record_blocks)
+    def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
+        record, tape, around = _recorder(), taping(), _opened.get()
+        lists: list[list[Any]] = [record.calls]
+        lists += [tape.nodes] if tape is not None else []
+        lists += [around[0].inner] if around else []
+        lengths = [len(each) for each in lists]
+        while True:
+            try:
+                return record_blocks(*args, **kwargs)
+            except SharedAround as shared:
+                if shared.depth != record.depth:
+                    raise
+                for each, length in zip(lists, lengths, strict=True):
+                    del each[length:]
+                record.own(shared.x)
+                lengths[0] = len(record.calls)
+
+    return recorded
+
+
 # --- loops ---------------------------------------------------------------------------
 
 
@@ -84,7 +117,10 @@ def scan(
 ) -> tuple[Tensors, Tensors]:
     """So many turns with a state, through the rows of `xs`, in a recorded loop. There are no more
     turns than `total`, if that is known; so many rows the results have. A body that is not
-    `stacked` makes no rows."""
+    `stacked` makes no rows. Turns and rows are those that there are at first, whatever a body
+    does to `xs` and `turns`."""
+    xs = _twins(xs)
+    turns = stop_gradient(turns) if isinstance(turns, Tensor) else turns
     count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
     with _untaped():
         first = count - 1 if reverse else constant(0, i64)
@@ -114,6 +150,7 @@ def while_loop(
     return finals
 
 
+@_with_moves
 def _loop(
     more: Callable[[Tensor, Tensors], Tensor],
     body: Turn,
@@ -278,6 +315,7 @@ def _pull_loop(
 # --- branches ------------------------------------------------------------------------
 
 
+@_with_moves
 def cond(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
     """What the first or the second of two branches makes, in recorded control flow."""
     record, tape = _recorder(), taping()
@@ -452,12 +490,13 @@ def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
     return [*(opened.results or []), *([] if tape is None else [TensorType(i64)])]
 
 
+@_with_moves
 def _call_new(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree]) -> Tensors:
     """Record a function, and call it. If it calls itself before its results are known, those that
     do not depend on that are taken for them, and it is recorded anew."""
     record, tape, around = _recorder(), taping(), _opened.get()
     outermost = around[0] if around else opened
-    before = len(outermost.inner)
+    before = len(outermost.inner) if around else 0
     for _ in range(2):
         del outermost.inner[before:]
         opened.is_guess = False
@@ -636,8 +675,27 @@ class _Segment:
                 if isinstance(root, Tensor) and record.is_inside(root):
                     inside[id(root)] = root
                 else:
-                    outside[id(x)] = x
+                    outside[id(x)] = self._from_outside(x)
         self.inside, self.outside = list(inside.values()), list(outside.values())
+        self._seen = [*outside]
+
+    def _from_outside(self, x: Tensor) -> Tensor:
+        """The tensor; for a view that the block has made, another of the same bytes whose node is
+        the one before the block that the view's cotangent goes to. Its own is off the tape."""
+        node, type = x.node if x.tape is self.tape else -1, x.type
+        while node >= self.start:
+            left = self.nodes[node - self.start]
+            if left is None:
+                return stop_gradient(x)
+            pulls, origins, _ = left
+            if not isinstance(pulls, tuple) or pulls[0].type.nbytes != x.nbytes:
+                return x
+            [(type, _, _)], [node] = pulls, origins
+        if node < 0 or node == x.node:
+            return x
+        twin = x.arena.view(x, type, Tensor)
+        twin.tape, twin.node = self.tape, node
+        return twin
 
     def needs(self, x: Tensor) -> bool:
         """Whether the nodes need the tensor, which is known in another way."""
@@ -650,13 +708,11 @@ class _Segment:
     def walk(self, pending: Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
         """Go back through the nodes. `inside` has what stands for tensors of the block now, by
         their ids, and `outside` what stands for the segment's own."""
-        given = {id(x): y for x, y in zip(self.outside, outside, strict=True)}
+        given = dict(zip(self._seen, outside, strict=True))
 
         def now(x: Tensor) -> Tensor:
-            if id(x) in given:
-                return given[id(x)]
-            root = inside[id(x.root)]
-            return root if root.type is x.type else _seen_as(root, x.type)
+            y = given[id(x)] if id(x) in given else inside[id(x.root)]
+            return y if y.type is x.type else _seen_as(y, x.type)
 
         for number in reversed(range(self.start, self.start + len(self.nodes))):
             node = self.nodes[number - self.start]

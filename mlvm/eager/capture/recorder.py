@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from mlvm.arena.arena import STALE, Allocation, Arena, rebase, regions, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import (
@@ -37,7 +37,15 @@ from mlvm.core.protocol import (
 )
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.context import Tape, capturing, recording
-from mlvm.eager.tensor import OneOp, Tensor, apply, one_op, overwrite, prepare_constants
+from mlvm.eager.tensor import (
+    OneOp,
+    Tensor,
+    apply,
+    live_tapes,
+    one_op,
+    overwrite,
+    prepare_constants,
+)
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.machines import residuals
@@ -65,6 +73,26 @@ class Shared(BaseException):
     def __init__(self, x: Allocation) -> None:
         super().__init__()
         self.x = x
+
+
+class SharedAround(BaseException):
+    """A block updates this tensor, and what is outside of it needs the old value, or the tensor is
+    a view from there. The recording of that block, inside of `depth` others, is given up, and made
+    again once the tensor has moved. So each turn finds what the one before has left."""
+
+    def __init__(self, x: Tensor, depth: int) -> None:
+        super().__init__()
+        self.x = x
+        self.depth = depth
+
+
+class _Around(NamedTuple):
+    """What there was when a block was opened: the tape that was on; how many nodes each tape had;
+    the views."""
+
+    tape: Tape | None
+    nodes: dict[Tape, int]
+    views: weakref.WeakValueDictionary[int, Allocation]
 
 
 class Recorder:
@@ -98,7 +126,7 @@ class Recorder:
         self._scratch = 0
         self._before: list[dict[int, Value]] = []  # the values around each block that is open
         self._open: list[Block] = []
-        self._tapes: list[Tape | None] = []  # that were on when these were opened
+        self._around: list[_Around] = []  # what else there was when these were opened
         self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
         self.cells: set[int] = set()  # what functions may update, by the id of the reference
         self._left: dict[Block, list[int]] = {}  # what each block has written outside of it
@@ -115,11 +143,7 @@ class Recorder:
             for reference in regions(vm).valuerefs()  # other threads make regions meanwhile
             if (region := reference()) is not None and region.holder is not None
         }
-        self._views: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()
-        for reference in regions(vm).valuerefs():
-            region = reference()
-            views = region.views if region is not None else None
-            self._views.update((id(x), x) for x in (views.values() if views else ()))
+        self._views = _all_views(vm)
         self._inputs = {id(x.root): i for i, x in enumerate(inputs)}
         for x in inputs:
             self._stand_ins[id(x.root)] = twin = self._argument(x.root.type)
@@ -290,11 +314,19 @@ class Recorder:
 
         A view goes over to new memory. Any other tensor stays where it is, as it may be an argument
         or a state that the caller sees, and its views go over to memory that has the old value.
-        Raises `Shared` where views from outside are concerned.
+        Raises `Shared` where views from outside are concerned, `SharedAround` where what needs the
+        old value is outside of a block.
         """
-        views = out.views()
+        views = out.views() if out.base is None else [out]
+        for view in views:
+            self._require_inside(view, out)
+        for depth, around in enumerate(self._around):
+            needed = any(around.views.get(id(view)) is view for view in views)
+            if out.base is None and not needed:
+                needed = any(tape.keeps(out, around.nodes.get(tape, 0)) for tape in tapes)
+            if needed:
+                raise SharedAround(out, depth)
         if out.base is not None:
-            self._require_inside(out, out)
             with self.arena.allocating():
                 new = apply(call, *operands)
             old = out.arena.view(out, out.type, Tensor)
@@ -304,14 +336,8 @@ class Recorder:
             for tape in tapes:
                 tape.exchange({id(out): old}, old)
         else:
-            for view in views:
-                self._require_inside(view, out)
             old = self._old(out)
-            old.tape, old.node = out.tape, getattr(out, "node", 0)
-            for view in views:
-                rebase(view, old)
-            for tape in tapes:  # before the node of this call, which may save the new value
-                tape.exchange({id(out): old}, old)
+            self._give(old, out, views, tapes)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
             on = recording.get()
@@ -319,6 +345,33 @@ class Recorder:
                 out.tape = None
             else:
                 on.record_update(call, operands, types, out)
+
+    def own(self, x: Tensor) -> None:
+        """See to it that nobody else needs the memory of a tensor, and that it is no view."""
+        tapes = [each for each in live_tapes.copy() if each.within is self]
+        if x.base is None:
+            self._give(self._copied(x), x, x.views(), tapes)
+            return
+        new = self._copied(x)
+        old = x.arena.view(x, x.type, Tensor)
+        old.tape, old.node = x.tape, getattr(x, "node", 0)
+        for tape in tapes:
+            tape.exchange({id(x): old}, old)
+        value = self._values[id(_reference_to(new))]
+        exchange(x, new)
+        reference = _reference_to(x)
+        self._references[id(reference)] = reference
+        self._values[id(reference)] = value
+
+    def _give(
+        self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
+    ) -> None:
+        """Give `old`, which has the value of x, to those who need that."""
+        old.tape, old.node = x.tape, getattr(x, "node", 0)
+        for view in views:
+            rebase(view, old)
+        for tape in tapes:  # before the node of an update, which may save the new value
+            tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
         """Raise `Shared` for a view that was made outside, or stands in for one."""
@@ -330,22 +383,26 @@ class Recorder:
         reference = self._reference(x.handle)
         value = self._value(reference)
         if value.home is not None or (self._before and id(reference) in self._before[-1]):
-            before = recording.set(None)
-            try:
-                with self.arena.allocating():
-                    return apply(_COPY, x)
-            finally:
-                recording.reset(before)
+            return self._copied(x)
         old = self.arena.alloc(x.type, Tensor)
         reference = _reference_to(old)
         self._references[id(reference)] = reference
         self._values[id(reference)] = value
         return old
 
+    def _copied(self, x: Tensor) -> Tensor:
+        """A copy, which no tape knows."""
+        before = recording.set(None)
+        try:
+            with self.arena.allocating():
+                return apply(_COPY, x)
+        finally:
+            recording.reset(before)
+
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
         """Raise `GradientError` for an update, in a block, of what was made outside of it, where a
         tape from outside would have to follow: the block may run never, or often."""
-        if self._open and self._tapes[-1] is tape and x.base is None and not self._is_made(x):
+        if self._open and self._around[-1].tape is tape and not self._is_made(x):
             raise GradientError(
                 f"{user_line() or 'here'}: a {x.type} from outside of a loop's body, a branch or "
                 f"an ml.function is updated in it, and a gradient is taken through that; let it be "
@@ -354,6 +411,8 @@ class Recorder:
 
     def _is_made(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open."""
+        if x.base is not None:
+            return self._around[-1].views.get(id(x)) is not x
         return id(self._reference(x.handle)) not in self._before[-1]
 
     # --- control flow -----------------------------------------------------------------
@@ -367,13 +426,14 @@ class Recorder:
         self.calls = block.calls
         self._before.append(before)
         self._open.append(block)
-        self._tapes.append(recording.get())
+        nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
+        self._around.append(_Around(recording.get(), nodes, _all_views(self.vm)))
         try:
             yield block
         finally:
             self._before.pop()
             self._open.pop()
-            self._tapes.pop()
+            self._around.pop()
             self.calls, self._elements = calls, elements
             for key, value in self._values.items():
                 if key not in before:
@@ -392,6 +452,11 @@ class Recorder:
                 yield
             finally:
                 self.frames.pop()
+
+    @property
+    def depth(self) -> int:
+        """How many blocks are open."""
+        return len(self._open)
 
     def home_of(self, x: Tensor) -> Home:
         return self._homes[id(_reference_to(x))]
@@ -680,6 +745,16 @@ def _reference_to(x: Allocation) -> Reference:
     if region is None or region.holder is None:
         raise x.stale()
     return region.holder
+
+
+def _all_views(vm: VMProtocol) -> weakref.WeakValueDictionary[int, Allocation]:
+    """The views that there are on a VM, by their ids."""
+    found: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()
+    for reference in regions(vm).valuerefs():  # other threads make regions meanwhile
+        region = reference()
+        if region is not None and region.views:
+            found.update((id(x), x) for x in region.views.values())
+    return found
 
 
 def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
