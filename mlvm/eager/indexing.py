@@ -261,9 +261,10 @@ def _values(x: Tensor, values: Any) -> Tensor:
     if given.dtype is x.dtype:
         return given
     if not can_cast(given, x.dtype):
-        raise DTypeError(
-            f"a {given.dtype} does not become a {x.dtype}; {_converted(values, given.dtype, x.dtype)}"
-        ).at("setitem", (x.type, given.type))
+        remedy = _converted(values, given.dtype, x.dtype)
+        raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; {remedy}").at(
+            "setitem", (x.type, given.type)
+        )
     return op.astype(given, dtype=x.dtype.name)
 
 
