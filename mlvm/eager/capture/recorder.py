@@ -56,6 +56,7 @@ recorder = cast("ContextVar[Recorder | None]", capturing)
 """The recorder that is on, for each thread or task."""
 
 Reference: TypeAlias = weakref.ref[Allocation]
+_Views: TypeAlias = dict[int, Reference]  # by their ids
 
 _COPY: Final = one_op("copy")
 
@@ -92,7 +93,7 @@ class _Around(NamedTuple):
 
     tape: Tape | None
     nodes: dict[Tape, int]
-    views: weakref.WeakValueDictionary[int, Allocation]
+    views: _Views
 
 
 class Recorder:
@@ -321,7 +322,7 @@ class Recorder:
         for view in views:
             self._require_inside(view, out)
         for depth, around in enumerate(self._around):
-            needed = any(around.views.get(id(view)) is view for view in views)
+            needed = any(_is_among(view, around.views) for view in views)
             if out.base is None and not needed:
                 needed = any(tape.keeps(out, around.nodes.get(tape, 0)) for tape in tapes)
             if needed:
@@ -375,7 +376,7 @@ class Recorder:
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
         """Raise `Shared` for a view that was made outside, or stands in for one."""
-        if self._views.get(id(view)) is view or id(view) in self._stood_for:
+        if _is_among(view, self._views) or id(view) in self._stood_for:
             raise Shared(self._stood_for.get(id(updated), updated))
 
     def _old(self, x: Tensor) -> Tensor:
@@ -412,7 +413,7 @@ class Recorder:
     def _is_made(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open."""
         if x.base is not None:
-            return self._around[-1].views.get(id(x)) is not x
+            return not _is_among(x, self._around[-1].views)
         return id(self._reference(x.handle)) not in self._before[-1]
 
     # --- control flow -----------------------------------------------------------------
@@ -677,7 +678,7 @@ class Recorder:
             self._outside[id(reference)] = reference
         if self._outside.get(id(reference)) is reference:
             for view in holder.views():
-                if id(view) in self._views:
+                if _is_among(view, self._views):
                     seen = weakref.ref(view)
                     self.seen_as.append((seen, holder))
             number = self._inputs.get(id(holder))
@@ -747,14 +748,19 @@ def _reference_to(x: Allocation) -> Reference:
     return region.holder
 
 
-def _all_views(vm: VMProtocol) -> weakref.WeakValueDictionary[int, Allocation]:
-    """The views that there are on a VM, by their ids."""
-    found: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()
+def _all_views(vm: VMProtocol) -> _Views:
+    """The views that there are on a VM. No other thread's is kept alive meanwhile."""
+    found: _Views = {}
     for reference in regions(vm).valuerefs():  # other threads make regions meanwhile
         region = reference()
         if region is not None and region.views:
-            found.update((id(x), x) for x in region.views.values())
+            found.update((view.key, view) for view in region.views.valuerefs())
     return found
+
+
+def _is_among(x: Allocation, views: _Views) -> bool:
+    reference = views.get(id(x))
+    return reference is not None and reference() is x
 
 
 def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
