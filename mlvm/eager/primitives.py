@@ -144,7 +144,8 @@ def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
         raise DTypeError(f"takes tensors or arrays, at least one, not {given}; see asarray").at(
             call.op.name, ()
         )
-    return tuple(operand(x, beside, call) for x in operands)
+    place = next(i for i, x in enumerate(operands) if x is beside)
+    return tuple(operand(x, beside, call, first=i < place) for i, x in enumerate(operands))
 
 
 def _check_out(call: OneOp, operands: tuple[Tensor, ...], out: object) -> None:

@@ -310,6 +310,7 @@ def test_what_has_ended_is_not_pickled() -> None:
 # --- gradients ------------------------------------------------------------------------
 
 
+@pytest.mark.local(reason="memory is lent")
 @pytest.mark.parametrize(
     "through",
     [lambda x: np.clip(x, 0, 2), lambda x: np.array(x), lambda x: np.stack([x, x]), np.from_dlpack],

@@ -460,6 +460,7 @@ def test_captured_is_eager_bit_for_bit() -> None:
             np.testing.assert_array_equal(eager.numpy(), captured.numpy())
 
 
+@pytest.mark.local(reason="the VM behind the wire is here")
 def test_an_error_has_its_class_behind_the_wire() -> None:
     with ml.Arena(WireVM(ml.VM()), "elsewhere"), pytest.raises(np.linalg.LinAlgError) as caught:
         la.inv(ml.zeros((2, 2)))

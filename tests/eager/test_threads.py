@@ -157,6 +157,7 @@ def test_a_call_beside_an_update_that_moves_x_sees_x(race: str) -> None:
     assert with_each_line_interrupted(function, make) >= 3
 
 
+@pytest.mark.local(reason="memory is lent")
 @pytest.mark.parametrize("function", [Arena.view, Loan.__init__, exchange])
 def test_views_beside_an_update_that_moves_x_keep_what_they_have(
     function: Callable[..., Any],

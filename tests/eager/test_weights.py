@@ -72,6 +72,7 @@ def test_arrays_of_any_order_are_saved(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded["jumping"], [[3, 1], [6, 4]])
 
 
+@pytest.mark.local(reason="the VM behind the wire is here")
 def test_tensors_may_lie_at_odd_bytes(tmp_path: Path) -> None:
     file, values = tmp_path / "x", np.array([1.5, -2.5], "<f4")
     header = {"a": entry("U8", [1], 0, 1), "b": entry("F32", [2], 1, 9)}
