@@ -7,6 +7,7 @@ something else here has a hint in `elsewhere`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -35,9 +36,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}").at(
             "flatten", (x.type,)
         )
-    length = 1
-    for n in x.shape[first : last + 1]:
-        length *= n
+    length = math.prod(x.shape[first : last + 1])
     return functions.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
 

@@ -26,12 +26,10 @@ from mlvm.eager.functions import full, sum_to
 from mlvm.eager.tensor import (
     OneOp,
     Tensor,
-    alias,
     alias_of,
     apply,
     apply_in_python,
     live_tapes,
-    one_op,
     overwrite,
     plan_for,
     raise_stale,
@@ -43,7 +41,6 @@ from mlvm.machines.native.extension import EXTENSION
 _RESULT: Final = -1
 _WORTH_UPDATING: Final = 32768
 """Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
-_COPY: Final = one_op("copy")
 
 
 class Pull(NamedTuple):
@@ -169,7 +166,7 @@ class Tape:
 
     def watch(self, x: Tensor) -> Tensor:
         """A twin of x, over the same bytes, that is tracked from here on."""
-        twin = alias(_COPY, x, x.type)
+        twin = alias_of(x)
         if twin.tape is not self:
             twin.tape, twin.node = self, len(self.nodes)
             self.nodes.append(None)
@@ -182,23 +179,8 @@ class Tape:
         types: tuple[TensorType, ...],
         out: Tensor,
     ) -> None:
-        """Leave a node for a call, if any operand is tracked and the result is a float, or
-        complex."""
-        tracked, pulls, saves = self._template(call, operands, types, out)
-        if not tracked:
-            return
-        origins = tuple([operands[i].node for i in tracked])
-        saved = tuple([out if i == _RESULT else operands[i] for i in saves]) if saves else ()
-        self.leave(out, pulls, origins, saved)
-
-    def record_update(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-    ) -> None:
-        """`record` for a call that has written over `out`, which may be an operand."""
+        """Leave a node for a call, if any operand is tracked and the result is a float, or complex.
+        The call may have written over `out`, an operand, whose node was that of its old value."""
         tracked, pulls, saves = self._template(call, operands, types, out)
         origins = tuple([operands[i].node for i in tracked])
         out.tape = None

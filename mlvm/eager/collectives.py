@@ -15,9 +15,9 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.eager import functions as fn
-from mlvm.eager.context import current_arena, recording
+from mlvm.eager.context import current_arena
 from mlvm.eager.creation import integers
-from mlvm.eager.tensor import OneOp, Tensor, apply, launch_for_values, own
+from mlvm.eager.tensor import OneOp, Tensor, apply, is_tracked, launch_for_values, own
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.group import member_of
@@ -134,8 +134,7 @@ def _require_untracked(name: str, x: Tensor) -> None:
     is no tensor."""
     if not isinstance(x, Tensor):
         raise DTypeError(f"takes a tensor, not a {type(x).__name__}; see asarray").at(name, ())
-    tape = recording.get()
-    if tape is not None and x.tape is tape:
+    if is_tracked(x):
         raise GradientError(
             f"{name} has no gradient; call it on what value_and_grad returns, or on "
             f"stop_gradient(x)"

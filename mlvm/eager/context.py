@@ -34,9 +34,6 @@ class Tape(Protocol):
     def record(
         self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
     ) -> None: ...
-    def record_update(
-        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
-    ) -> None: ...
     def needs_operand(
         self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
     ) -> bool: ...

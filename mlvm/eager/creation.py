@@ -28,20 +28,20 @@ from mlvm.core.errors import (
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.context import arena_on, current_arena, recording
+from mlvm.eager.context import arena_on, current_arena
 from mlvm.eager.tensor import (
     DEFAULTS,
     Scalar,
     Tensor,
-    alias,
+    alias_of,
     constant,
     dtype_beside,
     from_array,
+    is_tracked,
     one_op,
     operand,
 )
 
-_COPY: Final = one_op("copy")
 _CONCAT: Final = one_op("concat")
 _HALVES: Final = ("float16", "bfloat16")
 _WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
@@ -100,13 +100,12 @@ def placed(
     return nullcontext() if arena is current_arena() else arena.allocating()
 
 
-def reused(x: Tensor, device: VMProtocol | None = None) -> Tensor:
+def reused(x: Tensor, device: VMProtocol) -> Tensor:
     """A new tensor with the value of x: over the same bytes, or where x is not on that VM, a copy
     through this machine. Raises `GradientError` for a copy that a gradient would flow through."""
-    if device is None or x.arena.vm.is_same(device):
-        return alias(_COPY, x, x.type)
-    tape = recording.get()
-    if tape is not None and x.tape is tape:
+    if x.arena.vm.is_same(device):
+        return alias_of(x)
+    if is_tracked(x):
         raise GradientError(
             f"no gradient flows from {x.arena.vm.name} to {device.name}; move stop_gradient(x)"
         )
@@ -193,15 +192,17 @@ def _of_tensor(
 ) -> Tensor:
     """`asarray` of a tensor, where results are made on that VM."""
     same_dtype = dtype in (None, x.dtype)
-    moves = device is not None and not x.arena.vm.is_same(device)
-    if copy is False and (moves or not same_dtype):
-        target = dtype if not same_dtype else device and device.name
+    elsewhere = None if device is None or x.arena.vm.is_same(device) else device
+    if copy is False and not (elsewhere is None and same_dtype):
+        target = dtype if not same_dtype else elsewhere and elsewhere.name
         raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
-    if moves:
-        x = reused(x, device)
+    if elsewhere is not None:
+        x = reused(x, elsewhere)
     if not same_dtype:
         return op.astype(x, dtype=dtype)
-    return op.copy(x) if copy and not moves else x if moves else reused(x)
+    if elsewhere is not None:
+        return x
+    return op.copy(x) if copy else alias_of(x)
 
 
 def _buffer(obj: Any) -> memoryview | None:

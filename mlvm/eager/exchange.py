@@ -29,9 +29,9 @@ from mlvm.core.errors import (
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.eager import primitives as op
-from mlvm.eager.context import arena_on, recording
+from mlvm.eager.context import arena_on
 from mlvm.eager.creation import asarray, placed
-from mlvm.eager.tensor import Tensor, from_array, stop_gradient
+from mlvm.eager.tensor import Tensor, from_array, is_tracked, stop_gradient
 
 _CPU: Final = (1, 0)  # kDLCPU
 
@@ -79,7 +79,7 @@ def _refuse_copy(x: Tensor, why: str) -> CopyRefused:
 def _require_untracked(x: Tensor) -> None:
     """Raise `GradientError` where x depends on what a gradient is being taken for: another library
     would compute with its values, and the gradient would miss that."""
-    if x.tape is not None and x.tape is recording.get():
+    if is_tracked(x):
         raise GradientError(
             f"a gradient goes through this {x.type}, and none goes through another library: use "
             f"functions of ml, or take stop_gradient(x) or x.numpy() for its values"

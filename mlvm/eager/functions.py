@@ -21,10 +21,20 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager import primitives as op
-from mlvm.eager.creation import asarray, integer, integers, reused, type_of
+from mlvm.eager.creation import asarray, integer, integers, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
-from mlvm.eager.tensor import OneOp, Operand, Scalar, Tensor, alias, is_array, one_op, operand
+from mlvm.eager.tensor import (
+    OneOp,
+    Operand,
+    Scalar,
+    Tensor,
+    alias,
+    alias_of,
+    is_array,
+    one_op,
+    operand,
+)
 
 _WHERE: Final = one_op("where")
 
@@ -225,7 +235,7 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
     xs = tuple(arrays)
     if len(xs) == 1:
         axes_of("concat", axis, xs[0])
-        return reused(xs[0])
+        return alias_of(xs[0])
     return op.concat(*xs, axis=axis)
 
 
@@ -285,7 +295,7 @@ def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
 def part(x: Tensor, axis: int, positions: range) -> Tensor:
     """The elements of x at these consecutive positions along an axis."""
     if len(positions) == x.shape[axis]:
-        return reused(x)
+        return alias_of(x)
     start, length = [0] * x.ndim, list(x.shape)
     start[axis], length[axis] = positions.start, len(positions)
     return op.slice(x, start=tuple(start), length=tuple(length), step=(1,) * x.ndim)
@@ -524,7 +534,7 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
     """
     type = type_of(x)
     if min is None and max is None:
-        return reused(x)
+        return alias_of(x)
     floats = type.dtype.is_float
     if min is None:
         min = -math.inf if floats else iinfo(type.dtype).min
@@ -592,7 +602,7 @@ def diff(
         length = x.shape[along]
         behind, before = range(min(1, length), length), range(max(0, length - 1))
         x = part(x, along, behind) - part(x, along, before)
-    return reused(x) if times == 0 else x
+    return alias_of(x) if times == 0 else x
 
 
 def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:

@@ -13,7 +13,7 @@ from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
-from mlvm.eager.creation import integers, reused, type_of, zeros
+from mlvm.eager.creation import integers, type_of, zeros
 from mlvm.eager.functions import (
     expand_dims,
     pad,
@@ -25,7 +25,7 @@ from mlvm.eager.functions import (
     where,
 )
 from mlvm.eager.random import next_key
-from mlvm.eager.tensor import Tensor, one_op
+from mlvm.eager.tensor import Tensor, alias_of, one_op
 
 # --- activations ---------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
         Tensor([1., 1., 1.], f32[3])
     """
     if rate == 0:
-        return reused(x)
+        return alias_of(x)
     return op.dropout(x, next_key() if key is None else key, rate=rate)
 
 

@@ -247,7 +247,7 @@ def _update(
     else:
         overwrite(out, call, *operands)
         if tape is not None and tracked:
-            tape.record_update(call, operands, types, out)
+            tape.record(call, operands, types, out)
         else:
             out.tape = None
 
@@ -296,6 +296,11 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
     return out
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Whether a gradient that is being taken goes through x."""
+    return x.tape is not None and x.tape is recording.get()
 
 
 def alias_of(x: Tensor) -> Tensor:

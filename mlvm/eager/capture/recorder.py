@@ -330,12 +330,9 @@ class Recorder:
         if out.base is not None:
             with self.arena.allocating():
                 new = apply(call, *operands)
-            old = out.arena.view(out, out.type, Tensor)
-            old.tape, old.node = out.tape, getattr(out, "node", 0)
+            self._give(out.arena.view(out, out.type, Tensor), out, (), tapes)
             rebase(out, new)
             out.tape, out.node = new.tape, getattr(new, "node", 0)
-            for tape in tapes:
-                tape.exchange({id(out): old}, old)
         else:
             old = self._old(out)
             self._give(old, out, views, tapes)
@@ -345,7 +342,7 @@ class Recorder:
             if on is None:
                 out.tape = None
             else:
-                on.record_update(call, operands, types, out)
+                on.record(call, operands, types, out)
 
     def own(self, x: Tensor) -> None:
         """See to it that nobody else needs the memory of a tensor, and that it is no view."""
@@ -354,10 +351,7 @@ class Recorder:
             self._give(self._copied(x), x, x.views(), tapes)
             return
         new = self._copied(x)
-        old = x.arena.view(x, x.type, Tensor)
-        old.tape, old.node = x.tape, getattr(x, "node", 0)
-        for tape in tapes:
-            tape.exchange({id(x): old}, old)
+        self._give(x.arena.view(x, x.type, Tensor), x, (), tapes)
         value = self._values[id(_reference_to(new))]
         exchange(x, new)
         reference = _reference_to(x)
