@@ -13,15 +13,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from mlvm.core.errors import DTypeError, HandleError, OutOfMemory, ShapeError, brief
-from mlvm.core.types import (
-    ALIGNMENT,
-    MAX_NBYTES,
-    Array,
-    TensorType,
-    aligned_copy,
-    aligned_zeros,
-    root,
-)
+from mlvm.core.memory import HOST, Memory
+from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType
 
 Handle = int
 _TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
@@ -67,18 +60,19 @@ class FreeStore:
     `caches` are dictionaries of arrays by handle, and the like. All are cleared when a handle may
     name another array, or none: they keep no ended array alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory = HOST) -> None:
+        self.memory = memory
         self.consumed = 0
         self.caches: dict[int, Cache] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
-        self._by_root: dict[int, Storage] = {}  # by the id of the array that has the memory
+        self._by_root: dict[int, Storage] = {}  # by the number of its memory
         self._ended: dict[Handle, str] = {}
 
     def new_storage(self, nbytes: int) -> Storage:
         """Bytes for one storage; the one place that allocates. Raises `OutOfMemory`."""
         try:
-            return Storage(nbytes, aligned_zeros(nbytes))
+            return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
             raise OutOfMemory(
                 f"{nbytes:,} bytes are not to be had; the VM holds {self.consumed:,}"
@@ -98,7 +92,7 @@ class FreeStore:
             raise ShapeError(
                 f"a storage is a writable array of one dimension, aligned to {ALIGNMENT} bytes"
             )
-        if id(root(memory)) in self._by_root:
+        if self.memory.root(memory) in self._by_root:
             raise HandleError("this memory is a storage of the VM already")
         return self._name_storage(Storage(memory.nbytes, memory))
 
@@ -146,7 +140,7 @@ class FreeStore:
     def adopt(self, entry: Entry) -> Handle:
         """A new handle for the tensor of another store's entry, without a copy. Its whole storage
         counts here, once for all tensors adopted from it."""
-        storage = self._by_root.get(id(root(entry.storage.data)))
+        storage = self._by_root.get(self.memory.root(entry.storage.data))
         if storage is None:
             storage = Storage(entry.storage.nbytes, entry.storage.data)
         return self._name(Entry(entry.type, entry.array, storage, owner=not storage.has_handle))
@@ -183,9 +177,9 @@ class FreeStore:
 
     def _entry_of(self, array: Array) -> Entry:
         """An entry for any array. Its storage is the one that it lies in, or its own memory."""
-        if not array.flags.writeable:
-            array = aligned_copy(array)
-        storage = self._by_root.get(id(root(array)))
+        if not self.memory.writable(array):
+            array = self.memory.copy(array)
+        storage = self._by_root.get(self.memory.root(array))
         if storage is None:
             storage = Storage(array.nbytes, array)
         return Entry(TensorType.of(array), array, storage, owner=not storage.has_handle)
@@ -211,14 +205,14 @@ class FreeStore:
     def _hold(self, storage: Storage) -> None:
         if not storage.holders:
             self.consumed += storage.nbytes
-            self._by_root[id(root(storage.data))] = storage
+            self._by_root[self.memory.root(storage.data)] = storage
         storage.holders += 1
 
     def _release(self, storage: Storage) -> None:
         storage.holders -= 1
         if not storage.holders:
             self.consumed -= storage.nbytes
-            del self._by_root[id(root(storage.data))]
+            del self._by_root[self.memory.root(storage.data)]
 
     def _clear_caches(self) -> None:
         caches, self.caches = self.caches, {}

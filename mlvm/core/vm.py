@@ -23,13 +23,14 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.machine import run as machine
-from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value
+from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value, is_tensor
 from mlvm.core.machine.frame import HostFunction, PythonFunction
 from mlvm.core.machine.functions import FunctionTable, Instrument
 from mlvm.core.machine.fused import Workspace
 from mlvm.core.machine.link import Code, bind, distrust, link, nargs_of
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
+from mlvm.core.memory import HOST, Memory
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
@@ -48,8 +49,8 @@ class VM(Identity):
 
     Other machines come in by two doors. `kernels` take the place of the reference kernels, by op
     name. `run` takes the place of the reference loop, `mlvm.core.machine.run.run`, and has its
-    signature. Besides, a `scheduler` may run ops beside the program. Raises `UnknownFunction` for a
-    kernel of no op.
+    signature. Besides, a `scheduler` may run ops beside the program, and tensors may lie in the
+    `memory` of a device. Raises `UnknownFunction` for a kernel of no op.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class VM(Identity):
         kernels: Kernels = NO_KERNELS,
         run: Run = machine.run,
         scheduler: Scheduler | None = None,
+        memory: Memory = HOST,
     ) -> None:
         super().__init__()
+        self.memory = memory
         self.name: str = name or f"vm{next(_numbers)}"
         self.checked = checked
-        self.functions = FunctionTable(kernels)
+        self.functions = FunctionTable(kernels, memory)
         self._store = self._new_store()
         self._lock = threading.RLock()
         self._run = run
@@ -76,7 +79,12 @@ class VM(Identity):
         self._context.run(np.seterr, all="ignore")
 
     def _new_store(self) -> FreeStore:
-        return FreeStore()
+        return FreeStore(self.memory)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether tensors lie in this process's memory, which it can lend and borrow."""
+        return self.memory is HOST
 
     # --- tensors ---
 
@@ -97,7 +105,7 @@ class VM(Identity):
     def read(self, handle: TensorHandle) -> Array:
         """A copy of the tensor. Raises `HandleError`."""
         with self._lock:
-            return self._finished_array(handle).copy()
+            return self.memory.read(self.array_of(handle))
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy an array of the tensor's own dtype and shape into it.
@@ -110,17 +118,17 @@ class VM(Identity):
                 check_array(array, entry.type, f"write to {entry.type}")
             if self._scheduler is not None:
                 self._scheduler.overwrite(entry.array)
-            np.copyto(entry.array, array)
+            self.memory.write(entry.array, array)
 
     def borrow(self, handle: TensorHandle) -> Array:
         """The tensor's own memory as an array, without a copy, valid until the next launch.
 
         Only a VM of this process can lend it. Raises `HandleError`.
         """
-        return self._finished_array(handle).view()
+        return self.array_of(handle).view()
 
-    def _finished_array(self, handle: TensorHandle) -> Array:
-        """The tensor's array, once the workers have written it."""
+    def array_of(self, handle: TensorHandle) -> Array:
+        """The tensor's array in the VM's own memory, once the workers have written it."""
         array = self._store.entry(handle).array
         if self._scheduler is not None:
             self._scheduler.wait([array])
@@ -192,7 +200,10 @@ class VM(Identity):
         """
         if not isinstance(other, VM):
             raise HandleError(f"a tensor is shared with a VM of this process, not with {other!r}")
-        self._finished_array(handle)
+        if other.memory.device != self.memory.device:
+            here, there = self.memory.device, other.memory.device
+            raise HandleError(f"a tensor on {here} is not shared with {other.name} on {there}")
+        self.array_of(handle)
         with other._lock:
             return other._store.adopt(self._store.entry(handle))
 
@@ -319,10 +330,10 @@ class VM(Identity):
 
     def _outputs(self, stack: list[Value]) -> list[Array]:
         """Copies of the Tensors on the stack."""
-        arrays = [value for value in stack if isinstance(value, np.ndarray)]
+        arrays = list(filter(is_tensor, stack))
         if self._scheduler is not None:
             self._scheduler.wait(arrays)
-        return [np.array(array, order="C") for array in arrays]
+        return list(map(self.memory.read, arrays))
 
     def _bind(
         self, program: Program, args: tuple[TensorHandle, ...]

@@ -10,7 +10,8 @@
 Names, order and errors are those of CPython's `queue`; close and cancel those of TensorFlow's
 `FIFOQueue`. On a VM of this process no byte moves from `reserve` to `get`, and no call takes the
 VM's lock: producers fill slots while a program waits inside `queue.get` (see `queue_get`). To a VM
-elsewhere the producer writes an element when it commits, ahead of the consumer.
+elsewhere the producer writes an element when it commits, ahead of the consumer; to one on a device
+too, from pinned memory, and without waiting for it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from mlvm.core.errors import (
 from mlvm.core.observe import on_wait
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, TensorType, check_array
+from mlvm.core.types import Array, TensorType, aligned_zeros, check_array
 from mlvm.input import queue_get
 from mlvm.input.slot_memory import SlotMemory
 from mlvm.input.slots import Ring, SingleThreadedRing, Slot, SlotArena
@@ -109,7 +110,9 @@ class QueueTensor:
         self._traceback: TracebackType | None = None
         self._in = self._out = 0
         self._producers_waited = self._consumers_waited = 0.0
-        self.memory = SlotMemory(self.types, maxsize, shared=shared)
+        self.memory = SlotMemory(
+            self.types, maxsize, shared=shared, zeros=getattr(vm, "pinned_zeros", aligned_zeros)
+        )
         self.arena = SlotArena(vm, name, self.memory, self._free)
         self.handle = self.arena.storage
         if self.arena.lender is not None:
@@ -225,7 +228,8 @@ class QueueTensor:
 
     @property
     def in_programs(self) -> bool:
-        """Whether programs may take elements themselves: the VM is one of this process."""
+        """Whether programs may take elements themselves: the VM is one of this process, and so
+        is its memory."""
         return self.arena.lender is not None
 
     @property
@@ -276,11 +280,11 @@ class QueueTensor:
             if timeout == 0 or not self._waits:
                 raise
         if timeout is None and self._is_all_mine():
-            if self.arena.lender is not None:
-                self.arena.lender.quiesce()  # workers may be the last to use a slot
+            if self.arena.local is not None:
+                self.arena.local.quiesce()  # workers may be the last to use a slot
             if self._is_all_mine():
                 raise queue.Empty
-        if ring is self._waiting and self.arena.lender is None:
+        if ring is self._waiting and self.arena.local is None:
             self.vm.synchronize()  # what went wrong elsewhere is not to wait for an element
         began = time.perf_counter()
         try:

@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -28,7 +28,7 @@ class SlotMemory:
     `slots[k]` are the arrays of slot k. `data` is the whole memory as a u8 array. A slot has
     `slot_nbytes` bytes; `offsets` tell where in a slot its tensors begin. Shared memory may be an
     argument of a `multiprocessing.Process`, started in any way: its `slots[k]` are the same bytes.
-    Raises `OutOfMemory`.
+    Other memory is what `zeros` makes. Raises `OutOfMemory`.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class SlotMemory:
         maxsize: int,
         *,
         shared: bool = False,
+        zeros: Callable[[int], Array] = aligned_zeros,
         _source: Source | None = None,
     ) -> None:
         self.types = tuple(types)
@@ -51,9 +52,7 @@ class SlotMemory:
             if shared and _source is None:
                 self._source = new_source(nbytes)
             self.data = (
-                aligned_zeros(nbytes)
-                if self._source is None
-                else self._mapped(self._source, nbytes)
+                zeros(nbytes) if self._source is None else self._mapped(self._source, nbytes)
             )
         except (MemoryError, OSError) as error:
             why = f": {error.strerror}" if isinstance(error, OSError) else ""

@@ -121,12 +121,14 @@ class SlotArena(Arena):
     """The arena of a queue tensor's slots. Its tensors are those that were got and still live.
 
     Nothing else is allocated here. Its bytes return to the VM when queue and tensors are gone.
-    `lender` is the VM if it has the slots' own memory, None if elements are copied to it.
+    `local` is the VM if it is of this process; so is `lender` if it has the slots' own memory. To
+    any other elements are copied.
     """
 
     def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
         self._memory = memory
-        self.lender = vm if isinstance(vm, LocalVMProtocol) else None
+        self.local = vm if isinstance(vm, LocalVMProtocol) else None
+        self.lender = self.local if self.local is not None and self.local.on_host else None
         super().__init__(vm, name, capacity=memory.data.nbytes)
         [chunk] = self._placement.chunks
         chunk.carved = chunk.nbytes
@@ -138,8 +140,8 @@ class SlotArena(Arena):
 
     def begin(self, slot: Slot) -> None:
         """Wait until nobody uses the slot's memory, which a producer is about to fill."""
-        if self.lender is not None:
-            self.lender.make_writable(self.handles(slot))
+        if self.local is not None:
+            self.local.make_writable(self.handles(slot))
 
     def complete(self, slot: Slot) -> None:
         """Have the VM see what the producer has filled in. Raises what `write` does, and what went
@@ -148,7 +150,8 @@ class SlotArena(Arena):
             arrays = self._memory.slots[slot.index]
             for handle, array in zip(self.handles(slot), arrays, strict=True):
                 self.vm.write(handle, array)
-            self.vm.synchronize()
+            if self.local is None:
+                self.vm.synchronize()
 
     def lend(self, slot: Slot, kind: type[A]) -> tuple[A, ...]:
         """The slot's tensors, for the thread that calls, and the arena that it is in."""

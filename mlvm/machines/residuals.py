@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.core.errors import MachineError, OperandValueError
+from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
@@ -96,7 +97,7 @@ class Residuals:
 
     def _more(self, nbytes: int) -> Array:
         vm = self._machine()
-        memory = vm.borrow(vm.alloc_tensor(TensorType(u8, (nbytes,))))
+        memory = vm.array_of(vm.alloc_tensor(TensorType(u8, (nbytes,))))
         self.held += nbytes
         return memory
 
@@ -144,7 +145,7 @@ def held(vm: VMProtocol) -> int:
 def _arrays(name: str, frame: Frame) -> list[Array]:
     """The parameters, of which the one for the record's number is an i64[]."""
     params = [frame.param(i) for i in range(frame.nparams)]
-    arrays = [x for x in params if isinstance(x, np.ndarray)]
+    arrays = list(filter(is_tensor, params))
     number = arrays[0 if name == PUSH else -1] if arrays else None
     if len(arrays) < len(params) or number is None or TensorType.of(number) != TensorType(i64):
         raise MachineError(f"{name} takes tensors, and an i64[] for the record's number")

@@ -10,7 +10,8 @@ two halves of `all_reduce`. In between the program goes on, and must leave the t
 thread of the member meets the others meanwhile. Collectives take place in the order in which the
 program calls them, started ones too, so a program that starts some meets others that do not.
 
-How the members meet is their group's meeting place's to know; see `mlvm.parallel.meeting`.
+Members meet on the host: tensors of a device are read before they meet, and written after. How
+they meet is their group's meeting place's to know; see `mlvm.parallel.meeting`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GroupError, MachineError, ShapeError
 from mlvm.core.machine.callee import OUT, Callee, OpFresh, OpInto, Value
+from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.parallel.meeting import Collective, Meeting, Reduction
@@ -32,17 +35,19 @@ _Key: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Member:
-    """A VM's place in its group: `rank` of `size`. `ops` are the collectives of that place by
-    name. `kept` is what the member keeps between runs (see `AnyGroup.keep`).
+    """A VM's place in its group: `rank` of `size`. Its tensors are in `memory`. `ops` are the
+    collectives of that place by name. `kept` is what the member keeps between runs (see
+    `AnyGroup.keep`).
     """
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
+    def __init__(self, name: str, rank: int, size: int, memory: Memory = HOST) -> None:
         self.name = name
         self.rank = rank
         self.size = size
         self.kept: dict[int, Any] = {}
         self._meeting: Meeting | None = None  # of the current run
         self._thread = 0  # the program's
+        self._memory = memory
         self._beside: ThreadPoolExecutor | None = None  # one thread for what was started
         self._started: list[tuple[_Key, Future[None]]] = []
         self.ops: dict[str, Op] = {
@@ -101,15 +106,13 @@ class Member:
 
     def all_reduce(self, *xs: Array, op: Reduction = "sum") -> None:
         """Each x becomes the sum, mean, maximum or minimum of all members' x."""
-        for x in xs:
-            _require_writable("all_reduce", x)
+        self._require_writable("all_reduce", *xs)
 
         self._meet(self._call("all_reduce", xs, xs, op=op))
 
     def all_reduce_start(self, *xs: Array, op: Reduction = "sum") -> None:
         """Begin what `all_reduce` does. `all_reduce.wait` of the same tensors ends it."""
-        for x in xs:
-            _require_writable("all_reduce.start", x)
+        self._require_writable("all_reduce.start", *xs)
         call, key = self._call("all_reduce", xs, xs, op=op), _key(xs)
         meeting = self._here(call)
         if any(x.nbytes for x in xs) and any(key == other for other, _ in self._started):
@@ -118,7 +121,7 @@ class Member:
             self._beside = ThreadPoolExecutor(
                 1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
             )
-        self._started.append((key, self._beside.submit(meeting.meet, self.rank, call)))
+        self._started.append((key, self._beside.submit(self._on_host, meeting, call)))
 
     def all_reduce_wait(self, *xs: Array) -> None:
         """End what `all_reduce.start` has begun with these tensors."""
@@ -134,21 +137,20 @@ class Member:
     def reduce_scatter(self, out: Array, x: Array, *, op: Reduction = "sum") -> None:
         """A piece of the sum, mean, maximum or minimum of all members' x. That is cut along axis 0
         into as many pieces as there are members, and each member gets the piece of its rank."""
-        _require_apart("reduce_scatter", out, x)
+        self._require_apart("reduce_scatter", out, x)
 
         self._meet(self._call("reduce_scatter", [x], (out, x), op=op))
 
     def all_gather(self, out: Array, x: Array) -> None:
         """All members' x, one after the other along axis 0 in order of rank; a scalar counts as
         a tensor of one element."""
-        _require_apart("all_gather", out, x)
+        self._require_apart("all_gather", out, x)
 
         self._meet(self._call("all_gather", [x], (out, x)))
 
     def broadcast(self, *xs: Array, root: int = 0) -> None:
         """Each x becomes the x of the member with rank `root`."""
-        for x in xs:
-            _require_writable("broadcast", x)
+        self._require_writable("broadcast", *xs)
 
         self._meet(self._call("broadcast", xs, xs, root=root))
 
@@ -158,7 +160,7 @@ class Member:
 
     def recv(self, out: Array, *, source: int, shape: tuple[int, ...], dtype: str) -> None:
         """The tensor that the member with rank `source` gives to this one with `send`."""
-        _require_writable("recv.out", out)
+        self._require_writable("recv.out", out)
         self._meet(self._call("recv", [out], (out,), ranks=(source, self.rank), source=source))
 
     def barrier(self) -> None:
@@ -199,7 +201,27 @@ class Member:
         meeting = self._here(call)
         for _, each in self._started:
             each.exception()  # waits; whoever waits for it raises
-        meeting.meet(self.rank, call)
+        self._on_host(meeting, call)
+
+    def _on_host(self, meeting: Meeting, call: Collective) -> None:
+        """Meet with the host's arrays."""
+        if self._memory is HOST:
+            meeting.meet(self.rank, call)
+            return
+        arrays = tuple([self._memory.read(x) for x in call.arrays])
+        meeting.meet(self.rank, replace(call, arrays=arrays))
+        for x, array in zip(call.arrays, arrays, strict=True):
+            self._memory.write(x, array)
+
+    def _require_apart(self, name: str, out: Array, x: Array) -> None:
+        """Raise `MachineError` if out overlaps x, or is a constant."""
+        self._require_writable(name + OUT, out)
+        if np.may_share_memory(out, x):
+            raise MachineError(f"{name}{OUT} would write over an operand while it reads it")
+
+    def _require_writable(self, name: str, *xs: Array) -> None:
+        if not all(map(self._memory.writable, xs)):
+            raise MachineError(f"{name} would write to a constant")
 
     # --- type rules ---
 
@@ -246,18 +268,24 @@ class InOrder:
     order of their programs."""
 
     def __init__(self, form: OpInto | OpFresh) -> None:
+        self.memory = HOST
         self.nresults: int | None = form.nresults
         self.kernel: Kernel | None = form.kernel
         self.bind = form.bind
         self.infer = form.infer
         self.cost = form.cost
-        self.call = form.call
+        self._form = form
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        self._form.memory = self.memory
+        return self._form.call(params, attributes)
 
 
 class Effect:
     """A collective without a result, as a function of the table."""
 
     nresults: int | None = 0
+    memory = HOST
     kernel: Kernel | None = None
 
     def __init__(self, op: Op) -> None:
@@ -287,16 +315,4 @@ def _named(name: str, op: Op) -> Op:
 
 def _key(xs: Sequence[Array]) -> _Key:
     """Which tensors these are: by their addresses and sizes."""
-    return tuple([(x.__array_interface__["data"][0], x.nbytes) for x in xs])
-
-
-def _require_apart(name: str, out: Array, x: Array) -> None:
-    """Raise `MachineError` if out overlaps x, or is a constant."""
-    _require_writable(name + OUT, out)
-    if np.may_share_memory(out, x):
-        raise MachineError(f"{name}{OUT} would write over an operand while it reads it")
-
-
-def _require_writable(name: str, x: Array) -> None:
-    if not x.flags.writeable:
-        raise MachineError(f"{name} would write to a constant")
+    return tuple([(address(x), x.nbytes) for x in xs])

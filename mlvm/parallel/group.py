@@ -44,7 +44,7 @@ class Seat:
 
     def __init__(self, vm: LocalVM, rank: int, size: int) -> None:
         self.vm = vm
-        self.member = Member(name_of(rank, vm.name), rank, size)
+        self.member = Member(name_of(rank, vm.name), rank, size, vm.memory)
         if member_of(vm) is not None:
             raise GroupError(f"{vm.name} is in a group already; close that one first")
         names = self.member.functions()

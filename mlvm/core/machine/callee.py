@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
+from typing_extensions import TypeIs
 
 from mlvm.core.errors import (
     AttributeRefused,
@@ -21,8 +22,9 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.machine import fused
+from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
-from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
+from mlvm.core.types import Array, TensorType
 
 Value = Array | int | str
 Types: TypeAlias = Sequence[TensorType]
@@ -36,13 +38,20 @@ has a faster one."""
 NO_KERNELS: Final[Kernels] = MappingProxyType({})
 
 
+def is_tensor(value: Value) -> TypeIs[Array]:
+    """Whether a value is a Tensor, in whatever memory: no Int and no Str."""
+    return not isinstance(value, (int, str))
+
+
 class Callee(Protocol):
     """A function of the table.
 
     `nresults` is how many values it leaves, None if that varies. `kernel`, if any, is called with
-    the parameters themselves, and then does all that `call` does."""
+    the parameters themselves, and then does all that `call` does. The table says which `memory`
+    the tensors are in."""
 
     nresults: int | None
+    memory: Memory
 
     @property
     def kernel(self) -> Kernel | None: ...
@@ -66,6 +75,7 @@ class WritesInto:
     """Base of functions that leave no results: they write to their first parameters."""
 
     nresults: int | None = 0
+    memory = HOST
     kernel: Kernel
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
@@ -124,7 +134,7 @@ def same_place(x: Array, y: Array) -> bool:
     and leading axes of length 1."""
     ndim = min(x.ndim, y.ndim)
     return (
-        x.ctypes.data == y.ctypes.data
+        address(x) == address(y)
         and (x.size, x.itemsize) == (y.size, y.itemsize)
         and x.shape[x.ndim - ndim :] == y.shape[y.ndim - ndim :]
     )
@@ -183,6 +193,7 @@ class OpFresh:
     """The form of an op that makes its result."""
 
     nresults: int | None = 1
+    memory = HOST
     kernel: Kernel | None = None
 
     def __init__(self, op: Op, kernel: Kernel | None = None) -> None:
@@ -200,8 +211,8 @@ class OpFresh:
     def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
         if type is None:  # a dynamic op makes the array itself
-            return (aligned_copy(self.fill(*params, **attributes)),)
-        out = aligned_array(type)
+            return (self.memory.copy(self.fill(*params, **attributes)),)
+        out = self.memory.new(type)
         self.fill(out, *params, **attributes)
         return (out,)
 
@@ -210,6 +221,7 @@ class UserFunction:
     """A host function that is no op: it takes values of any kind and has no type rule. `nparams`
     and `nresults` are what it announces, None for any number."""
 
+    memory = HOST
     kernel: Kernel | None = None
 
     def __init__(self, name: str, nparams: int | None, nresults: int | None) -> None:
@@ -245,7 +257,7 @@ def describe(values: Sequence[Value]) -> str:
     """The values by type, as errors show them: `f32[2,3], Int 4, Str "x"`."""
     return ", ".join(
         str(TensorType.of(x))
-        if isinstance(x, np.ndarray)
+        if is_tensor(x)
         else f"{'Str' if isinstance(x, str) else 'Int'} {brief(x)}"
         for x in values
     )

@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlvm.core.errors import MachineError
-from mlvm.core.machine.callee import UserFunction, Value
+from mlvm.core.machine.callee import UserFunction, Value, is_tensor
+from mlvm.core.memory import HOST, Memory
 from mlvm.core.op import Attributes
-from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
+from mlvm.core.types import Array, TensorType
 
 
 class Frame:
     """What a host function sees of the machine: its parameters, and where results go."""
 
-    __slots__ = ("_lent", "_name", "_params", "attributes", "results")
+    __slots__ = ("_lent", "_memory", "_name", "_params", "attributes", "results")
 
-    def __init__(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
+    def __init__(
+        self, name: str, params: Sequence[Value], attributes: Attributes, memory: Memory = HOST
+    ) -> None:
+        self._memory = memory
         self._name = name
         self._params = params
         self._lent: list[Array] = []
@@ -37,7 +41,7 @@ class Frame:
         if not isinstance(i, int) or not 0 <= i < len(self._params):
             raise MachineError(f"{self._name}: no parameter {i!r}; the call has {self.nparams}")
         value = self._params[i]
-        if isinstance(value, np.ndarray):
+        if is_tensor(value):
             value = value.view()  # the caller may change the shape of this view
             self._lent.append(value)
         return value
@@ -46,7 +50,7 @@ class Frame:
         """A tensor of zeros, which is a result once it is pushed."""
         if not isinstance(type, TensorType):
             raise MachineError(f"{self._name}: a tensor is of a TensorType, not {type!r}")
-        array = aligned_array(type)
+        array = self._memory.new(type)
         self._lent.append(array)
         return array
 
@@ -57,11 +61,11 @@ class Frame:
         """
         if isinstance(value, np.generic):  # what numpy makes of arithmetic on scalars
             value = np.asarray(value)
-        if isinstance(value, np.ndarray):
+        if self._memory.is_array(value):
             if any(value is lent for lent in self._lent) and value.flags.c_contiguous:
                 value = value.view()
             else:
-                value = aligned_copy(value)
+                value = self._memory.copy(value)
         elif isinstance(value, bool) or not isinstance(value, (int, str)):
             raise MachineError(
                 f"{self._name}: a result is an array, an int or a str, not a {type(value).__name__}"
@@ -92,7 +96,7 @@ class PythonFunction(UserFunction):
         self.fn = fn
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        frame = Frame(self.name, params, attributes)
+        frame = Frame(self.name, params, attributes, self.memory)
         self.fn(frame)
         self.check_results(len(frame.results))
         return frame.results

@@ -26,8 +26,10 @@ from mlvm.core.machine.callee import (
     Value,
     WritesInto,
     describe,
+    is_tensor,
 )
 from mlvm.core.machine.frame import Frame
+from mlvm.core.memory import HOST, Memory
 from mlvm.core.op import OPS, Attributes, Kernel
 from mlvm.core.types import TensorType
 
@@ -112,12 +114,12 @@ class Binding:
         self, given: Sequence[Value], params: Sequence[Any], attributes: Attributes
     ) -> Sequence[Value]:
         """What an instrument gave in place of results, if they are of the types these have."""
-        frame = Frame(self.name, params, attributes)
+        frame = Frame(self.name, params, attributes, self.callee.memory)
         for value in given:
             frame.push(value)
         if isinstance(self.callee, OpFresh):
             [wanted] = self.callee.infer([TensorType.of(x) for x in params], attributes)
-            types = [TensorType.of(x) for x in frame.results if isinstance(x, np.ndarray)]
+            types = [TensorType.of(x) for x in frame.results if is_tensor(x)]
             if len(frame.results) != 1 or (wanted is not None and types != [wanted]):
                 raise MachineError(
                     f"{self.name}: the instrument gave ({describe(frame.results)}) for a {wanted}"
@@ -134,22 +136,25 @@ class Binding:
             self.callee.check_count(len(params))
             return
         if types:
-            if not all(isinstance(x, np.ndarray) for x in params):
+            if not all(map(is_tensor, params)):
                 raise MachineError(f"{self.name} takes Tensors, not ({describe(params)})")
             self.callee.infer([TensorType.of(x) for x in params], attributes)
         if isinstance(self.callee, WritesInto):
-            if not all(x.flags.writeable for x in params[: self.callee.writes(attributes)]):
+            written = params[: self.callee.writes(attributes)]
+            if not all(map(self.callee.memory.writable, written)):
                 raise MachineError(f"{self.name} would write to a constant")
             self.callee.check_apart(params, attributes)
 
 
 class FunctionTable:
-    """Functions by name: at first all ops and `fused`. `kernels` replace the ops' own.
+    """Functions by name, for tensors in `memory`: at first all ops and `fused`. `kernels` replace
+    the ops' own.
 
     `version` counts the changes since, always in the same 8 bytes: a loop in C looks there after
     each call, without the interpreter lock."""
 
-    def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
+    def __init__(self, kernels: Kernels = NO_KERNELS, memory: Memory = HOST) -> None:
+        self.memory = memory
         self.version = np.zeros((), np.int64)
         self.instrument: Instrument | None = None
         self._bindings: dict[str, Binding] = {}
@@ -158,14 +163,15 @@ class FunctionTable:
                 raise _unknown("op", name, OPS)
         for name, op in OPS.items():
             kernel = kernels.get(name)
-            self._bindings[name] = Binding(name, OpFresh(op, kernel))
+            self.register(name, OpFresh(op, kernel))
             if not op.dynamic:
-                self._bindings[name + OUT] = Binding(name + OUT, OpInto(op, kernel))
-        self._bindings[Fused.name] = Binding(Fused.name, Fused(kernels))
+                self.register(name + OUT, OpInto(op, kernel))
+        self.register(Fused.name, Fused(kernels))
 
     def register(self, name: str, callee: Callee) -> None:
         """Make `callee` the function of that name, which may be new."""
         self.version += 1
+        callee.memory = self.memory
         if name in self._bindings:
             self._bindings[name].fill(callee)
         else:

@@ -173,7 +173,8 @@ class _Linker:
         if opcode in _CODES:
             return _CODES[opcode], None, immediates[0] if immediates else 0, None
         if opcode is Opcode.push_const:
-            return PUSH, self.program.constants[immediates[0]], 0, None
+            constant = self.program.constants[immediates[0]]
+            return PUSH, self.functions.memory.constant(constant), 0, None
         if opcode is Opcode.call:
             callee = self.codes[immediates[0]]
             return CALL_FUNCTION, callee, callee.function.nparams, None

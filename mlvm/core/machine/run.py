@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-
 from mlvm.core.errors import (
     LimitExceeded,
     MachineError,
@@ -21,7 +19,7 @@ from mlvm.core.errors import (
     locate,
     user_line,
 )
-from mlvm.core.machine.callee import OpInto, Value, describe
+from mlvm.core.machine.callee import OpInto, Value, describe, is_tensor
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.machine.link import (
     ALL,
@@ -143,7 +141,7 @@ def run(
                 stack[base + number] = stack.pop()
             elif code == JUMP or code == JUMP_IF_FALSE:  # ( -- ) or ( c -- )
                 if scheduler is not None and code == JUMP_IF_FALSE:
-                    scheduler.wait(x for x in stack[-1:] if isinstance(x, np.ndarray))
+                    scheduler.wait(filter(is_tensor, stack[-1:]))
                 if code == JUMP or not _truth(stack.pop()):
                     if left is not None:
                         left = _spend(left, current, since, pc)
@@ -180,7 +178,7 @@ def run(
                 stack.append(store.entry(stack.pop()).array)
             elif code == STORE_GLOBAL:  # ( t h -- )
                 handle, value = stack.pop(), stack.pop()
-                if not isinstance(value, np.ndarray):
+                if not is_tensor(value):
                     raise MachineError(f"a Tensor is wanted to store, not {describe([value])}")
                 store.replace(handle, value)
             else:
@@ -250,10 +248,10 @@ def _deferred(scheduler: Scheduler, binding: Binding, site: _Site) -> Call:
 
 def _truth(condition: Any) -> bool:
     """Whether an Int or one-element Tensor is not zero. Raises `MachineError` for others."""
-    if isinstance(condition, np.ndarray) and condition.size == 1:
-        return bool(condition.item())
     if isinstance(condition, int):
         return condition != 0
+    if is_tensor(condition) and condition.size == 1:
+        return bool(condition.item())
     raise MachineError(
         f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
     )
@@ -286,7 +284,7 @@ class _Site:
             name = binding.name
             if isinstance(binding.callee, OpInto):  # a user of the op knows neither ".out" nor out
                 name, params = binding.callee.op.name, params[1:]
-            types = [TensorType.of(x) if isinstance(x, np.ndarray) else x for x in params]
+            types = [TensorType.of(x) if is_tensor(x) else x for x in params]
             error.at(name, types)
         function, pc = self.code.function, self.code.ends[self.step]
         calls = " > ".join([*self.calls, function.name][-8:])
