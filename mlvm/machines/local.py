@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -44,8 +44,11 @@ class LocalVM(VM):
     result depends on how many they are. They are `pinned` to a processor each if asked.
     `kernels`, by op name, take the place of all others.
 
+    On a `device` such as "cuda:0" all of these but `checked` and `kernels` are refused; see
+    `mlvm.machines.gpu`.
+
     Raises `MissingExtra` for a native machine that was not built, `MachineError` for threads
-    without one, `UnknownFunction` for a kernel of no op.
+    without one and for a device that there is not, `UnknownFunction` for a kernel of no op.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
@@ -58,10 +61,19 @@ class LocalVM(VM):
     trace: ClassVar[Callable[..., AbstractContextManager[None]]]
     """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
 
+    on_device: ClassVar[Callable[..., LocalVM]]
+    """The VM of a device; see `mlvm.machines.gpu`, which adds it."""
+
+    def __new__(cls, name: str | None = None, *, device: str = "cpu", **options: Any) -> LocalVM:
+        if cls is LocalVM and device != "cpu":
+            return super().__new__(cls.on_device)
+        return super().__new__(cls)
+
     def __init__(
         self,
         name: str | None = None,
         *,
+        device: str = "cpu",
         checked: bool = True,
         workers: int = 0,
         threads: int = 1,
@@ -78,10 +90,9 @@ class LocalVM(VM):
                 f"a VM has native True, False or None and a number of threads, "
                 f"not {native!r} and {threads!r}"
             )
-        self.native = extension.wanted(native)
-        self.threads = threads
+        native = extension.wanted(native)
         run: Run = reference.run
-        if self.native:
+        if native:
             from mlvm.machines.native.kernels import native_kernels
             from mlvm.machines.native.loop import NativeLoop, open_door
 
@@ -94,13 +105,19 @@ class LocalVM(VM):
                 f"({extension.why_not()}); BLAS has threads of its own (OPENBLAS_NUM_THREADS)"
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
-        self.door = None
-        self._pool: Pool | None = None
-        if self.native and not workers:
+        self._equip(native=native, threads=threads)
+        if native and not workers:
             self.door = open_door(self.functions, self._store, self._lock, pool)
             self._pool = pool
         if workers:
             self._scheduler = Workers(workers, self.name)
+
+    def _equip(self, *, native: bool, threads: int) -> None:
+        """What every VM of this process has."""
+        self.native = native
+        self.threads = threads
+        self.door = None
+        self._pool: Pool | None = None
         residuals.register(self)
         said = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)
