@@ -3,11 +3,11 @@
     pip install cupy-cuda12x==14.2.0
     python tests/machines/make_cupy_api.py > tests/machines/cupy_api.json
 
-`ufuncs`: how many operands, the types of each loop in CuPy's order, and which of the methods
-`reduce accumulate reduceat at` compute. These are read from the sources (`cupy/_core/_kernel.pyx`,
-`class ufunc`): all but `at` are refused for all but `add` and `multiply`.
-`functions`, `methods`: the parameters, where `=` marks those that may be left out; of `ndarray` they
-are read from the first lines of docstrings, where Cython writes them.
+`ufuncs`: how many operands and results, the types of each loop in CuPy's order, which of the
+methods `reduce accumulate reduceat at` compute, and the loops for a given `dtype` where they are
+others. What has methods was read from the sources (`cupy/_core/_kernel.pyx`, `class ufunc`).
+`functions`, `methods`: the parameters, where `=` marks those that may be left out; of `ndarray`
+they are read from the first lines of docstrings, where Cython writes them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import inspect
 import json
 import re
 from typing import Any
+
+from numpy import dtype
 
 MODULES = ("", "linalg", "fft", "lib.stride_tricks")
 REDUCE = {"add": ["reduce", "accumulate", "reduceat"], "multiply": ["reduce", "accumulate"]}
@@ -29,7 +31,8 @@ def of_signature(signature: inspect.Signature) -> str:
         if each.kind is each.KEYWORD_ONLY and not star:
             words.append("*")
         star = star or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        mark = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        mark = "*" if each.kind is each.VAR_POSITIONAL else ""
+        mark = "**" if each.kind is each.VAR_KEYWORD else mark
         words.append(mark + each.name + ("=" if each.default is not each.empty else ""))
     return ", ".join(words)
 
@@ -46,6 +49,13 @@ def of_docstring(text: str) -> str | None:
     return ", ".join(words)
 
 
+def loop(op: Any) -> str:
+    """`ff->f`, from how a loop prints itself."""
+    given, made = re.findall(r"\(((?:dtype\('\w+'\)(?:, |,)?)+)\)", repr(op))[:2]
+    chars = [[dtype(n).char for n in re.findall(r"'(\w+)'", part)] for part in (given, made)]
+    return "->".join("".join(each) for each in chars)
+
+
 def table(cupy: Any) -> dict[str, Any]:
     ufuncs, functions, methods = {}, {}, {}
     for name in dir(cupy):
@@ -53,9 +63,13 @@ def table(cupy: Any) -> dict[str, Any]:
         if isinstance(found, cupy.ufunc):
             own = found.name.removeprefix("cupy_")
             able = REDUCE.get(own, []) + ["at"] * (found._scatter_op is not None)
-            ufuncs[name] = [found.nin, found.nout, " ".join(found.types), " ".join(able)]
+            with_dtype = found._out_ops
+            ufuncs[name] = [
+                *(found.nin, found.nout, " ".join(found.types), " ".join(able)),
+                "" if with_dtype is None else " ".join(map(loop, with_dtype.ops)),
+            ]
     special = importlib.import_module("cupyx.scipy.special")
-    ufuncs["special.erf"] = [1, 1, " ".join(special.erf.types), ""]
+    ufuncs["special.erf"] = [1, 1, " ".join(special.erf.types), "", ""]
     for module in MODULES:
         room = importlib.import_module(f"cupy.{module}") if module else cupy
         for name in dir(room):
