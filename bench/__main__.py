@@ -16,6 +16,7 @@ from bench.harness import BenchError, Suite, outcomes, ratios, run, say, table
 SUITES = {
     "dispatch": "bench.dispatch",
     "dynamic": "bench.dynamic",
+    "gpu": "bench.gpu",
     "inference": "bench.inference",
     "machine": "bench.machine",
     "memory": "bench.memory",

@@ -87,9 +87,12 @@ def load_mixer(model: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     model.load_state_dict(state)
 
 
-def training(size: Size, model: nn.Module, *, compiled: bool = False) -> Callable[[], float]:
+def training(
+    size: Size, model: nn.Module, *, compiled: bool = False, device: str = "cpu"
+) -> Callable[[], float]:
     """A function that trains the model on the batch once and returns the loss before."""
-    images, labels = map(torch.from_numpy, batch_of(size))
+    model = model.to(device)
+    images, labels = (torch.from_numpy(x).to(device) for x in batch_of(size))
     images = images.permute(0, 3, 1, 2).contiguous()
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM, foreach=True)
     forward = torch.compile(model) if compiled else model

@@ -42,6 +42,7 @@ from mlvm.core.program.assembly import (
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
+from mlvm.machines import gpu
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
@@ -444,6 +445,11 @@ def print_info() -> None:
         for name, here in extension.simd_sets().items()
     ]
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
+    try:
+        found = "; ".join(f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in gpu.devices())
+    except MlvmError as error:
+        found = f"no GPU ({error})"
+    print(f"devices: cpu; {found}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}")
     print("instructions:")
     for opcode in Opcode:

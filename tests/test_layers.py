@@ -169,7 +169,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(len(file.read_text().splitlines()) for file in files) < 4450
+    assert sum(len(file.read_text().splitlines()) for file in files) < 4550
 
 
 def test_the_hard_dependencies_are_numpy_and_typing_extensions() -> None:

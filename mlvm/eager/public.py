@@ -149,6 +149,7 @@ from mlvm.eager.weights import load, save
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
+from mlvm.machines import gpu as _adds_devices  # noqa: F401
 from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.remote.client import RemoteVM

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -22,12 +22,13 @@ from typing_extensions import TypeIs
 
 from mlvm.core.errors import HandleError, MachineError, MissingExtra, MlvmError, OutOfMemory
 from mlvm.core.extras import extra
-from mlvm.core.machine import fused, run as reference
+from mlvm.core.machine import fused
+from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Fused, Kernels
-from mlvm.core.machine.link import Code, distrust
+from mlvm.core.machine.link import Code
 from mlvm.core.memory import Memory
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import ALIGNMENT, Array, TensorType, root, u8
 from mlvm.core.vm import VM
 from mlvm.machines.gpu_graphs import Failed, Graphs, stretched
@@ -249,10 +250,9 @@ class GpuVM(LocalVM):
         native: bool | None = None,
         kernels: Kernels = NO_KERNELS,
     ) -> None:
-        options = {"workers": (workers, 0), "threads": (threads, 1), "pinned": (pinned, False)}
-        options["native"] = native, None
-        for option, (given, default) in options.items():
-            if given is not default and given != default:
+        options = ("workers", workers, 0), ("threads", threads, 1), ("pinned", pinned, False)
+        for option, given, default in (*options, ("native", native, None)):
+            if given != default:
                 raise MachineError(
                     f"{option}={given!r} is for a VM on the processor, and this one is on {device}"
                 )

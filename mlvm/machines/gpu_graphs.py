@@ -118,7 +118,7 @@ class Stretch:
                 self._launches = -1
         if self._graph is not None:
             self._graph.launch()
-            graphs.replayed += self._launches > 2
+            graphs.replayed += 1
             return
         with graphs.apart():
             self.launch()

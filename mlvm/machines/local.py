@@ -61,7 +61,9 @@ class LocalVM(VM):
     trace: ClassVar[Callable[..., AbstractContextManager[None]]]
     """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
 
-    on_device: ClassVar[Callable[..., LocalVM]]
+    _pool: Pool | None
+
+    on_device: ClassVar[type[LocalVM]]
     """The VM of a device; see `mlvm.machines.gpu`, which adds it."""
 
     def __new__(cls, name: str | None = None, *, device: str = "cpu", **options: Any) -> LocalVM:
@@ -81,6 +83,8 @@ class LocalVM(VM):
         native: bool | None = None,
         kernels: Kernels = NO_KERNELS,
     ) -> None:
+        if device != "cpu":
+            raise MachineError(f"a {self.__class__.__name__} is on the cpu, not on {device!r}")
         if not isinstance(workers, int) or workers < 0:
             raise MachineError(f"a VM has workers >= 0, not {workers!r}")
         if not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
@@ -117,7 +121,7 @@ class LocalVM(VM):
         self.native = native
         self.threads = threads
         self.door = None
-        self._pool: Pool | None = None
+        self._pool = None
         residuals.register(self)
         said = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)

@@ -257,14 +257,16 @@ def speaks(group: ml.parallel.AnyGroup | None) -> bool:
 
 
 def _connected(
-    address: str | None, secret_file: Path | None, tls: Path | bool
-) -> AbstractContextManager[ml.RemoteVM | None]:
-    """A VM of the server there, for as long as it is used. Raises `OptionError`, and what
-    `ml.connect` raises."""
+    address: str | None, secret_file: Path | None, tls: Path | bool, device: str
+) -> AbstractContextManager[ml.RemoteVM | ml.VM | None]:
+    """A VM of the server there, or on the device, for as long as it is used. Raises `OptionError`,
+    and what `ml.connect` and `ml.VM` raise."""
     if address is None:
         if secret_file is not None or tls:
             raise OptionError("a secret and TLS are for a server: see --vm")
-        return nullcontext()
+        return nullcontext(None if device == "cpu" else ml.VM("train", device=device))
+    if device != "cpu":
+        raise OptionError("--device is one of this machine, and --vm is another")
     return ml.connect(address, secret_file=secret_file, tls=tls, name="train")
 
 
@@ -354,6 +356,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what each member keeps its part of: the optimizer's state, or weights too",
     )
     add("--vm", metavar="ADDRESS", help="train there: HOST:PORT or unix:PATH of `mlvm serve`")
+    add("--device", metavar="NAME", help="train there: cpu, or cuda:0 (default: cpu)")
     add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
     add(
         "--tls",
@@ -417,8 +420,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
         if "shard" in options and options.get("group") is None:
             raise OptionError("--shard is for a --group, whose members have a part each")
-        server = _connected(address, secret_file, options.pop("tls", False))
-        with server as vm, opened(options.pop("group", None)) as group:
+        where = _connected(
+            address, secret_file, options.pop("tls", False), options.pop("device", "cpu")
+        )
+        with where as vm, opened(options.pop("group", None)) as group:
             is_first = speaks(group)
             if json_file is not None and is_first:
                 _require_writable(json_file)
