@@ -25,6 +25,7 @@ from mlvm.core.extras import extra
 from mlvm.core.machine import fused
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Fused, Kernels
+from mlvm.core.machine.functions import Instrument
 from mlvm.core.machine.link import Code
 from mlvm.core.memory import Memory
 from mlvm.core.program.program import Program
@@ -288,6 +289,11 @@ class GpuVM(LocalVM):
         bound = stretched(code, self.functions, self.graphs), operands
         self._linked[id(program)].bound[args] = bound
         return bound
+
+    def _watch(self, instrument: Instrument | None) -> None:
+        super()._watch(instrument)
+        if instrument is None:
+            self._forget_links()  # else graphs that were bound before would stay unused
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
         """Wait until the host's memory that was last written to the tensors is copied, and may

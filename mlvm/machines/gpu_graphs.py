@@ -6,38 +6,103 @@ The second time they are recorded (`cudaStreamBeginCapture`, CUDA C++ Programmin
 a Graph Using Stream Capture"), from the third time on the graph is launched. A graph is forgotten
 with the bound program: when a handle names another array, or a name another function.
 
-Jumps, calls, user functions, ops whose result has no known shape and ops that wait for a value are
-launched as they are, between stretches. What waits cannot be recorded (`gpu_kernels.WAITS`).
+Jumps, calls, user functions, ops whose result has no known shape and ops that wait for a value
+(`gpu_kernels.WAITS`) are between stretches. What a library refuses to have recorded is launched as
+it is, between the graphs of a stretch: CuPy 14 refuses products (`cublas.pyx`, `setStream`).
 
 What kernels need for intermediates comes from a pool of its own: a graph uses that memory again
 with each launch, and nobody else may have it meanwhile. All graphs of a VM share it, in the order
-of its stream.
+of its stream. Values that kernels refuse are noted on the device, and read once at a stretch's end.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol
 
+from mlvm.core.errors import OpError
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import Fused, OpInto
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.machine.link import CALL_ON_ARGS, JUMP, JUMP_IF_FALSE, Code, Step
 from mlvm.core.machine.run import State
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.types import Array
+from mlvm.machines.gpu_checks import Note, noting, settle
 from mlvm.machines.gpu_kernels import WAITS
 
 _LEAST: Final = 2
-"""Kernels of a stretch: one alone is launched as fast as a graph."""
+"""Kernels of a stretch, and of a graph: one alone is launched as fast as a graph."""
+
+
+class Call(NamedTuple):
+    """A kernel's call by step `step` of a bound program."""
+
+    step: int
+    binding: Binding
+    arrays: tuple[Array, ...]
+    attributes: Attributes
+
+
+class Failed(BaseException):
+    """An error of a kernel in a stretch, on its way through the machine's loop, which knows
+    neither the kernel nor its place."""
+
+    def __init__(self, error: Exception, code: Code, step: int) -> None:
+        super().__init__(error)
+        self.error = error
+        self.step = step
+        self._code = code
+
+    def explained(self) -> Exception:
+        """The error, which now knows where it was raised, as the reference loop has it."""
+        return reference.explain(self.error, State([], [], self._code, self.step))
+
+
+class Notes:
+    """Values that calls have had noted, and which step's each is."""
+
+    def __init__(self) -> None:
+        self._notes: list[tuple[int, Note]] = []
+
+    def add(self, step: int, notes: Sequence[Note]) -> None:
+        self._notes += [(step, note) for note in notes]
+
+    def __iadd__(self, other: Notes) -> Notes:
+        self._notes += other._notes
+        return self
+
+    def settle(self, code: Code) -> None:
+        """Read them all. Raises `Failed` with the error of the first value that is refused."""
+        try:
+            settle([note for _, note in self._notes])
+        except OpError:
+            for step, note in self._notes:
+                try:
+                    settle([note])
+                except OpError as error:
+                    raise Failed(error, code, step) from None
+            raise
+
+
+class Piece(NamedTuple):
+    """Calls of a stretch, as a graph if they could be recorded, and what they have had noted."""
+
+    calls: Sequence[Call]
+    graph: Any
+    notes: Notes
 
 
 class Stream(Protocol):
-    """What records: a memory's stream of CuPy."""
+    """What graphs are recorded with: CuPy, and a stream of it."""
 
     cupy: Any
     stream: Any
 
 
 class Graphs:
-    """The CUDA graphs of one VM: how many were recorded, and how often one was replayed."""
+    """The CUDA graphs of one VM: how many were recorded, and how many launches were of one."""
 
     def __init__(self, memory: Stream) -> None:
         self.recorded = 0
@@ -49,41 +114,46 @@ class Graphs:
     def apart(self) -> Any:
         """A context in which kernels take memory from the pool of the graphs.
 
-        That pool never gives a block back, as recorded graphs use it: it takes its blocks from the
-        pool of tensors, which is out of memory by another error than the one at which a pool gives
-        up its blocks."""
+        It has its blocks from the pool of tensors and gives none back, as recorded graphs use them:
+        a pool gives up its blocks at an error of CUDA, and that pool's error is another one."""
         if self._pool is None:
             outer = self._cupy.get_default_memory_pool()
             self._pool = self._cupy.cuda.MemoryPool(outer.malloc)
         return self._cupy.cuda.using_allocator(self._pool.malloc)
 
-    def record(self, stretch: Stretch) -> Any:
-        """The graph of the stretch, whose kernels do not run; None if one cannot be recorded."""
-        stream = self._stream
-        stream.begin_capture()
+    def launch(self, graph: Any) -> None:
+        graph.launch()
+        self.replayed += 1
+
+    def record(self, code: Code, calls: Sequence[Call]) -> Piece:
+        """The longest beginning of the calls that can be one graph; the first call alone, and no
+        graph, if there is none. Nothing runs."""
+        done, notes, graph = len(calls), Notes(), None
+        self._stream.begin_capture()
         try:
-            try:
-                stretch.launch()
-            finally:
-                graph = stream.end_capture()
-        except (Failed, self._cupy.cuda.runtime.CUDARuntimeError):
-            return None  # launched as it is, it will say what is wrong
+            perform(code, calls, notes)
+        except Failed as failed:  # launched as it is, it will say what is wrong
+            done = next(i for i, call in enumerate(calls) if call.step == failed.step)
+        finally:
+            with suppress(self._cupy.cuda.runtime.CUDARuntimeError):  # what failed has ended it
+                graph = self._stream.end_capture()
+        if _LEAST <= done < len(calls):
+            return self.record(code, calls[:done])
+        if done < len(calls) or graph is None:
+            return Piece(calls[: max(done, 1)], None, Notes())
         self.recorded += 1
-        return graph
+        return Piece(calls, graph, notes)
 
 
-class Failed(BaseException):
-    """An error of a kernel in a stretch, on its way through the machine's loop, which knows
-    neither the kernel nor its place."""
-
-    def __init__(self, error: Exception, code: Code, step: int) -> None:
-        super().__init__(error)
-        self.error = error
-        self._state = State([], [], code, step)
-
-    def explained(self) -> Exception:
-        """The error, which now knows where it was raised, as the reference loop has it."""
-        return reference.explain(self.error, self._state)
+def perform(code: Code, calls: Sequence[Call], notes: Notes) -> None:
+    """Call the kernels one by one. Raises `Failed` for the error of one."""
+    for step, binding, arrays, attributes in calls:
+        try:
+            with noting() as noted:
+                binding.kernel(*arrays, **attributes)
+        except Exception as error:
+            raise Failed(error, code, step) from None
+        notes.add(step, noted)
 
 
 class Stretch:
@@ -94,42 +164,53 @@ class Stretch:
         self, code: Code, start: int, end: int, functions: FunctionTable, graphs: Graphs
     ) -> None:
         self._code = code
-        self._start = start
         self._calls = [
-            (binding, arrays, rest or {}) for _, binding, arrays, rest in code.steps[start:end]
+            Call(step, binding, arrays, rest or NO_ATTRIBUTES)
+            for step, (_, binding, arrays, rest) in enumerate(code.steps[start:end], start)
         ]
         self._functions = functions
         self._version = int(functions.version)
         self._graphs = graphs
-        self._graph: Any = None
-        self._launches = 0
+        self._pieces: list[Piece] | None = None
+        self._launched = False
 
     def kernel(self) -> None:
-        """Run the kernels, by a graph from the second time on."""
-        graphs, changed = self._graphs, int(self._functions.version) != self._version
-        if changed or self._functions.instrument is not None or self._launches < 0:
-            self.launch()
-            return
-        self._launches += 1
-        if self._launches == 2:
-            with graphs.apart():
-                self._graph = graphs.record(self)
-            if self._graph is None:
-                self._launches = -1
-        if self._graph is not None:
-            self._graph.launch()
-            graphs.replayed += 1
-            return
-        with graphs.apart():
-            self.launch()
+        """Run the kernels, by graphs from the second time on. Raises `Failed`."""
+        notes = Notes()
+        with self._graphs.apart():
+            if int(self._functions.version) != self._version:  # since the program was bound
+                perform(self._code, self._calls, notes)
+            elif self._pieces is not None:
+                self._replay(self._pieces, notes)
+            elif self._launched:
+                self._pieces = self._recorded(notes)
+            else:
+                perform(self._code, self._calls, notes)
+                self._launched = True
+            notes.settle(self._code)
 
-    def launch(self) -> None:
-        """Call the kernels one by one. Raises `Failed` for the error of one."""
-        for i, (binding, arrays, attributes) in enumerate(self._calls, self._start):
-            try:
-                binding.kernel(*arrays, **attributes)
-            except Exception as error:
-                raise Failed(error, self._code, i) from None
+    def _recorded(self, notes: Notes) -> list[Piece]:
+        """Record the calls piece by piece, and launch each."""
+        pieces: list[Piece] = []
+        done = 0
+        while done < len(self._calls):
+            piece = self._graphs.record(self._code, self._calls[done:])
+            count = len(piece.calls)
+            self._replay([piece], notes)
+            if pieces and pieces[-1].graph is None and piece.graph is None:
+                before = pieces.pop()
+                piece = before._replace(calls=[*before.calls, *piece.calls])
+            pieces.append(piece)
+            done += count
+        return pieces
+
+    def _replay(self, pieces: Sequence[Piece], notes: Notes) -> None:
+        for calls, graph, noted in pieces:
+            if graph is None:
+                perform(self._code, calls, notes)
+            else:
+                self._graphs.launch(graph)
+                notes += noted
 
 
 def _is_recordable(step: Step) -> bool:
