@@ -159,6 +159,8 @@ class ufunc:
         self._with_dtype = made.split() or self.types
         self._able = able.split()
         self._numpy = getattr(np, name, None) or np.vectorize(getattr(math, name))
+        if name == "power":
+            self._numpy = _power
 
     def __repr__(self) -> str:
         return f"<ufunc 'cupy_{self.name}'>"
@@ -232,9 +234,11 @@ class ufunc:
         self._refuse("at")
         if a.dtype.char not in "ilqILQefd":
             raise TypeError(f"cupy.{self.name}.at does not support {a.dtype}")
-        places, value = _places(a, indices), host(b)
+        index, _ = _index(a, indices)
+        value = host(b)
 
         def run() -> None:
+            places = np.arange(a.size).reshape(a.shape)[_wrapped(a, index)]
             values = np.broadcast_to(value, places.shape).reshape(-1)[::-1]
             target = a._host.ravel()
             self._numpy.at(target, places.reshape(-1)[::-1], values)
@@ -244,6 +248,14 @@ class ufunc:
 
     def outer(self, A: Any, B: Any, **options: Any) -> ndarray:
         return self(A.reshape(A.shape + (1,) * B.ndim), B, **options)
+
+
+def _power(x: Any, y: Any) -> Any:
+    """Negative powers of integers are 0, but for those of 1 and -1."""
+    if y.dtype.kind != "i":
+        return np.power(x, y)
+    units = np.where(x == 1, 1, np.where(x == -1, 1 - 2 * (y & 1), 0))
+    return np.where(y < 0, units, np.power(x, np.maximum(y, 0)))
 
 
 def _fits(x: Any, type: str) -> bool:
@@ -791,11 +803,6 @@ def _wrapped(x: ndarray, index: tuple[Any, ...]) -> tuple[Any, ...]:
             axis += 1
         items.append(each)
     return tuple(items)
-
-
-def _places(x: ndarray, index: Any) -> Any:
-    items, _ = _index(x, index)
-    return np.arange(x.size).reshape(x.shape)[_wrapped(x, items)]
 
 
 def _is_same(x: ndarray, y: ndarray) -> bool:
