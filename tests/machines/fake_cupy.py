@@ -581,7 +581,7 @@ class ndarray:
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:
         if kind not in (None, "stable"):
-            raise NotImplementedError("kind is not supported")
+            raise ValueError("kind can only be None or 'stable'")
         if not self.ndim:
             raise np.exceptions.AxisError("Sorting arrays with the rank of zero is not supported")
         if not self.flags.c_contiguous:
@@ -590,7 +590,7 @@ class ndarray:
 
     def argsort(self, axis: Any = -1, kind: Any = None) -> ndarray:
         if kind not in (None, "stable"):
-            raise NotImplementedError("kind is not supported")
+            raise ValueError("kind can only be None or 'stable'")
         return compute(lambda: np.argsort(np.atleast_1d(self._host), axis, kind="stable"))
 
     # reductions: any `out` of the right shape is written

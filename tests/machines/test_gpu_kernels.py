@@ -166,7 +166,7 @@ def test_large_tensors_take_no_more_launches(rig: Rig, name: str) -> None:
 
 _X = np.arange(12.0).reshape(4, 3)
 _KEY = np.array([3, 4], np.uint64)
-REFUSED = {
+REFUSED: dict[str, tuple[tuple[Array, ...], dict[str, Any]]] = {
     "pow": ((np.array([2, 3]), np.array([1, -1])), {}),
     "take": ((_X, np.array([0, -5, 9])), {"axis": 0}),
     "take_along_axis": ((_X, np.array([[0, 4, 0]])), {"axis": 0}),
@@ -284,12 +284,13 @@ def test_integers_have_the_bits_of_the_processor(rig: Rig, dtype: str, low: int,
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 8, 1001])
 def test_draws_of_any_number_have_the_bits_of_the_processor(rig: Rig, n: int) -> None:
-    for name, given in {
+    cases: dict[str, dict[str, Any]] = {
         "uniform": {"shape": (n,), "dtype": "f32"},
         "normal": {"shape": (n,), "dtype": "f32"},
         "split_key": {"n": n},
         "permutation": {"n": n},
-    }.items():
+    }
+    for name, given in cases.items():
         expected = evaluate(name, _KEY, **given)
         assert rig.apply(name, _KEY, **given).tobytes() == expected.tobytes()
 
@@ -306,7 +307,7 @@ def test_quotients_that_round_up(rig: Rig, name: str, dtype: type) -> None:
     """1 // 0.1 is 9, and floor(1 / 0.1) is 10."""
     special = [0.0, -0.0, 1.0, -1.0, 0.1, -0.3, 3.0, 7.5, np.inf, -np.inf, np.nan, 1e300]
     with np.errstate(over="ignore"):
-        x = np.array(special).astype(dtype)
+        x: Array = np.array(special).astype(dtype)
     expected = evaluate(name, x[:, None], x)
     np.testing.assert_array_equal(rig.apply(name, x[:, None], x), expected)
     zeros = np.signbit(expected) & (expected == 0)
