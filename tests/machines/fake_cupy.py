@@ -31,6 +31,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -158,6 +159,8 @@ class ufunc:
         self._with_dtype = made.split() or self.types
         self._able = able.split()
         self._numpy = getattr(np, name, None) or np.vectorize(getattr(math, name))
+        if name == "power":
+            self._numpy = _power
 
     def __repr__(self) -> str:
         return f"<ufunc 'cupy_{self.name}'>"
@@ -231,9 +234,11 @@ class ufunc:
         self._refuse("at")
         if a.dtype.char not in "ilqILQefd":
             raise TypeError(f"cupy.{self.name}.at does not support {a.dtype}")
-        places, value = _places(a, indices), host(b)
+        index, _ = _index(a, indices)
+        value = host(b)
 
         def run() -> None:
+            places = np.arange(a.size).reshape(a.shape)[_wrapped(a, index)]
             values = np.broadcast_to(value, places.shape).reshape(-1)[::-1]
             target = a._host.ravel()
             self._numpy.at(target, places.reshape(-1)[::-1], values)
@@ -243,6 +248,14 @@ class ufunc:
 
     def outer(self, A: Any, B: Any, **options: Any) -> ndarray:
         return self(A.reshape(A.shape + (1,) * B.ndim), B, **options)
+
+
+def _power(x: Any, y: Any) -> Any:
+    """Negative powers of integers are 0, but for those of 1 and -1."""
+    if y.dtype.kind != "i":
+        return np.power(x, y)
+    units = np.where(x == 1, 1, np.where(x == -1, 1 - 2 * (y & 1), 0))
+    return np.where(y < 0, units, np.power(x, np.maximum(y, 0)))
 
 
 def _fits(x: Any, type: str) -> bool:
@@ -524,7 +537,7 @@ class ndarray:
             target = self._view(self._host[_as_view(index)])
             if not isinstance(value, ndarray):
                 target.fill(value)
-            elif target.size:
+            elif target.size and not _is_same(target, value):
                 _copy(target, value)
             return
         if any(x.dtype.kind == "b" for x in arrays):
@@ -568,7 +581,7 @@ class ndarray:
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:
         if kind not in (None, "stable"):
-            raise NotImplementedError("kind is not supported")
+            raise ValueError("kind can only be None or 'stable'")
         if not self.ndim:
             raise np.exceptions.AxisError("Sorting arrays with the rank of zero is not supported")
         if not self.flags.c_contiguous:
@@ -577,7 +590,7 @@ class ndarray:
 
     def argsort(self, axis: Any = -1, kind: Any = None) -> ndarray:
         if kind not in (None, "stable"):
-            raise NotImplementedError("kind is not supported")
+            raise ValueError("kind can only be None or 'stable'")
         return compute(lambda: np.argsort(np.atleast_1d(self._host), axis, kind="stable"))
 
     # reductions: any `out` of the right shape is written
@@ -792,9 +805,9 @@ def _wrapped(x: ndarray, index: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(items)
 
 
-def _places(x: ndarray, index: Any) -> Any:
-    items, _ = _index(x, index)
-    return np.arange(x.size).reshape(x.shape)[_wrapped(x, items)]
+def _is_same(x: ndarray, y: ndarray) -> bool:
+    """Whether there is nothing to copy, as after `x[i] += y`."""
+    return (x.data.ptr, x.shape, x.strides) == (y.data.ptr, y.shape, y.strides)
 
 
 def _copy(target: ndarray, value: Any) -> None:
@@ -855,9 +868,9 @@ def _as_method(name: str) -> None:
 
 for _name in words(
     "where concatenate stack zeros_like tile expand_dims count_nonzero cross outer "
-    "take_along_axis searchsorted einsum tensordot vdot kron diff tril triu trace isclose "
+    "searchsorted einsum tensordot vdot kron diff tril triu trace isclose "
     "flip roll rot90 broadcast_to moveaxis fft.fftn fft.ifftn fft.rfft fft.irfft fft.fft fft.ifft "
-    "linalg.inv linalg.solve linalg.cholesky linalg.eigvalsh linalg.det linalg.pinv linalg.norm "
+    "linalg.det linalg.pinv linalg.norm "
     "nan_to_num angle real imag var std"
 ):
     _as_numpy(_name)
@@ -881,6 +894,12 @@ def _views(name: str) -> None:
 
 for _name in ("flip", "broadcast_to", "moveaxis", "expand_dims"):
     _views(_name)
+
+
+@_function("take_along_axis")
+def _take_along_axis(a: Any, indices: Any, axis: int) -> Any:
+    x, at = host(a), host(indices)
+    return compute(lambda: np.take_along_axis(x, at % max(x.shape[axis], 1), axis))
 
 
 @_function("reshape")
@@ -1111,12 +1130,66 @@ def _as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
     return x._view(np.lib.stride_tricks.as_strided(host(x), shape, strides))
 
 
+_config = SimpleNamespace(linalg="ignore")
+
+
+@contextmanager
+def errstate(*, linalg: str | None = None, **_: Any) -> Iterator[None]:
+    """`cupyx.errstate`: what becomes of a verdict of cuSOLVER's, "ignore" or "raise"."""
+    before, _config.linalg = _config.linalg, linalg or _config.linalg
+    try:
+        yield
+    finally:
+        _config.linalg = before
+
+
+def _judged(name: str) -> Callable[..., Any]:
+    """numpy's function as cuSOLVER computes it: without a wait, a matrix that has no result gives
+    nan in its place."""
+    run = getattr(np.linalg, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return run(*args, **options)
+        except np.linalg.LinAlgError:
+            if _config.linalg == "raise":
+                raise
+            return np.full(args[-1].shape, np.nan, args[-1].dtype)
+
+    return call
+
+
+def _verdict() -> None:
+    if _config.linalg == "raise":
+        _wait()
+
+
+for _name in ("inv", "cholesky", "eigvalsh"):
+
+    @_function(f"linalg.{_name}")
+    def _of_matrix(a: Any, *args: Any, name: str = _name, **options: Any) -> Any:
+        _verdict()
+        x = host(a)
+        return compute(lambda: _judged(name)(x, *args, **options))
+
+
+@_function("linalg.solve")
+def _solve(a: Any, b: Any) -> Any:
+    if b.ndim != 1 and a.shape[:-1] != b.shape[:-1]:
+        raise ValueError("a must have (..., M, M) shape and b must have (..., M, K)")
+    _verdict()
+    x, y = host(a), host(b)
+    return compute(lambda: _judged("solve")(x, y))
+
+
 def _several(name: str) -> None:
     """Functions with several results, which the fake computes anew for each."""
-    run = getattr(np.linalg, name)
+    run = _judged(name)
 
     @_function(f"linalg.{name}")
     def call(a: Any, *args: Any, **options: Any) -> Any:
+        if name in ("svd", "eigh", "qr"):
+            _verdict()
         x = host(a)
         if options.get("compute_uv") is False:
             return compute(lambda: run(x, *args, **options))
@@ -1159,6 +1232,7 @@ def _modules() -> dict[str, ModuleType]:
         home = "cupyx.scipy.special" if room == "special" else f"cupy.{room}".rstrip(".")
         setattr(made[home], last, found)
     cupy, cuda = made["cupy"], made["cupy.cuda"]
+    made["cupyx"].errstate = errstate  # type: ignore[attr-defined]
     for name in words(
         "Device Stream Event Graph Memory MemoryPointer MemoryPool PinnedMemoryPool "
         "PinnedMemoryPointer alloc alloc_pinned_memory get_allocator set_allocator "

@@ -1,0 +1,973 @@
+"""Kernels of ops for a GPU, by CuPy's functions: those of which numpy's own do not run there.
+
+CuPy's arrays answer numpy's protocols, so that most reference kernels run on them as they are. The
+others are here: those which make arrays of the host, work in blocks of a processor's cache, read
+values, or call what CuPy has not (reductions by ufuncs other than `add` and `multiply`, `initial`,
+`out` of `argmax` and of transforms, `take(mode=)`, `vecdot`, `as_strided`). Two round otherwise in
+CuPy, floor(x / y) and its remainder, and are made of `fmod` as numpy makes them.
+
+What is done in which order depends on shapes alone, so that the same values give the same bits in
+every run: sums by index are made by sorting, not by atomic additions. Draws of random numbers have
+the processor's bits. Sums and elementary functions round as CUDA does, products as cuBLAS does.
+
+Kernels that check values do so by `mlvm.machines.gpu_checks`. Those in `WAITS` read a value on the
+host whatever the caller does, and cannot be part of a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import LinAlgError
+from mlvm.core.machine.callee import Kernels
+from mlvm.core.op import OPS, Kernel
+from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
+from mlvm.core.types import Shape
+from mlvm.machines import gpu_random
+from mlvm.machines.gpu_checks import Note, check
+
+Pair = tuple[int, int]
+Padding = tuple[Pair, Pair]
+Device = Any
+"""An array on the device. CuPy has no types that could be checked."""
+
+_TABLE: dict[str, Callable[..., Any]] = {}
+
+_ON_HOST: Final = frozenset({"eig", "eigvals", "normal", "permutation"})
+"""Ops that CuPy lacks, or has not in the same order: their operands go to the host and back."""
+
+_FACTORS: Final = {
+    "cholesky": "a matrix is not positive definite",
+    "inv": "a matrix is singular",
+    "solve": "a matrix is singular",
+    "det_vjp": "the iteration does not converge, as with inf or nan in a matrix",
+    "eigh": "the iteration does not converge, as with inf or nan in a matrix",
+    "eigvalsh": "the iteration does not converge, as with inf or nan in a matrix",
+    "svd": "the iteration does not converge, as with inf or nan in a matrix",
+    "svdvals": "the iteration does not converge, as with inf or nan in a matrix",
+    "pinv": "the iteration does not converge, as with inf or nan in a matrix",
+}
+"""Ops for which there may be no result, and what is wrong then: cuSOLVER's verdict is read."""
+
+WAITS: Final[frozenset[str]] = (
+    frozenset({"nonzero_indices", "boolean_index"}) | _ON_HOST | frozenset(_FACTORS)
+)
+"""Ops that read values on the host: shapes that depend on values, and those above."""
+
+_MOST_COLUMNS: Final = 1 << 26
+"""Elements of the windows that a convolution lays out at a time."""
+
+
+def gpu_kernels(cp: Any) -> Kernels:
+    """The kernels by op name; `cp` is the module `cupy`."""
+    kernels: dict[str, Kernel] = {name: partial(kernel, cp) for name, kernel in _TABLE.items()}
+    for name in _ON_HOST:
+        kernels[name] = partial(_on_host, OPS[name].kernel)
+    for name, reason in _FACTORS.items():
+        kernels[name] = partial(_factor, kernels.get(name, OPS[name].kernel), reason)
+    return kernels
+
+
+def _kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare the kernel of that op. It takes CuPy before what the op's own kernel takes."""
+
+    def declare(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        _TABLE[name] = kernel
+        return kernel
+
+    return declare
+
+
+def _on_host(kernel: Kernel, out: Device, *operands: Device, **attributes: Any) -> None:
+    """Run the reference kernel on copies of the operands."""
+    made = np.empty(out.shape, out.dtype)
+    with np.errstate(all="ignore"):
+        kernel(made, *[x.get() for x in operands], **attributes)
+    out.set(made)
+
+
+def _erf(x: Device, out: Device) -> None:
+    importlib.import_module("cupyx.scipy.special").erf(x, out)
+
+
+# --- checks --------------------------------------------------------------------------
+
+
+def _indices_are_noted(
+    cp: Any,
+    name: str,
+    indices: Device,
+    lowest: int,
+    length: int,
+    operands: Sequence[Device],
+    attributes: dict[str, Any],
+) -> bool:
+    """Check that all indices are in lowest .. length - 1: read now, or (True) with other notes."""
+    if not indices.size:
+        return False
+    bounds = cp.empty(2, np.int64)
+    wide = indices.astype(np.int64, copy=False)
+    wide.min(out=bounds[0])
+    wide.max(out=bounds[1])
+
+    def refuses(bounds: Sequence[int]) -> bool:
+        return bounds[0] < lowest or bounds[1] >= length
+
+    return check(Note(OPS[name], bounds, refuses, tuple(operands), attributes))
+
+
+def _outside(indices: Device, length: int) -> Device:
+    """Whether any index is out of range, on the device."""
+    return ((indices < -length) | (indices >= length)).any()
+
+
+def _value_is_noted(
+    name: str,
+    value: Device,
+    refuses: Callable[[int], bool],
+    operands: Sequence[Device],
+    attributes: dict[str, Any],
+) -> bool:
+    """Check one integer, or truth value, on the device."""
+    values = value.astype(np.int64).reshape(1)
+    return check(
+        Note(OPS[name], values, lambda found: refuses(found[0]), tuple(operands), attributes)
+    )
+
+
+# --- creation ------------------------------------------------------------------------
+
+
+@_kernel("arange")
+def _arange(
+    cp: Any, out: Device, *, start: int | float, stop: int | float, step: int | float, dtype: str
+) -> None:
+    if out.dtype.kind == "f":
+        steps = cp.arange(out.size, dtype=np.float64)
+        cp.add(cp.multiply(steps, float(step)), float(start), out)
+    else:  # modulo 2^64, which is exact for every integer dtype
+        steps = cp.arange(out.size, dtype=np.uint64) * np.uint64(int(step) % 2**64)
+        cp.copyto(out, steps + np.uint64(int(start) % 2**64), casting="unsafe")
+
+
+@_kernel("linspace")
+def _linspace(
+    cp: Any, out: Device, *, start: float, stop: float, num: int, endpoint: bool, dtype: str
+) -> None:
+    """As `numpy.linspace` computes it."""
+    parts = num - 1 if endpoint else num
+    step = (float(stop) - float(start)) / parts if parts > 0 else 0.0
+    steps = cp.arange(num, dtype=np.float64)
+    if step == 0 and parts > 0:  # also where it is less than any float
+        steps = steps / float(parts) * (float(stop) - float(start))
+    else:
+        steps = steps * step
+    cp.add(steps, float(start), out)
+    if endpoint and num > 1:
+        out[-1] = stop
+
+
+@_kernel("eye")
+def _eye(cp: Any, out: Device, *, rows: int, columns: int, k: int, dtype: str) -> None:
+    k = max(-rows, min(k, columns))
+    cp.copyto(out, cp.eye(rows, columns, k, out.dtype))
+
+
+# --- elementwise ---------------------------------------------------------------------
+
+
+@_kernel("multiply_add")
+def _multiply_add(cp: Any, out: Device, x: Device, y: Device, z: Device) -> None:
+    cp.add(cp.multiply(x, y, dtype=out.dtype), z, out, dtype=out.dtype)
+
+
+@_kernel("floor_divide")
+def _floor_divide(cp: Any, out: Device, x: Device, y: Device) -> None:
+    if out.dtype.kind != "f":
+        cp.floor_divide(x, y, out, dtype=out.dtype)
+        return
+    x, y = x.astype(out.dtype, copy=False), y.astype(out.dtype, copy=False)
+    rest, quotient = cp.fmod(x, y), cp.divide(x, y)
+    exact = cp.divide(x - rest, y) - _is_below(rest, y)
+    floor = cp.floor(exact)
+    floor += exact - floor > 0.5
+    found = cp.where(exact != 0, floor, cp.copysign(0.0, quotient, dtype=out.dtype))
+    infinite = cp.isinf(x) | cp.isinf(y) | (y == 0)
+    cp.copyto(out, cp.where(infinite, quotient, found))
+
+
+@_kernel("remainder")
+def _remainder(cp: Any, out: Device, x: Device, y: Device) -> None:
+    if out.dtype.kind != "f":
+        cp.remainder(x, y, out, dtype=out.dtype)
+        return
+    x, y = x.astype(out.dtype, copy=False), y.astype(out.dtype, copy=False)
+    rest = cp.fmod(x, y)
+    signed = cp.where(rest != 0, rest, cp.copysign(rest, y))
+    cp.copyto(out, cp.where(_is_below(rest, y), rest + y, signed))
+
+
+def _is_below(rest: Device, y: Device) -> Device:
+    """Where x / y is rounded towards 0 by `fmod`, and to the other side of it by `floor`."""
+    return (rest != 0) & ((rest < 0) != (y < 0))
+
+
+@_kernel("pow")
+def _pow(cp: Any, out: Device, x: Device, y: Device) -> None:
+    if y.dtype.kind == "i" and out.dtype.kind == "i" and y.size:
+        _value_is_noted("pow", y.min(), lambda least: least < 0, (x, y), {})
+    cp.power(x, y, out, dtype=out.dtype)
+
+
+@_kernel("erf")
+def _erf_kernel(cp: Any, out: Device, x: Device) -> None:
+    _erf(x.astype(out.dtype, copy=False), out)
+
+
+# --- shapes, order, dtype ------------------------------------------------------------
+
+
+@_kernel("tril")
+def _tril(cp: Any, out: Device, x: Device, *, k: int) -> None:
+    cp.copyto(out, cp.where(_not_above(cp, k, x.shape), x, x.dtype.type(0)))
+
+
+@_kernel("triu")
+def _triu(cp: Any, out: Device, x: Device, *, k: int) -> None:
+    cp.copyto(out, cp.where(_not_above(cp, k - 1, x.shape), x.dtype.type(0), x))
+
+
+def _not_above(cp: Any, k: int, shape: Shape) -> Device:
+    k = max(-shape[-2], min(k, shape[-1]))
+    return cp.tri(shape[-2], shape[-1], k, np.bool_)
+
+
+@_kernel("astype")
+def _astype(cp: Any, out: Device, x: Device, *, dtype: str) -> None:
+    if out.dtype.kind == "b":  # CuPy drops imaginary parts
+        cp.not_equal(x, 0, out)
+    else:
+        cp.copyto(out, x, casting="unsafe")
+
+
+# --- products, factors, transforms ---------------------------------------------------
+
+
+@_kernel("matmul")
+def _matmul(
+    cp: Any, out: Device, x: Device, y: Device, *, transpose_x: bool, transpose_y: bool
+) -> None:
+    if x.ndim > 2 and y.ndim <= 2 and not transpose_x:
+        rows = math.prod(x.shape[:-1])
+        out = out.reshape(rows, *out.shape[x.ndim - 1 :])
+        x = x.reshape(rows, x.shape[-1])
+    x, y = x.astype(out.dtype, copy=False), y.astype(out.dtype, copy=False)
+    cp.matmul(_swapped(x, transpose_x), _swapped(y, transpose_y), out=out)
+
+
+@_kernel("batch_contract")
+def _batch_contract(
+    cp: Any, out: Device, x: Device, y: Device, *, transpose_x: bool, transpose_y: bool
+) -> None:
+    """One product: batch and inner axis are contracted together."""
+    batch = math.prod(x.shape[:-2])
+    x = _swapped(x.reshape(batch, *x.shape[-2:]), not transpose_x)  # [batch, inner, rows]
+    y = _swapped(y.reshape(batch, *y.shape[-2:]), transpose_y)  # [batch, inner, columns]
+    x, y = x.astype(out.dtype, copy=False), y.astype(out.dtype, copy=False)
+    inner = batch * x.shape[1]
+    cp.matmul(x.reshape(inner, x.shape[2]).T, y.reshape(inner, y.shape[2]), out=out)
+
+
+def _swapped(x: Device, transpose: bool) -> Device:
+    return x.swapaxes(-1, -2) if transpose else x
+
+
+def _factor(kernel: Kernel, reason: str, out: Device, *operands: Device, **attributes: Any) -> None:
+    """Run a kernel of `cupy.linalg` and read whether there is a result."""
+    with importlib.import_module("cupyx").errstate(linalg="raise"):
+        try:
+            kernel(out, *operands, **attributes)
+        except np.linalg.LinAlgError:
+            raise LinAlgError(reason) from None
+
+
+def _write(out: Device, *parts: Device) -> None:
+    """The parts of each matrix, one after the other along the last axis of `out`."""
+    at, stack = 0, out.shape[:-1]
+    for part in parts:
+        size = math.prod(part.shape[len(stack) :])
+        out[..., at : at + size] = part.reshape(*stack, size)
+        at += size
+
+
+def _adjoint(x: Device) -> Device:
+    return x.swapaxes(-1, -2).conj()
+
+
+def _hermitian(x: Device) -> Device:
+    half = x * x.dtype.type(0.5)
+    return half + _adjoint(half)
+
+
+def _strange(cp: Any, x: Device) -> Device:
+    """Which matrices have an inf or a nan."""
+    return ~cp.isfinite(x).all((-2, -1))
+
+
+@_kernel("cholesky")
+def _cholesky(cp: Any, out: Device, x: Device, *, upper: bool) -> None:
+    lower = cp.linalg.cholesky(_hermitian(x))
+    cp.copyto(out, _adjoint(lower) if upper else lower)
+
+
+@_kernel("inv")
+def _inv(cp: Any, out: Device, x: Device) -> None:
+    cp.copyto(out, cp.linalg.inv(x))
+
+
+@_kernel("solve")
+def _solve(cp: Any, out: Device, x: Device, y: Device) -> None:
+    """CuPy broadcasts no stacks of matrices."""
+    if y.ndim == 1:
+        columns = cp.broadcast_to(y[:, np.newaxis], (*x.shape[:-1], 1))
+        cp.copyto(out, cp.linalg.solve(x, columns)[..., 0])
+        return
+    stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    x = cp.broadcast_to(x, (*stack, *x.shape[-2:]))
+    cp.copyto(out, cp.linalg.solve(x, cp.broadcast_to(y, (*stack, *y.shape[-2:]))))
+
+
+@_kernel("det_vjp")
+def _det_vjp(cp: Any, out: Device, g: Device, x: Device) -> None:
+    strange = _strange(cp, x)[..., np.newaxis, np.newaxis]
+    u, s, vh = cp.linalg.svd(cp.where(strange, x.dtype.type(0), x))
+    n = s.shape[-1]
+    others = cp.where(cp.eye(n, dtype=np.bool_), s.dtype.type(1), s[..., np.newaxis, :]).prod(-1)
+    scale = g * (cp.linalg.det(u) * cp.linalg.det(vh)).conj()
+    found = cp.matmul(u * others[..., np.newaxis, :] * scale[..., np.newaxis, np.newaxis], vh)
+    cp.copyto(out, cp.where(strange, x.dtype.type(np.nan), found))
+
+
+@_kernel("eigh")
+def _eigh(cp: Any, out: Device, x: Device) -> None:
+    _write(out, *cp.linalg.eigh(_hermitian(x)))
+
+
+@_kernel("eigvalsh")
+def _eigvalsh(cp: Any, out: Device, x: Device) -> None:
+    cp.copyto(out, cp.linalg.eigvalsh(_hermitian(x)))
+
+
+@_kernel("svdvals")
+def _svdvals(cp: Any, out: Device, x: Device) -> None:
+    cp.copyto(out, cp.linalg.svd(x, compute_uv=False))
+
+
+@_kernel("pinv")
+def _pinv(cp: Any, out: Device, x: Device, rtol: Device) -> None:
+    if not x.size:
+        out.fill(0)
+        return
+    u, s, vh = cp.linalg.svd(x, full_matrices=False)
+    kept = s > s.max(-1, keepdims=True) * rtol[..., np.newaxis]
+    one, zero = s.dtype.type(1), s.dtype.type(0)
+    inverse = cp.where(kept, one / cp.where(kept, s, one), zero)
+    cp.matmul(_adjoint(vh), inverse[..., np.newaxis] * _adjoint(u), out=out)
+
+
+@_kernel("fft")
+def _fft(cp: Any, out: Device, x: Device, *, axes: tuple[int, ...], norm: str) -> None:
+    cp.copyto(out, cp.fft.fftn(x, axes=axes, norm=norm) if axes else x)
+
+
+@_kernel("ifft")
+def _ifft(cp: Any, out: Device, x: Device, *, axes: tuple[int, ...], norm: str) -> None:
+    cp.copyto(out, cp.fft.ifftn(x, axes=axes, norm=norm) if axes else x)
+
+
+@_kernel("rfft")
+def _rfft(cp: Any, out: Device, x: Device, *, axis: int, norm: str) -> None:
+    cp.copyto(out, cp.fft.rfft(x, axis=axis, norm=norm))
+
+
+@_kernel("irfft")
+def _irfft(cp: Any, out: Device, x: Device, *, n: int, axis: int, norm: str) -> None:
+    """What is to be left out is made 0 first: of other inputs cuFFT says nothing."""
+    whole = x.astype(np.promote_types(x.dtype, np.complex64), copy=True)
+    ends = whole.swapaxes(axis, -1)
+    ends[..., 0].imag = 0
+    if n % 2 == 0:
+        ends[..., -1].imag = 0
+    cp.copyto(out, cp.fft.irfft(whole, n, axis=axis, norm=norm))
+
+
+# --- reductions ----------------------------------------------------------------------
+
+
+def _sum_into(cp: Any, out: Device, x: Device, axis: Axis, keepdims: bool) -> None:
+    x.sum(axis=axis, dtype=out.dtype, out=out, keepdims=keepdims)
+
+
+def _count(x: Device, axis: Axis) -> int:
+    return math.prod(x.shape[i] for i in normalize_axes(axis, x.ndim))
+
+
+@_kernel("sum")
+def _sum(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool, dtype: str | None) -> None:
+    _sum_into(cp, out, x, axis, keepdims)
+
+
+@_kernel("mean")
+def _mean(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool) -> None:
+    total = out if x.dtype.kind in "fc" else cp.empty(out.shape, np.float64)
+    _sum_into(cp, total, x, axis, keepdims)
+    cp.divide(total, _count(x, axis), out, casting="same_kind")
+
+
+@_kernel("var")
+def _var(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool, correction: float) -> None:
+    n, wide = _count(x, axis), out.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    mean = cp.empty(reduced_shape(x.shape, axis, True), wide)
+    _sum_into(cp, mean, x, axis, True)
+    cp.divide(mean, n, mean)
+    squares = cp.square(cp.subtract(x, mean, dtype=wide))
+    total = out if wide == out.dtype else cp.empty(out.shape, wide)
+    _sum_into(cp, total, squares, axis, keepdims)
+    cp.divide(total, n - correction if n > correction else 0, out, casting="same_kind")
+
+
+@_kernel("logsumexp")
+def _logsumexp(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool) -> None:
+    if not x.size:
+        out.fill(-np.inf)
+        return
+    peak = x.max(axis=axis, keepdims=True)
+    peak = cp.where(cp.isfinite(peak), peak, x.dtype.type(0))
+    _sum_into(cp, out, cp.exp(x - peak), axis, keepdims)
+    cp.log(out, out)
+    cp.add(out, peak.reshape(out.shape), out)
+
+
+def _reduction(method: str) -> Callable[..., None]:
+    """The kernel that is a method of the array. CuPy's functions would take `out` for a dtype."""
+
+    def kernel(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool) -> None:
+        getattr(x, method)(axis=axis, out=out, keepdims=keepdims)
+
+    return kernel
+
+
+for _method in ("max", "min", "argmax", "argmin", "all", "any"):
+    _TABLE[_method] = _reduction(_method)
+
+
+# --- by indices ----------------------------------------------------------------------
+
+
+def _places(cp: Any, indices: Device, length: int) -> Device:
+    """The indices counted from the front; those out of range wrap around."""
+    return cp.remainder(indices, max(length, 1), dtype=np.int64)
+
+
+@_kernel("take")
+def _take(cp: Any, out: Device, x: Device, indices: Device, *, axis: int) -> None:
+    length = x.shape[axis]
+    _indices_are_noted(cp, "take", indices, -length, length, (x, indices), {"axis": axis})
+    if x.size:
+        cp.take(x, indices, axis=axis, out=out)
+    else:
+        out.fill(0)
+
+
+@_kernel("take_along_axis")
+def _take_along_axis(cp: Any, out: Device, x: Device, indices: Device, *, axis: int) -> None:
+    n = x.shape[axis]
+    _indices_are_noted(cp, "take_along_axis", indices, -n, n, (x, indices), {"axis": axis})
+    if x.size:
+        cp.copyto(out, cp.take_along_axis(x, _places(cp, indices, n), axis))
+    else:
+        out.fill(0)
+
+
+@_kernel("scatter_add")
+def _scatter_add(
+    cp: Any, out: Device, updates: Device, indices: Device, *, axis: int, length: int
+) -> None:
+    given = {"axis": axis, "length": length}
+    _indices_are_noted(cp, "scatter_add", indices, -length, length, (updates, indices), given)
+    _sums_by_index(cp, out, updates, indices, normalize_axis(axis, out.ndim))
+
+
+@_kernel("index_add")
+def _index_add(
+    cp: Any, out: Device, x: Device, updates: Device, indices: Device, *, axis: int
+) -> None:
+    axis = normalize_axis(axis, out.ndim)
+    length = out.shape[axis]
+    operands = (x, updates, indices)
+    noted = _indices_are_noted(cp, "index_add", indices, -length, length, operands, {"axis": axis})
+    sums = cp.empty(out.shape, out.dtype)
+    _sums_by_index(cp, sums, updates, indices, axis)
+    if noted and cp.may_share_memory(out, x):
+        sums = cp.where(_outside(indices, length), out.dtype.type(0), sums)
+    cp.add(x, sums, out)
+
+
+@_kernel("scatter_add_along_axis")
+def _scatter_add_along_axis(
+    cp: Any, out: Device, updates: Device, indices: Device, *, axis: int, length: int
+) -> None:
+    given = {"axis": axis, "length": length}
+    operands = (updates, indices)
+    _indices_are_noted(cp, "scatter_add_along_axis", indices, -length, length, operands, given)
+    axis = normalize_axis(axis, out.ndim)
+    before, behind = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
+    places = _places(cp, indices, length).reshape(before, indices.shape[axis], behind)
+    rows = cp.arange(before).reshape(-1, 1, 1) * length + places
+    flat = rows * behind + cp.arange(behind)
+    _sums_by_index(cp, out.reshape(-1), updates.reshape(-1), flat.reshape(-1), 0)
+
+
+def _sums_by_index(cp: Any, out: Device, updates: Device, indices: Device, axis: int) -> None:
+    """Write the sums of the updates of each index along `axis`; 0 where there is none.
+
+    The updates are sorted by index. Then each adds up those of its index that lie 1, 2, 4, ...
+    before it (Hillis and Steele, CACM 29, 1986), after which the last of an index has the sum.
+    """
+    before, length = math.prod(out.shape[:axis]), out.shape[axis]
+    behind, count = math.prod(out.shape[axis + 1 :]), indices.size
+    if not (out.size and count):
+        out.fill(0)
+        return
+    places = _places(cp, indices, length).reshape(-1)
+    order = cp.argsort(places)
+    places = places.take(order)
+    rows = updates.reshape(before, count, behind)
+    sums = cp.ascontiguousarray(rows.take(order, axis=1).swapaxes(0, 1))
+    distance = 1
+    while distance < count:
+        same = (places[distance:] == places[:-distance]).reshape(-1, 1, 1)
+        earlier = cp.where(same, sums[:-distance], out.dtype.type(0))
+        sums[distance:] += earlier
+        distance *= 2
+    ends = cp.searchsorted(places, cp.arange(length), side="right") - 1
+    found = sums.take(ends, axis=0)
+    has = (places.take(ends) == cp.arange(length)).reshape(-1, 1, 1)
+    total = cp.where(has, found, out.dtype.type(0)).swapaxes(0, 1)
+    cp.copyto(out.reshape(before, length, behind), total)
+
+
+@_kernel("index_set")
+def _index_set(
+    cp: Any,
+    out: Device,
+    x: Device,
+    values: Device,
+    indices: Device,
+    *,
+    axis: int,
+    axes: int,
+) -> None:
+    """All values for one element are made the last of them, so that their order does not matter."""
+    operands, given = (x, values, indices), {"axis": axis, "axes": axes}
+    axis = normalize_axis(axis, max(x.ndim, 1))
+    before, behind = x.shape[:axis], x.shape[axis + axes :]
+    length = math.prod(x.shape[axis : axis + axes])
+    noted = _indices_are_noted(cp, "index_set", indices, -length, length, operands, given)
+    in_place = cp.may_share_memory(out, x)
+    if not in_place:
+        cp.copyto(out, x)
+    if not (out.size and indices.size):
+        return
+    places = _places(cp, indices, length).reshape(-1)
+    numbers = cp.arange(places.size)
+    last = cp.zeros(length, np.int64)
+    cp.maximum.at(last, places, numbers)
+    shape = math.prod(before), places.size, math.prod(behind)
+    given_values = cp.broadcast_to(values, before + indices.shape + behind).reshape(shape)
+    chosen = given_values.take(last.take(places), axis=1)
+    rows = out.reshape(shape[0], length, shape[2])
+    if noted and in_place:
+        chosen = cp.where(_outside(indices, length), rows.take(places, axis=1), chosen)
+    rows[:, places] = chosen
+
+
+@_kernel("dynamic_update")
+def _dynamic_update(
+    cp: Any, out: Device, x: Device, update: Device, start: Device, *, axis: int
+) -> None:
+    length, rows = x.shape[axis], update.shape[axis]
+
+    def refuses(first: int) -> bool:
+        return not 0 <= (first + length if first < 0 else first) <= length - rows
+
+    operands = (x, update, start)
+    noted = _value_is_noted("dynamic_update", start, refuses, operands, {"axis": axis})
+    in_place = cp.may_share_memory(out, x)
+    if not in_place:
+        cp.copyto(out, x)
+    if not update.size:
+        return
+    first = start.astype(np.int64)
+    places = _places(cp, first + cp.arange(rows), length)
+    axis = normalize_axis(axis, x.ndim)
+    index = (slice(None),) * axis + (places,)
+    if noted and in_place:
+        front = cp.where(first < 0, first + length, first)
+        bad = (front < 0) | (front > length - rows)
+        update = cp.where(bad, out.take(places, axis=axis), update)
+    out[index] = update
+
+
+@_kernel("one_hot")
+def _one_hot(cp: Any, out: Device, indices: Device, *, num_classes: int, dtype: str) -> None:
+    given = {"num_classes": num_classes, "dtype": dtype}
+    _indices_are_noted(cp, "one_hot", indices, 0, num_classes, (indices,), given)
+    cp.copyto(out, _hot(cp, indices, num_classes))
+
+
+def _hot(cp: Any, indices: Device, classes: int) -> Device:
+    """Where the index is the number of its class: bool[..., classes]."""
+    wide = indices.astype(np.int64, copy=False)
+    return wide[..., np.newaxis] == cp.arange(classes)
+
+
+# --- by masks ------------------------------------------------------------------------
+
+
+@_kernel("nonzero_indices")
+def _nonzero_indices(cp: Any, x: Device) -> Device:
+    return cp.ascontiguousarray(cp.argwhere(x))
+
+
+@_kernel("boolean_index")
+def _boolean_index(cp: Any, x: Device, mask: Device) -> Device:
+    if not mask.size:  # of an axis of length 0, which chooses nothing
+        return cp.empty((0, *x.shape[mask.ndim :]), x.dtype)
+    return x[mask]
+
+
+@_kernel("mask_scatter")
+def _mask_scatter(
+    cp: Any, out: Device, updates: Device, mask: Device, *, shape: tuple[int, ...]
+) -> None:
+    _set_masked(cp, "mask_scatter", out, None, updates, mask, (updates, mask), {"shape": shape})
+
+
+@_kernel("mask_set")
+def _mask_set(cp: Any, out: Device, x: Device, values: Device, mask: Device) -> None:
+    _set_masked(cp, "mask_set", out, x, values, mask, (x, values, mask), {})
+
+
+def _set_masked(
+    cp: Any,
+    name: str,
+    out: Device,
+    x: Device | None,
+    values: Device,
+    mask: Device,
+    operands: Sequence[Device],
+    attributes: dict[str, Any],
+) -> None:
+    """x, or 0, with the values in order where the mask is True: each finds its value by the number
+    of places before it."""
+    count = len(values)
+    true = cp.count_nonzero(mask)
+    _value_is_noted(name, true, lambda found: found != count, operands, attributes)
+    if not (mask.size and values.size):
+        if x is None:
+            out.fill(0)
+        elif not cp.may_share_memory(out, x):
+            cp.copyto(out, x)
+        return
+    values = cp.broadcast_to(values, (count, *out.shape[mask.ndim :]))
+    number = cp.cumsum(mask.reshape(-1), dtype=np.int64) - 1
+    found = values.take(number, axis=0).reshape(out.shape)
+    chosen = (mask & (true == count)).reshape(mask.shape + (1,) * (out.ndim - mask.ndim))
+    cp.copyto(out, cp.where(chosen, found, out.dtype.type(0) if x is None else x))
+
+
+# --- neural networks -----------------------------------------------------------------
+
+_LINEAR: Final = math.sqrt(2 / math.pi)
+_CUBIC: Final = 0.044715 * _LINEAR
+
+
+def _tanh_of_cubic(cp: Any, out: Device, square: Device, x: Device) -> None:
+    """tanh(sqrt(2 / pi) (x + 0.044715 x^3)). `square` is x^2, and may be `out`."""
+    cp.multiply(square, _CUBIC, out)
+    out += _LINEAR
+    out *= x
+    cp.tanh(out, out)
+
+
+@_kernel("gelu")
+def _gelu(cp: Any, out: Device, x: Device, *, approximate: bool) -> None:
+    if approximate:
+        cp.square(x, out)
+        _tanh_of_cubic(cp, out, out, x)
+    else:
+        _erf(x * math.sqrt(0.5), out)
+    out += 1
+    out *= x
+    out *= 0.5
+
+
+@_kernel("gelu_vjp")
+def _gelu_vjp(cp: Any, out: Device, g: Device, x: Device, *, approximate: bool) -> None:
+    slope = cp.square(x)
+    if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
+        _tanh_of_cubic(cp, out, slope, x)
+        slope *= 1.5 * _CUBIC
+        slope += _LINEAR / 2
+        slope *= x
+        slope *= 1 - out
+        slope += 0.5
+        out += 1
+        out *= slope
+    else:  # (1 + erf(x / sqrt(2)) + 2 x Phi'(x)) / 2
+        _erf(x * math.sqrt(0.5), out)
+        slope *= -0.5
+        cp.exp(slope, slope)
+        slope *= _LINEAR
+        slope *= x
+        out += 1
+        out += slope
+        out *= 0.5
+    out *= g
+
+
+@_kernel("dropout")
+def _dropout(cp: Any, out: Device, x: Device, key: Device, *, rate: float) -> None:
+    drawn = gpu_random.uniform(cp, key, x.size, np.float32).reshape(x.shape)
+    cp.multiply(x, 1 / (1 - rate), out)
+    cp.copyto(out, 0, where=drawn < rate)
+
+
+@_kernel("softmax")
+def _softmax(cp: Any, out: Device, x: Device, *, axis: int) -> None:
+    if x.size:
+        cp.subtract(x, x.max(axis=axis, keepdims=True), out)
+        cp.exp(out, out)
+        out /= out.sum(axis=axis, keepdims=True)
+
+
+@_kernel("log_softmax")
+def _log_softmax(cp: Any, out: Device, x: Device, *, axis: int) -> None:
+    if x.size:
+        cp.subtract(x, x.max(axis=axis, keepdims=True), out)
+        out -= cp.log(cp.exp(out).sum(axis=axis, keepdims=True))
+
+
+@_kernel("softmax_cross_entropy")
+def _softmax_cross_entropy(cp: Any, out: Device, logits: Device, labels: Device) -> None:
+    classes = logits.shape[-1]
+    name = "softmax_cross_entropy"
+    _indices_are_noted(cp, name, labels, 0, classes, (logits, labels), {})
+    if not logits.size:
+        out.fill(0)
+        return
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    places = _places(cp, labels, classes)[..., np.newaxis]
+    chosen = cp.take_along_axis(shifted, places, -1)[..., 0]
+    cp.exp(shifted, shifted)
+    shifted.sum(axis=-1, out=out)
+    cp.log(out, out)
+    out -= chosen
+
+
+@_kernel("softmax_cross_entropy_vjp")
+def _softmax_cross_entropy_vjp(
+    cp: Any, out: Device, g: Device, logits: Device, labels: Device
+) -> None:
+    classes = logits.shape[-1]
+    name = "softmax_cross_entropy_vjp"
+    _indices_are_noted(cp, name, labels, 0, classes, (g, logits, labels), {})
+    _softmax(cp, out, logits, axis=-1)
+    cp.subtract(out, _hot(cp, labels, classes), out)
+    out *= g[..., np.newaxis]
+
+
+def _centered(x: Device, eps: float) -> tuple[Device, Device]:
+    """x - mean(x) along the last axis, and 1 / sqrt(var + eps)."""
+    length = x.shape[-1]
+    centered = x - x.sum(axis=-1, keepdims=True) / length
+    square = (centered * centered).sum(axis=-1, keepdims=True)
+    return centered, 1 / np.sqrt(square / length + eps)
+
+
+@_kernel("layer_norm")
+def _layer_norm(
+    cp: Any, out: Device, x: Device, scale: Device, bias: Device, *, eps: float
+) -> None:
+    centered, inverse = _centered(x, eps)
+    cp.multiply(centered, inverse, out)
+    out *= scale
+    out += bias
+
+
+@_kernel("layer_norm_normalize")
+def _layer_norm_normalize(cp: Any, out: Device, x: Device, *, eps: float) -> None:
+    cp.multiply(*_centered(x, eps), out)
+
+
+@_kernel("layer_norm_vjp")
+def _layer_norm_vjp(
+    cp: Any, out: Device, g: Device, x: Device, scale: Device, *, eps: float
+) -> None:
+    length = x.shape[-1]
+    centered, inverse = _centered(x, eps)
+    cp.multiply(g, scale, out)
+    together = (out * centered).sum(axis=-1, keepdims=True)
+    centered *= together * np.square(inverse) / length
+    centered += out.sum(axis=-1, keepdims=True) / length
+    out -= centered
+    out *= inverse
+
+
+@_kernel("layer_norm_scale_vjp")
+def _layer_norm_scale_vjp(cp: Any, out: Device, g: Device, x: Device, *, eps: float) -> None:
+    centered, inverse = _centered(x, eps)
+    centered *= inverse
+    centered *= g
+    centered.sum(axis=tuple(range(x.ndim - 1)), out=out)
+
+
+# --- windows -------------------------------------------------------------------------
+
+
+def _padded(cp: Any, x: Device, padding: Padding, value: float = 0) -> Device:
+    """x inside a frame of `value`; x itself where the frame is empty."""
+    if padding == ((0, 0), (0, 0)):
+        return x
+    n, h, w, c = x.shape
+    (top, bottom), (left, right) = padding
+    padded = cp.full((n, top + h + bottom, left + w + right, c), value, x.dtype)
+    padded[:, top : top + h, left : left + w] = x
+    return padded
+
+
+def _windows(cp: Any, padded: Device, grid: Shape, window: Shape, stride: Pair) -> Device:
+    """All windows, [N, OH, OW, KH, KW, C], as a view of the padded image."""
+    n, row, column, channel = padded.strides
+    return cp.lib.stride_tricks.as_strided(
+        padded,
+        (padded.shape[0], *grid, *window, padded.shape[3]),
+        (n, row * stride[0], column * stride[1], row, column, channel),
+    )
+
+
+@_kernel("patches")
+def _patches(
+    cp: Any,
+    out: Device,
+    x: Device,
+    *,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    pad_value: float,
+) -> None:
+    padded = _padded(cp, x, padding, pad_value)
+    cp.copyto(out, _windows(cp, padded, out.shape[1:3], window, stride))
+
+
+@_kernel("unpatches")
+def _unpatches(
+    cp: Any, out: Device, x: Device, *, shape: tuple[int, ...], stride: Pair, padding: Padding
+) -> None:
+    """Windows that do not overlap are written at once, others place by place."""
+    out.fill(0)
+    padded = _padded(cp, out, padding)
+    grid, window = x.shape[1:3], x.shape[3:5]
+    if stride[0] >= window[0] and stride[1] >= window[1]:
+        _windows(cp, padded, grid, window, stride)[...] = x
+    else:
+        rows, columns = (grid[0] - 1) * stride[0] + 1, (grid[1] - 1) * stride[1] + 1
+        for i in range(window[0]):
+            for j in range(window[1]):
+                part = padded[:, i : i + rows : stride[0], j : j + columns : stride[1]]
+                part += x[:, :, :, i, j]
+    if padded is not out:
+        top, left = padding[0][0], padding[1][0]
+        out[...] = padded[:, top : top + out.shape[1], left : left + out.shape[2]]
+
+
+@_kernel("conv2d")
+def _conv2d(
+    cp: Any, out: Device, x: Device, kernel: Device, *, stride: Pair, padding: Padding
+) -> None:
+    """The windows as rows of a matrix, of so many images at a time as memory is well spent on."""
+    windows = _windows(cp, _padded(cp, x, padding), out.shape[1:3], kernel.shape[:2], stride)
+    inner = math.prod(kernel.shape[:3])
+    weights = kernel.reshape(inner, kernel.shape[3])
+    step = max(1, _MOST_COLUMNS // max(1, math.prod(out.shape[1:3]) * inner))
+    for i in range(0, len(out), step):
+        part = out[i : i + step]
+        rows = math.prod(part.shape[:3])
+        columns = windows[i : i + step].reshape(rows, inner)
+        cp.matmul(columns, weights, out=part.reshape(rows, weights.shape[1]))
+
+
+@_kernel("max_pool2d")
+def _max_pool2d(
+    cp: Any, out: Device, x: Device, *, window: Pair, stride: Pair, padding: Padding
+) -> None:
+    padded = _padded(cp, x, padding, -np.inf)
+    _windows(cp, padded, out.shape[1:3], window, stride).max(axis=(3, 4), out=out)
+
+
+@_kernel("avg_pool2d")
+def _avg_pool2d(
+    cp: Any, out: Device, x: Device, *, window: Pair, stride: Pair, padding: Padding
+) -> None:
+    padded = _padded(cp, x, padding)
+    _windows(cp, padded, out.shape[1:3], window, stride).sum(axis=(3, 4), out=out)
+    out /= math.prod(window)
+
+
+# --- random --------------------------------------------------------------------------
+
+
+@_kernel("split_key")
+def _split_key(cp: Any, out: Device, key: Device, *, n: int) -> None:
+    cp.copyto(out, gpu_random.words(cp, key, 2 * n, gpu_random.SPLIT).reshape(n, 2))
+
+
+@_kernel("fold_in")
+def _fold_in(cp: Any, out: Device, key: Device, data: Device) -> None:
+    cp.copyto(out, gpu_random.words(cp, key, 2, gpu_random.FOLD, data))
+
+
+@_kernel("uniform")
+def _uniform(cp: Any, out: Device, key: Device, *, shape: tuple[int, ...], dtype: str) -> None:
+    cp.copyto(out, gpu_random.uniform(cp, key, out.size, out.dtype).reshape(shape))
+
+
+@_kernel("bernoulli")
+def _bernoulli(cp: Any, out: Device, key: Device, p: Device, *, shape: tuple[int, ...]) -> None:
+    bad = (~((p >= 0) & (p <= 1))).any()
+    _value_is_noted("bernoulli", bad, bool, (key, p), {"shape": shape})
+    drawn = gpu_random.uniform(cp, key, out.size, np.dtype(np.float64))
+    cp.less(drawn.reshape(shape), p, out)
+
+
+@_kernel("randint")
+def _randint(
+    cp: Any,
+    out: Device,
+    key: Device,
+    *,
+    low: int,
+    high: int,
+    shape: tuple[int, ...],
+    dtype: str,
+) -> None:
+    drawn = gpu_random.integers(cp, key, low, high, out.size, out.dtype)
+    cp.copyto(out, drawn.reshape(shape), casting="unsafe")
