@@ -563,7 +563,8 @@ class ndarray:
             raise TypeError("Output dtype mismatch")
         if not self.size and np.size(at):
             raise IndexError("cannot do a non-empty take from an empty axes.")
-        made = compute(lambda: np.take(x, at, axis, mode="wrap"), out)
+        n = max(x.size if axis is None else x.shape[axis], 1)
+        made = compute(lambda: np.take(x, np.int64(at) % n, axis), out)
         if made.shape != np.take(np.empty(x.shape, "?"), np.zeros_like(at), axis).shape:
             raise ValueError("Output shape mismatch")
         return made
