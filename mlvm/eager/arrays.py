@@ -42,7 +42,7 @@ def taken(array: object, call: OneOp | None = None, *, beside: Tensor | None = N
 
 def _taken(array: object, dtype: DType | None) -> Tensor:
     vm = current_arena().vm.stands_for
-    if not hasattr(vm, "storage_over"):  # of `LocalVMProtocol`, which takes long to be asked
+    if not getattr(vm, "on_host", False):
         raise DTypeError(
             f"the values of this {type(array).__name__} are here and {vm.name} is elsewhere; "
             f"send them with asarray"

@@ -251,7 +251,7 @@ def _array(x: Any) -> Array:
     if not isinstance(x, Tensor):
         return np.asarray(x)
     vm = x.arena.vm
-    if x.handle == STALE or not isinstance(vm, LocalVM):
+    if x.handle == STALE or not isinstance(vm, LocalVM) or not vm.on_host:
         return x.numpy()
     view = vm.borrow(x.handle)
     view.flags.writeable = False

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TextIO
 import numpy as np
 
 from mlvm.core.errors import Place, brief, user_place
-from mlvm.core.machine.callee import Value, describe
+from mlvm.core.machine.callee import Value, describe, is_tensor
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Opcode, Program
@@ -83,7 +83,7 @@ class Trace:
         ended = time.perf_counter_ns()
         while (entry := self._began.stack.pop())[0] != name:
             pass  # a function within this one raised, and so did not end
-        arrays = [x for x in (*params, *results) if isinstance(x, np.ndarray)]
+        arrays = filter(is_tensor, (*params, *results))
         about = {
             "params": describe(params),
             "results": describe(results),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from bench.mlvm_training import Training
+from bench.sizes import MixerSize
+from mlvm.__main__ import main
 from mlvm.core.errors import (
     HandleError,
+    LimitExceeded,
     MachineError,
     MissingExtra,
+    OperandValueError,
     OutOfMemory,
+    PositionRefused,
     ShapeError,
     UnknownFunction,
 )
@@ -27,11 +34,14 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.machines import gpu
 from mlvm.machines.gpu_kernels import WAITS
+from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
+from models.training.train import main as train_main
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.evaluate import evaluate
 from tests.core.ops.test_ops import TOLERANCE
 from tests.machines.fake_cupy import Fake, install
+from tests.parallel.members import call, tensor
 
 F4 = TensorType("f32", (4,))
 
@@ -47,6 +57,10 @@ def vm(fake: Fake) -> gpu.GpuVM:
     made = ml.VM("gpu0", device="cuda:0")
     assert isinstance(made, gpu.GpuVM)
     return made
+
+
+def f32(*values: float) -> Any:
+    return np.array(values, np.float32)
 
 
 def sent(vm: ml.VM, *arrays: Any) -> list[int]:
@@ -101,7 +115,8 @@ def test_without_a_gpu_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    "option", [{"threads": 2}, {"workers": 1}, {"native": True}, {"native": False}, {"pinned": True}]
+    "option",
+    [{"threads": 2}, {"workers": 1}, {"native": True}, {"native": False}, {"pinned": True}],
 )
 def test_options_of_the_processor_are_refused(fake: Fake, option: dict[str, Any]) -> None:
     with pytest.raises(MachineError, match="is for a VM on the processor"):
@@ -203,39 +218,458 @@ def test_writes_are_checked_unless_the_vm_is_raw(vm: gpu.GpuVM) -> None:
 # --- programs ------------------------------------------------------------------------
 
 
+def straight(*calls: tuple[str, Sequence[int], Mapping[str, Any]]) -> Program:
+    """A program of these calls of `name.out` on arguments of the launch."""
+    builder = ProgramBuilder()
+    with builder.function("main"):
+        for name, arguments, attributes in calls:
+            for i in arguments:
+                builder.load_arg(i)
+            builder.host(f"{name}.out", len(arguments), 0, **attributes)
+        builder.halt()
+    return builder.build()
 
-def launched(vm: ml.VM, name: str, case: Case) -> list[Array]:
-    """The op's result: fresh, written, and written twice by a program that is launched until it
-    is a graph."""
+
+def launched(vm: ml.VM, name: str, case: Case, *, graph: bool) -> list[Array]:
+    """The op's result: fresh, written, and maybe written twice by a program that is launched until
+    it is a graph."""
     handles = sent(vm, *case.inputs)
     count = len(handles)
     results = vm.launch(Program.of_op(name, count, case.attributes, 1), handles)
     if OPS[name].dynamic:
         return results
     outs = [vm.alloc_tensor(TensorType.of(results[0])) for _ in range(2)]
-    vm.launch(Program.of_op(f"{name}.out", count + 1, case.attributes, 0), [outs[0], *handles])
+    into = Program.of_op(f"{name}.out", count + 1, case.attributes, 0)
+    vm.launch(into, [outs[0], *handles])
     results.append(vm.read(outs[0]))
-    builder = ProgramBuilder()
-    with builder.function("main"):
-        for out in range(2):
-            for i in (count + out, *range(count)):
-                builder.load_arg(i)
-            builder.host(f"{name}.out", count + 1, 0, **case.attributes)
-        builder.halt()
-    program = builder.build()
-    for _ in range(3):
-        for out in outs:
-            vm.write(out, np.zeros_like(results[0]))
-        vm.launch(program, [*handles, *outs])
-        results += map(vm.read, outs)
+    if graph:
+        program = straight(*[(name, (count + i, *range(count)), case.attributes) for i in range(2)])
+        for _ in range(3):
+            for out in outs:
+                vm.write(out, np.zeros_like(results[0]))
+            vm.launch(program, [*handles, *outs])
+            results += map(vm.read, outs)
     return results
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_gives_what_it_gives_on_the_host(vm: gpu.GpuVM, name: str) -> None:
-    for case in CASES[name]:
+    for i, case in enumerate(CASES[name]):
         expected = evaluate(name, *case.inputs, **case.attributes)
         close = TOLERANCE.get(expected.dtype.name, 0)
-        for result in launched(vm, name, case):
+        for result in launched(vm, name, case, graph=i < 2):
             assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
             np.testing.assert_allclose(result, expected, rtol=close, atol=close)
+
+
+def test_what_waits_for_a_value() -> None:
+    """The ops whose value, or shape, the host must know before the next kernel."""
+    assert {
+        *("nonzero_indices", "boolean_index"),  # shapes
+        *("eig", "eigvals", "normal", "permutation"),  # what CuPy lacks
+        *("cholesky", "det_vjp", "eigh", "eigvalsh", "inv", "pinv", "solve", "svd", "svdvals"),
+    } == WAITS
+
+
+CONTROL = """
+.const start i64[] -4
+.const one i64[] 1
+.const two f32[2] 2 3
+.func twice 1 1
+    get -1
+    get -1
+    push_str "add"
+    cfunc 2 1
+    return 1
+.func main 0 *
+    push_const start
+    push_const two
+loop:
+    get 1
+    call twice
+    set 1
+    get 0
+    load_arg 0
+    push_str "add"
+    cfunc 2 1
+    set 0
+    get 0
+    push_const one
+    push_str "less"
+    cfunc 2 1
+    jump_if_false end
+    jump loop
+end:
+    get 1
+    push_int HANDLE
+    store_global
+    pop 2
+    push_int HANDLE
+    load_global
+    push_str "mine"
+    cfunc 1 3
+    halt
+"""
+
+
+def test_loops_calls_conditions_globals_and_functions(vm: gpu.GpuVM, fake: Fake) -> None:
+    def mine(frame: Frame) -> None:
+        x: Any = frame.param(0)
+        assert isinstance(x, fake.cupy.ndarray)
+        out: Any = frame.new_tensor(TensorType("f32", (2,)))
+        np.multiply(x, x, out)
+        frame.push(out)
+        frame.push(np.full(3, 7.0))
+        frame.push(f32(2)[0])
+        with pytest.raises(MachineError, match="a result is an array"):
+            frame.push([1.0])  # type: ignore[arg-type]
+
+    def mine_on_host(frame: Frame) -> None:
+        x: Any = frame.param(0)
+        frame.push(x * x)
+        frame.push(np.full(3, 7.0))
+        frame.push(f32(2)[0])
+
+    for each in (ml.VM("host", native=False), vm):
+        (turn, kept) = sent(each, np.asarray(1), np.zeros(2, np.float32))
+        each.register("mine", mine if each is vm else mine_on_host, nparams=1)
+        program = assemble(CONTROL.replace("HANDLE", str(kept)))
+        for _ in range(3):
+            square, seven, two = each.launch(program, [turn])
+            np.testing.assert_array_equal(square, f32(64, 96) ** 2, strict=True)
+            np.testing.assert_array_equal(seven, np.full(3, 7.0), strict=True)
+            np.testing.assert_array_equal(two, np.float32(2), strict=True)
+            np.testing.assert_array_equal(each.read(kept), f32(64, 96), strict=True)
+        each.remove("mine")
+        with pytest.raises(UnknownFunction):
+            each.launch(program, [turn])
+
+
+def test_a_constant_is_sent_once_and_never_written(vm: gpu.GpuVM, fake: Fake) -> None:
+    program = assemble(
+        ".const two f32[4] 2 3 4 5\n.func main 0 *\n"
+        'push_const two\nload_arg 0\npush_str "multiply"\ncfunc 2 1\nhalt\n'
+    )
+    x, y = sent(vm, np.ones(4, np.float32), np.ones((2, 4), np.float32))
+    before = fake.counts.to_device
+    for handle in (x, y, x):
+        vm.launch(program, [handle])
+    assert fake.counts.to_device == before + 1
+    writing = assemble(
+        ".const two f32[4] 2 3 4 5\n.func main 0 *\nload_arg 0\n"
+        'push_const two\npush_str "same"\ncfunc 1 1\nset 0\n'
+        'get 0\nload_arg 0\nload_arg 0\npush_str "add.out"\ncfunc 3 0\npop 1\nhalt\n'
+    )
+    vm.register("same", lambda frame: frame.push(frame.param(0)), nparams=1, nresults=1)
+    with pytest.raises(MachineError, match=r"add.out would write to a constant"):
+        vm.launch(writing, [x])
+
+
+# --- graphs --------------------------------------------------------------------------
+
+THREE = straight(("add", (2, 0, 1), {}), ("multiply", (2, 2, 1), {}), ("exp", (2, 2), {}))
+
+
+def of_three(x: Any, y: Any) -> Any:
+    return np.exp((x + y) * y)
+
+
+def test_a_program_is_recorded_with_its_second_launch(vm: gpu.GpuVM, fake: Fake) -> None:
+    x, y = f32(1, 2, 3, 4), f32(4, 3, 2, 1) / 4
+    handles = sent(vm, x, y, np.zeros(4, np.float32))
+    seen = []
+    for i in range(4):
+        vm.write(handles[0], x + i)
+        before = fake.counts.launches
+        vm.launch(THREE, handles)
+        seen.append((vm.graphs.recorded, vm.graphs.replayed, fake.counts.launches - before))
+        np.testing.assert_array_equal(vm.read(handles[2]), of_three(x + i, y))
+    assert seen == [(0, 0, 3), (1, 1, 3), (1, 2, 0), (1, 3, 0)]
+
+
+def test_a_graph_is_forgotten_when_what_it_stands_for_changes(vm: gpu.GpuVM) -> None:
+    x, y = f32(1, 2, 3, 4), f32(4, 3, 2, 1) / 4
+    first, second, out = sent(vm, x, y, np.zeros(4, np.float32))
+
+    def check(x: Any, y: Any, *, records: bool) -> None:
+        before = vm.graphs.recorded
+        for _ in range(3):
+            vm.launch(THREE, [first, second, out])
+            np.testing.assert_array_equal(vm.read(out), of_three(x, y))
+        assert (vm.graphs.recorded > before) == records
+
+    check(x, y, records=True)
+    check(x, y, records=False)
+    vm.swap(first, second)
+    check(y, x, records=True)
+    (other,) = sent(vm, x)
+    check(y, x, records=False)
+    vm.dealloc_tensor(other)
+    check(y, x, records=True)
+    vm.register("mine", lambda frame: None)
+    check(y, x, records=True)
+    with vm.instrumented(Silent()):
+        check(y, x, records=False)
+    check(y, x, records=True)
+    vm.register("exp.out", copy)
+    vm.launch(THREE, [first, second, out])
+    np.testing.assert_array_equal(vm.read(out), (x + y) * x)
+
+
+def copy(frame: Frame) -> None:
+    out: Any = frame.param(0)
+    np.copyto(out, frame.param(1))
+
+
+class Silent:
+    """An instrument that only counts."""
+
+    calls = 0
+
+    def before(self, *_: Any) -> None:
+        return None
+
+    def after(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def test_an_instrument_sees_each_kernel_of_a_graph(vm: gpu.GpuVM) -> None:
+    handles = sent(vm, *[np.ones(4, np.float32)] * 3)
+    for _ in range(3):
+        vm.launch(THREE, handles)
+    with vm.instrumented(instrument := Silent()):
+        vm.launch(THREE, handles)
+    assert instrument.calls == 3
+
+
+def test_a_function_registered_by_a_program_counts_from_its_next_call_on(vm: gpu.GpuVM) -> None:
+    """Also for a stretch of that very launch, which had a graph."""
+    program = assemble(
+        '.func main 0 *\npush_str "change"\ncfunc 0 0\n'
+        + 'load_arg 1\nload_arg 0\npush_str "exp.out"\ncfunc 2 0\n' * 2
+        + "halt\n"
+    )
+    x, out = sent(vm, np.ones(4, np.float32), np.zeros(4, np.float32))
+    vm.register("change", lambda frame: None, nparams=0, nresults=0)
+    for _ in range(3):
+        vm.launch(program, [x, out])
+    assert vm.graphs.recorded == 1
+
+    def change(frame: Frame) -> None:
+        vm.register("exp.out", copy)
+
+    vm.functions.binding("change").callee.fn = change  # type: ignore[attr-defined]
+    vm.launch(program, [x, out])
+    np.testing.assert_array_equal(vm.read(out), np.ones(4))
+
+
+def test_what_cannot_be_recorded_is_launched_between_graphs(vm: gpu.GpuVM, fake: Fake) -> None:
+    """CuPy refuses to record products; a sum by a function of another machine breaks a stretch."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 3, 3)).astype(np.float32)
+    program = straight(
+        ("add", (2, 0, 1), {}),
+        ("tanh", (3, 2), {}),
+        ("matmul", (2, 3, 0), {}),
+        ("add", (3, 2, 1), {}),
+        ("matmul", (2, 3, 0), {}),
+        ("matmul", (3, 2, 0), {}),
+        ("tanh", (2, 3), {}),
+        ("add", (2, 2, 1), {}),
+    )
+    handles = sent(vm, x, y, np.zeros((3, 3), "f4"), np.zeros((3, 3), "f4"))
+    expected = np.tanh(((np.tanh(x + y) @ x + y) @ x) @ x) + y
+    for _ in range(4):
+        vm.write(handles[2], np.zeros((3, 3), "f4"))
+        vm.launch(program, handles)
+        np.testing.assert_array_equal(vm.read(handles[2]), expected)
+    assert vm.graphs.recorded == 2  # of add tanh, of tanh add
+    assert vm.graphs.replayed == 2 * 3
+
+
+def test_an_error_in_a_graph_is_the_hosts(vm: gpu.GpuVM, fake: Fake) -> None:
+    """Values are checked by a flag that is read after the launch: error, place and text are those
+    of a VM of the host."""
+    indices = np.asarray([0, 3, 1])
+    program = straight(
+        ("add", (2, 0, 0), {}),
+        ("take", (3, 2, 1), {"axis": 0}),
+        ("add", (3, 3, 3), {}),
+    )
+    x = np.arange(4, dtype=np.float32)
+    told = []
+    for each in (ml.VM("host", native=False), vm):
+        handles = sent(each, x, indices, np.zeros(4, "f4"), np.zeros(3, "f4"))
+        for launch in range(5):
+            bad = launch in (1, 3)
+            each.write(handles[1], indices + 4 if bad else indices)
+            try:
+                each.launch(program, handles)
+                np.testing.assert_array_equal(each.read(handles[3]), 4 * x[indices])
+            except PositionRefused as error:
+                lines = [note for note in error.__notes__ if "called from" not in note]
+                told.append((str(error), error.function, error.pc, lines))
+    assert len(told) == 4
+    assert len(set(map(str, told))) == 1
+    assert vm.graphs.replayed == 4
+    before = fake.counts.to_host
+    vm.launch(program, handles)
+    assert fake.counts.to_host == before + 1  # the flags of all kernels at once
+
+
+def test_an_error_of_a_kernel_in_a_stretch_has_its_place(vm: gpu.GpuVM) -> None:
+    def refuse(out: Any, x: Any) -> None:
+        raise OperandValueError("not this one")
+
+    raw = gpu.GpuVM(device="cuda:0", kernels={"tanh": refuse})
+    program = straight(("add", (1, 0, 0), {}), ("tanh", (1, 1), {}))
+    handles = sent(raw, *[np.ones(4, np.float32)] * 2)
+    for _ in range(3):
+        with pytest.raises(OperandValueError, match=r"tanh\(f32\[4\]\): not this one") as caught:
+            raw.launch(program, handles)
+        assert (caught.value.function, caught.value.pc, caught.value.step) == ("main", 8, 1)
+
+
+def test_limits_count_the_instructions_of_a_graph(vm: gpu.GpuVM) -> None:
+    handles = sent(vm, *[np.ones(4, np.float32)] * 3)
+    count = len(THREE.main.code)
+    for _ in range(3):
+        vm.launch(THREE, handles, max_steps=count)
+        with pytest.raises(LimitExceeded):
+            vm.launch(THREE, handles, max_steps=count - 1)
+    assert vm.graphs.recorded == 1
+
+
+# --- the language --------------------------------------------------------------------
+
+
+def test_a_mixer_trains_as_on_the_host(vm: gpu.GpuVM, fake: Fake) -> None:
+    """But for the order of sums; captured as eager, and nothing is sent from the second step on."""
+    size = MixerSize(4, (8, 8, 1), 5, 4, 8, 1, 6, 12)
+    host, eager = Training(size, ml.VM("host", native=False)), Training(size, vm)
+    captured = Training(size, ml.VM("captured", device="cuda:0"))
+    held = []
+    for step in range(4):
+        loss = eager.eager()
+        assert loss == pytest.approx(host.eager(), rel=1e-6)
+        before = fake.counts.to_device, fake.counts.to_host, fake.counts.allocations
+        assert captured.replay() == loss
+        if step:
+            assert fake.counts.to_device == before[0]
+            assert fake.counts.to_host == before[1] + 2  # that the labels are classes; the loss
+            assert fake.counts.allocations == before[2]
+        held.append(captured.vm.consumed_size_in_mib())
+    for name, x in host.model.state().items():
+        one, other = (each.model.state()[name].numpy() for each in (eager, captured))
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, x.numpy(), rtol=1e-5, atol=1e-8)
+    assert len(set(held[1:])) == 1
+    graphs = captured.vm.graphs  # type: ignore[attr-defined]
+    assert graphs.recorded > 0
+    assert graphs.replayed == 3 * graphs.recorded
+
+
+def test_control_flow_and_its_gradient(vm: gpu.GpuVM) -> None:
+    """A loop of the machine, whose way back reads residuals."""
+
+    def body(x: ml.Tensor) -> ml.Tensor:
+        return ml.tanh(x) * x + 1.0
+
+    def run(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.fori_loop(0, n, lambda _, x: body(x), x))
+
+    found = []
+    for each in (ml.VM("host", native=False), vm):
+        with ml.Arena(each, "a").allocating():
+            x, n = ml.asarray(np.linspace(0, 1, 5, dtype=np.float32)), ml.asarray(3)
+            step = ml.capture(ml.value_and_grad(run))
+            found += [[each.numpy() for each in step(x, n)] for _ in range(3)]
+    for value, gradient in found:
+        np.testing.assert_array_equal(value, found[0][0])
+        np.testing.assert_array_equal(gradient, found[0][1])
+
+
+def test_arrays_of_the_host_are_sent_by_name_only(vm: gpu.GpuVM) -> None:
+    with ml.Arena(vm, "a").allocating():
+        x = ml.asarray(np.ones(3, np.float32))
+        with pytest.raises(ml.errors.DTypeError, match="send them with asarray"):
+            x + np.ones(3, np.float32)
+        with pytest.raises(ml.errors.CopyRefused):
+            np.asarray(x, copy=False)
+        np.testing.assert_array_equal(np.from_dlpack(x), np.ones(3))
+
+
+# --- queues, groups, tools -----------------------------------------------------------
+
+
+def test_a_queue_fills_pinned_slots(vm: gpu.GpuVM, fake: Fake) -> None:
+    """A slot is filled again only after it was copied."""
+    with ml.Arena(vm, "a").allocating():
+        queue = ml.QueueTensor(vm, ["f32[4]"], maxsize=2)
+        assert not queue.in_programs
+        doubled = ml.capture(lambda: queue.get()[0] * 2.0)
+        for i in range(9):
+            queue.put([np.full(4, i, np.float32)])
+            if i % 2:
+                np.testing.assert_array_equal(doubled().numpy(), np.full(4, 2.0 * (i - 1)))
+                (x,) = queue.get()
+                np.testing.assert_array_equal(x.numpy(), np.full(4, i))
+                del x
+
+
+def test_two_devices_in_a_group(fake: Fake) -> None:
+    pytest.importorskip("threadpoolctl")
+    vms = [ml.VM(f"gpu{i}", device=f"cuda:{i}") for i in range(2)]
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def member(rank: int, vm: VM) -> list[Array]:
+        (total,) = call(vm, "all_reduce", rows[rank], op="sum")
+        (all_rows,) = call(vm, "all_gather", rows[rank])
+        (part,) = call(vm, "reduce_scatter", rows.reshape(-1) * (rank + 1), op="sum")
+        (first,) = call(vm, "broadcast", rows[rank], root=1)
+        x = tensor(vm, rows[rank])
+        vm.launch(Program.of_op("all_reduce.start", 1, {"op": "max"}, 0), [x])
+        vm.launch(Program.of_op("all_reduce.wait", 1, {}, 0), [x])
+        return [total, all_rows, part, first, vm.read(x)]
+
+    with Group(vms) as group:
+        results = group.run(member)
+    for rank, (total, all_rows, part, first, largest) in enumerate(results):
+        np.testing.assert_array_equal(total, rows.sum(0))
+        np.testing.assert_array_equal(all_rows, rows.reshape(-1))
+        np.testing.assert_array_equal(part, 3 * rows[rank])
+        np.testing.assert_array_equal(first, rows[1])
+        np.testing.assert_array_equal(largest, rows[1])
+
+
+def test_a_training_by_command(fake: Fake, tmp_path: Path) -> None:
+    results = []
+    for device in ("cpu", "cuda:0"):
+        file = tmp_path / f"{device[:4]}.json"
+        command = ["--model", "mlp", "--epochs", "1", "--batch-size", "256", "--quiet"]
+        assert train_main([*command, "--device", device, "--json", str(file)]) == 0
+        results.append(json.loads(file.read_text()))
+    assert results[1]["train_loss"] == pytest.approx(results[0]["train_loss"], rel=1e-4)
+    assert results[1]["growth_after_first_epoch_bytes"] == 0
+
+
+def test_a_training_on_no_device(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
+    assert train_main(["--device", "cuda:7"]) == 1
+    assert "there are cpu, cuda:0, cuda:1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train_main(["--device", "cuda:0", "--vm", "here:1"])
+
+
+def test_info_lists_the_devices(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
+    assert main(["info"]) == 0
+    line = "devices: cpu; cuda:0 Fake of numpy, 0 GiB; cuda:1 Fake of numpy, 0 GiB"
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_a_trace_has_each_kernel(vm: gpu.GpuVM, tmp_path: Path) -> None:
+    handles = sent(vm, *[np.ones(4, np.float32)] * 3)
+    with vm.trace(tmp_path / "trace.json"):
+        vm.launch(THREE, handles)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert {"add.out", "multiply.out", "exp.out"} <= set(names)
