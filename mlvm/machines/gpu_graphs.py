@@ -119,6 +119,7 @@ class Graphs:
         if self._pool is None:
             outer = self._cupy.get_default_memory_pool()
             self._pool = self._cupy.cuda.MemoryPool(outer.malloc)
+            self._pool.set_limit(0)  # at a limit of its own it would give up blocks, too
         return self._cupy.cuda.using_allocator(self._pool.malloc)
 
     def launch(self, graph: Any) -> None:

@@ -617,6 +617,50 @@ def test_a_queue_fills_pinned_slots(vm: gpu.GpuVM, fake: Fake) -> None:
                 del x
 
 
+def test_a_copy_waits_for_who_used_the_slot_and_is_waited_for(
+    vm: gpu.GpuVM, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stream of its own. The producer waits for the copy, and not for the kernels."""
+    log: list[Any] = []
+    names: dict[int, str] = {}
+
+    def logged(kind: Any, method: str) -> None:
+        original = getattr(kind, method)
+
+        def wrapper(stream: Any, event: Any = None) -> Any:
+            result = original(stream) if event is None else original(stream, event)
+            name = "compute" if stream == vm.memory.stream else "copies"
+            if method == "record":
+                names[id(result)] = f"{name} {sum('record' in each for each in log)}"
+                kept.append(result)
+            log.append((method, name if event is None else f"{name} for {names[id(event)]}"))
+            return result
+
+        monkeypatch.setattr(kind, method, wrapper)
+
+    kept: list[Any] = []
+    logged(fake.cupy.cuda.Stream, "record")
+    logged(fake.cupy.cuda.Stream, "wait_event")
+    queue = ml.QueueTensor(vm, ["f32[4]"], maxsize=1)
+    for i in range(2):
+        before = fake.counts.waits
+        with queue.reserve() as (slot,):
+            assert fake.counts.waits == before + i  # from the second time on there was a copy
+            slot[...] = i
+        (x,) = queue.get()
+        del x
+    assert log == [
+        ("record", "compute"),  # when the slot is reserved: whoever used it comes before
+        ("wait_event", "copies for compute 0"),
+        ("record", "copies"),
+        ("wait_event", "compute for copies 1"),
+        ("record", "compute"),
+        ("wait_event", "copies for compute 2"),
+        ("record", "copies"),
+        ("wait_event", "compute for copies 3"),
+    ]
+
+
 def test_two_devices_in_a_group(fake: Fake) -> None:
     pytest.importorskip("threadpoolctl")
     vms = [ml.VM(f"gpu{i}", device=f"cuda:{i}") for i in range(2)]
