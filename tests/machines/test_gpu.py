@@ -42,6 +42,7 @@ from tests.core.ops.evaluate import evaluate
 from tests.core.ops.test_ops import TOLERANCE
 from tests.machines.fake_cupy import Fake, install
 from tests.parallel.members import call, tensor
+from tests.test_docs import ROOT, shown
 
 F4 = TensorType("f32", (4,))
 
@@ -708,6 +709,12 @@ def test_info_lists_the_devices(capsys: pytest.CaptureFixture[str], fake: Fake) 
     assert main(["info"]) == 0
     line = "devices: cpu; cuda:0 Fake of numpy, 0 GiB; cuda:1 Fake of numpy, 0 GiB"
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_the_page_prints_what_it_says(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    [(body, expected)] = shown(ROOT / "docs" / "gpu.md", "python")
+    exec(compile(body, "docs/gpu.md", "exec"), {})
+    assert capsys.readouterr().out == expected
 
 
 def test_a_trace_has_each_kernel(vm: gpu.GpuVM, tmp_path: Path) -> None:
