@@ -39,7 +39,7 @@ Device = Any
 
 _TABLE: dict[str, Callable[..., Any]] = {}
 
-_ON_HOST: Final = frozenset({"eig", "eigvals", "normal", "permutation"})
+_ON_HOST: Final = frozenset({"eig", "eigvals", "permutation"})
 """Ops that CuPy lacks, or has not in the same order: their operands go to the host and back."""
 
 _FACTORS: Final = {
@@ -58,15 +58,17 @@ _FACTORS: Final = {
 WAITS: Final[frozenset[str]] = (
     frozenset({"nonzero_indices", "boolean_index"}) | _ON_HOST | frozenset(_FACTORS)
 )
-"""Ops that read values on the host: shapes that depend on values, and those above."""
+"""Ops that read values on the host: shapes that depend on values, and those above. `normal` does
+so too for other dtypes than f32."""
 
 _MOST_COLUMNS: Final = 1 << 26
 """Elements of the windows that a convolution lays out at a time."""
 
 
 def gpu_kernels(cp: Any) -> Kernels:
-    """The kernels by op name; `cp` is the module `cupy`."""
+    """The kernels by op name, for the current device of `cp`, which is the module `cupy`."""
     kernels: dict[str, Kernel] = {name: partial(kernel, cp) for name, kernel in _TABLE.items()}
+    kernels["normal"] = partial(_normal, cp, cp.asarray(gpu_random.ziggurat()))
     for name in _ON_HOST:
         kernels[name] = partial(_on_host, OPS[name].kernel)
     for name, reason in _FACTORS.items():
@@ -943,6 +945,16 @@ def _split_key(cp: Any, out: Device, key: Device, *, n: int) -> None:
 @_kernel("fold_in")
 def _fold_in(cp: Any, out: Device, key: Device, data: Device) -> None:
     cp.copyto(out, gpu_random.words(cp, key, 2, gpu_random.FOLD, data))
+
+
+def _normal(
+    cp: Any, table: Device, out: Device, key: Device, *, shape: tuple[int, ...], dtype: str
+) -> None:
+    """The processor's table for f64 is none that could be computed again."""
+    if out.dtype == np.float32:
+        cp.copyto(out, gpu_random.normal(cp, table, key, out.size).reshape(shape))
+    else:
+        _on_host(OPS["normal"].kernel, out, key, shape=shape, dtype=dtype)
 
 
 @_kernel("uniform")
