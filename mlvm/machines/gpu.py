@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NoReturn
@@ -30,7 +31,7 @@ from mlvm.core.machine.link import Code
 from mlvm.core.memory import Memory
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
-from mlvm.core.types import ALIGNMENT, Array, TensorType, root, u8
+from mlvm.core.types import ALIGNMENT, Array, TensorType, check_array, root, u8
 from mlvm.core.vm import VM
 from mlvm.machines.gpu_graphs import Failed, Graphs, stretched
 from mlvm.machines.gpu_kernels import gpu_kernels
@@ -91,6 +92,7 @@ class GpuMemory(Memory):
 
     def __init__(self, cupy: Any, number: int) -> None:
         self.cupy = cupy
+        self.lock = threading.RLock()  # for what must not be issued while a graph is recorded
         self.device = f"cuda:{number}"
         self._device = cupy.cuda.Device(number)
         with self._device:
@@ -166,15 +168,15 @@ class GpuMemory(Memory):
         self._constant_roots.discard(self.root(copy))
 
     def read(self, array: Array) -> Array:
-        with self:
+        with self.lock, self:
             values: Array = array.get()  # type: ignore[attr-defined]
             return values
 
     def write(self, array: Array, values: Array) -> None:
         """Copy values of the host. What is pinned is copied while the stream computes, and must
         stay as it is until `wait_for_copy`."""
-        with self:
-            if id(root(values)) in self._pinned:
+        with self.lock, self:
+            if self.is_pinned(values):
                 self._send(array, values)
             else:
                 values = np.broadcast_to(np.asarray(values, array.dtype), array.shape)
@@ -193,7 +195,7 @@ class GpuMemory(Memory):
         """Wait until the pinned memory that was last written to the tensor may change. The next
         write to the tensor waits for what uses it now, and for nothing that comes later."""
         place = array.data.ptr  # type: ignore[attr-defined]
-        with self:
+        with self.lock, self:
             sent = self._sent.pop(place, None)
             if sent is not None:
                 sent.synchronize()
@@ -210,6 +212,10 @@ class GpuMemory(Memory):
         weakref.finalize(memory, self._pinned.discard, key)
         skip = -memory.ctypes.data % ALIGNMENT
         return memory[skip : skip + nbytes]
+
+    def is_pinned(self, array: Array) -> bool:
+        """Whether the array lies in `pinned_zeros`."""
+        return id(root(array)) in self._pinned
 
     def root(self, array: Array) -> int:
         return id(array.data.mem)  # type: ignore[attr-defined]
@@ -295,23 +301,30 @@ class GpuVM(LocalVM):
         if instrument is None:
             self._forget_links()  # else graphs that were bound before would stay unused
 
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        """As for any VM; pinned memory (`pinned_zeros`) is copied while the device computes, and no
+        launch is waited for: a program may itself wait for who writes."""
+        if not isinstance(array, np.ndarray) or not self.memory.is_pinned(array):
+            super().write(handle, array)
+            return
+        entry = self._store.entry(handle)
+        check_array(array, entry.type, f"write to {entry.type}")
+        self.memory.write(entry.array, array)
+
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
         """Wait until the host's memory that was last written to the tensors is copied, and may
         change. Raises `HandleError`."""
-        with self._lock:
-            for handle in handles:
-                self.memory.wait_for_copy(self._store.entry(handle).array)
+        for handle in handles:
+            self.memory.wait_for_copy(self._store.entry(handle).array)
 
     def pinned_zeros(self, nbytes: int) -> Array:
         """A u8 array of zeros of the host, which `write` copies while the device computes: it may
         change again after `make_writable` of the tensor."""
-        with self._lock:
-            return self.memory.pinned_zeros(nbytes)
+        return self.memory.pinned_zeros(nbytes)
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was given."""
-        with self._lock:
-            self.memory.synchronize()
+        self.memory.synchronize()
 
     def borrow(self, handle: TensorHandle) -> NoReturn:
         """Raises `HandleError`: memory of a device is no array of the host."""

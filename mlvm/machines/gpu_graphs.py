@@ -94,21 +94,23 @@ class Piece(NamedTuple):
     notes: Notes
 
 
-class Stream(Protocol):
-    """What graphs are recorded with: CuPy, and a stream of it."""
+class Recording(Protocol):
+    """What graphs are recorded with: CuPy, a stream of it, and a lock for that stream."""
 
     cupy: Any
     stream: Any
+    lock: Any
 
 
 class Graphs:
     """The CUDA graphs of one VM: how many were recorded, and how many launches were of one."""
 
-    def __init__(self, memory: Stream) -> None:
+    def __init__(self, memory: Recording) -> None:
         self.recorded = 0
         self.replayed = 0
         self._cupy = memory.cupy
         self._stream = memory.stream
+        self._lock = memory.lock
         self._pool: Any = None
 
     def apart(self) -> Any:
@@ -130,14 +132,15 @@ class Graphs:
         """The longest beginning of the calls that can be one graph; the first call alone, and no
         graph, if there is none. Nothing runs."""
         done, notes, graph = len(calls), Notes(), None
-        self._stream.begin_capture()
-        try:
-            perform(code, calls, notes)
-        except Failed as failed:  # launched as it is, it will say what is wrong
-            done = next(i for i, call in enumerate(calls) if call.step == failed.step)
-        finally:
-            with suppress(self._cupy.cuda.runtime.CUDARuntimeError):  # what failed has ended it
-                graph = self._stream.end_capture()
+        with self._lock:
+            self._stream.begin_capture()
+            try:
+                perform(code, calls, notes)
+            except Failed as failed:  # launched as it is, it will say what is wrong
+                done = next(i for i, call in enumerate(calls) if call.step == failed.step)
+            finally:
+                with suppress(self._cupy.cuda.runtime.CUDARuntimeError):  # that has ended it
+                    graph = self._stream.end_capture()
         if _LEAST <= done < len(calls):
             return self.record(code, calls[:done])
         if done < len(calls) or graph is None:
