@@ -66,7 +66,7 @@ class LocalVM(VM):
     on_device: ClassVar[type[LocalVM]]
     """The VM of a device; see `mlvm.machines.gpu`, which adds it."""
 
-    def __new__(cls, name: str | None = None, *, device: str = "cpu", **options: Any) -> LocalVM:
+    def __new__(cls, *args: Any, device: str = "cpu", **options: Any) -> LocalVM:
         if cls is LocalVM and device != "cpu":
             return super().__new__(cls.on_device)
         return super().__new__(cls)

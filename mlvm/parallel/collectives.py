@@ -268,17 +268,21 @@ class InOrder:
     order of their programs."""
 
     def __init__(self, form: OpInto | OpFresh) -> None:
-        self.memory = HOST
         self.nresults: int | None = form.nresults
         self.kernel: Kernel | None = form.kernel
         self.bind = form.bind
         self.infer = form.infer
         self.cost = form.cost
+        self.call = form.call
         self._form = form
 
-    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        self._form.memory = self.memory
-        return self._form.call(params, attributes)
+    @property
+    def memory(self) -> Memory:
+        return self._form.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._form.memory = memory
 
 
 class Effect:

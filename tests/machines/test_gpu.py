@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -659,6 +660,28 @@ def test_a_copy_waits_for_who_used_the_slot_and_is_waited_for(
         ("record", "copies"),
         ("wait_event", "compute for copies 3"),
     ]
+
+
+def test_a_program_may_wait_for_who_fills_a_slot(vm: gpu.GpuVM) -> None:
+    """A producer takes no lock that a launch holds."""
+    queue = ml.QueueTensor(vm, ["f32[4]"], maxsize=1)
+    waiting = threading.Event()
+
+    def taken(frame: Frame) -> None:
+        waiting.set()
+        (x,) = queue.get(timeout=20)
+        frame.push(vm.array_of(x.handle))
+
+    def produce() -> None:
+        waiting.wait(20)
+        queue.put([f32(1, 2, 3, 4)])
+
+    vm.register("taken", taken, nparams=0, nresults=1)
+    producer = threading.Thread(target=produce)
+    producer.start()
+    (found,) = vm.launch(Program.of_op("taken", 0, {}, 1))
+    producer.join()
+    np.testing.assert_array_equal(found, f32(1, 2, 3, 4))
 
 
 def test_two_devices_in_a_group(fake: Fake) -> None:
