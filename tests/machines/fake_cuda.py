@@ -229,7 +229,8 @@ class MemoryPool:
     def free_all_blocks(self, stream: Stream | None = None) -> None:
         for (device, _), arena in self._arenas.items():
             if device == machine.device:
-                self._total[device] -= sum(size for size, _, _ in arena)
+                freed = sum(size for size, _, _ in arena)
+                self._total[device] = self._total.get(device, 0) - freed
                 arena.clear()
 
     def n_free_blocks(self) -> int:

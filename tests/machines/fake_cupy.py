@@ -563,7 +563,8 @@ class ndarray:
             raise TypeError("Output dtype mismatch")
         if not self.size and np.size(at):
             raise IndexError("cannot do a non-empty take from an empty axes.")
-        made = compute(lambda: np.take(x, at, axis, mode="wrap"), out)
+        n = max(x.size if axis is None else x.shape[axis], 1)
+        made = compute(lambda: np.take(x, np.int64(at) % n, axis), out)
         if made.shape != np.take(np.empty(x.shape, "?"), np.zeros_like(at), axis).shape:
             raise ValueError("Output shape mismatch")
         return made
@@ -978,12 +979,21 @@ def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     return _may_share_memory(a, b) and bool(np.shares_memory(a._host, b._host))
 
 
+def _by_library(name: str) -> None:
+    """CuPy refuses to have a library's work recorded (cublas.pyx, cusolver.pyx: `setStream`)."""
+    if fake_cuda.machine.stream.nodes is not None:
+        raise NotImplementedError(
+            f"calling {name} API during stream capture is currently unsupported"
+        )
+
+
 @_function("matmul")
 def _matmul(
     *args: Any, out: Any = None, dtype: Any = None, casting: str = "same_kind", **options: Any
 ) -> Any:
     if options:
         raise NotImplementedError(f"the fake has no matmul with {options}")
+    _by_library("cuBLAS")
     if len(args) != 2:
         raise ValueError(f"`func` requires 2 arguments, but {len(args)} given")
     x, y = map(host, args)
