@@ -138,6 +138,14 @@ def to_device(x: Any, dtype: Any = None) -> ndarray:
     return array
 
 
+def _by_library(name: str) -> None:
+    """CuPy refuses to have a library's work recorded (cublas.pyx, cusolver.pyx: `setStream`)."""
+    if fake_cuda.machine.stream.nodes is not None:
+        raise NotImplementedError(
+            f"calling {name} API during stream capture is currently unsupported"
+        )
+
+
 def _wait() -> None:
     fake_cuda.machine.wait(fake_cuda.machine.stream)
 
@@ -665,6 +673,7 @@ class ndarray:
         return compute(lambda: np.clip(x, low, high), out)
 
     def dot(self, b: Any, out: Any = None) -> ndarray:
+        _by_library("cuBLAS")
         x, y = host(self), host(b)
         return compute(lambda: np.dot(x, y), out)
 
@@ -842,7 +851,7 @@ def _function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return declare
 
 
-def _as_numpy(name: str, waits: bool = False) -> None:
+def _as_numpy(name: str, waits: bool = False, library: str = "") -> None:
     """Declare a function that does what numpy's of that name does, for the same arguments."""
     run = np
     for part in name.split("."):
@@ -852,6 +861,8 @@ def _as_numpy(name: str, waits: bool = False) -> None:
     def call(*args: Any, out: Any = None, **options: Any) -> Any:
         if waits:
             _wait()
+        if library:
+            _by_library(library)
         found, options = hosts(args), hosts(options)
         return compute(lambda: run(*found, **options), out)
 
@@ -869,12 +880,16 @@ def _as_method(name: str) -> None:
 
 for _name in words(
     "where concatenate stack zeros_like tile expand_dims count_nonzero cross outer "
-    "searchsorted einsum tensordot vdot kron diff tril triu trace isclose "
+    "searchsorted kron diff tril triu trace isclose "
     "flip roll rot90 broadcast_to moveaxis fft.fftn fft.ifftn fft.rfft fft.irfft fft.fft fft.ifft "
-    "linalg.det linalg.pinv linalg.norm "
+    "linalg.norm "
     "nan_to_num angle real imag var std"
 ):
     _as_numpy(_name)
+for _name in ("einsum", "tensordot", "vdot"):
+    _as_numpy(_name, library="cuBLAS")
+for _name in ("linalg.det", "linalg.pinv"):
+    _as_numpy(_name, library="cuSOLVER")
 for _name in ("argwhere", "unique", "array_equal", "allclose", "linalg.matrix_rank", "bincount"):
     _as_numpy(_name, waits=True)
 for _name in words(
@@ -977,14 +992,6 @@ def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
 def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     _wait()
     return _may_share_memory(a, b) and bool(np.shares_memory(a._host, b._host))
-
-
-def _by_library(name: str) -> None:
-    """CuPy refuses to have a library's work recorded (cublas.pyx, cusolver.pyx: `setStream`)."""
-    if fake_cuda.machine.stream.nodes is not None:
-        raise NotImplementedError(
-            f"calling {name} API during stream capture is currently unsupported"
-        )
 
 
 @_function("matmul")
@@ -1161,6 +1168,7 @@ def _judged(name: str) -> Callable[..., Any]:
 
 
 def _verdict() -> None:
+    _by_library("cuSOLVER")
     if _config.linalg == "raise":
         _wait()
 
@@ -1189,6 +1197,7 @@ def _several(name: str) -> None:
 
     @_function(f"linalg.{name}")
     def call(a: Any, *args: Any, **options: Any) -> Any:
+        _by_library("cuSOLVER")
         if name in ("svd", "eigh", "qr"):
             _verdict()
         x = host(a)

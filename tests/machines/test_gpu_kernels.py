@@ -33,6 +33,9 @@ OTHERWISE = frozenset(
 )
 """Ops whose sums are made in another order than on the processor. All others have its bits."""
 
+LIBRARIES = frozenset(["matmul", "batch_contract", "conv2d", "det", "slogdet", "qr"])
+"""Ops by cuBLAS and cuSOLVER, which CuPy refuses to have recorded, though they wait for nothing."""
+
 STREAM = 12 + 19 * 10  # kernels of one stream of Philox
 
 
@@ -127,13 +130,13 @@ def test_what_waits_cannot_be_recorded_and_all_else_can(rig: Rig, name: str) -> 
         stream.begin_capture()
         try:
             result = rig.run(name, *given)
-        except rig.cupy.cuda.runtime.CUDARuntimeError:
+        except (rig.cupy.cuda.runtime.CUDARuntimeError, NotImplementedError):
             waited = True
         try:
             graph = stream.end_capture()
         except rig.cupy.cuda.runtime.CUDARuntimeError:
             waited = True
-    assert waited == (name in WAITS)
+    assert waited == (name in WAITS | LIBRARIES)
     if not waited:
         graph.launch()
         settle(notes)
