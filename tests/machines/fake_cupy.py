@@ -174,12 +174,10 @@ class ufunc:
         return f"<ufunc 'cupy_{self.name}'>"
 
     def _loop(self, operands: Any, dtype: Any) -> tuple[str, str]:
+        fits = _fitting(operands, "qQ->?" in self.types)
         for types in self.types if dtype is None else self._with_dtype:
             given, made = types.split("->")
-            if dtype is not None:
-                if all(np.dtype(each) == dtype for each in made):
-                    return given, made
-            elif all(_fits(x, t) for x, t in zip(operands, given, strict=True)):
+            if fits(given) if dtype is None else all(np.dtype(t) == dtype for t in made):
                 return given, made
         asked = dtype or tuple([getattr(x, "dtype", type(x)) for x in operands])
         raise TypeError(f"Wrong type ({asked}) of arguments for {self.name}")
@@ -205,7 +203,7 @@ class ufunc:
         given, made = self._loop(operands, None if dtype is None else np.dtype(dtype))
 
         def run() -> Any:
-            cast = [np.asarray(x).astype(t) for x, t in zip(operands, given, strict=True)]
+            cast = [_cast(x, t) for x, t in zip(operands, given, strict=True)]
             return np.asarray(self._numpy(*cast)).astype(made)
 
         if where is None:
@@ -266,17 +264,42 @@ def _power(x: Any, y: Any) -> Any:
     return np.where(y < 0, units, np.power(x, np.maximum(y, 0)))
 
 
-def _fits(x: Any, type: str) -> bool:
-    """Whether a loop takes this operand; Python's numbers do not widen what they stand beside."""
-    target = np.dtype(type)
-    if isinstance(x, (np.ndarray, np.generic)):
-        return bool(np.can_cast(x.dtype, target))
-    if isinstance(x, bool):
-        return bool(np.can_cast(np.bool_, target))
-    kinds = {int: "iufc", float: "fc", complex: "c"}[x.__class__]
-    if target.kind not in kinds:
-        return False
-    return target.kind not in "iu" or bool(np.iinfo(target).min <= x <= np.iinfo(target).max)
+_WEAK = {int: np.int64, float: np.float64, complex: np.complex128}
+
+
+def _kind(dtype: Any) -> int:
+    return 0 if dtype.kind == "b" else 1 if dtype.kind in "iu" else 2
+
+
+def _fitting(operands: Any, compares: bool) -> Callable[[str], bool]:
+    """Whether a loop takes these operands. Python's numbers do not widen the arrays beside them,
+    unless they are of a higher kind (`_kernel.pyx`, `_check_should_use_weak_scalar`)."""
+    arrays: list[int] = []
+    weak: list[int] = []
+    types: list[tuple[Any, Any]] = []
+    for x in operands:
+        python = type(x) if type(x) in _WEAK else None
+        wide = np.uint64 if python is int and x >= 2**63 else _WEAK.get(type(x))
+        dtype = np.dtype(wide) if python else np.asarray(x).dtype
+        (weak if python else arrays).append(_kind(dtype))
+        types.append((dtype, python))
+    is_weak = bool(arrays and weak) and max(arrays) >= max(weak)
+    if compares and max([*arrays, *weak]) == 1:
+        is_weak = False  # integers are compared as they are
+
+    def fits(loop: str) -> bool:
+        return all(
+            np.can_cast(dtype, t)
+            or (is_weak and python and np.result_type(python(0), np.dtype(t)) == np.dtype(t))
+            for (dtype, python), t in zip(types, loop, strict=True)
+        )
+
+    return fits
+
+
+def _cast(x: Any, type: str) -> Any:
+    """An operand in the loop's type. OverflowError for a Python integer that it does not hold."""
+    return np.asarray(x).astype(type) if isinstance(x, np.ndarray) else np.array(x, type)
 
 
 # --- arrays --------------------------------------------------------------------------

@@ -165,6 +165,24 @@ def test_large_tensors_take_no_more_launches(rig: Rig, name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-2 if name == "sum" else 1e-5)
 
 
+def test_reference_kernels_that_stay_cut_nothing_into_blocks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With blocks of 2 elements, they take as many launches as with large ones."""
+    for name in sorted(set(OPS) - set(rig.kernels)):
+        case = CASES[name][0]
+        launches = []
+        for size in (1 << 16, 2):
+            for module in ("blocks", "elementwise"):
+                monkeypatch.setattr(f"mlvm.core.ops.{module}.BLOCK_SIZE", size)
+            monkeypatch.setattr("mlvm.core.ops.reduction._LARGE", size)
+            given = rig.ready(name, case)
+            before = rig.fake.counts.launches
+            rig.run(name, *given)
+            launches.append(rig.fake.counts.launches - before)
+        assert launches[0] == launches[1], name
+
+
 # --- values that are refused ---------------------------------------------------------
 
 _X = np.arange(12.0).reshape(4, 3)
