@@ -126,6 +126,7 @@ def _indices_are_noted(
 
 def _outside(indices: Device, length: int) -> Device:
     """Whether any index is out of range, on the device."""
+    indices = indices.astype(np.int64, copy=False)
     return ((indices < -length) | (indices >= length)).any()
 
 

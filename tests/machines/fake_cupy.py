@@ -138,6 +138,14 @@ def to_device(x: Any, dtype: Any = None) -> ndarray:
     return array
 
 
+def _by_library(name: str) -> None:
+    """CuPy refuses to have a library's work recorded (cublas.pyx, cusolver.pyx: `setStream`)."""
+    if fake_cuda.machine.stream.nodes is not None:
+        raise NotImplementedError(
+            f"calling {name} API during stream capture is currently unsupported"
+        )
+
+
 def _wait() -> None:
     fake_cuda.machine.wait(fake_cuda.machine.stream)
 
@@ -166,12 +174,10 @@ class ufunc:
         return f"<ufunc 'cupy_{self.name}'>"
 
     def _loop(self, operands: Any, dtype: Any) -> tuple[str, str]:
+        fits = _fitting(operands, "qQ->?" in self.types)
         for types in self.types if dtype is None else self._with_dtype:
             given, made = types.split("->")
-            if dtype is not None:
-                if all(np.dtype(each) == dtype for each in made):
-                    return given, made
-            elif all(_fits(x, t) for x, t in zip(operands, given, strict=True)):
+            if fits(given) if dtype is None else all(np.dtype(t) == dtype for t in made):
                 return given, made
         asked = dtype or tuple([getattr(x, "dtype", type(x)) for x in operands])
         raise TypeError(f"Wrong type ({asked}) of arguments for {self.name}")
@@ -197,7 +203,7 @@ class ufunc:
         given, made = self._loop(operands, None if dtype is None else np.dtype(dtype))
 
         def run() -> Any:
-            cast = [np.asarray(x).astype(t) for x, t in zip(operands, given, strict=True)]
+            cast = [_cast(x, t) for x, t in zip(operands, given, strict=True)]
             return np.asarray(self._numpy(*cast)).astype(made)
 
         if where is None:
@@ -258,17 +264,42 @@ def _power(x: Any, y: Any) -> Any:
     return np.where(y < 0, units, np.power(x, np.maximum(y, 0)))
 
 
-def _fits(x: Any, type: str) -> bool:
-    """Whether a loop takes this operand; Python's numbers do not widen what they stand beside."""
-    target = np.dtype(type)
-    if isinstance(x, (np.ndarray, np.generic)):
-        return bool(np.can_cast(x.dtype, target))
-    if isinstance(x, bool):
-        return bool(np.can_cast(np.bool_, target))
-    kinds = {int: "iufc", float: "fc", complex: "c"}[x.__class__]
-    if target.kind not in kinds:
-        return False
-    return target.kind not in "iu" or bool(np.iinfo(target).min <= x <= np.iinfo(target).max)
+_WEAK = {int: np.int64, float: np.float64, complex: np.complex128}
+
+
+def _kind(dtype: Any) -> int:
+    return 0 if dtype.kind == "b" else 1 if dtype.kind in "iu" else 2
+
+
+def _fitting(operands: Any, compares: bool) -> Callable[[str], bool]:
+    """Whether a loop takes these operands. Python's numbers do not widen the arrays beside them,
+    unless they are of a higher kind (`_kernel.pyx`, `_check_should_use_weak_scalar`)."""
+    arrays: list[int] = []
+    weak: list[int] = []
+    types: list[tuple[Any, Any]] = []
+    for x in operands:
+        python = type(x) if type(x) in _WEAK else None
+        wide = np.uint64 if python is int and x >= 2**63 else _WEAK.get(type(x))
+        dtype = np.dtype(wide) if python else np.asarray(x).dtype
+        (weak if python else arrays).append(_kind(dtype))
+        types.append((dtype, python))
+    is_weak = bool(arrays and weak) and max(arrays) >= max(weak)
+    if compares and max([*arrays, *weak]) == 1:
+        is_weak = False  # integers are compared as they are
+
+    def fits(loop: str) -> bool:
+        return all(
+            np.can_cast(dtype, t)
+            or (is_weak and python and np.result_type(python(0), np.dtype(t)) == np.dtype(t))
+            for (dtype, python), t in zip(types, loop, strict=True)
+        )
+
+    return fits
+
+
+def _cast(x: Any, type: str) -> Any:
+    """An operand in the loop's type. OverflowError for a Python integer that it does not hold."""
+    return np.asarray(x).astype(type) if isinstance(x, np.ndarray) else np.array(x, type)
 
 
 # --- arrays --------------------------------------------------------------------------
@@ -665,6 +696,7 @@ class ndarray:
         return compute(lambda: np.clip(x, low, high), out)
 
     def dot(self, b: Any, out: Any = None) -> ndarray:
+        _by_library("cuBLAS")
         x, y = host(self), host(b)
         return compute(lambda: np.dot(x, y), out)
 
@@ -842,7 +874,7 @@ def _function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return declare
 
 
-def _as_numpy(name: str, waits: bool = False) -> None:
+def _as_numpy(name: str, waits: bool = False, library: str = "") -> None:
     """Declare a function that does what numpy's of that name does, for the same arguments."""
     run = np
     for part in name.split("."):
@@ -852,6 +884,8 @@ def _as_numpy(name: str, waits: bool = False) -> None:
     def call(*args: Any, out: Any = None, **options: Any) -> Any:
         if waits:
             _wait()
+        if library:
+            _by_library(library)
         found, options = hosts(args), hosts(options)
         return compute(lambda: run(*found, **options), out)
 
@@ -869,12 +903,16 @@ def _as_method(name: str) -> None:
 
 for _name in words(
     "where concatenate stack zeros_like tile expand_dims count_nonzero cross outer "
-    "searchsorted einsum tensordot vdot kron diff tril triu trace isclose "
+    "searchsorted kron diff tril triu trace isclose "
     "flip roll rot90 broadcast_to moveaxis fft.fftn fft.ifftn fft.rfft fft.irfft fft.fft fft.ifft "
-    "linalg.det linalg.pinv linalg.norm "
+    "linalg.norm "
     "nan_to_num angle real imag var std"
 ):
     _as_numpy(_name)
+for _name in ("einsum", "tensordot", "vdot"):
+    _as_numpy(_name, library="cuBLAS")
+for _name in ("linalg.det", "linalg.pinv"):
+    _as_numpy(_name, library="cuSOLVER")
 for _name in ("argwhere", "unique", "array_equal", "allclose", "linalg.matrix_rank", "bincount"):
     _as_numpy(_name, waits=True)
 for _name in words(
@@ -1161,6 +1199,7 @@ def _judged(name: str) -> Callable[..., Any]:
 
 
 def _verdict() -> None:
+    _by_library("cuSOLVER")
     if _config.linalg == "raise":
         _wait()
 
@@ -1189,6 +1228,7 @@ def _several(name: str) -> None:
 
     @_function(f"linalg.{name}")
     def call(a: Any, *args: Any, **options: Any) -> Any:
+        _by_library("cuSOLVER")
         if name in ("svd", "eigh", "qr"):
             _verdict()
         x = host(a)

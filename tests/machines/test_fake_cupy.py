@@ -222,6 +222,16 @@ def test_what_cannot_be_recorded_ends_the_capture(fake: Fake, x: Any, call: Call
     assert not stream.is_capturing()
 
 
+@pytest.mark.parametrize("call", [lambda x: x @ x.T, np.linalg.svd, lambda x: x.dot(x.T)])
+def test_work_of_a_library_cannot_be_recorded(fake: Fake, x: Any, call: Any) -> None:
+    stream = fake.cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(NotImplementedError, match="during stream capture"):
+            call(x)
+        stream.end_capture()
+
+
 @pytest.mark.parametrize("relaxed", [True, False])
 def test_memory_that_no_pool_has_cannot_be_recorded_but_relaxed(fake: Fake, relaxed: bool) -> None:
     cp = fake.cupy
