@@ -1017,14 +1017,6 @@ def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     return _may_share_memory(a, b) and bool(np.shares_memory(a._host, b._host))
 
 
-def _by_library(name: str) -> None:
-    """CuPy refuses to have a library's work recorded (cublas.pyx, cusolver.pyx: `setStream`)."""
-    if fake_cuda.machine.stream.nodes is not None:
-        raise NotImplementedError(
-            f"calling {name} API during stream capture is currently unsupported"
-        )
-
-
 @_function("matmul")
 def _matmul(
     *args: Any, out: Any = None, dtype: Any = None, casting: str = "same_kind", **options: Any
