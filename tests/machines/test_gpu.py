@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bench.gpu
 import mlvm.eager as ml
 from bench.mlvm_training import Training
 from bench.sizes import MixerSize
@@ -531,6 +532,22 @@ def test_an_error_of_a_kernel_in_a_stretch_has_its_place(vm: gpu.GpuVM) -> None:
         assert (caught.value.function, caught.value.pc, caught.value.step) == ("main", 8, 1)
 
 
+def test_an_error_of_cuda_is_a_machine_error_with_its_place(vm: gpu.GpuVM, fake: Fake) -> None:
+    def broken(out: Any, x: Any) -> None:
+        raise fake.cupy.cuda.runtime.CUDARuntimeError(101)
+
+    raw = gpu.GpuVM(device="cuda:0", kernels={"tanh": broken})
+    handles = sent(raw, f32(1), f32(1))
+    for program in (
+        Program.of_op("tanh.out", 2, {}, 0),
+        straight(("exp", (0, 1), {}), ("tanh", (1, 1), {})),
+    ):
+        with pytest.raises(MachineError, match="cuda:0: cudaErrorInvalidDevice") as caught:
+            raw.launch(program, handles)
+        assert caught.value.function == "main"
+        assert any("tanh.out" in note or "cfunc" in note for note in caught.value.__notes__)
+
+
 def test_limits_count_the_instructions_of_a_graph(vm: gpu.GpuVM) -> None:
     handles = sent(vm, *[np.ones(4, np.float32)] * 3)
     count = len(THREE.main.code)
@@ -731,6 +748,19 @@ def test_info_lists_the_devices(capsys: pytest.CaptureFixture[str], fake: Fake) 
     assert main(["info"]) == 0
     line = "devices: cpu; cuda:0 Fake of numpy, 0 GiB; cuda:1 Fake of numpy, 0 GiB"
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_the_benchmark_runs_where_there_is_a_gpu(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = bench.gpu.prepare_mlvm(True, captured=False)
+    assert set(rounds) == {"tiny", "add"}
+    assert rounds["add"]()["us_per_op"] > 0
+    assert not capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for captured in (False, True):
+        assert bench.gpu.prepare_mlvm(True, captured=captured) == {}
+        assert "mlvm has no GPU, skipped: cupy is not installed" in capsys.readouterr().err
 
 
 def test_the_page_prints_what_it_says(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
