@@ -12,6 +12,9 @@ the processor's bits. Sums and elementary functions round as CUDA does, products
 
 Kernels that check values do so by `mlvm.machines.gpu_checks`. Those in `WAITS` read a value on the
 host whatever the caller does, and cannot be part of a CUDA graph.
+
+    kernels = gpu_kernels(cupy)
+    kernels["softmax"](out, x, axis=-1)  # instead of OPS["softmax"].kernel
 """
 
 from __future__ import annotations
@@ -40,18 +43,16 @@ Device = Any
 _TABLE: dict[str, Callable[..., Any]] = {}
 
 _ON_HOST: Final = frozenset({"eig", "eigvals", "permutation"})
-"""Ops that CuPy lacks, or has not in the same order: their operands go to the host and back."""
+"""Ops whose operands go to the host and back. CuPy's `eig` needs a newer cuSOLVER than that of
+CUDA 12.0; a permutation is made by exchanges, one after the other."""
 
 _FACTORS: Final = {
     "cholesky": "a matrix is not positive definite",
-    "inv": "a matrix is singular",
-    "solve": "a matrix is singular",
-    "det_vjp": "the iteration does not converge, as with inf or nan in a matrix",
-    "eigh": "the iteration does not converge, as with inf or nan in a matrix",
-    "eigvalsh": "the iteration does not converge, as with inf or nan in a matrix",
-    "svd": "the iteration does not converge, as with inf or nan in a matrix",
-    "svdvals": "the iteration does not converge, as with inf or nan in a matrix",
-    "pinv": "the iteration does not converge, as with inf or nan in a matrix",
+    **dict.fromkeys(("inv", "solve"), "a matrix is singular"),
+    **dict.fromkeys(
+        ("det_vjp", "eigh", "eigvalsh", "svd", "svdvals", "pinv"),
+        "the iteration does not converge, as with inf or nan in a matrix",
+    ),
 }
 """Ops for which there may be no result, and what is wrong then: cuSOLVER's verdict is read."""
 
@@ -59,7 +60,8 @@ WAITS: Final[frozenset[str]] = (
     frozenset({"nonzero_indices", "boolean_index"}) | _ON_HOST | frozenset(_FACTORS)
 )
 """Ops that read values on the host: shapes that depend on values, and those above. `normal` does
-so too for other dtypes than f32."""
+so too for other dtypes than f32. What cuBLAS and cuSOLVER compute waits for nothing else, but CuPy
+14 refuses to have it recorded, with a NotImplementedError."""
 
 _MOST_COLUMNS: Final = 1 << 26
 """Elements of the windows that a convolution lays out at a time."""

@@ -443,8 +443,17 @@ class Device:
         return "80"
 
 
+class _Null:
+    """`Stream.null`: the first device's."""
+
+    def __get__(self, stream: object, kind: object) -> Stream:
+        return machine.null[0]
+
+
 class Stream:
     """`cupy.cuda.Stream`"""
+
+    null = _Null()
 
     def __init__(
         self,

@@ -1277,7 +1277,6 @@ def _modules() -> dict[str, ModuleType]:
     for name in dir(fake_cuda.runtime):
         if not name.startswith("_"):
             setattr(made["cupy.cuda.runtime"], name, getattr(fake_cuda.runtime, name))
-    cuda.Stream.null = fake_cuda.machine.null[0]
     for name in words(
         "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
         "complex64 complex128 dtype inf nan pi e newaxis intp result_type promote_types can_cast "
@@ -1299,7 +1298,10 @@ class Fake(SimpleNamespace):
 
 
 def install(monkeypatch: Any = None, devices: int = 1, nbytes: int = 1 << 34) -> Fake:
-    """New devices with so many bytes each. With a monkeypatch, `import cupy` finds the fake."""
+    """New devices with so many bytes each. With a monkeypatch, `import cupy` finds the fake until
+    it is undone, and then there are the devices that there were."""
+    if monkeypatch is not None:
+        monkeypatch.setattr(fake_cuda, "machine", None, raising=False)
     machine = fake_cuda.start(devices, nbytes)
     made = _modules()
     if monkeypatch is not None:

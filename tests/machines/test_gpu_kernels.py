@@ -183,6 +183,15 @@ def test_reference_kernels_that_stay_cut_nothing_into_blocks(
         assert launches[0] == launches[1], name
 
 
+def test_each_device_has_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, devices=2)
+    expected = evaluate("normal", _KEY, shape=(4,))
+    for number in (0, 1):
+        with fake.cupy.cuda.Device(number):
+            found = Rig(fake).apply("normal", _KEY, shape=(4,))
+        assert found.tobytes() == expected.tobytes()
+
+
 # --- values that are refused ---------------------------------------------------------
 
 _X = np.arange(12.0).reshape(4, 3)
