@@ -244,12 +244,13 @@ class QueueTensor:
 
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
         """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
-        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM is not
-        of this process."""
+        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM has
+        memory of its own."""
         if not self.in_programs:
             raise ArenaError(
-                f"queue {self.name!r}: programs take elements on a VM of this process, not on "
-                f"{self.vm.name}; get them here, and launch the program on their tensors"
+                f"queue {self.name!r}: programs take elements in this process's memory, and "
+                f"{self.vm.name} has its own; get them here, and launch the program on their "
+                f"tensors"
             )
         attributes = {"raises": True} if raises else {}
         builder.push_int(self.handle)

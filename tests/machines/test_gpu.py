@@ -18,6 +18,7 @@ from bench.mlvm_training import Training
 from bench.sizes import MixerSize
 from mlvm.__main__ import main
 from mlvm.core.errors import (
+    ArenaError,
     HandleError,
     LimitExceeded,
     MachineError,
@@ -624,7 +625,8 @@ def test_a_queue_fills_pinned_slots(vm: gpu.GpuVM, fake: Fake) -> None:
     """A slot is filled again only after it was copied."""
     with ml.Arena(vm, "a").allocating():
         queue = ml.QueueTensor(vm, ["f32[4]"], maxsize=2)
-        assert not queue.in_programs
+        with pytest.raises(ArenaError, match="in this process's memory, and gpu0 has its own"):
+            queue.emit(ProgramBuilder())
         doubled = ml.capture(lambda: queue.get()[0] * 2.0)
         for i in range(9):
             queue.put([np.full(4, i, np.float32)])

@@ -292,7 +292,7 @@ class Recorder:
             raise CaptureError(
                 f"{user_line() or 'here'}: an element is taken "
                 f"{'in a branch or loop' if self._open else 'after an update'}; on {self.name}, "
-                f"which is not of this process, elements are taken ahead of a launch: take it at "
+                f"which has memory of its own, elements are taken ahead of a launch: take it at "
                 f"the start, or outside of the captured function, as its argument"
             )
         twins = tuple([self._argument(type) for type in queue.types])
