@@ -12,7 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 
-ROOMS = ("nn", "optim", "random", "linalg", "fft", "tree", "testing")
+ROOMS = ("nn", "optim", "random", "linalg", "fft", "parallel", "tree", "testing", "errors")
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)")
 
 

@@ -77,28 +77,44 @@ NormOrder: TypeAlias = float | Literal["fro", "nuc"] | None
 
 
 class EigResult(NamedTuple):
-    """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V."""
+    """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V.
+
+        >>> ml.linalg.eig(ml.asarray([[2.0, 0.0], [0.0, 2.0]])).eigenvalues
+        Tensor([2.+0.j, 2.+0.j], c64[2])
+    """
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
 
 class EighResult(NamedTuple):
-    """`x = V diag(L) V^H`: eigenvalues L in ascending order, eigenvectors the columns of V."""
+    """`x = V diag(L) V^H`: eigenvalues L in ascending order, eigenvectors the columns of V.
+
+        >>> ml.linalg.eigh(ml.asarray([[9.0, 0.0], [0.0, 4.0]])).eigenvalues
+        Tensor([4., 9.], f32[2])
+    """
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
 
 class QRResult(NamedTuple):
-    """`x = Q R`."""
+    """`x = Q R`.
+
+        >>> ml.linalg.qr(ml.ones((3, 2))).R.type
+        f32[2,2]
+    """
 
     Q: Tensor
     R: Tensor
 
 
 class SVDResult(NamedTuple):
-    """`x = U diag(S) Vh`."""
+    """`x = U diag(S) Vh`.
+
+        >>> ml.linalg.svd(ml.asarray([[4.0, 0.0], [0.0, 9.0]])).S
+        Tensor([9., 4.], f32[2])
+    """
 
     U: Tensor
     S: Tensor
@@ -106,14 +122,22 @@ class SVDResult(NamedTuple):
 
 
 class SlogdetResult(NamedTuple):
-    """`det(x) = sign exp(logabsdet)`."""
+    """`det(x) = sign exp(logabsdet)`.
+
+        >>> ml.linalg.slogdet(ml.asarray([[0.0, 1.0], [1.0, 0.0]])).sign
+        Tensor(-1., f32[])
+    """
 
     sign: Tensor
     logabsdet: Tensor
 
 
 class LstsqResult(NamedTuple):
-    """The solution of least squares, and what is known of it."""
+    """The solution of least squares, and what is known of it.
+
+        >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0])).residuals
+        Tensor(1., f32[])
+    """
 
     solution: Tensor
     residuals: Tensor

@@ -72,7 +72,13 @@ _POSITIVE: Final = (0, math.inf)
 
 class Group(SimpleNamespace):
     """Parameters of these `paths`, and as fields the hyperparameters that they have of their own.
-    Another may be assigned later."""
+    Another may be assigned later.
+
+        >>> params, slowly = {"w": ml.ones(2), "b": ml.ones(1)}, {"learning_rate": 0.25}
+        >>> first, rest = ml.optim.SGD(params, 0.5, groups=[("b", slowly)]).groups
+        >>> first.paths, first.learning_rate, rest.paths
+        (('b',), 0.25, ('w',))
+    """
 
     paths: tuple[str, ...]
     _known: tuple[str, ...]

@@ -631,7 +631,12 @@ def capture(
 
 class Measured(NamedTuple):
     """The memory that one call of a function needs: `arena` is the capacity in bytes of an arena
-    that it runs in eagerly, `plan` is the plan of the captured function."""
+    that it runs in eagerly, `plan` is the plan of the captured function.
+
+        >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
+        >>> measured.arena, measured.plan.nbytes
+        (4096, 4032)
+    """
 
     arena: int
     plan: Plan
