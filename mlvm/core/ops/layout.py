@@ -174,7 +174,8 @@ def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtin
 
 @op(infer=_flip)
 def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
-    """x with the order of its elements reversed along `axis` (None: along all).
+    """x with the order of its elements reversed along `axis` (None: along all). The result has the
+    shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
 
     >>> ml.flip([1.0, 2.0, 3.0])
     Tensor([3., 2., 1.], f32[3])
@@ -210,7 +211,9 @@ def slice(
 ) -> None:
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
-    Positions are counted from the front and must lie in x. A step may be negative, but not 0.
+    Positions are counted from the front and must lie in x. A step may be negative, but not 0. The
+    result has the shape `length`, and the dtype of x. Raises `AttributeRefused` for others than one
+    number for each axis, for a step of 0, and where it leaves x.
 
         >>> ml.slice([1, 2, 3, 4], start=(1,), length=(2,), step=(1,))
         Tensor([2, 3], i64[2])
@@ -298,6 +301,8 @@ def _copy(x: TensorType) -> TensorType:
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
 
+    x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
+
     >>> ml.tril(ml.ones((3, 3)))
     Tensor([[1., 0., 0.],
             [1., 1., 0.],
@@ -309,6 +314,8 @@ def tril(out: Array, x: Array, *, k: int = 0) -> None:
 @op(infer=_triangle)
 def triu(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
+
+    x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
 
     >>> ml.triu(ml.ones((3, 3)), k=1)
     Tensor([[0., 1., 1.],
