@@ -43,8 +43,8 @@ __all__ = [
 def rank() -> int:
     """The current VM's number in its group, from 0; 0 on a VM in no group.
 
-        >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
-        [0, 1]
+    >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
+    [0, 1]
     """
     return place_of(current_arena().vm)[0]
 
@@ -52,8 +52,8 @@ def rank() -> int:
 def size() -> int:
     """How many members the current VM's group has; 1 on a VM in no group.
 
-        >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
-        [2, 2]
+    >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
+    [2, 2]
     """
     return place_of(current_arena().vm)[1]
 
@@ -104,13 +104,13 @@ def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
 def all_reduce_wait(tree: Tree) -> None:
     """End what `all_reduce_start` has begun with this tree. Raises `GroupError` for another.
 
-        >>> def member(rank, vm):
-        ...     x = ml.ones(2)
-        ...     ml.parallel.all_reduce_start(x)
-        ...     ml.parallel.all_reduce_wait(x)
-        ...     return x.tolist()
-        >>> with ml.parallel.Group(2) as group: group.run(member)
-        [[2.0, 2.0], [2.0, 2.0]]
+    >>> def member(rank, vm):
+    ...     x = ml.ones(2)
+    ...     ml.parallel.all_reduce_start(x)
+    ...     ml.parallel.all_reduce_wait(x)
+    ...     return x.tolist()
+    >>> with ml.parallel.Group(2) as group: group.run(member)
+    [[2.0, 2.0], [2.0, 2.0]]
     """
     _in_place("all_reduce.wait", tree)
 
@@ -192,11 +192,11 @@ def recv(shape: int | Sequence[int], *, source: int, dtype: object) -> Tensor:
 def barrier() -> None:
     """Wait until all members are here.
 
-        >>> def member(rank, vm):
-        ...     ml.parallel.barrier()  # both are here
-        ...     return ml.parallel.rank()
-        >>> with ml.parallel.Group(2) as group: group.run(member)
-        [0, 1]
+    >>> def member(rank, vm):
+    ...     ml.parallel.barrier()  # both are here
+    ...     return ml.parallel.rank()
+    >>> with ml.parallel.Group(2) as group: group.run(member)
+    [0, 1]
     """
     _effect("barrier", [])
 

@@ -319,6 +319,11 @@ def full(
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor.
 
+    The result: [*shape], f32, i64 or bool as the number is unless a dtype is named. Raises
+    `ShapeError` for a negative length and a tensor that is no scalar, `DTypeError` for a value of a
+    higher kind than the dtype, such as a float for integers, `OperandValueError` for an int out of
+    its range.
+
     >>> ml.full((2, 2), 7.0)
     Tensor([[7., 7.],
             [7., 7.]], f32[2,2])
@@ -360,6 +365,9 @@ def zeros(
 ) -> Tensor:
     """A tensor of zeros, or of False; f32 unless another dtype is named.
 
+    The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
+    can have, `DTypeError` for an unknown dtype.
+
     >>> ml.zeros((2, 2), dtype=ml.int64)
     Tensor([[0, 0],
             [0, 0]], i64[2,2])
@@ -372,6 +380,9 @@ def ones(
 ) -> Tensor:
     """A tensor of ones, or of True; f32 unless another dtype is named.
 
+    The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
+    can have, `DTypeError` for an unknown dtype.
+
     >>> ml.ones((2, 2))
     Tensor([[1., 1.],
             [1., 1.]], f32[2,2])
@@ -383,6 +394,8 @@ def empty(
     shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
 ) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run.
+
+    The result: [*shape]. Raises what `zeros` raises.
 
     >>> ml.empty((2, 3)).shape
     (2, 3)
@@ -416,6 +429,8 @@ def full_like(
 ) -> Tensor:
     """`full` with the shape of x, and its dtype and VM unless others are named.
 
+    x: [...], and so is the result. Raises what `full` raises.
+
     >>> ml.full_like(ml.zeros(2), 7.0)
     Tensor([7., 7.], f32[2])
     """
@@ -427,6 +442,8 @@ def full_like(
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Zeros with the shape of x, and its dtype and VM unless others are named.
 
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+
     >>> ml.zeros_like(ml.ones(2))
     Tensor([0., 0.], f32[2])
     """
@@ -436,6 +453,8 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None 
 def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Ones with the shape of x, and its dtype and VM unless others are named.
 
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+
     >>> ml.ones_like(ml.zeros(2))
     Tensor([1., 1.], f32[2])
     """
@@ -444,6 +463,8 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None =
 
 def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """The same as `zeros_like`.
+
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
 
     >>> ml.empty_like(ml.ones(3)).type
     f32[3]
@@ -468,6 +489,9 @@ def arange(
     """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
     that. The dtype is i64 for ints, f32 if there is a float.
 
+    The result: [n]. Raises `AttributeRefused` for a step of 0 and for numbers that the dtype does
+    not have, `DTypeError` for bool and complex dtypes.
+
         >>> ml.arange(3)
         Tensor([0, 1, 2], i64[3])
         >>> ml.arange(1.0, 2.0, 0.5)
@@ -490,8 +514,11 @@ def linspace(
     device: VMProtocol | None = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """`num` evenly spaced numbers from `start` up to `stop`, which is left out without
-    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named.
+    """`num` evenly spaced numbers from `start` up to `stop`, which is left out without `endpoint`.
+    The dtype is f32, or c64 if one of the two is complex, unless another is named.
+
+    The result: [num]. Raises `AttributeRefused` for a negative `num` and for complex bounds of
+    floats, `DTypeError` for a dtype of integers or bools.
 
         >>> ml.linspace(0.0, 1.0, 5)
         Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
@@ -520,8 +547,11 @@ def eye(
     dtype: object = None,
     device: VMProtocol | None = None,
 ) -> Tensor:
-    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32
-    unless another dtype is named.
+    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32 unless
+    another dtype is named.
+
+    The result: [n_rows, n_cols]. Raises `ShapeError` for a negative length, `DTypeError` for an
+    unknown dtype.
 
         >>> ml.eye(2)
         Tensor([[1., 0.],

@@ -72,7 +72,9 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 
 
 def key(seed: int) -> Tensor:
-    """The key of that seed. Raises `OperandValueError` unless 0 <= seed < 2**64.
+    """The key of that seed.
+
+    The result: u64[2]. Raises `OperandValueError` unless 0 <= seed < 2**64.
 
     >>> ml.random.key(0).type
     u64[2]
@@ -83,6 +85,9 @@ def key(seed: int) -> Tensor:
 def split(key: Tensor, n: int = 2) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each.
 
+    The result: u64[n, 2]. Raises `ShapeError` for what is no key, u64[2], `AttributeRefused` for a
+    negative n.
+
     >>> ml.random.split(ml.random.key(0), 3).type
     u64[3,2]
     """
@@ -91,6 +96,9 @@ def split(key: Tensor, n: int = 2) -> Tensor:
 
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key for each value of the integer `data`: a step, a layer.
+
+    The result: u64[2]. Raises `ShapeError` for what is no key, u64[2], and data that is no scalar,
+    `DTypeError` for data that is no integer.
 
     >>> ml.random.fold_in(ml.random.key(0), 7).type
     u64[2]
@@ -127,6 +135,8 @@ _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=
 
 def next_key() -> Tensor:
     """The next global key of the current VM.
+
+    The result: u64[2].
 
     >>> ml.random.next_key().type
     u64[2]
@@ -196,6 +206,8 @@ def seed(seed: int) -> None:
 def state() -> Array:
     """The state of the current VM's global keys, to be kept for `set_state`.
 
+    The result: a numpy array, u64[2].
+
     >>> state = ml.random.state()
     >>> x = ml.random.normal(3)
     >>> ml.random.set_state(state)
@@ -236,6 +248,9 @@ def normal(
 ) -> Tensor:
     """Standard normal values, of mean 0 and variance 1.
 
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats.
+
     >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
     f32[2,3]
     """
@@ -252,7 +267,9 @@ def uniform(
 ) -> Tensor:
     """Values evenly distributed over low <= u < high; rounding may make one equal to high.
 
-    Raises `AttributeRefused` unless low < high, and both and their distance are finite.
+    The result: f[*shape]. Raises `AttributeRefused` unless low < high, and both and their distance
+    are finite, `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype
+    of no floats.
 
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
         f32[2,3]
@@ -272,7 +289,9 @@ def bernoulli(
 ) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
-    Raises `OperandValueError` where p is no probability, `DTypeError` where it is no number.
+    The result: bool[*shape]. Raises `OperandValueError` where p is no probability, `DTypeError`
+    where it is no float, `ShapeError` for a negative length and for what is no key, and where p
+    does not broadcast to the shape.
 
         >>> ml.random.bernoulli(4, 1.0, key=ml.random.key(0))
         Tensor([ True,  True,  True,  True], bool[4])
@@ -295,6 +314,10 @@ def randint(
     """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
     of their own, since other libraries have them before the shape, or behind it.
 
+    The result: i[*shape]. Raises `AttributeRefused` unless low < high, and both are of the dtype,
+    `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype of no
+    integers.
+
     >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
     i64[5]
     """
@@ -305,6 +328,9 @@ def randint(
 
 def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order.
+
+    The result: i64[x] of a number, the shape of a tensor. Raises `ShapeError` for a scalar tensor
+    and for what is no key, `AttributeRefused` for a negative number.
 
     >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
     Tensor([0, 1, 2, 3], i64[4])
@@ -330,15 +356,16 @@ def categorical(
     distribution (Maddison et al., arXiv 1411.0030), as in `jax.random.categorical`: for each draw,
     as many numbers are drawn as there are logits.
 
-    Raises `DTypeError` for other than floats, `AttributeRefused` for an axis that is not there,
-    `ShapeError` for a shape that the logits do not fit, or no logits along the axis.
+    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` for other than floats, `AxisRefused` for
+    an axis that is not there, `ShapeError` for a shape that the logits do not fit, no logits along
+    the axis, or what is no key.
 
         >>> ml.random.categorical(ml.asarray([0.0, 100.0]), key=ml.random.key(0))
         Tensor(1, i64[])
     """
     type = _float_type("categorical", logits, "logits")
     try:
-        along = normalize_axis(axis, type.ndim) - type.ndim
+        along = normalize_axis(integer(axis, "axis", "categorical"), type.ndim) - type.ndim
     except OpError as error:
         raise error.at("categorical", (type,)) from None
     rest = tuple(n for i, n in enumerate(type.shape, -type.ndim) if i != along)
@@ -367,8 +394,10 @@ def choice(
     what is left (Efraimidis and Spirakis, Inf. Process. Lett. 97, 2006, by Gumbel noise); if fewer
     than are drawn have p > 0, some of the others follow.
 
-    Raises `AttributeRefused` for more draws than there are without `replace`, or for any from
-    nothing, `ShapeError` for another `p` than one number for each.
+    The result: i64[*shape] of a number, [*shape, ...] of a tensor and axis 0. Raises
+    `AttributeRefused` for more draws than there are without `replace`, or for any from nothing,
+    `ShapeError` for another `p` than one number for each and for what is no key, `DTypeError` for a
+    `p` that is no floats, `AxisRefused` for an axis that the tensor does not have.
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
@@ -376,7 +405,7 @@ def choice(
     if isinstance(a, Tensor):
         types: tuple[TensorType, ...] = (a.type,)
         try:
-            n = a.shape[normalize_axis(axis, a.ndim)]
+            n = a.shape[normalize_axis(integer(axis, "axis", "choice"), a.ndim)]
         except OpError as error:
             raise error.at("choice", types) from None
     else:
@@ -417,8 +446,9 @@ def truncated_normal(
     in `jax.random.truncated_normal`: where both bounds are on one side of 0 and more than about 4
     away (7 in f64), so few values are possible that it is coarse.
 
-    Raises `AttributeRefused` unless lower < upper, for numbers; of tensors, where they cross, the
-    result is `upper`.
+    The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `AttributeRefused`
+    unless lower < upper, for numbers, `ShapeError` for a negative length and for what is no key,
+    and where the bounds do not broadcast to the shape, `DTypeError` for a dtype of no floats.
 
         >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
         f32[3]

@@ -309,11 +309,14 @@ def alias_of(x: Tensor) -> Tensor:
 
 
 def positive(x: Tensor, /) -> Tensor:
-    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools.
+    """+x: another tensor over the bytes of x.
+
+    x: [...], any dtype but bool, and so is the result. Raises `DTypeError` for bools.
 
     >>> ml.positive(ml.asarray([1.0, -2.0]))
     Tensor([ 1., -2.], f32[2])
     """
+    _require_tensor("positive", x)
     try:
         require("numeric", x.type)
     except DTypeError as error:
@@ -324,12 +327,20 @@ def positive(x: Tensor, /) -> Tensor:
 def stop_gradient(x: Tensor) -> Tensor:
     """The same value, through which no cotangent flows; nothing is copied.
 
+    x: [...], any dtype, and so is the result. Raises `DTypeError` for what is no tensor or array.
+
     >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
     Tensor(3., f32[])
     """
+    _require_tensor("stop_gradient", x)
     out = x.arena.view(x, x.type, Tensor)
     out.tape = None
     return out
+
+
+def _require_tensor(function: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise DTypeError(f"takes a tensor, not {brief(x)}; see asarray").at(function, ())
 
 
 def _apply_dynamic(
