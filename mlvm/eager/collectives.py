@@ -75,6 +75,10 @@ def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
     `DTypeError` for a mean of integers or a sum of bools, `AttributeRefused` for another `op` and
     for a view, `GradientError` for a tensor that a tape needs, `StaleTensor`.
 
+    The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
+    bools, `AttributeRefused` for another `op`, `GradientError` for a tensor that a gradient goes
+    through, `StaleTensor`.
+
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
         ...     ml.parallel.all_reduce(x)
@@ -87,7 +91,9 @@ def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
 
 def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
     """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
-    nothing may use its tensors. Raises what `all_reduce` raises.
+    nothing may use its tensors.
+
+    The tensors: any shapes. Raises what `all_reduce` raises.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -102,7 +108,9 @@ def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
 
 
 def all_reduce_wait(tree: Tree) -> None:
-    """End what `all_reduce_start` has begun with this tree. Raises `GroupError` for another.
+    """End what `all_reduce_start` has begun with this tree.
+
+    The tensors: any shapes. Raises `GroupError` for a tree that was not begun with.
 
     >>> def member(rank, vm):
     ...     x = ml.ones(2)
@@ -119,7 +127,7 @@ def broadcast(tree: Tree, root: int = 0) -> None:
     """Overwrite each tensor of the tree with the tensor of the member with rank `root`. Given a
     model, all members have the same one after it.
 
-    Raises `AttributeRefused` unless 0 <= root < size().
+    The tensors: any shapes and dtypes. Raises `AttributeRefused` unless 0 <= root < size().
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -134,6 +142,9 @@ def broadcast(tree: Tree, root: int = 0) -> None:
 def all_gather(x: Tensor) -> Tensor:
     """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
     f[size * k, ...]; a scalar counts as a tensor of one element.
+
+    x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` where members give different
+    types.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -162,7 +173,8 @@ def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
 def send(x: Tensor, to: int) -> None:
     """Give x to the member with rank `to`. Returns when that member has called `recv`.
 
-    Raises `AttributeRefused` unless `to` is the rank of another member.
+    x: any shape and dtype, those that the other expects. Raises `AttributeRefused` unless `to` is
+    the rank of another member.
 
         >>> def member(rank, vm):
         ...     if rank == 1: return ml.parallel.send(ml.ones(2), to=0)
@@ -177,7 +189,7 @@ def send(x: Tensor, to: int) -> None:
 def recv(shape: int | Sequence[int], *, source: int, dtype: object) -> Tensor:
     """The tensor of that type that the member with rank `source` gives with `send`.
 
-    Raises `AttributeRefused` unless `source` is the rank of another member.
+    The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
 
         >>> def member(rank, vm):
         ...     if rank == 1: return ml.parallel.send(ml.ones(2), to=0)

@@ -133,9 +133,10 @@ def asarray(
     their values. Of a PyTorch tensor that requires a gradient it is the value. With a `dtype`,
     arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
 
-    Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
-    is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
-    `CopyRefused` where `copy` is False.
+    Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that is
+    out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
+    `CopyRefused` where `copy` is False. The result has the shape of `obj`: [n, m] for a list of n
+    lists of m.
 
         >>> ml.asarray([1.0, 2.0])
         Tensor([1., 2.], f32[2])

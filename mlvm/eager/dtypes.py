@@ -89,6 +89,8 @@ def result_type(*arrays_and_dtypes: object) -> DType:
 def can_cast(source: object, to: object, /) -> bool:
     """Whether a tensor or dtype promotes to the dtype `to` without becoming another.
 
+    Raises `DTypeError` if `to` is no dtype.
+
     >>> ml.can_cast(ml.int64, ml.float32)
     True
     """

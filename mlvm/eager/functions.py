@@ -646,7 +646,10 @@ def std(
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """x[i] * y[j] for two vectors.
 
-    x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors.
+    x: [m], y: [n] -> [m, n].
+
+    x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
+    dtypes that do not promote.
 
     >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
     Tensor([[3., 4.],

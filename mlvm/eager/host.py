@@ -53,6 +53,8 @@ def call(
     `StaleTensor`, and what the function raises; a gradient through it without a rule raises
     `GradientError`.
 
+    The function decides their shapes.
+
         >>> import numpy as np
         >>> vm = ml.VM("mine")
         >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))

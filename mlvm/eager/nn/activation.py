@@ -14,6 +14,8 @@ from mlvm.eager.tensor import Tensor
 class ReLU(Module):
     """max(x, 0).
 
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
     >>> ml.nn.ReLU()(ml.asarray([-1.0, 2.0]))
     Tensor([0., 2.], f32[2])
     """
@@ -24,6 +26,9 @@ class ReLU(Module):
 
 class LeakyReLU(Module):
     """x where x > 0, else negative_slope x; see `leaky_relu`.
+
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
 
     >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
     Tensor([-0.01], f32[1])
@@ -39,6 +44,9 @@ class LeakyReLU(Module):
 class ELU(Module):
     """x where x > 0, else alpha (exp(x) - 1); see `elu`.
 
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
     >>> ml.nn.ELU()(ml.asarray([2.0]))
     Tensor([2.], f32[1])
     """
@@ -52,6 +60,8 @@ class ELU(Module):
 
 class GELU(Module):
     """x Phi(x), with the tanh formula if `approximate`; see `gelu`.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
 
     >>> ml.nn.GELU()(ml.asarray([0.0]))
     Tensor([0.], f32[1])
@@ -67,6 +77,9 @@ class GELU(Module):
 class SiLU(Module):
     """x sigmoid(x).
 
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
     >>> ml.nn.SiLU()(ml.asarray([0.0]))
     Tensor([0.], f32[1])
     """
@@ -77,6 +90,9 @@ class SiLU(Module):
 
 class Sigmoid(Module):
     """1 / (1 + exp(-x)).
+
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
 
     >>> ml.nn.Sigmoid()(ml.asarray([0.0]))
     Tensor([0.5], f32[1])
@@ -89,6 +105,8 @@ class Sigmoid(Module):
 class Tanh(Module):
     """The hyperbolic tangent of x.
 
+    x: [...], any dtype; the result: [...], the same, or f32 for integers and bools.
+
     >>> ml.nn.Tanh()(ml.asarray([0.0]))
     Tensor([0.], f32[1])
     """
@@ -100,6 +118,9 @@ class Tanh(Module):
 class Softplus(Module):
     """log(1 + exp(x)).
 
+    x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
+    `DTypeError` for bools and complex numbers.
+
     >>> ml.nn.Softplus()(ml.asarray([1000.0]))
     Tensor([1000.], f32[1])
     """
@@ -110,6 +131,9 @@ class Softplus(Module):
 
 class Softmax(Module):
     """exp(x) / sum(exp(x)) along the axis.
+
+    x: f[...] -> f[...]. Raises `AxisRefused` for an axis that x does not have, `DTypeError` for
+    other than floats.
 
     >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
     Tensor([0.5, 0.5], f32[2])

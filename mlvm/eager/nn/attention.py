@@ -30,6 +30,10 @@ class MultiHeadAttention(Module):
     weights of the softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and
     keys are turned by `rotary_encoding`.
 
+    f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
+    `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
+    divide `embed_dim`.
+
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), causal=True).type
         f32[2,5,16]
     """

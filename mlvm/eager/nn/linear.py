@@ -19,6 +19,8 @@ class Linear(Module):
     [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
     The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
 
+    Raises `ShapeError` for other features, `AttributeRefused` for a size below 1.
+
         >>> layer = ml.nn.Linear(3, 2)
         >>> layer(ml.ones((5, 3))).type
         f32[5,2]
@@ -60,8 +62,10 @@ class Linear(Module):
 
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features. As in an index, -1 is the last row. Raises `OperandValueError` for an
-    integer out of range.
+    variance 1 / features. As in an index, -1 is the last row.
+
+    Raises `OperandValueError` for an integer out of range, `DTypeError` for what is no integers,
+    `AttributeRefused` for a size below 1.
 
         >>> ml.nn.Embedding(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,3,4]

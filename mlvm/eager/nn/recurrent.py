@@ -119,6 +119,9 @@ class RNNCell(_Cell):
     """h' = activation(x input_kernel + h hidden_kernel + bias), the state being h (Elman, Finding
     Structure in Time, Cognitive Science 14, 1990).
 
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
+    for others, `AttributeRefused` for a size below 1.
+
         >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
     """
@@ -143,11 +146,14 @@ class RNNCell(_Cell):
 
 class LSTMCell(_Cell):
     """The state is (h, c) (Hochreiter and Schmidhuber, Neural Computation 9, 1997; with the forget
-    gate of Gers et al., 2000). With the gates i, f, g, o as the parts of
-    x input_kernel + h hidden_kernel + bias:
+    gate of Gers et al., 2000). With the gates i, f, g, o as the parts of x input_kernel + h
+    hidden_kernel + bias:
 
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
+    for others, `AttributeRefused` for a size below 1.
 
         >>> h, c = ml.nn.LSTMCell(4, 8)(ml.ones((2, 4)), (ml.zeros((2, 8)), ml.zeros((2, 8))))
         >>> h.type
@@ -169,12 +175,15 @@ class LSTMCell(_Cell):
 
 
 class GRUCell(_Cell):
-    """The state is h (Cho et al., arXiv 1406.1078). With the gates r, z, n as the parts of
-    p = x input_kernel + bias and of q = h hidden_kernel:
+    """The state is h (Cho et al., arXiv 1406.1078). With the gates r, z, n as the parts of p = x
+    input_kernel + bias and of q = h hidden_kernel:
 
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))
         h' = (1 - z) n + z h
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
+    for others, `AttributeRefused` for a size below 1.
 
         >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -290,6 +299,11 @@ class _Recurrent(Module):
 class RNN(_Recurrent):
     """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h.
 
+    f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
+    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
+    1).
+
     >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
     >>> outputs.type, h.type
     (f32[5,2,8], f32[1,2,8])
@@ -325,6 +339,11 @@ class RNN(_Recurrent):
 class LSTM(_Recurrent):
     """`LSTMCell`s that go through sequences. The state is (h, c).
 
+    f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
+    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
+    1).
+
     >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
     >>> outputs.type, h.type
     (f32[5,2,8], f32[1,2,8])
@@ -335,6 +354,11 @@ class LSTM(_Recurrent):
 
 class GRU(_Recurrent):
     """`GRUCell`s that go through sequences. The state is h.
+
+    f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
+    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
+    1).
 
     >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
     >>> outputs.type, h.type

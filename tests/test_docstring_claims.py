@@ -1,0 +1,534 @@
+"""What docstrings of public names say of shapes and errors, held against what the names do.
+
+A docstring that is about tensors says their shapes. The classes of `ml.errors` that it names are
+those that its function raises: every wrong call below must raise one that the docstring names, and
+every class that it names must come from some wrong call. Said once, for all functions (in the
+docstring of `mlvm.eager`), and not looked for here, are the errors of what is no tensor, of an
+argument of a wrong kind, of an unknown dtype, and of memory that has ended or does not suffice.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+from tests.test_docstrings import public
+
+BRACKETS_OR_WORD = re.compile(r"\w*\[[^\]`\"]*\]|\bshapes?\b")
+TENSORS = re.compile(r"\b(Tensor|Operand|Tree)\b")
+EXAMPLE = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
+AS = re.compile(r"what `([\w.]+)`(?:(?:, `([\w.]+)`)? and `([\w.]+)`)? raises?")
+
+ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
+
+GOOD = """
+ml.astype(x, "f32")
+ml.avg_pool2d(images, 2)
+ml.binary_cross_entropy_with_logits(x, half)
+ml.bitwise_and(ints, ints)
+ml.bitwise_invert(ints)
+ml.bitwise_left_shift(ints, ints)
+ml.bitwise_or(ints, ints)
+ml.bitwise_right_shift(ints, ints)
+ml.bitwise_xor(ints, ints)
+ml.broadcast_to(v, (3, 2))
+ml.clip(v, v, v)
+ml.concat([v, v])
+ml.conv1d(sequences, ml.ones((2, 2, 3)))
+ml.conv2d(images, ml.ones((2, 2, 2, 3)))
+ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)))
+ml.cumulative_prod(v)
+ml.cumulative_sum(v)
+ml.dropout(x, 0.5)
+ml.dynamic_update(v, ml.ones(()), 0)
+ml.einsum("ij,jk->ik", x, x)
+ml.expand_dims(x, 0)
+ml.full_like(v, 1.0)
+ml.kl_divergence(x, half)
+ml.layer_norm(ml.ones((2, 3)), ml.ones(3), ml.ones(3), eps=1e-6)
+ml.logical_and(bools, bools)
+ml.logical_not(bools)
+ml.logical_or(bools, bools)
+ml.logical_xor(bools, bools)
+ml.max_pool2d(images, 2)
+ml.meshgrid(v, v)
+ml.moveaxis(x, 0, 1)
+ml.one_hot(ints, 3)
+ml.outer(v, v)
+ml.pad(v, 1)
+ml.permute_dims(x, (1, 0))
+ml.repeat(v, 2)
+ml.reshape(x, (2, 8))
+ml.roll(v, 1)
+ml.rotary_encoding(x)
+ml.searchsorted(v, v)
+ml.sinusoidal_encoding(ints, 4)
+ml.slice(v, start=(0,), length=(1,), step=(1,))
+ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]))
+ml.split(ml.arange(4), 2)
+ml.squeeze(ml.ones((1, 2)), 0)
+ml.stack([v, v])
+ml.take(v, ints)
+ml.take_along_axis(v, ints)
+ml.tile(v, 2)
+ml.topk(v, 1)
+ml.vecdot(v, v)
+ml.where(bools, v, v)
+ml.fft.ifft(ml.astype(x, "c64"))
+ml.linalg.cross(ml.ones(3), ml.ones(3))
+ml.linalg.matrix_power(x, 2)
+ml.linalg.outer(v, v)
+ml.linalg.vecdot(v, v)
+ml.random.bernoulli(2, half[0, :2])
+ml.random.categorical(v)
+ml.random.choice(v)
+ml.random.fold_in(key, 1)
+ml.random.permutation(v)
+ml.random.split(key)
+"""
+"""Right calls of functions of tensors that do not take two matrices of 4 by 4. From each are made
+wrong ones: with another dtype or shape of an operand, and with an axis that there is not."""
+
+WRONG = """
+AttributeRefused ml.arange(0, 3, 0)
+AttributeRefused ml.arange(300, dtype="u8")
+DTypeError ml.arange(3, dtype="bool")
+CopyRefused ml.asarray([1.0], copy=False)
+DTypeError ml.asarray("text")
+OperandValueError ml.asarray([300], dtype="u8")
+ShapeError ml.asarray([[1.0], [1.0, 2.0]])
+AttributeRefused ml.avg_pool2d(images, 0)
+AttributeRefused ml.binary_cross_entropy_with_logits(x, half, reduction="most")
+ShapeError ml.broadcast_shapes((2,), (3,))
+UnknownFunction ml.call("nothing")
+AttributeRefused ml.call("doubled", v, how=object())
+DTypeError ml.call("doubled", 1.0)
+StaleTensor ml.call("doubled", stale)
+CaptureError ml.capture(lambda x: float(x))(ml.ones(()))
+DTypeError ml.concat([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])
+DTypeError ml.cond(True, 1, 2)
+ShapeError ml.cond(v, ml.sin, ml.cos, v)
+AddressError ml.connect("nowhere")
+AccessRefused ml.connect(":1", secret="short")
+ConnectionLost ml.connect("unix:nowhere")
+AttributeRefused ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)
+AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding="most")
+AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding=((1, 1),))
+AttributeRefused ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)
+DTypeError ml.cumulative_prod(v, dtype="bool")
+DTypeError ml.cumulative_sum(v, dtype="bool")
+ShapeError ml.diff(v, prepend=x)
+AttributeRefused ml.diff(v, n=-1)
+AttributeRefused ml.dropout(v, 1.0)
+ShapeError ml.dropout(v, 0.5, key=v)
+OperandValueError ml.dynamic_update(v, ml.ones(()), 9)
+AttributeRefused ml.einsum("ij,jk->ik", x)
+DTypeError ml.einsum("i,i->", bools, bools)
+DTypeError ml.empty(2, dtype="f99")
+ShapeError ml.empty(-2)
+DTypeError ml.empty_like(v, dtype="f99")
+DTypeError ml.eye(2, dtype="f99")
+ShapeError ml.eye(-2)
+DTypeError ml.finfo(ml.int64)
+DTypeError ml.fori_loop(0.0, 3, lambda i, x: x, v)
+ShapeError ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)
+NoExchange ml.from_dlpack(5)
+CopyRefused ml.from_dlpack(np.ones(2), copy=False)
+DTypeError ml.full(2, 1.5, dtype="i64")
+OperandValueError ml.full(2, 300, dtype="u8")
+ShapeError ml.full(-2, 1.0)
+DTypeError ml.full_like(ints, 1.5)
+OperandValueError ml.full_like(ml.ones(2, dtype="u8"), 300)
+ShapeError ml.full_like(v, v)
+AttributeRefused ml.huber(x, half, delta=0.0)
+DTypeError ml.iinfo(ml.float32)
+AttributeRefused ml.isdtype(ml.float32, "odd")
+DTypeError ml.isdtype("f99", "bool")
+DTypeError ml.isin(1, 2)
+AttributeRefused ml.kl_divergence(x, half, reduction="most")
+AttributeRefused ml.l1(x, half, reduction="most")
+AttributeRefused ml.linspace(0.0, 1.0, -1)
+AttributeRefused ml.linspace(0.0, 1j, 3, dtype="f32")
+DTypeError ml.linspace(0.0, 1.0, 3, dtype="i64")
+WeightsError ml.load("damaged")
+PathError ml.load("layer", into=ml.nn.Dropout(0.5))
+DTypeError ml.load("layer", into=ml.nn.Linear(2, 3, dtype="f64"))
+ShapeError ml.load("layer", into=ml.nn.Linear(2, 4))
+AttributeRefused ml.max_pool2d(images, 0)
+AttributeRefused ml.mean_squared_error(x, half, reduction="most")
+CaptureError ml.measure(lambda x: float(x), ml.TensorType("f32"))
+AttributeRefused ml.meshgrid(v, indexing="yx")
+AttributeRefused ml.moveaxis(x, (0, 1), (0,))
+PositionRefused ml.one_hot(ints, 1)
+AttributeRefused ml.one_hot(ints, -1)
+DTypeError ml.ones(2, dtype="f99")
+ShapeError ml.ones(-2)
+DTypeError ml.ones_like(v, dtype="f99")
+AttributeRefused ml.pad(x, (1, 2, 3))
+AttributeRefused ml.pad(ints, 1, 0.5)
+AttributeRefused ml.permute_dims(x, (0,))
+OperandValueError ml.pow(ints, ml.asarray([-1, 1]))
+ProgramError ml.program_of(ml.nonzero, v)
+ShapeError ml.repeat(v, ml.asarray([1, 2, 3]))
+DTypeError ml.repeat(v, v)
+AttributeRefused ml.repeat(v, -1)
+DTypeError ml.result_type(ml.uint64, ml.int64)
+AttributeRefused ml.roll(v, (1, 2), 0)
+AttributeRefused ml.rotary_encoding(ml.ones((5, 3)))
+DTypeError ml.save("x", {"x": "text"})
+WeightsError ml.save("x", {"x": ml.ones(2, dtype="c128")})
+StaleTensor ml.save("x", {"x": stale})
+AttributeRefused ml.scaled_dot_product_attention(x, x, x, dropout=2.0)
+DTypeError ml.scaled_dot_product_attention(x, x, x, x)
+ShapeError ml.scan(lambda s, x: (s, x), v, v, length=3)
+OperandValueError ml.scan(lambda s, x: (s, x), v, v, length=ml.asarray(9))
+DTypeError ml.scan(lambda s, x: (s > 0, x), v, v)
+PositionRefused ml.searchsorted(v, v, sorter=ml.asarray([0, 9]))
+AttributeRefused ml.searchsorted(v, v, side="mid")
+DTypeError ml.sinusoidal_encoding(ints, 4, dtype="i64")
+AttributeRefused ml.sinusoidal_encoding(ints, 3)
+OperandValueError ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 9]))
+AttributeRefused ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]), label_smoothing=2.0)
+ShapeError ml.split(v, 3)
+DTypeError ml.stack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])
+AttributeRefused ml.switch(0, [])
+DTypeError ml.switch(0.5, [ml.sin], v)
+AttributeRefused ml.take(x, ints)
+AxisRefused ml.tensordot(x, x, axes=((5,), (0,)))
+AttributeRefused ml.tile(v, -1)
+AttributeRefused ml.topk(v, 9)
+GradientError ml.value_and_grad(lambda x: x)(v)
+DTypeError ml.value_and_grad(ml.sum)(ints)
+GradientError ml.vjp(ml.sin, v)[1](x)
+DTypeError ml.vjp(ml.sin, ints)
+DTypeError ml.while_loop(lambda x: True, lambda x: x > 0.0, v)
+ShapeError ml.while_loop(lambda x: x > 0.0, lambda x: x, v)
+DTypeError ml.zeros(2, dtype="f99")
+ShapeError ml.zeros(-2)
+DTypeError ml.zeros_like(v, dtype="f99")
+DTypeError ml.nn.buffer(5)
+AttributeRefused ml.optim.clip_by_global_norm({"w": v}, 0.0)
+AttributeRefused ml.optim.cosine(1.0, 0)
+AttributeRefused ml.optim.one_cycle(1.0, 0)
+OperandValueError ml.random.bernoulli(3, 2.0)
+ShapeError ml.random.choice(3, 2, p=v)
+DTypeError ml.random.choice(2, 2, p=ints)
+AttributeRefused ml.random.choice(0, 2)
+AxisRefused ml.random.choice(v, 2, axis=1)
+DTypeError ml.random.fold_in(key, 1.5)
+OperandValueError ml.random.key(-1)
+DTypeError ml.random.normal(2, dtype="i64")
+ShapeError ml.random.normal(2, key=v)
+AttributeRefused ml.random.permutation(-1)
+AttributeRefused ml.random.randint(2, low=3, high=1)
+ShapeError ml.random.randint(-2, low=0, high=2)
+DTypeError ml.random.randint(2, low=0, high=2, dtype="f32")
+OperandValueError ml.random.seed(-1)
+ShapeError ml.random.set_state(np.zeros(3))
+AttributeRefused ml.random.split(key, -1)
+AttributeRefused ml.random.truncated_normal(1.0, -1.0, 2)
+ShapeError ml.random.truncated_normal(v, 3.0, 3)
+DTypeError ml.random.truncated_normal(-1.0, 1.0, 2, dtype="i64")
+AttributeRefused ml.random.uniform(2, low=2.0, high=1.0)
+ShapeError ml.random.uniform(-2)
+DTypeError ml.random.uniform(2, dtype="i64")
+LinAlgError ml.linalg.cholesky(ml.zeros((2, 2)))
+LinAlgError ml.linalg.lstsq(nans, ml.ones(2))
+LinAlgError ml.linalg.matrix_norm(nans, ord="nuc")
+AttributeRefused ml.linalg.matrix_norm(x, ord=3)
+LinAlgError ml.linalg.matrix_power(ml.zeros((2, 2)), -1)
+LinAlgError ml.linalg.matrix_rank(nans)
+ShapeError ml.linalg.norm(ml.ones((2, 2, 2)), ord=2)
+AttributeRefused ml.linalg.norm(x, ord=3)
+LinAlgError ml.linalg.pinv(nans)
+ShapeError ml.linalg.pinv(x, rtol=v)
+AttributeRefused ml.linalg.qr(x, mode="r")
+LinAlgError ml.linalg.solve(ml.zeros((4, 4)), x)
+LinAlgError ml.linalg.svd(nans)
+LinAlgError ml.linalg.svdvals(nans)
+AxisRefused ml.linalg.tensordot(x, x, axes=((5,), (0,)))
+DTypeError ml.linalg.trace(x, dtype="bool")
+AttributeRefused ml.linalg.vector_norm(v, ord="nuc")
+AttributeRefused ml.fft.fftfreq(0)
+DTypeError ml.fft.fftfreq(4, dtype="i64")
+AttributeRefused ml.fft.rfftfreq(4, 0.0)
+DTypeError ml.fft.rfftfreq(4, dtype="i64")
+AttributeRefused ml.fft.fft(v, norm="none")
+AttributeRefused ml.fft.ifft(v, norm="none")
+AttributeRefused ml.fft.hfft(v, norm="none")
+AttributeRefused ml.fft.ihfft(v, norm="none")
+AttributeRefused ml.fft.rfft(v, norm="none")
+AttributeRefused ml.fft.irfft(v, norm="none")
+AttributeRefused ml.fft.fftn(x, s=(1,), axes=(0, 1))
+AttributeRefused ml.fft.ifftn(x, s=(1,), axes=(0, 1))
+AttributeRefused ml.fft.rfftn(x, s=(1,), axes=(0, 1))
+AttributeRefused ml.fft.irfftn(x, s=(1,), axes=(0, 1))
+AttributeRefused ml.parallel.all_reduce(v, "most")
+DTypeError ml.parallel.all_reduce(bools)
+StaleTensor ml.parallel.all_reduce(stale)
+AttributeRefused ml.parallel.broadcast(v, root=5)
+AttributeRefused ml.parallel.data_parallel(lambda vm: None, None, shard="most")
+GroupError ml.parallel.group("friends")
+AttributeRefused ml.parallel.recv(2, source=0, dtype="f32")
+AttributeRefused ml.parallel.send(v, to=0)
+ShapeError ml.parallel.reduce_scatter(ml.ones(()))
+GradientError ml.parallel.value_and_grad(lambda x: x)(v)
+DTypeError ml.tree.leaves(endless)
+DTypeError ml.tree.map(ml.add, [v], [v, v])
+AttributeRefused ml.testing.check_gradients(ml.sum, v, order=0)
+GradientError ml.testing.check_gradients(ml.sum, ints)
+GradientMismatch ml.testing.check_gradients(ml.relu, ml.zeros(1))
+GradientError call: ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)
+GradientError capture: ml.grad(ml.capture(ml.sum))(v)
+GradientError checkpoint: ml.grad(lambda x: ml.checkpoint(leaky)(x) + ml.sum(leaked[-1]))(v)
+CaptureError function: ml.capture(lambda x: ml.function(lambda x: x * ml.random.normal())(x))(v)
+DTypeError ml.can_cast(ml.float32, "f99")
+DTypeError ml.optim.global_norm({"w": 5})
+AttributeRefused ml.optim.constant(-1.0)
+LinAlgError linalg.det: ml.grad(lambda x: ml.sum(ml.grad(ml.linalg.det)(x)))(ml.zeros((2, 2)))
+GradientError parallel.all_reduce: ml.grad(lambda x: [x * x, ml.parallel.all_reduce(x)])(v)
+GroupError parallel.all_gather: members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))
+GroupError parallel.all_reduce_wait: members(lambda rank, vm: ml.parallel.all_reduce_wait(ml.ones(2)))
+ShapeError parallel.data_parallel: ml.parallel.data_parallel(lambda vm: None, group)(ml.ones(3))
+ShapeError parallel.reduce_scatter: members(lambda rank, vm: ml.parallel.reduce_scatter(ml.ones(3)))
+"""
+"""More wrong calls, and what they raise."""
+
+UNSEEN = {
+    ("linalg.eigh", "LinAlgError"): "LAPACK may fail to converge; no matrix is known for which it does"
+}
+"""Errors that docstrings name and no cheap call raises, and why."""
+
+NEVER = {
+    "default_arena": "it takes nothing",
+    "default_vm": "it takes nothing",
+    "disassemble": "every program has a text",
+    "record": "every arena can be recorded, also a closed one",
+    "unique_all": "every tensor has values",
+    "unique_counts": "every tensor has values",
+    "unique_inverse": "every tensor has values",
+    "unique_values": "every tensor has values",
+    "random.next_key": "it takes nothing",
+    "random.state": "it takes nothing",
+    "parallel.barrier": "what the other members do is told by `Group.run`",
+    "parallel.rank": "it takes nothing",
+    "parallel.size": "it takes nothing",
+}
+"""Functions whose docstrings name no error, and why."""
+
+
+def named() -> dict[str, Any]:
+    """Numbers, tensors and modules that the calls use."""
+    bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
+    x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
+    images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
+    key = ml.random.key(0)
+    return {"ml": ml, "np": np, **locals()}
+
+
+def prepared() -> dict[str, Any]:
+    """What else wrong calls use."""
+    vm = ml.default_vm()
+    vm.register("doubled", lambda frame: frame.push(frame.param(0) * 2))
+    with ml.Arena(ml.VM("mine"), "ended"):
+        stale = ml.ones(2)
+    leaked: list[ml.Tensor] = []
+
+    def leaky(x: ml.Tensor) -> ml.Tensor:
+        leaked.append(x * 2.0)
+        return ml.sum(x)
+
+    endless: list[Any] = []
+    endless.append(endless)
+    group = ml.parallel.Group(2)
+    members = group.run
+    return {"nans": ml.full((2, 2), ml.nan), **locals()}
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    return {name: value for name, value in public().items() if not inspect.isclass(value)}
+
+
+def prose(value: object) -> str:
+    """The docstring without examples."""
+    return " ".join(EXAMPLE.sub("", inspect.getdoc(value) or "").split())
+
+
+def errors_in(text: str) -> set[str]:
+    return {word for word in re.findall(r"`(\w+)`", text) if word in ERRORS}
+
+
+def claimed(name: str) -> set[str]:
+    """The errors that a docstring names, and those of the names that it refers to."""
+    value, room = attrgetter(name)(ml), name.rpartition(".")[0]
+    found = errors_in(prose(value))
+    for other in filter(None, chain.from_iterable(AS.findall(prose(value)))):
+        if other in inspect.signature(value).parameters:
+            continue
+        try:
+            found |= claimed(f"{room}.{other}" if room else other)
+        except AttributeError:
+            found |= claimed(other.removeprefix("ml."))
+    return found
+
+
+def about_tensors(value: Callable[..., Any]) -> bool:
+    signature = inspect.signature(value)
+    hints = [p.annotation for p in signature.parameters.values()] + [signature.return_annotation]
+    return any(TENSORS.search(str(hint)) for hint in hints)
+
+
+def calls(lines: str) -> Iterator[tuple[str, str, str]]:
+    """The error, the function's name, and the call, of lines such as `ShapeError ml.zeros(-2)`
+    and `GradientError capture: ml.grad(ml.capture(ml.sum))(v)`."""
+    for line in lines.strip().splitlines():
+        error, _, call = line.partition(" ")
+        name, said, rest = call.partition(": ")
+        if said and re.fullmatch(r"[\w.]+", name):
+            yield error, name, rest
+        else:
+            yield error, call[len("ml.") : call.index("(")], call
+
+
+def variants(x: ml.Tensor) -> Iterator[ml.Tensor]:
+    """Tensors of other dtypes, and of other shapes."""
+    yield from (ml.ones(x.shape, dtype=dtype) for dtype in ("bool", "i64", "f32", "c64"))
+    for shape in ((), (0,), (3,), (5, 3), (2, 3, 5), (0, 4), (1, 2, 2, 2, 2)):
+        yield ml.ones(shape, dtype=x.dtype)
+
+
+def wrong(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The arguments with another tensor in place of one of them, also of a list of them; all of
+    them bools; and two of dtypes that do not promote."""
+    for i, arg in enumerate(args):
+        if isinstance(arg, ml.Tensor):
+            yield from ((*args[:i], other, *args[i + 1 :]) for other in variants(arg))
+        elif isinstance(arg, list):
+            first, *rest = arg
+            yield from ((*args[:i], [other, *rest], *args[i + 1 :]) for other in variants(first))
+    if len(args) > 1 and all(isinstance(arg, ml.Tensor) for arg in args):
+        yield tuple(ml.ones(arg.shape, dtype="bool") for arg in args)
+        dtypes = ["u64", *["i64"] * (len(args) - 1)]
+        yield tuple(ml.ones(x.shape, dtype=d) for x, d in zip(args, dtypes, strict=True))
+
+
+def raised(call: Callable[[], Any]) -> type[BaseException] | None:
+    try:
+        call()
+    except MlvmError as error:
+        return type(error)
+    return None
+
+
+def given(*args: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, keywords
+
+
+def right_calls() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    names = named()
+    found = {}
+    for line in GOOD.strip().splitlines():
+        name, opening, rest = line.removeprefix("ml.").partition("(")
+        found[name] = eval(f"given{opening}{rest}", {**names, "given": given})
+    for name, value in functions().items():
+        needed = [
+            p
+            for p in inspect.signature(value).parameters.values()
+            if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+        ]
+        if name not in found and needed and all(is_tensor(p) for p in needed):
+            twice = [p.kind is p.VAR_POSITIONAL for p in needed]
+            found[name] = ((names["x"],) * (len(needed) + builtins.sum(twice)), {})
+    return found
+
+
+def is_tensor(parameter: inspect.Parameter) -> bool:
+    return "Tensor" in str(parameter.annotation) or "Operand" in str(parameter.annotation)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, dict[str, str]]:
+    """By function, the errors that wrong calls raise, and such a call."""
+    found: dict[str, dict[str, str]] = {name: {} for name in functions()}
+    for name, (args, keywords) in right_calls().items():
+        function = functions()[name]
+        function(*args, **keywords)
+        tried = [(other, keywords) for other in wrong(args)]
+        signature = inspect.signature(function)
+        for axis in {"axis", "axes"} & set(signature.parameters):
+            bound = signature.bind(*args, **keywords)
+            bound.arguments[axis] = 99
+            tried.append((bound.args, bound.kwargs))
+        for others, options in tried:
+            error = raised(lambda: function(*others, **options))  # noqa: B023 - called at once
+            if error is not None:
+                shown = [getattr(each, "type", each) for each in others]
+                found[name].setdefault(error.__name__, f"{name}({shown}, {options})")
+    return found
+
+
+def is_named(error: str, claims: set[str]) -> bool:
+    return any(issubclass(ERRORS[error], ERRORS[claim]) for claim in claims)
+
+
+def test_docstrings_about_tensors_say_shapes() -> None:
+    said = {name: prose(value) for name, value in functions().items() if about_tensors(value)}
+    assert [name for name, text in said.items() if not BRACKETS_OR_WORD.search(text)] == []
+
+
+def test_docstrings_name_the_errors_that_wrong_operands_raise(
+    seen: dict[str, dict[str, str]],
+) -> None:
+    unnamed = {
+        call: error
+        for name, errors in seen.items()
+        for error, call in errors.items()
+        if not is_named(error, claimed(name))
+    }
+    assert unnamed == {}
+
+
+def test_wrong_calls_raise_what_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "damaged").write_bytes(b"none")
+    ml.save("layer", ml.nn.Linear(2, 3))
+    names = {**named(), **prepared()}
+    with names["group"]:
+        for error, name, call in calls(WRONG):
+            assert is_named(error, claimed(name)), f"{name} does not say that it raises {error}"
+            with pytest.raises(ERRORS[error]):
+                eval(call, names)
+                pytest.fail(f"{call} raises nothing")
+
+
+def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, str]]) -> None:
+    found = {name: set(errors) for name, errors in seen.items()}
+    for error, name, _ in calls(WRONG):
+        found[name].add(error)
+    for name, (args, keywords) in right_calls().items():
+        function = functions()[name]
+        if "what is no tensor or array" in prose(function):
+            with pytest.raises(ml.errors.DTypeError):
+                function(object(), *args[1:], **keywords)
+            found[name].add("DTypeError")
+    unseen = {
+        (name, claim)
+        for name, value in functions().items()
+        for claim in errors_in(prose(value))
+        if not any(issubclass(ERRORS[error], ERRORS[claim]) for error in found[name])
+    }
+    assert unseen == set(UNSEEN)
+
+
+def test_functions_that_name_no_error_are_listed() -> None:
+    assert {name for name in functions() if not claimed(name)} == set(NEVER)
