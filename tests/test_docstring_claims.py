@@ -29,6 +29,9 @@ TENSORS = re.compile(r"\b(Tensor|Operand|Tree)\b")
 EXAMPLE = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
 AS = re.compile(r"what `([\w.]+)`(?:(?:, `([\w.]+)`)? and `([\w.]+)`)? raises?")
 
+BASES = {"nn.Module", "optim.Group"}
+"""Classes of tensors of any shapes."""
+
 ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
 
 GOOD = """
@@ -99,7 +102,90 @@ ml.random.split(key)
 """Right calls of functions of tensors that do not take two matrices of 4 by 4. From each are made
 wrong ones: with another dtype or shape of an operand, and with an axis that there is not."""
 
+LAYERS = """
+ml.nn.AvgPool2d(2) of images
+ml.nn.BatchNorm(4) of x
+ml.nn.Conv1d(2, 3, 2) of sequences
+ml.nn.Conv2d(2, 3, 2) of images
+ml.nn.ConvTranspose2d(2, 3, 2) of images
+ml.nn.Dropout(0.5) of x
+ml.nn.ELU() of x
+ml.nn.Embedding(5, 3) of ints
+ml.nn.GELU() of x
+ml.nn.GRU(2, 8) of sequences
+ml.nn.GRUCell(4, 8) of x
+ml.nn.GlobalAvgPool() of images
+ml.nn.GroupNorm(1, 2) of images
+ml.nn.LSTM(2, 8) of sequences
+ml.nn.LSTMCell(4, 8) of x
+ml.nn.LayerNorm(4) of x
+ml.nn.LeakyReLU() of x
+ml.nn.Linear(4, 2) of x
+ml.nn.MaxPool2d(2) of images
+ml.nn.MultiHeadAttention(2, 1) of sequences
+ml.nn.RMSNorm(4) of x
+ml.nn.RNN(2, 8) of sequences
+ml.nn.RNNCell(4, 8) of x
+ml.nn.ReLU() of x
+ml.nn.Sequential(ml.tanh) of x
+ml.nn.SiLU() of x
+ml.nn.Sigmoid() of x
+ml.nn.Softmax() of x
+ml.nn.Softplus() of x
+ml.nn.Tanh() of x
+"""
+"""A layer of each kind, and what it takes: likewise."""
+
 WRONG = """
+ArenaError ml.Arena(vm, "a", capacity=-1)
+ArenaOverflow Arena: tight.alloc(x.type)
+OutOfMemory ml.Arena(vm, "a", capacity=2**60)
+HandleError DryVM: ml.DryVM().read(5)
+PipelineError ml.Pipeline([1.0], 0)
+ArenaError ml.QueueTensor(vm, ["f32[2]"], 0)
+DTypeError ml.QueueTensor(vm, ["f99[2]"], 1)
+OutOfMemory ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)
+ShapeError ml.QueueTensor(vm, ["f32[-2]"], 1)
+ArenaError ml.ScratchPad(vm, -1)
+OutOfMemory ml.ScratchPad(vm, 2**60)
+StaleTensor Tensor: stale + 1.0
+DTypeError ml.TensorType("f99")
+ShapeError ml.TensorType("f32", (-1,))
+MachineError ml.VM(threads=2, native=False)
+UnknownFunction ml.VM(kernels={"nothing": None})
+MachineError ml.use("cpu")
+AttributeRefused ml.nn.AvgPool2d(0)
+AttributeRefused ml.nn.BatchNorm(0)
+AttributeRefused ml.nn.Conv1d(2, 3, 2, groups=5)
+AttributeRefused ml.nn.Conv2d(2, 3, 2, groups=5)
+AttributeRefused ml.nn.ConvTranspose2d(2, 3, 0)
+AttributeRefused ml.nn.Dropout(1.0)
+AttributeRefused ml.nn.Embedding(0, 3)
+PositionRefused ml.nn.Embedding(1, 3)(ints)
+AttributeRefused ml.nn.GRU(2, 0)
+AttributeRefused ml.nn.GRUCell(0, 8)
+AttributeRefused ml.nn.GroupNorm(3, 4)
+AttributeRefused ml.nn.LSTM(2, 8, dropout=1.0)
+AttributeRefused ml.nn.LSTMCell(0, 8)
+AttributeRefused ml.nn.LayerNorm(4, eps=0.0)
+AttributeRefused ml.nn.Linear(0, 2)
+AttributeRefused ml.nn.MaxPool2d(0)
+AttributeRefused ml.nn.MultiHeadAttention(4, 3)
+AttributeRefused ml.nn.RMSNorm(4, eps=0.0)
+AttributeRefused ml.nn.RNN(2, 8, num_layers=0)
+AttributeRefused ml.nn.RNNCell(0, 8)
+DTypeError ml.nn.RNNCell(4, 8)(x, ml.ones((4, 8), dtype="i64"))
+AxisRefused ml.nn.Softmax(9)(v)
+AttributeRefused ml.optim.Adam(v, -1.0)
+AttributeRefused ml.optim.AdamW(v, -1.0)
+AttributeRefused ml.optim.Lion(v, -1.0)
+AttributeRefused ml.optim.RMSProp(v, -1.0)
+AttributeRefused ml.optim.SGD(v, -1.0)
+AttributeRefused optim.Optimizer: ml.optim.SGD(v, 0.1, groups=[("w", {})])
+DTypeError optim.Optimizer: ml.optim.SGD(ints, 0.1)
+HandleError optim.Optimizer: ml.optim.SGD([v, ml.ones(2, device=vm)], 0.1)
+GroupError ml.parallel.Group(0)
+GroupError ml.parallel.ProcessGroup(0)
 AttributeRefused ml.arange(0, 3, 0)
 AttributeRefused ml.arange(300, dtype="u8")
 DTypeError ml.arange(3, dtype="bool")
@@ -305,11 +391,35 @@ ShapeError parallel.reduce_scatter: members(lambda rank, vm: ml.parallel.reduce_
 """More wrong calls, and what they raise."""
 
 UNSEEN = {
+    ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
+    ("VM", "MissingExtra"): "where the native machine was built",
+    ("parallel.Group", "MissingExtra"): "where the package is installed",
+    ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
+    ("parallel.MpiGroup", "MissingExtra"): "where the packages are installed",
+    ("parallel.ProcessGroup", "MissingExtra"): "where the package is installed",
     ("linalg.eigh", "LinAlgError"): "LAPACK may fail to converge; no matrix is known for which it does"
 }
 """Errors that docstrings name and no cheap call raises, and why."""
 
 NEVER = {
+    "Dataset": "a protocol",
+    "Measured": "a result",
+    "PipelineState": "a result",
+    "PipelineStats": "a result",
+    "RecompilationWarning": "a warning",
+    "Recording": "a result; `record` makes it",
+    "SampleRandom": "its draws raise, and say so",
+    "Transform": "a protocol",
+    "nn.Module": "what is made of it raises, and its methods",
+    "nn.Sequential": "its layers raise",
+    "nn.Tanh": "every tensor has one",
+    "optim.Group": "its optimizer makes it",
+    "parallel.AnyGroup": "an interface, of which `run` raises, and says so",
+    "parallel.Parts": "a result",
+    **{
+        f"linalg.{name}Result": "a result"
+        for name in ("Eig", "Eigh", "Lstsq", "QR", "SVD", "Slogdet")
+    },
     "default_arena": "it takes nothing",
     "default_vm": "it takes nothing",
     "disassemble": "every program has a text",
@@ -324,7 +434,7 @@ NEVER = {
     "parallel.rank": "it takes nothing",
     "parallel.size": "it takes nothing",
 }
-"""Functions whose docstrings name no error, and why."""
+"""Functions and classes whose docstrings name no error, and why."""
 
 
 def named() -> dict[str, Any]:
@@ -338,11 +448,11 @@ def named() -> dict[str, Any]:
 
 def prepared() -> dict[str, Any]:
     """What else wrong calls use."""
-    vm = ml.default_vm()
-    vm.register("doubled", lambda frame: frame.push(frame.param(0) * 2))
+    ml.default_vm().register("doubled", lambda frame: frame.push(frame.param(0) * 2))
     with ml.Arena(ml.VM("mine"), "ended"):
         stale = ml.ones(2)
-    leaked: list[ml.Tensor] = []
+    vm, leaked = ml.VM("other"), list[ml.Tensor]()
+    tight = ml.Arena(vm, "tight", capacity=0)
 
     def leaky(x: ml.Tensor) -> ml.Tensor:
         leaked.append(x * 2.0)
@@ -355,8 +465,13 @@ def prepared() -> dict[str, Any]:
     return {"nans": ml.full((2, 2), ml.nan), **locals()}
 
 
-def functions() -> dict[str, Callable[..., Any]]:
-    return {name: value for name, value in public().items() if not inspect.isclass(value)}
+def callables() -> dict[str, Callable[..., Any]]:
+    """The functions and classes. An error is what is raised."""
+    return {
+        name: value
+        for name, value in public().items()
+        if not (inspect.isclass(value) and issubclass(value, MlvmError))
+    }
 
 
 def prose(value: object) -> str:
@@ -382,7 +497,9 @@ def claimed(name: str) -> set[str]:
     return found
 
 
-def about_tensors(value: Callable[..., Any]) -> bool:
+def about_tensors(name: str, value: Callable[..., Any]) -> bool:
+    if inspect.isclass(value):
+        return name.startswith(("nn.", "optim.", "linalg.")) and name not in BASES
     signature = inspect.signature(value)
     hints = [p.annotation for p in signature.parameters.values()] + [signature.return_annotation]
     return any(TENSORS.search(str(hint)) for hint in hints)
@@ -434,21 +551,26 @@ def given(*args: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
     return args, keywords
 
 
-def right_calls() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    names = named()
-    found = {}
+def right_calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
+    """By name, what is called, and what with."""
+    names: dict[str, Any] = {**named(), "given": given}
+    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {}
+    for line in LAYERS.strip().splitlines():
+        layer, _, operand = line.partition(" of ")
+        found[layer[len("ml.") : layer.index("(")]] = eval(layer, names), (names[operand],), {}
     for line in GOOD.strip().splitlines():
         name, opening, rest = line.removeprefix("ml.").partition("(")
-        found[name] = eval(f"given{opening}{rest}", {**names, "given": given})
-    for name, value in functions().items():
-        needed = [
-            p
-            for p in inspect.signature(value).parameters.values()
-            if p.default is p.empty and p.kind is not p.VAR_KEYWORD
-        ]
-        if name not in found and needed and all(is_tensor(p) for p in needed):
-            twice = [p.kind is p.VAR_POSITIONAL for p in needed]
-            found[name] = ((names["x"],) * (len(needed) + builtins.sum(twice)), {})
+        found[name] = (callables()[name], *eval(f"given{opening}{rest}", names))
+    for name, value in callables().items():
+        if name not in found and not inspect.isclass(value):
+            needed = [
+                parameter
+                for parameter in inspect.signature(value).parameters.values()
+                if parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
+            ]
+            if needed and all(is_tensor(parameter) for parameter in needed):
+                many = [parameter.kind == parameter.VAR_POSITIONAL for parameter in needed]
+                found[name] = value, (names["x"],) * (len(many) + builtins.sum(many)), {}
     return found
 
 
@@ -459,9 +581,8 @@ def is_tensor(parameter: inspect.Parameter) -> bool:
 @pytest.fixture(scope="module")
 def seen() -> dict[str, dict[str, str]]:
     """By function, the errors that wrong calls raise, and such a call."""
-    found: dict[str, dict[str, str]] = {name: {} for name in functions()}
-    for name, (args, keywords) in right_calls().items():
-        function = functions()[name]
+    found: dict[str, dict[str, str]] = {name: {} for name in callables()}
+    for name, (function, args, keywords) in right_calls().items():
         function(*args, **keywords)
         tried = [(other, keywords) for other in wrong(args)]
         signature = inspect.signature(function)
@@ -482,7 +603,10 @@ def is_named(error: str, claims: set[str]) -> bool:
 
 
 def test_docstrings_about_tensors_say_shapes() -> None:
-    said = {name: prose(value) for name, value in functions().items() if about_tensors(value)}
+    said = {
+        name: prose(value) for name, value in callables().items() if about_tensors(name, value)
+    }
+    assert len(said) > 250
     assert [name for name, text in said.items() if not BRACKETS_OR_WORD.search(text)] == []
 
 
@@ -515,15 +639,14 @@ def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, 
     found = {name: set(errors) for name, errors in seen.items()}
     for error, name, _ in calls(WRONG):
         found[name].add(error)
-    for name, (args, keywords) in right_calls().items():
-        function = functions()[name]
+    for name, (function, args, keywords) in right_calls().items():
         if "what is no tensor or array" in prose(function):
             with pytest.raises(ml.errors.DTypeError):
                 function(object(), *args[1:], **keywords)
             found[name].add("DTypeError")
     unseen = {
         (name, claim)
-        for name, value in functions().items()
+        for name, value in callables().items()
         for claim in errors_in(prose(value))
         if not any(issubclass(ERRORS[error], ERRORS[claim]) for error in found[name])
     }
@@ -531,4 +654,4 @@ def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, 
 
 
 def test_functions_that_name_no_error_are_listed() -> None:
-    assert {name for name in functions() if not claimed(name)} == set(NEVER)
+    assert {name for name in callables() if not claimed(name)} == set(NEVER)

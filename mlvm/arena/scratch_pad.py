@@ -28,6 +28,8 @@ class ScratchPad(Arena):
     `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor must
     lie inside the pad, at a multiple of its elements' size. With `raw` only the VM checks that.
 
+    Raises `ArenaError` for a negative size, `OutOfMemory` for one that the VM does not have.
+
         >>> with ml.ScratchPad(ml.VM("mine"), 4096) as pad:
         ...     words, floats = pad.tensor("u32[2]", 0), pad.tensor("f32[2]", 0)
         ...     floats += ml.ones(2, device=pad.vm)

@@ -79,6 +79,8 @@ NormOrder: TypeAlias = float | Literal["fro", "nuc"] | None
 class EigResult(NamedTuple):
     """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V.
 
+    Of x [..., n, n]: c[..., n] and c[..., n, n].
+
     >>> ml.linalg.eig(ml.asarray([[2.0, 0.0], [0.0, 2.0]])).eigenvalues
     Tensor([2.+0.j, 2.+0.j], c64[2])
     """
@@ -89,6 +91,8 @@ class EigResult(NamedTuple):
 
 class EighResult(NamedTuple):
     """`x = V diag(L) V^H`: eigenvalues L in ascending order, eigenvectors the columns of V.
+
+    Of x [..., n, n]: f[..., n] and [..., n, n].
 
     >>> ml.linalg.eigh(ml.asarray([[9.0, 0.0], [0.0, 4.0]])).eigenvalues
     Tensor([4., 9.], f32[2])
@@ -101,6 +105,8 @@ class EighResult(NamedTuple):
 class QRResult(NamedTuple):
     """`x = Q R`.
 
+    Of x [..., m, n] and k = min(m, n): [..., m, k] and [..., k, n].
+
     >>> ml.linalg.qr(ml.ones((3, 2))).R.type
     f32[2,2]
     """
@@ -111,6 +117,8 @@ class QRResult(NamedTuple):
 
 class SVDResult(NamedTuple):
     """`x = U diag(S) Vh`.
+
+    Of x [..., m, n] and k = min(m, n): [..., m, m], f[..., k] and [..., n, n].
 
     >>> ml.linalg.svd(ml.asarray([[4.0, 0.0], [0.0, 9.0]])).S
     Tensor([9., 4.], f32[2])
@@ -124,6 +132,8 @@ class SVDResult(NamedTuple):
 class SlogdetResult(NamedTuple):
     """`det(x) = sign exp(logabsdet)`.
 
+    Of x [..., n, n]: [...] and f[...].
+
     >>> ml.linalg.slogdet(ml.asarray([[0.0, 1.0], [1.0, 0.0]])).sign
     Tensor(-1., f32[])
     """
@@ -134,6 +144,8 @@ class SlogdetResult(NamedTuple):
 
 class LstsqResult(NamedTuple):
     """The solution of least squares, and what is known of it.
+
+    Of x1 [..., m, n] and x2 [..., m, k]: [..., n, k], f[..., k], i64[...] and f[..., min(m, n)].
 
     >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0])).residuals
     Tensor(1., f32[])

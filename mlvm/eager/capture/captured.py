@@ -277,6 +277,8 @@ class Captured(Generic[P, R]):
     `signatures` is how many programs there are. `program` and `plan` are those of the last call.
     Threads may share it: what they launch on one VM, and `close`, happen one after the other.
 
+    A call raises what `capture` raises.
+
         >>> step = ml.capture(lambda x: x * x)
         >>> step(ml.ones(3)), step
         (Tensor([1., 1., 1.], f32[3]), <captured <lambda>, 1 program>)

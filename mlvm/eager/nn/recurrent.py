@@ -119,8 +119,10 @@ class RNNCell(_Cell):
     """h' = activation(x input_kernel + h hidden_kernel + bias), the state being h (Elman, Finding
     Structure in Time, Cognitive Science 14, 1990).
 
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
+
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    for others, `AttributeRefused` for a size below 1.
+    or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
         >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -152,8 +154,10 @@ class LSTMCell(_Cell):
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
 
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
+
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    for others, `AttributeRefused` for a size below 1.
+    or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
         >>> h, c = ml.nn.LSTMCell(4, 8)(ml.ones((2, 4)), (ml.zeros((2, 8)), ml.zeros((2, 8))))
         >>> h.type
@@ -182,8 +186,10 @@ class GRUCell(_Cell):
         n = tanh(p_n + r (q_n + hidden_bias))
         h' = (1 - z) n + z h
 
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
+
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    for others, `AttributeRefused` for a size below 1.
+    or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
         >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
