@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import attrgetter
+from threading import Event
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
+from mlvm.core.program.assembly import assemble
+from mlvm.machines.wire import WireVM
 from tests.test_docstrings import public
 
 BRACKETS_OR_WORD = re.compile(r"\w*\[[^\]`\"]*\]|\bshapes?\b")
@@ -655,3 +659,207 @@ def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, 
 
 def test_functions_that_name_no_error_are_listed() -> None:
     assert {name for name in callables() if not claimed(name)} == set(NEVER)
+
+
+# --- methods ---------------------------------------------------------------------------
+
+
+WRONG_OF_METHODS = """
+ArenaError Arena.alloc: closed.alloc(x.type)
+ArenaOverflow Arena.alloc: tight.alloc(x.type)
+ArenaError Arena.free: vm_arena.free(v)
+StaleTensor Arena.free: vm_arena.free(freed)
+ArenaError Arena.keep: vm_arena.keep(v)
+StaleTensor Arena.keep: vm_arena.keep(freed)
+ArenaError Arena.rewind: vm_arena.rewind(closed_mark)
+ArenaError Arena.view: v.arena.view(v, x.type)
+StaleTensor Arena.view: stale.arena.view(stale, stale.type)
+ShutDown Captured.drain: drained.drain()
+ProgramError Captured.drain: ml.capture(ml.sum).drain(v)
+CaptureError Captured.plan: ml.capture(ml.sum).plan
+CaptureError Captured.planned: ml.capture(ml.sum).planned
+CaptureError Captured.plot: ml.capture(ml.sum).plot("step.svg")
+CaptureError Captured.program: ml.capture(ml.sum).program
+CaptureError Captured.save: ml.capture(ml.sum).save("step.mlvm")
+HandleError DryVM.borrow: dry.borrow(99)
+HandleError DryVM.launch: dry.launch(returning, [dry.alloc_tensor(v.type)])
+HandleError DryVM.read: dry.read(dry.alloc_tensor(v.type))
+HandleError DryVM.storage_over: dry.storage_over(bytes_of_vm)
+ShutDown Pipeline.get: batches.get()
+QueueEmpty Pipeline.get: slow.get(timeout=0.0)
+PipelineError Pipeline.get: [greedy.get() for _ in range(9)]
+PipelineError Pipeline.restore: greedy.restore({"epoch": 0})
+ArenaError QueueTensor.cancel: queue.cancel("text")
+ShutDown QueueTensor.close: shut.put([array])
+ArenaError QueueTensor.emit: far.emit(None)
+QueueEmpty QueueTensor.get: queue.get(timeout=0.0)
+ShutDown QueueTensor.get: shut.get()
+QueueEmpty QueueTensor.get_nowait: queue.get_nowait()
+ArenaError QueueTensor.put: queue.put([array, array])
+DTypeError QueueTensor.put: queue.put([array.astype(np.int64)])
+ShapeError QueueTensor.put: queue.put([array[:1]])
+QueueFull QueueTensor.put: full.put([array], timeout=0.0)
+ShutDown QueueTensor.put: shut.put([array])
+QueueFull QueueTensor.put_nowait: full.put_nowait([array])
+AttributeRefused SampleRandom.beta: draws.beta(2.0, 1.0)
+AttributeRefused SampleRandom.integers: draws.integers(2, 2)
+AttributeRefused SampleRandom.uniform: draws.uniform(1.0, 0.0)
+ArenaError ScratchPad.tensor: pad.tensor("f32[99]", 0)
+DTypeError ScratchPad.tensor: pad.tensor("f99[2]", 0)
+ShapeError ScratchPad.tensor: pad.tensor("f32[-2]", 0)
+NoTranspose Tensor.T: v.T
+ShapeError Tensor.item: v.item()
+NoTranspose Tensor.mT: v.mT
+StaleTensor Tensor.numpy: stale.numpy()
+AttributeRefused Tensor.to_device: v.to_device("cpu")
+GradientError Tensor.to_device: ml.grad(lambda x: ml.sum(x.to_device(vm)))(v)
+DTypeError TensorType.of: ml.TensorType.of(np.asarray(["text"]))
+DTypeError TensorType.parse: ml.TensorType.parse("f99[2]")
+ShapeError TensorType.parse: ml.TensorType.parse("f32[-2]")
+ShapeError TensorType.with_shape: v.type.with_shape((-2,))
+HandleError VM.borrow: vm.borrow(99)
+HandleError VM.dealloc_storage: vm.dealloc_storage(99)
+HandleError VM.dealloc_tensor: vm.dealloc_tensor(99)
+MachineError VM.instrumented: within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))
+HandleError VM.launch: vm.launch(returning, [99])
+LimitExceeded VM.launch: vm.launch(endless_program, max_steps=9)
+HandleError VM.make_writable: ml.VM(workers=1).make_writable([99])
+HandleError VM.read: vm.read(99)
+LibraryError VM.register_library: vm.register_library("none.so")
+UnknownFunction VM.remove: vm.remove("nothing")
+HandleError VM.share: vm.share(99, dry)
+DTypeError VM.storage_over: vm.storage_over(array)
+HandleError VM.storage_over: vm.storage_over(bytes_of_vm)
+ShapeError VM.storage_over: vm.storage_over(np.ones((2, 2), np.uint8))
+HandleError VM.tensor_from_storage: vm.tensor_from_storage(99, v.type, 0)
+ShapeError VM.tensor_from_storage: vm.tensor_from_storage(vm.alloc_storage(4), v.type, 0)
+HandleError VM.type_of: vm.type_of(99)
+DTypeError VM.write: vm.write(vm.alloc_tensor(v.type), np.ones(2))
+HandleError VM.write: vm.write(99, array)
+ShapeError VM.write: vm.write(vm.alloc_tensor(v.type), array[:1])
+DTypeError nn.Module.load_parameters: model.load_parameters({"kernel": np.ones((2, 3)), "bias": bias})
+PathError nn.Module.load_parameters: model.load_parameters({"bias": bias})
+ShapeError nn.Module.load_parameters: model.load_parameters({"kernel": bias, "bias": bias})
+DTypeError optim.Optimizer.load_state: sgd.load_state({"count": np.ones(())})
+PathError optim.Optimizer.load_state: sgd.load_state({})
+ShapeError optim.Optimizer.load_state: sgd.load_state({"count": array})
+DTypeError optim.Optimizer.update: sgd.update({"w": ints})
+GradientError optim.Optimizer.update: ml.grad(lambda x: sgd.update({"w": x}))(v)
+PathError optim.Optimizer.update: sgd.update({"b": v})
+ShapeError optim.Optimizer.update: sgd.update({"w": x})
+StaleTensor optim.Optimizer.update: sgd.update({"w": stale_here})
+ArenaOverflow optim.Optimizer.update: within(tight_here, lambda: sgd.update({"w": v}))
+AttributeRefused optim.Optimizer.update: changed.update({"w": v})
+HandleError optim.Optimizer.update: within(vm_arena, lambda: sgd.update({"w": v}))
+GroupError parallel.AnyGroup.run: members(lambda rank, vm: rank or ml.parallel.barrier())
+"""
+"""Wrong calls of methods, and what they raise."""
+
+UNSEEN_OF_METHODS = {
+    ("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input",
+}
+"""As `UNSEEN`. What has the docstring of a function of `ml` is tried there."""
+
+
+class Numbers:
+    """A data set."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, indices: Any) -> tuple[Any, ...]:
+        return (indices,)
+
+
+def built() -> dict[str, Any]:
+    """What methods are called of."""
+    vm, dry, array = ml.VM("built"), ml.DryVM(), np.ones(2, np.float32)
+    vm_arena, closed = ml.Arena(vm, "a"), ml.Arena(vm, "closed")
+    closed_mark, freed = closed.mark(), vm_arena.alloc(ml.TensorType("f32"))
+    vm_arena.free(freed)
+    closed.close()
+    with ml.Arena(ml.default_vm(), "here"):
+        stale_here = ml.ones(2)
+    queue, full, shut = (ml.QueueTensor(vm, ["f32[2]"], 1) for _ in range(3))
+    last = ml.QueueTensor(ml.default_vm(), ["f32[2]"], 1)
+    full.put([array])
+    shut.close()
+    last.close()
+    far = ml.QueueTensor(WireVM(ml.VM("far")), ["f32[2]"], 1)
+    drained = ml.capture(lambda: ml.sum(last.get()[0]))
+    batches, greedy = ml.Pipeline(Numbers(), 50, vm=vm), ml.Pipeline(Numbers(), 1, vm=vm)
+    batches.close()
+    gate, made = Event(), list[Any]()
+
+    def waiting(arrays: Any, random: Any) -> Any:
+        made.append(arrays)
+        if len(made) > 1:  # the first is made for its types
+            gate.wait()
+        return arrays
+
+    slow = ml.Pipeline(Numbers(), 1, vm=vm, workers=1, transform=waiting)
+    draws = ml.SampleRandom(0, 0, np.asarray([1]))
+    pad, memory = ml.ScratchPad(vm, 64), np.zeros(128, np.uint8)
+    bytes_of_vm = memory[-memory.ctypes.data % 64 :][:64]  # aligned
+    vm.storage_over(bytes_of_vm)
+    returning = assemble(".func main 0 *\n    load_arg 0\n    halt")
+    endless_program = assemble(".func main 0 *\nagain:\n    jump again")
+    model, bias = ml.nn.Linear(2, 3), np.ones(3, np.float32)
+    sgd, changed = (ml.optim.SGD({"w": ml.ones(2)}, 0.1) for _ in range(2))
+    changed.momentum = 0.9
+    tight_here = ml.Arena(ml.default_vm(), "tight", capacity=0)
+
+    def within(context: Any, do: Callable[[], Any]) -> None:
+        with context:
+            do()
+
+    return dict(locals())
+
+
+def methods() -> dict[str, Any]:
+    """The public methods and properties of the public classes, each under one class."""
+    found: dict[tuple[type, str], tuple[str, Any]] = {}
+    classes = {name: value for name, value in callables().items() if inspect.isclass(value)}
+    for name in sorted(classes, key=lambda name: (len(classes[name].__mro__), name != "VM")):
+        value = classes[name]
+        for method in dir(value):
+            owner = next((each for each in value.__mro__ if method in vars(each)), object)
+            kind = vars(owner).get(method)
+            ours = owner.__module__.startswith("mlvm.") and not method.startswith("_")
+            if ours and isinstance(kind, (FunctionType, property, classmethod, staticmethod)):
+                found.setdefault((owner, method), (f"{name}.{method}", getattr(value, method)))
+    return dict(sorted(found.values()))
+
+
+def test_methods_have_docstrings() -> None:
+    assert len(methods()) > 150
+    assert [name for name, value in methods().items() if not inspect.getdoc(value)] == []
+
+
+def test_methods_raise_what_they_say(request: pytest.FixtureRequest) -> None:
+    names = {**named(), **prepared(), **built()}
+    request.addfinalizer(names["gate"].set)
+    found = methods()
+    tried: dict[str, set[str]] = {name: set() for name in found}
+    with names["group"]:
+        for error, name, call in calls(WRONG_OF_METHODS):
+            assert is_named(error, errors_in(prose(found[name]))), (name, error)
+            with pytest.raises(ERRORS[error]):
+                eval(call, names)
+                pytest.fail(f"{call} raises nothing")
+            tried[name].add(error)
+    unseen = {
+        (name, claim)
+        for name, value in found.items()
+        for claim in errors_in(prose(value))
+        if inspect.getdoc(value) != inspect.getdoc(getattr(ml, name.rpartition(".")[2], None))
+        and not name.startswith("RemoteVM.")  # which has the docstrings of VM
+        and not any(issubclass(ERRORS[error], ERRORS[claim]) for error in tried[name])
+    }
+    assert unseen == set(UNSEEN_OF_METHODS)
+
+
+def test_the_docstring_of_tensors_names_all_that_they_have() -> None:
+    text = prose(ml.Tensor)
+    has = [name for name in dir(ml.ones(1)) if not name.startswith("_")]
+    assert [name for name in has if not re.search(rf"\b{name}\b", text)] == []

@@ -209,9 +209,11 @@ class TensorType:
         return TensorType(DType.named(name), shape)
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
+        """The type of that shape and this dtype. Raises `ShapeError`."""
         return TensorType(self.dtype, shape)
 
     def with_dtype(self, dtype: DType) -> TensorType:
+        """The type of that dtype and this shape."""
         return TensorType(dtype, self.shape)
 
     def __repr__(self) -> str:

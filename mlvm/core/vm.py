@@ -158,7 +158,7 @@ class VM(Identity):
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
         """Wait until no worker uses the tensors, whose memory the caller is about to overwrite.
-        A running launch is not waited for. Raises `HandleError`."""
+        A running launch is not waited for. With workers it raises `HandleError`."""
         if self._scheduler is not None:
             for handle in handles:
                 self._scheduler.overwrite(self._store.entry(handle).array)

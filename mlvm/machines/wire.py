@@ -523,3 +523,10 @@ class WireVM(Identity):
                     if not loaded.alive:
                         del self._by_digest[loaded.digest]
                         self._post("drop_program", loaded.number)
+
+
+for _call in (
+    *("alloc_storage", "alloc_tensor", "consumed_size_in_mib", "dealloc_storage"),
+    *("dealloc_tensor", "estimate", "launch", "read", "swap", "tensor_from_storage", "write"),
+):  # what a call does is said once, in VM
+    vars(WireVM)[_call].__doc__ = vars(VM)[_call].__doc__

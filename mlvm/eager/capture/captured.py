@@ -343,6 +343,7 @@ class Captured(Generic[P, R]):
 
     @property
     def signatures(self) -> int:
+        """How many programs there are: one for each kind of call that was recorded."""
         with self._lock:
             return sum(map(len, self._entries.values()))
 
@@ -353,10 +354,13 @@ class Captured(Generic[P, R]):
 
     @property
     def program(self) -> Program:
+        """The last call's program. Raises `CaptureError` before the first call."""
         return self.planned.program
 
     @property
     def plan(self) -> Plan:
+        """The last call's plan: where its intermediates lie, and how many bytes they take. Raises
+        `CaptureError` before the first call."""
         return self.planned.plan
 
     @property
