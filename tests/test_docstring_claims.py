@@ -13,6 +13,7 @@ import builtins
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import chain
 from operator import attrgetter
 from threading import Event
@@ -388,7 +389,7 @@ AttributeRefused ml.optim.constant(-1.0)
 LinAlgError linalg.det: ml.grad(lambda x: ml.sum(ml.grad(ml.linalg.det)(x)))(ml.zeros((2, 2)))
 GradientError parallel.all_reduce: ml.grad(lambda x: [x * x, ml.parallel.all_reduce(x)])(v)
 GroupError parallel.all_gather: members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))
-GroupError parallel.all_reduce_wait: members(lambda rank, vm: ml.parallel.all_reduce_wait(ml.ones(2)))
+GroupError parallel.all_reduce_wait: members(lambda *_: ml.parallel.all_reduce_wait(ml.ones(2)))
 ShapeError parallel.data_parallel: ml.parallel.data_parallel(lambda vm: None, group)(ml.ones(3))
 ShapeError parallel.reduce_scatter: members(lambda rank, vm: ml.parallel.reduce_scatter(ml.ones(3)))
 """
@@ -401,7 +402,10 @@ UNSEEN = {
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
     ("parallel.MpiGroup", "MissingExtra"): "where the packages are installed",
     ("parallel.ProcessGroup", "MissingExtra"): "where the package is installed",
-    ("linalg.eigh", "LinAlgError"): "LAPACK may fail to converge; no matrix is known for which it does"
+    (
+        "linalg.eigh",
+        "LinAlgError",
+    ): "LAPACK may fail to converge; no matrix is known for which it does",
 }
 """Errors that docstrings name and no cheap call raises, and why."""
 
@@ -452,7 +456,8 @@ def named() -> dict[str, Any]:
 
 def prepared() -> dict[str, Any]:
     """What else wrong calls use."""
-    ml.default_vm().register("doubled", lambda frame: frame.push(frame.param(0) * 2))
+    local: Any = ml.default_vm()
+    local.register("doubled", lambda frame: frame.push(frame.param(0) * 2))
     with ml.Arena(ml.VM("mine"), "ended"):
         stale = ml.ones(2)
     vm, leaked = ml.VM("other"), list[ml.Tensor]()
@@ -524,7 +529,7 @@ def calls(lines: str) -> Iterator[tuple[str, str, str]]:
 def variants(x: ml.Tensor) -> Iterator[ml.Tensor]:
     """Tensors of other dtypes, and of other shapes."""
     yield from (ml.ones(x.shape, dtype=dtype) for dtype in ("bool", "i64", "f32", "c64"))
-    for shape in ((), (0,), (3,), (5, 3), (2, 3, 5), (0, 4), (1, 2, 2, 2, 2)):
+    for shape in ((), (0,), (5, 3), (2, 3, 5), (1, 2, 2, 2, 2)):
         yield ml.ones(shape, dtype=x.dtype)
 
 
@@ -607,9 +612,7 @@ def is_named(error: str, claims: set[str]) -> bool:
 
 
 def test_docstrings_about_tensors_say_shapes() -> None:
-    said = {
-        name: prose(value) for name, value in callables().items() if about_tensors(name, value)
-    }
+    said = {name: prose(value) for name, value in callables().items() if about_tensors(name, value)}
     assert len(said) > 250
     assert [name for name, text in said.items() if not BRACKETS_OR_WORD.search(text)] == []
 
@@ -634,9 +637,8 @@ def test_wrong_calls_raise_what_is_said(tmp_path: Any, monkeypatch: pytest.Monke
     with names["group"]:
         for error, name, call in calls(WRONG):
             assert is_named(error, claimed(name)), f"{name} does not say that it raises {error}"
-            with pytest.raises(ERRORS[error]):
-                eval(call, names)
-                pytest.fail(f"{call} raises nothing")
+            got = raised(lambda: eval(call, names))  # noqa: B023 - called at once
+            assert issubclass(got or object, ERRORS[error]), call
 
 
 def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, str]]) -> None:
@@ -737,7 +739,7 @@ HandleError VM.type_of: vm.type_of(99)
 DTypeError VM.write: vm.write(vm.alloc_tensor(v.type), np.ones(2))
 HandleError VM.write: vm.write(99, array)
 ShapeError VM.write: vm.write(vm.alloc_tensor(v.type), array[:1])
-DTypeError nn.Module.load_parameters: model.load_parameters({"kernel": np.ones((2, 3)), "bias": bias})
+DTypeError nn.Module.load_parameters: model.load_parameters({"kernel": np.eye(2), "bias": bias})
 PathError nn.Module.load_parameters: model.load_parameters({"bias": bias})
 ShapeError nn.Module.load_parameters: model.load_parameters({"kernel": bias, "bias": bias})
 DTypeError optim.Optimizer.load_state: sgd.load_state({"count": np.ones(())})
@@ -836,17 +838,16 @@ def test_methods_have_docstrings() -> None:
     assert [name for name, value in methods().items() if not inspect.getdoc(value)] == []
 
 
-def test_methods_raise_what_they_say(request: pytest.FixtureRequest) -> None:
+def test_methods_raise_what_they_say() -> None:
     names = {**named(), **prepared(), **built()}
-    request.addfinalizer(names["gate"].set)
     found = methods()
     tried: dict[str, set[str]] = {name: set() for name in found}
-    with names["group"]:
+    with names["group"], ExitStack() as stack:
+        stack.callback(names["gate"].set)
         for error, name, call in calls(WRONG_OF_METHODS):
             assert is_named(error, errors_in(prose(found[name]))), (name, error)
-            with pytest.raises(ERRORS[error]):
-                eval(call, names)
-                pytest.fail(f"{call} raises nothing")
+            got = raised(lambda: eval(call, names))  # noqa: B023 - called at once
+            assert issubclass(got or object, ERRORS[error]), call
             tried[name].add(error)
     unseen = {
         (name, claim)

@@ -443,7 +443,7 @@ class CaptureError(MlvmError, RuntimeError):
     """A captured function does what a replay could not do again; the text names the line.
 
     >>> try: ml.capture(lambda x: float(x))(ml.ones(()))
-    ... except ml.errors.CaptureError as error: print(str(error).partition(': ')[2].partition(',')[0])
+    ... except ml.errors.CaptureError as error: print(str(error).split(': ')[1][:42])
     a value is read inside a captured function
     """
 

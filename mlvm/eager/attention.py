@@ -29,8 +29,9 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     dropout_key: Tensor | None = None,
 ) -> Tensor:
-    """softmax(query key^T scale) value, in the last two axes (arXiv 1706.03762, equation 1): f[...,
-    T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E]. The scale is 1 / sqrt(D) unless given.
+    """softmax(query key^T scale) value, in the last two axes (arXiv 1706.03762, equation 1):
+    f[..., T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E]. The scale is 1 / sqrt(D) unless
+    given.
 
     `mask`, a bool tensor that broadcasts to [..., T, S], is True where a query may see a key. With
     `causal`, query i sees keys 0 .. i only. A query that may see no key gets zeros. Each weight of

@@ -112,13 +112,13 @@ def all_reduce_wait(tree: Tree) -> None:
 
     The tensors: any shapes. Raises `GroupError` for a tree that was not begun with.
 
-    >>> def member(rank, vm):
-    ...     x = ml.ones(2)
-    ...     ml.parallel.all_reduce_start(x)
-    ...     ml.parallel.all_reduce_wait(x)
-    ...     return x.tolist()
-    >>> with ml.parallel.Group(2) as group: group.run(member)
-    [[2.0, 2.0], [2.0, 2.0]]
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2)
+        ...     ml.parallel.all_reduce_start(x)
+        ...     ml.parallel.all_reduce_wait(x)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[2.0, 2.0], [2.0, 2.0]]
     """
     _in_place("all_reduce.wait", tree)
 

@@ -280,8 +280,8 @@ def map(f: Body, xs: Tree) -> Tree:
 
     The rows: [n, ...] -> [n, ...]. Raises what `scan` raises.
 
-    >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor([3., 7.], f32[2])
+        >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
+        Tensor([3., 7.], f32[2])
     """
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 

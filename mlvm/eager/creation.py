@@ -325,9 +325,9 @@ def full(
     higher kind than the dtype, such as a float for integers, `OperandValueError` for an int out of
     its range.
 
-    >>> ml.full((2, 2), 7.0)
-    Tensor([[7., 7.],
-            [7., 7.]], f32[2,2])
+        >>> ml.full((2, 2), 7.0)
+        Tensor([[7., 7.],
+                [7., 7.]], f32[2,2])
     """
     return _filled("full", shape, fill_value, dtype, device)
 
@@ -369,9 +369,9 @@ def zeros(
     The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
     can have, `DTypeError` for an unknown dtype.
 
-    >>> ml.zeros((2, 2), dtype=ml.int64)
-    Tensor([[0, 0],
-            [0, 0]], i64[2,2])
+        >>> ml.zeros((2, 2), dtype=ml.int64)
+        Tensor([[0, 0],
+                [0, 0]], i64[2,2])
     """
     return _described("zeros", shape, 0, dtype, device)
 
@@ -384,9 +384,9 @@ def ones(
     The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
     can have, `DTypeError` for an unknown dtype.
 
-    >>> ml.ones((2, 2))
-    Tensor([[1., 1.],
-            [1., 1.]], f32[2,2])
+        >>> ml.ones((2, 2))
+        Tensor([[1., 1.],
+                [1., 1.]], f32[2,2])
     """
     return _described("ones", shape, 1, dtype, device)
 
@@ -398,8 +398,8 @@ def empty(
 
     The result: [*shape]. Raises what `zeros` raises.
 
-    >>> ml.empty((2, 3)).shape
-    (2, 3)
+        >>> ml.empty((2, 3)).shape
+        (2, 3)
     """
     return _described("empty", shape, 0, dtype, device)
 
@@ -432,8 +432,8 @@ def full_like(
 
     x: [...], and so is the result. Raises what `full` raises.
 
-    >>> ml.full_like(ml.zeros(2), 7.0)
-    Tensor([7., 7.], f32[2])
+        >>> ml.full_like(ml.zeros(2), 7.0)
+        Tensor([7., 7.], f32[2])
     """
     type, where = type_of(x), x.arena.vm if device is None else device
     wanted = type.dtype if dtype is None else dtype
@@ -445,8 +445,8 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None 
 
     x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
 
-    >>> ml.zeros_like(ml.ones(2))
-    Tensor([0., 0.], f32[2])
+        >>> ml.zeros_like(ml.ones(2))
+        Tensor([0., 0.], f32[2])
     """
     return _like("zeros_like", x, 0, dtype, device)
 
@@ -456,8 +456,8 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None =
 
     x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
 
-    >>> ml.ones_like(ml.zeros(2))
-    Tensor([1., 1.], f32[2])
+        >>> ml.ones_like(ml.zeros(2))
+        Tensor([1., 1.], f32[2])
     """
     return _like("ones_like", x, 1, dtype, device)
 
@@ -467,8 +467,8 @@ def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None 
 
     x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
 
-    >>> ml.empty_like(ml.ones(3)).type
-    f32[3]
+        >>> ml.empty_like(ml.ones(3)).type
+        f32[3]
     """
     return _like("empty_like", x, 0, dtype, device)
 

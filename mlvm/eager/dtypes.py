@@ -91,8 +91,8 @@ def can_cast(source: object, to: object, /) -> bool:
 
     Raises `DTypeError` if `to` is no dtype.
 
-    >>> ml.can_cast(ml.int64, ml.float32)
-    True
+        >>> ml.can_cast(ml.int64, ml.float32)
+        True
     """
     wanted = DType.of(to)
     try:

@@ -105,8 +105,8 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
     that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
     another `norm`.
 
-    >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
-    Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+        >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
     x = floating(x, "fft")
     along, length = _along(x, n, axis, "fft")
@@ -120,8 +120,8 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
     another `norm`.
 
-    >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
-    Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+        >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
     x = floating(x, "ifft")
     along, length = _along(x, n, axis, "ifft")
@@ -141,8 +141,8 @@ def fftn(
     named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
     `norm`, and for lengths that are not for as many axes.
 
-    >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
-    c64[2,3]
+        >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        c64[2,3]
     """
     x = floating(x, "fftn")
     along, lengths = _lengths(x, s, axes, "fftn")
@@ -162,8 +162,8 @@ def ifftn(
     named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
     `norm`, and for lengths that are not for as many axes.
 
-    >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
-    c64[2,3]
+        >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        c64[2,3]
     """
     x = floating(x, "ifftn")
     along, lengths = _lengths(x, s, axes, "ifftn")
@@ -226,8 +226,8 @@ def rfftn(
     `AttributeRefused` for another `norm`, and for lengths that are not for as many axes or for no
     axis, `DTypeError` for complex elements.
 
-    >>> ml.fft.rfftn(ml.ones((2, 4))).type
-    c64[2,3]
+        >>> ml.fft.rfftn(ml.ones((2, 4))).type
+        c64[2,3]
     """
     x = _real(x, "rfftn")
     along, lengths = _lengths(x, s, axes, "rfftn")
@@ -293,8 +293,8 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
     x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for another
     `norm`, `DTypeError` for complex elements.
 
-    >>> ml.fft.ihfft(ml.ones(4)).type
-    c64[3]
+        >>> ml.fft.ihfft(ml.ones(4)).type
+        c64[3]
     """
     x = _real(x, "ihfft")
     along, length = _along(x, n, axis, "ihfft")
@@ -378,8 +378,8 @@ def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     x: [...], any dtype, and so is the result. Raises `AxisRefused` for an axis that x does not have
     or that is named twice.
 
-    >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
-    Tensor([2, 3, 0, 1], i64[4])
+        >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
+        Tensor([2, 3, 0, 1], i64[4])
     """
     along = _axes(x, axes, "ifftshift") if type_of(x, "ifftshift").ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)

@@ -89,9 +89,9 @@ def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
     x: [n, m] -> [1, n, m] for axis 0. Raises `AxisRefused` for an axis that the result does not
     have.
 
-    >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
-    Tensor([[1.],
-            [2.]], f32[2,1])
+        >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
+        Tensor([[1.],
+                [2.]], f32[2,1])
     """
     new = axes_of("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
     lengths = iter(x.shape)
@@ -140,10 +140,10 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
     x: [..., m, n] -> [..., n, m]. Raises `ShapeError` for fewer than two axes.
 
-    >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
-    Tensor([[1],
-            [2],
-            [3]], i64[3,1])
+        >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
+        Tensor([[1],
+                [2],
+                [3]], i64[3,1])
     """
     type_of(x)
     return x.mT
@@ -157,8 +157,8 @@ def moveaxis(
     x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisRefused` for an axis that x does not have or
     that is named twice, `AttributeRefused` unless there are as many of both.
 
-    >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
-    (3, 4, 2)
+        >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
+        (3, 4, 2)
     """
     sources, destinations = axes_of("moveaxis", source, x), axes_of("moveaxis", destination, x)
     if len(sources) != len(destinations):
@@ -194,8 +194,8 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
 
     Raises `ShapeError` where there is none.
 
-    >>> ml.broadcast_shapes((3, 1), (4,))
-    (3, 4)
+        >>> ml.broadcast_shapes((3, 1), (4,))
+        (3, 4)
     """
     lengths = [integers(shape, "a shape", "broadcast_shapes") for shape in shapes]
     try:
@@ -210,8 +210,8 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
     Each result: [...], the dtype of its tensor. Raises `ShapeError` for shapes that do not
     broadcast.
 
-    >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
-    [(2, 3), (2, 3)]
+        >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
+        [(2, 3), (2, 3)]
     """
     types = [type_of(x) for x in arrays]
     try:
@@ -255,9 +255,9 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
     shapes and for no tensors, `AxisRefused` for an axis that they do not have, `DTypeError` for
     dtypes that do not promote.
 
-    >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
-    Tensor([[0., 0.],
-            [1., 1.]], f32[2,2])
+        >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
+        Tensor([[0., 0.],
+                [1., 1.]], f32[2,2])
     """
     if axis is None:
         return concat([reshape(x, -1) for x in arrays])
@@ -275,9 +275,9 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     different shapes and for no tensors, `AxisRefused` for an axis that the result does not have,
     `DTypeError` for dtypes that do not promote.
 
-    >>> ml.stack([ml.zeros(2), ml.ones(2)])
-    Tensor([[0., 0.],
-            [1., 1.]], f32[2,2])
+        >>> ml.stack([ml.zeros(2), ml.ones(2)])
+        Tensor([[0., 0.],
+                [1., 1.]], f32[2,2])
     """
     given = list(arrays)
     beside = next((x for x in given if isinstance(x, Tensor)), None)
@@ -321,8 +321,8 @@ def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
     x: [n, ...] -> n tensors [...] along axis 0. Raises `AxisRefused` for an axis that x does not
     have.
 
-    >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
-    (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
+        >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
+        (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
     """
     [along] = axes_of("unstack", axis, x)
     places = [range(i, i + 1) for i in range(x.shape[along])]
@@ -569,8 +569,8 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
     x: [...], any dtype. The result: the shape of x without `axis`, or with 1 in its place if
     `keepdims`. Raises `AxisRefused` for an axis that x does not have.
 
-    >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
-    Tensor([1, 2], i64[2])
+        >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
+        Tensor([1, 2], i64[2])
     """
     type_of(x, "count_nonzero")
     try:
@@ -587,8 +587,8 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     [...], the dtype that x and y promote to. Raises `ShapeError` for other shapes, `DTypeError` for
     a condition of another dtype, and for dtypes that do not promote.
 
-    >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
-    Tensor([1., 6.], f32[2])
+        >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
+        Tensor([1., 6.], f32[2])
     """
     if condition.__class__ is bool:
         condition = full((), condition)
@@ -606,8 +606,8 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
     x and limits: shapes that broadcast to [...], any dtype but complex. The result: [...], the
     dtype that they promote to. Raises `ShapeError` for other shapes, `DTypeError` for other dtypes.
 
-    >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
-    Tensor([0. , 0.5, 1. ], f32[3])
+        >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
+        Tensor([0. , 0.5, 1. ], f32[3])
     """
     type = type_of(x)
     if min is None and max is None:
@@ -651,9 +651,9 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
     dtypes that do not promote.
 
-    >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
-    Tensor([[3., 4.],
-            [6., 8.]], f32[2,2])
+        >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+        Tensor([[3., 4.],
+                [6., 8.]], f32[2,2])
     """
     types = type_of(x, "outer"), type_of(y, "outer")
     if types[0].ndim != 1 or types[1].ndim != 1:

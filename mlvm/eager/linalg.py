@@ -81,8 +81,8 @@ class EigResult(NamedTuple):
 
     Of x [..., n, n]: c[..., n] and c[..., n, n].
 
-    >>> ml.linalg.eig(ml.asarray([[2.0, 0.0], [0.0, 2.0]])).eigenvalues
-    Tensor([2.+0.j, 2.+0.j], c64[2])
+        >>> ml.linalg.eig(ml.asarray([[2.0, 0.0], [0.0, 2.0]])).eigenvalues
+        Tensor([2.+0.j, 2.+0.j], c64[2])
     """
 
     eigenvalues: Tensor
@@ -94,8 +94,8 @@ class EighResult(NamedTuple):
 
     Of x [..., n, n]: f[..., n] and [..., n, n].
 
-    >>> ml.linalg.eigh(ml.asarray([[9.0, 0.0], [0.0, 4.0]])).eigenvalues
-    Tensor([4., 9.], f32[2])
+        >>> ml.linalg.eigh(ml.asarray([[9.0, 0.0], [0.0, 4.0]])).eigenvalues
+        Tensor([4., 9.], f32[2])
     """
 
     eigenvalues: Tensor
@@ -107,8 +107,8 @@ class QRResult(NamedTuple):
 
     Of x [..., m, n] and k = min(m, n): [..., m, k] and [..., k, n].
 
-    >>> ml.linalg.qr(ml.ones((3, 2))).R.type
-    f32[2,2]
+        >>> ml.linalg.qr(ml.ones((3, 2))).R.type
+        f32[2,2]
     """
 
     Q: Tensor
@@ -120,8 +120,8 @@ class SVDResult(NamedTuple):
 
     Of x [..., m, n] and k = min(m, n): [..., m, m], f[..., k] and [..., n, n].
 
-    >>> ml.linalg.svd(ml.asarray([[4.0, 0.0], [0.0, 9.0]])).S
-    Tensor([9., 4.], f32[2])
+        >>> ml.linalg.svd(ml.asarray([[4.0, 0.0], [0.0, 9.0]])).S
+        Tensor([9., 4.], f32[2])
     """
 
     U: Tensor
@@ -134,8 +134,8 @@ class SlogdetResult(NamedTuple):
 
     Of x [..., n, n]: [...] and f[...].
 
-    >>> ml.linalg.slogdet(ml.asarray([[0.0, 1.0], [1.0, 0.0]])).sign
-    Tensor(-1., f32[])
+        >>> ml.linalg.slogdet(ml.asarray([[0.0, 1.0], [1.0, 0.0]])).sign
+        Tensor(-1., f32[])
     """
 
     sign: Tensor
@@ -147,8 +147,8 @@ class LstsqResult(NamedTuple):
 
     Of x1 [..., m, n] and x2 [..., m, k]: [..., n, k], f[..., k], i64[...] and f[..., min(m, n)].
 
-    >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0])).residuals
-    Tensor(1., f32[])
+        >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0])).residuals
+        Tensor(1., f32[])
     """
 
     solution: Tensor
@@ -305,7 +305,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
-    negative n the power of the inverse, which raises `LinAlgError` for a singular matrix.
+    negative n the power of the inverse.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
     matrices that are not square, `LinAlgError` for the inverse of a singular one.
@@ -356,8 +356,8 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
     x: [..., m, n], any dtype -> [...]. Raises `ShapeError` for fewer than two axes, `DTypeError` if
     `dtype` is bool.
 
-    >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-    Tensor(13., f32[])
+        >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor(13., f32[])
     """
     wanted = None if dtype is None else DType.of(dtype).name
     try:
@@ -409,9 +409,9 @@ def inv(x: Tensor, /) -> Tensor:
     x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
     matrices that are not square, `LinAlgError` for a singular one.
 
-    >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
-    Tensor([[0.5 , 0.  ],
-            [0.  , 0.25]], f32[2,2])
+        >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+        Tensor([[0.5 , 0.  ],
+                [0.  , 0.25]], f32[2,2])
     """
     return op.inv(floating(x, "inv"))
 
@@ -436,7 +436,7 @@ def det(x: Tensor, /) -> Tensor:
     `LinAlgError`.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` for matrices
-    that are not square; the second gradient of a singular one raises `LinAlgError`.
+    that are not square.
 
         >>> ml.linalg.det(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor(8., f32[])
@@ -502,8 +502,8 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
     squares of x2 - x1 z, one for each column (also where numpy leaves them out), and the rank and
     the singular values of x1.
 
-    x1: [..., m, n], x2: [..., m, k], any dtype, integers and bools as f32 -> [..., n, k], f[...,
-    k], i64[...] and f[..., min(m, n)]. Raises `ShapeError` for operands that do not fit,
+    x1: [..., m, n], x2: [..., m, k], any dtype, integers and bools as f32 -> [..., n, k],
+    f[..., k], i64[...] and f[..., min(m, n)]. Raises `ShapeError` for operands that do not fit,
     `LinAlgError` for inf or nan in a matrix.
 
         >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
@@ -553,8 +553,8 @@ def eigvalsh(x: Tensor, /) -> Tensor:
     x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises what `linalg.eigh`
     raises.
 
-    >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-    Tensor([4., 9.], f32[2])
+        >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([4., 9.], f32[2])
     """
     return op.eigvalsh(floating(x, "eigvalsh"))
 
@@ -584,8 +584,8 @@ def eigvals(x: Tensor, /) -> Tensor:
     x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n]. Raises `ShapeError` for
     matrices that are not square.
 
-    >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
-    Tensor([2.+0.j, 2.+0.j], c64[2])
+        >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
+        Tensor([2.+0.j, 2.+0.j], c64[2])
     """
     return op.eigvals(floating(x, "eigvals"))
 
@@ -616,8 +616,8 @@ def svdvals(x: Tensor, /) -> Tensor:
     x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises what
     `linalg.svd` raises.
 
-    >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-    Tensor([9., 4.], f32[2])
+        >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([9., 4.], f32[2])
     """
     return op.svdvals(floating(x, "svdvals"))
 

@@ -43,8 +43,8 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes, which
     would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another reduction.
 
-    >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
-    Tensor([0.5, 3. ], f32[2])
+        >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        Tensor([0.5, 3. ], f32[2])
     """
     _require_pair("l1", predictions, targets)
     return _reduced("l1", op.abs(predictions - targets), reduction)

@@ -37,8 +37,8 @@ def silu(x: Tensor, /) -> Tensor:
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` for complex numbers.
 
-    >>> ml.silu(ml.asarray([-1.0, 1.0]))
-    Tensor([-0.26894143,  0.7310586 ], f32[2])
+        >>> ml.silu(ml.asarray([-1.0, 1.0]))
+        Tensor([-0.26894143,  0.7310586 ], f32[2])
     """
     return x * op.sigmoid(x)
 
@@ -64,8 +64,8 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` for complex numbers.
 
-    >>> ml.elu(ml.asarray([-1.0, 2.0]))
-    Tensor([-0.63212055,  2.        ], f32[2])
+        >>> ml.elu(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.63212055,  2.        ], f32[2])
     """
     positive = op.greater(x, 0.0)
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
@@ -115,8 +115,8 @@ def conv2d(
     padding: str | Padding = "VALID",
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of NHWC images with an HWIO kernel, as deep learning's convolution is: f[N,
-    H, W, I] with f[KH, KW, I / groups, O] -> f[N, OH, OW, O].
+    """Cross-correlation of NHWC images with an HWIO kernel, as deep learning's convolution is:
+    f[N, H, W, I] with f[KH, KW, I / groups, O] -> f[N, OH, OW, O].
 
     `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros. The channels
     are cut into that many `groups`: each group of results sees only its group of x. With as many
@@ -150,8 +150,8 @@ def conv1d(
     padding: str | Pair = "VALID",
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of sequences with a kernel: f[N, L, I] with f[K, I / groups, O] -> f[N, OL,
-    O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
+    """Cross-correlation of sequences with a kernel: f[N, L, I] with f[K, I / groups, O] ->
+    f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
 
     Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
     padded sequence, `AttributeRefused` for a stride, a padding or a number of groups that makes no

@@ -835,8 +835,8 @@ def constant(rate: float) -> Schedule:
     It takes the count of updates, f32[], and gives f32[]. Raises `AttributeRefused` for a negative
     rate.
 
-    >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
-    True
+        >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
+        True
     """
     rate = _require("constant", "rate", rate, 0)
     return lambda count: creation.full((), rate, dtype=f32)

@@ -203,7 +203,8 @@ def data_parallel(
     arrays of one number of rows, a multiple of the group's size, and what `Group.run` raises.
 
         >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
-        >>> with ml.parallel.Group(2) as group: ml.parallel.data_parallel(make_step, group)(ml.ones(6))
+        >>> with ml.parallel.Group(2) as group:
+        ...     ml.parallel.data_parallel(make_step, group)(ml.ones(6))
         3.0
     """
     if shard not in (None, "optimizer", "all"):

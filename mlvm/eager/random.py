@@ -76,8 +76,8 @@ def key(seed: int) -> Tensor:
 
     The result: u64[2]. Raises `OperandValueError` unless 0 <= seed < 2**64.
 
-    >>> ml.random.key(0).type
-    u64[2]
+        >>> ml.random.key(0).type
+        u64[2]
     """
     return from_array(_words(seed, 0))
 
@@ -88,8 +88,8 @@ def split(key: Tensor, n: int = 2) -> Tensor:
     The result: u64[n, 2]. Raises `ShapeError` for what is no key, u64[2], `AttributeRefused` for a
     negative n.
 
-    >>> ml.random.split(ml.random.key(0), 3).type
-    u64[3,2]
+        >>> ml.random.split(ml.random.key(0), 3).type
+        u64[3,2]
     """
     return op.split_key(key, n=n)
 
@@ -100,8 +100,8 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     The result: u64[2]. Raises `ShapeError` for what is no key, u64[2], and data that is no scalar,
     `DTypeError` for data that is no integer.
 
-    >>> ml.random.fold_in(ml.random.key(0), 7).type
-    u64[2]
+        >>> ml.random.fold_in(ml.random.key(0), 7).type
+        u64[2]
     """
     return op.fold_in(key, asarray(data))
 
@@ -138,8 +138,8 @@ def next_key() -> Tensor:
 
     The result: u64[2].
 
-    >>> ml.random.next_key().type
-    u64[2]
+        >>> ml.random.next_key().type
+        u64[2]
     """
     source = _source.get()
     return _draw() if source is None else source()
@@ -208,11 +208,11 @@ def state() -> Array:
 
     The result: a numpy array, u64[2].
 
-    >>> state = ml.random.state()
-    >>> x = ml.random.normal(3)
-    >>> ml.random.set_state(state)
-    >>> bool(ml.all(x == ml.random.normal(3)))
-    True
+        >>> state = ml.random.state()
+        >>> x = ml.random.normal(3)
+        >>> ml.random.set_state(state)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
     """
     return _global().state.numpy()
 
@@ -251,8 +251,8 @@ def normal(
     The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
     `DTypeError` for a dtype of no floats.
 
-    >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
-    f32[2,3]
+        >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
+        f32[2,3]
     """
     return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
 
@@ -318,8 +318,8 @@ def randint(
     `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype of no
     integers.
 
-    >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
-    i64[5]
+        >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
+        i64[5]
     """
     return op.randint(
         _or_next(key), low=low, high=high, shape=integers(shape, "shape"), dtype=DType.of(dtype)
@@ -332,8 +332,8 @@ def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
     The result: i64[x] of a number, the shape of a tensor. Raises `ShapeError` for a scalar tensor
     and for what is no key, `AttributeRefused` for a negative number.
 
-    >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
-    Tensor([0, 1, 2, 3], i64[4])
+        >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
+        Tensor([0, 1, 2, 3], i64[4])
     """
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)

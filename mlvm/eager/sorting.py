@@ -242,8 +242,8 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
 
     x: [...], any dtype -> values [n] and counts i64[n].
 
-    >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
-    Tensor([1, 2], i64[2])
+        >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
+        Tensor([1, 2], i64[2])
     """
     found = _Sorted("unique_counts", x)
     return UniqueCountsResult(found.chosen(found.values), found.counts())
@@ -267,8 +267,8 @@ def unique_values(x: Tensor, /) -> Tensor:
 
     x: [...] -> [n], the same dtype.
 
-    >>> ml.unique_values(ml.asarray([3, 1, 3]))
-    Tensor([1, 3], i64[2])
+        >>> ml.unique_values(ml.asarray([3, 1, 3]))
+        Tensor([1, 3], i64[2])
     """
     found = _Sorted("unique_values", x)
     return found.chosen(found.values)

@@ -313,8 +313,8 @@ def positive(x: Tensor, /) -> Tensor:
 
     x: [...], any dtype but bool, and so is the result. Raises `DTypeError` for bools.
 
-    >>> ml.positive(ml.asarray([1.0, -2.0]))
-    Tensor([ 1., -2.], f32[2])
+        >>> ml.positive(ml.asarray([1.0, -2.0]))
+        Tensor([ 1., -2.], f32[2])
     """
     _require_tensor("positive", x)
     try:
@@ -329,8 +329,8 @@ def stop_gradient(x: Tensor) -> Tensor:
 
     x: [...], any dtype, and so is the result. Raises `DTypeError` for what is no tensor or array.
 
-    >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
-    Tensor(3., f32[])
+        >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
+        Tensor(3., f32[])
     """
     _require_tensor("stop_gradient", x)
     out = x.arena.view(x, x.type, Tensor)

@@ -36,7 +36,7 @@ def leaves(tree: Tree, /) -> list[Any]:
     The leaves: tensors of any shapes, and anything else. Raises `DTypeError` for a node that
     contains itself.
 
-    >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
-    [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
+        >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
+        [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
     """
     return all_leaves(tree)

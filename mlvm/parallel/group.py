@@ -215,8 +215,8 @@ class Group(AnyGroup):
 
     Raises `GroupError` for impossible VMs or cores, `MissingExtra` without threadpoolctl.
 
-        >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: float(ml.ones(4).sum()) * rank)
-        [0.0, 4.0]
+        >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: float(ml.ones(4).sum()))
+        [4.0, 4.0]
     """
 
     def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:

@@ -14,7 +14,7 @@ def group(name: str) -> AnyGroup:
 
     Raises `GroupError` for another name, and what `Group`, `ProcessGroup` and `MpiGroup` raise.
 
-        >>> with ml.parallel.group("threads:3") as members: members.run(lambda rank, vm: rank * rank)
+        >>> with ml.parallel.group("threads:3") as group: group.run(lambda rank, vm: rank * rank)
         [0, 1, 4]
     """
     kind, colon, count = name.partition(":")

@@ -177,8 +177,8 @@ def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
     """x with the order of its elements reversed along `axis` (None: along all). The result has the
     shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
 
-    >>> ml.flip([1.0, 2.0, 3.0])
-    Tensor([3., 2., 1.], f32[3])
+        >>> ml.flip([1.0, 2.0, 3.0])
+        Tensor([3., 2., 1.], f32[3])
     """
     np.copyto(out, np.flip(x, axis))
 
@@ -303,10 +303,10 @@ def tril(out: Array, x: Array, *, k: int = 0) -> None:
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
 
-    >>> ml.tril(ml.ones((3, 3)))
-    Tensor([[1., 0., 0.],
-            [1., 1., 0.],
-            [1., 1., 1.]], f32[3,3])
+        >>> ml.tril(ml.ones((3, 3)))
+        Tensor([[1., 0., 0.],
+                [1., 1., 0.],
+                [1., 1., 1.]], f32[3,3])
     """
     np.copyto(out, np.where(_not_above(k, x.shape), x, np.zeros_like(x, shape=())))
 
@@ -317,10 +317,10 @@ def triu(out: Array, x: Array, *, k: int = 0) -> None:
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
 
-    >>> ml.triu(ml.ones((3, 3)), k=1)
-    Tensor([[0., 1., 1.],
-            [0., 0., 1.],
-            [0., 0., 0.]], f32[3,3])
+        >>> ml.triu(ml.ones((3, 3)), k=1)
+        Tensor([[0., 1., 1.],
+                [0., 0., 1.],
+                [0., 0., 0.]], f32[3,3])
     """
     np.copyto(out, np.where(_not_above(k - 1, x.shape), np.zeros_like(x, shape=()), x))
 

@@ -57,15 +57,15 @@ def matmul(
 ) -> None:
     """x @ y: f[..., m, k] @ f[..., k, n] -> f[..., m, n], broadcasting the batch axes.
 
-        A 1-d x counts as a row and a 1-d y as a column. The result lacks that axis, as in the Python
-        Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an operand of 2
-        or more dimensions, without a copy.
+    A 1-d x counts as a row and a 1-d y as a column. The result lacks that axis, as in the Python
+    Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an operand of 2
+    or more dimensions, without a copy.
 
-        Raises `ShapeError` for operands that do not fit or have no axes, `DTypeError`
-    for dtypes that promote to bool, or not at all.
+    Raises `ShapeError` for operands that do not fit or have no axes, `DTypeError` for dtypes that
+    promote to bool, or not at all.
 
-            >>> ml.matmul([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0])
-            Tensor([3., 7.], f32[2])
+        >>> ml.matmul([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0])
+        Tensor([3., 7.], f32[2])
     """
     if x.ndim > 2 and y.ndim <= 2 and not transpose_x:
         # One large product instead of one for each matrix of the batch.

@@ -193,9 +193,9 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     x: [...], floats, and so is the result. Raises `AxisRefused` for an axis that x does not have,
     `DTypeError` for another dtype.
 
-    >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
-    Tensor([[0.5, 0.5],
-            [0. , 1. ]], f32[2,2])
+        >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
+        Tensor([[0.5, 0.5],
+                [0. , 1. ]], f32[2,2])
     """
     np.subtract(x, _max(x, axis), out)
     np.exp(out, out)
@@ -209,8 +209,8 @@ def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     x: [...], floats, and so is the result. Raises `AxisRefused` for an axis that x does not have,
     `DTypeError` for another dtype.
 
-    >>> ml.log_softmax([0.0, 0.0])
-    Tensor([-0.6931472, -0.6931472], f32[2])
+        >>> ml.log_softmax([0.0, 0.0])
+        Tensor([-0.6931472, -0.6931472], f32[2])
     """
     np.subtract(x, _max(x, axis), out)
     out -= np.log(np.add.reduce(np.exp(out), axis, keepdims=True))

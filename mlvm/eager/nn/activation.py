@@ -16,8 +16,8 @@ class ReLU(Module):
 
     x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
 
-    >>> ml.nn.ReLU()(ml.asarray([-1.0, 2.0]))
-    Tensor([0., 2.], f32[2])
+        >>> ml.nn.ReLU()(ml.asarray([-1.0, 2.0]))
+        Tensor([0., 2.], f32[2])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -30,8 +30,8 @@ class LeakyReLU(Module):
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` for complex numbers.
 
-    >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
-    Tensor([-0.01], f32[1])
+        >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
+        Tensor([-0.01], f32[1])
     """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
@@ -47,8 +47,8 @@ class ELU(Module):
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` for complex numbers.
 
-    >>> ml.nn.ELU()(ml.asarray([2.0]))
-    Tensor([2.], f32[1])
+        >>> ml.nn.ELU()(ml.asarray([2.0]))
+        Tensor([2.], f32[1])
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -63,8 +63,8 @@ class GELU(Module):
 
     x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
 
-    >>> ml.nn.GELU()(ml.asarray([0.0]))
-    Tensor([0.], f32[1])
+        >>> ml.nn.GELU()(ml.asarray([0.0]))
+        Tensor([0.], f32[1])
     """
 
     def __init__(self, *, approximate: bool = True) -> None:
@@ -80,8 +80,8 @@ class SiLU(Module):
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` for complex numbers.
 
-    >>> ml.nn.SiLU()(ml.asarray([0.0]))
-    Tensor([0.], f32[1])
+        >>> ml.nn.SiLU()(ml.asarray([0.0]))
+        Tensor([0.], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ class Sigmoid(Module):
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` for complex numbers.
 
-    >>> ml.nn.Sigmoid()(ml.asarray([0.0]))
-    Tensor([0.5], f32[1])
+        >>> ml.nn.Sigmoid()(ml.asarray([0.0]))
+        Tensor([0.5], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ class Tanh(Module):
 
     x: [...], any dtype; the result: [...], the same, or f32 for integers and bools.
 
-    >>> ml.nn.Tanh()(ml.asarray([0.0]))
-    Tensor([0.], f32[1])
+        >>> ml.nn.Tanh()(ml.asarray([0.0]))
+        Tensor([0.], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ class Softplus(Module):
     x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
     `DTypeError` for bools and complex numbers.
 
-    >>> ml.nn.Softplus()(ml.asarray([1000.0]))
-    Tensor([1000.], f32[1])
+        >>> ml.nn.Softplus()(ml.asarray([1000.0]))
+        Tensor([1000.], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -135,8 +135,8 @@ class Softmax(Module):
     x: f[...] -> f[...]. Raises `AxisRefused` for an axis that x does not have, `DTypeError` for
     other than floats.
 
-    >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
-    Tensor([0.5, 0.5], f32[2])
+        >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
+        Tensor([0.5, 0.5], f32[2])
     """
 
     def __init__(self, axis: int = -1) -> None:

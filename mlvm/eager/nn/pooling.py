@@ -33,8 +33,8 @@ class MaxPool2d(_Pool):
     than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a window,
     stride or padding that makes no sense.
 
-    >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
-    f32[1,2,2,3]
+        >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
+        f32[1,2,2,3]
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ class AvgPool2d(_Pool):
     than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a window,
     stride or padding that makes no sense.
 
-    >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
-    f32[1,2,2,3]
+        >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
+        f32[1,2,2,3]
     """
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -310,9 +310,9 @@ class RNN(_Recurrent):
     complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
     1).
 
-    >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
-    >>> outputs.type, h.type
-    (f32[5,2,8], f32[1,2,8])
+        >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
     """
 
     CELL = RNNCell
@@ -350,9 +350,9 @@ class LSTM(_Recurrent):
     complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
     1).
 
-    >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
-    >>> outputs.type, h.type
-    (f32[5,2,8], f32[1,2,8])
+        >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
     """
 
     CELL = LSTMCell
@@ -366,9 +366,9 @@ class GRU(_Recurrent):
     complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
     1).
 
-    >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
-    >>> outputs.type, h.type
-    (f32[5,2,8], f32[1,2,8])
+        >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
     """
 
     CELL = GRUCell

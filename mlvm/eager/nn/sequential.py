@@ -14,9 +14,9 @@ class Sequential(Module):
 
     x: what the first takes; the result has the shape that the last makes. Raises what they raise.
 
-    >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
-    >>> model(ml.ones((5, 3))).type
-    f32[5,2]
+        >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
+        >>> model(ml.ones((5, 3))).type
+        f32[5,2]
     """
 
     layers: tuple[Callable[..., Tensor], ...]
