@@ -25,7 +25,10 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
+from mlvm.core.op import OPS
 from mlvm.core.program.assembly import assemble
+from mlvm.core.types import DType, TensorType
+from mlvm.eager import primitives
 from mlvm.machines.wire import WireVM
 from tests.test_docstrings import public
 
@@ -661,6 +664,48 @@ def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, 
 
 def test_functions_that_name_no_error_are_listed() -> None:
     assert {name for name in callables() if not claimed(name)} == set(NEVER)
+
+
+# --- ops -------------------------------------------------------------------------------
+
+KINDS = {
+    "any dtype": "bool unsigned signed float complex",
+    "any dtype but complex": "bool unsigned signed float",
+    "any dtype but bool": "unsigned signed float complex",
+    "integers or floats": "unsigned signed float",
+    "integers or bools": "bool unsigned signed",
+    "integers": "unsigned signed",
+    "floats": "float",
+    "bools": "bool",
+}
+
+
+@pytest.mark.parametrize("dtype", DType.all.values(), ids=str)
+def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
+    held = 0
+    for name in primitives.__all__:
+        pattern = r"(?:x: \[\.\.\.\]|promote to)[, ]+([^.]*)\. The result: ([^.]*(?:\.\.\.[^.]*)?)\."
+        said = re.search(pattern, prose(getattr(primitives, name)))
+        if said is None:
+            continue
+        op, (kinds, result) = OPS[name], said.groups()
+        types = [TensorType(dtype, (2,))] * len(op.inputs)
+        if dtype.kind not in KINDS[kinds].split():
+            with pytest.raises(ml.errors.DTypeError):
+                op.infer(types, op.bind({}))
+            continue
+        out = op.infer(types, op.bind({}))
+        assert out is not None
+        held += 1
+        if "f32 for integers" in result and not dtype.is_inexact:
+            assert out.dtype is ml.float32, name
+        elif "of the parts" in result and dtype.kind == "complex":
+            assert out.dtype is ml.finfo(dtype).dtype, name
+        elif ", the same dtype" in result:
+            assert out.dtype is dtype, name
+        elif not name.startswith(("sum", "prod")):  # which tell it in other words
+            assert result.endswith(f", {out.dtype}"), name
+    assert held > 8
 
 
 # --- methods ---------------------------------------------------------------------------
