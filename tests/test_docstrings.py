@@ -1,10 +1,12 @@
-"""Docstrings of public names: their examples run, and a list of those without one only shrinks."""
+"""Docstrings of public names have examples, which run."""
 
 from __future__ import annotations
 
 import doctest
+import importlib
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 import mlvm.eager as ml
 
 ROOMS = ("nn", "optim", "random", "linalg", "fft", "parallel", "tree", "testing", "errors")
+ROOT = Path(__file__).resolve().parent.parent
+IMPORT = re.compile(r"^from (mlvm\.[a-z]+\.[\w.]+) import ([\w, ]+)$", re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)")
 
 
@@ -44,6 +48,22 @@ def public() -> dict[str, Any]:
     }
 
 
+def beneath() -> dict[str, Any]:
+    """What the documentation imports from modules of mlvm beneath the language."""
+    found = {}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for module, names in IMPORT.findall(page.read_text("utf-8")):
+            for name in names.split(", "):
+                found[f"{module}.{name}"] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def test_what_pages_import_has_examples() -> None:
+    found = beneath()
+    assert len(found) > 8
+    assert [name for name, value in found.items() if ">>>" not in (value.__doc__ or "")] == []
+
+
 def test_every_public_name_has_a_docstring() -> None:
     assert [name for name, value in public().items() if not inspect.getdoc(value)] == []
 
@@ -53,7 +73,7 @@ def test_the_examples_print_what_they_show(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(Nearly(), verbose=False)
-    for name, value in public().items():
+    for name, value in {**public(), **beneath()}.items():
         runner.run(parser.get_doctest(value.__doc__ or "", {"ml": ml}, name, None, 0))
     assert runner.summarize(verbose=False).failed == 0, capsys.readouterr().out
     assert runner.tries > 200

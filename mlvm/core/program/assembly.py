@@ -166,10 +166,16 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
 
 
 def assemble(text: str) -> Program:
-    """The program that the text describes.
+    r"""The program that the text describes.
 
     Raises `AssemblyError` with line and column for text that is not assembly. Whether the
-    program makes sense is the verifier's question."""
+    program makes sense is the verifier's question.
+
+        >>> from mlvm.core.program.assembly import assemble
+        >>> program = assemble(".const two f32[] 2\n.func main 0 *\n    push_const two\n    halt")
+        >>> ml.VM().launch(program)
+        [array(2., dtype=float32)]
+    """
     constants: dict[str, Array] = {}
     bodies: list[_Body] = []
     for number, line in enumerate(text.splitlines(), 1):
