@@ -32,7 +32,9 @@ _MODULES: Final = (
     "errors",
 )
 _TITLES: Final = {"classes": "Tensors, arenas, machines", "functions": "Functions"}
-_LINK: Final = re.compile(r"(```.*?```|`[^`\n]*`)|(\]\()([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL)
+_LINK: Final = re.compile(
+    r"(```.*?```|`[^`\n]*`)|(\[(?:docs/)?[\w-]+\.md)?\]\(([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL
+)
 _LANGUAGES: Final = {".py": "python", ".c": "c", ".h": "c"}
 
 
@@ -64,11 +66,12 @@ def place(path: str) -> str:
 
 
 def relinked(text: str, path: str, found: Callable[[str], None]) -> str:
-    """The text of that file with links to pages of the site; `found` gets each file linked to."""
+    """The text of that file with links to pages of the site, by their titles where they have the
+    name of a file; `found` gets each file linked to."""
     here = PurePosixPath(place(path)).parent
 
     def link(match: re.Match[str]) -> str:
-        code, opening, target, anchor = match.groups()
+        code, name, target, anchor = match.groups()
         if code or "://" in target or target.startswith("mailto:"):
             return match.group()
         of_repository = os.path.normpath(str(PurePosixPath(path).parent / target))
@@ -77,7 +80,9 @@ def relinked(text: str, path: str, found: Callable[[str], None]) -> str:
         else:
             found(of_repository)
             goal = place(of_repository)
-        return f"{opening}{os.path.relpath(goal, here)}{anchor or ''})"
+            if name:
+                name = "[" + content(of_repository).partition("\n")[0].removeprefix("# ")
+        return f"{name or ''}]({os.path.relpath(goal, here)}{anchor or ''})"
 
     return _LINK.sub(link, text)
 
