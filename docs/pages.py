@@ -35,6 +35,9 @@ _TITLES: Final = {"classes": "Tensors, arenas, machines", "functions": "Function
 _LINK: Final = re.compile(
     r"(```.*?```|`[^`\n]*`)|(\[(?:docs/)?[\w-]+\.md)?\]\(([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL
 )
+_UNSOUGHT: Final = (
+    "---\nsearch:\n  exclude: true\n---\n\n"  # the site's search is for what is written about
+)
 _LANGUAGES: Final = {".py": "python", ".c": "c", ".h": "c"}
 
 
@@ -96,7 +99,7 @@ def content(path: str) -> str:
         inside = sorted(each for each in file.iterdir() if each.is_file() and each.suffix != ".so")
         return f"# {path}/\n\n" + "".join(f"- [{f.name}]({file.name}/{f.name})\n" for f in inside)
     language = _LANGUAGES.get(file.suffix, "text")
-    return f"# {path}\n\n````{language}\n{file.read_text('utf-8')}\n````\n"
+    return f"{_UNSOUGHT}# {path}\n\n````{language}\n{file.read_text('utf-8')}\n````\n"
 
 
 def reference() -> dict[str, str]:
