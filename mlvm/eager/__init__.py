@@ -18,6 +18,7 @@ from mlvm.eager import primitives, public, standard
 from mlvm.eager.elsewhere import (
     METHODS,
     OF_MODULES,
+    OF_OPTIMIZERS,
     existing,
     functions_of,
     hint_at,
@@ -32,6 +33,7 @@ __array_namespace_info__ = standard.Info
 
 hint_at(public.Tensor, {**functions_of(primitives, public), **METHODS}, of_users)
 hint_at(public.nn.Module, OF_MODULES, existing)
+hint_at(public.optim.Optimizer, OF_OPTIMIZERS, existing)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*primitives.__all__, *public.__all__]

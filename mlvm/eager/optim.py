@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import reduce
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
 from mlvm.core.types import DType, TensorType, f32
@@ -28,6 +28,7 @@ from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.collectives import all_reduce
 from mlvm.eager.context import current_arena, recording
+from mlvm.eager.elsewhere import require_keywords
 from mlvm.eager.number import compute
 from mlvm.eager.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor import constant as scalar
@@ -131,6 +132,10 @@ class Optimizer:
 
     _ranges: ClassVar[_Ranges] = {}
     """The hyperparameters that are numbers, and in which range."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        require_keywords(cls, given)
+        return super().__new__(cls)
 
     def __init__(self, params: Tree, groups: Groups, **options: Any) -> None:
         """`options` are the hyperparameters of all that is in no group with others."""
@@ -312,7 +317,10 @@ class Optimizer:
         rate: object = given(self.count)
         if not isinstance(rate, Tensor) or rate.type is not _SCALAR:
             found = rate.type if isinstance(rate, Tensor) else type(rate).__name__
-            raise DTypeError(f"{self._name}: a schedule must return a {_SCALAR}, not {found}")
+            raise DTypeError(
+                f"{self._name}: a schedule must return a {_SCALAR}, not {found}; where the rate "
+                f"depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
+            )
         return rate
 
     def _state_of(self, hyper: Any) -> Sequence[str]:

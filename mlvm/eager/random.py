@@ -31,6 +31,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integer, integers
 from mlvm.eager.tensor import (
@@ -284,8 +285,9 @@ def uniform(
     return u * float(high - low) + float(low)
 
 
+@takes_arrays
 def bernoulli(
-    shape: int | Sequence[int] = (), p: float | Tensor = 0.5, *, key: Tensor | None = None
+    shape: int | Sequence[int] = (), p: Tensor | float = 0.5, *, key: Tensor | None = None
 ) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
@@ -326,7 +328,8 @@ def randint(
     )
 
 
-def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
+@takes_arrays
+def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order.
 
     The result: i64[x] of a number, the shape of a tensor. Raises `ShapeError` for a scalar tensor
@@ -342,6 +345,7 @@ def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
     return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
 
 
+@takes_arrays
 def categorical(
     logits: Tensor,
     axis: int = -1,
@@ -376,8 +380,9 @@ def categorical(
     return op.argmax(stop_gradient(logits) + noise, axis=along)
 
 
+@takes_arrays
 def choice(
-    a: int | Tensor,
+    a: Tensor | int,
     shape: int | Sequence[int] = (),
     *,
     replace: bool = True,
@@ -433,9 +438,10 @@ def choice(
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
+@takes_arrays
 def truncated_normal(
-    lower: float | Tensor,
-    upper: float | Tensor,
+    lower: Tensor | float,
+    upper: Tensor | float,
     shape: int | Sequence[int] | None = None,
     *,
     key: Tensor | None = None,
@@ -556,4 +562,4 @@ def _or_next(key: Tensor | None) -> Tensor:
 
 
 def _is_number(x: object) -> bool:
-    return isinstance(x, (int, float))
+    return isinstance(x, (int, float, np.integer, np.floating))

@@ -7,6 +7,7 @@ from mlvm.core.types import f32
 from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import lecun_normal, require_float, sizes
 from mlvm.eager.tensor import Tensor
@@ -84,5 +85,6 @@ class Embedding(Module):
         shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
         self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)
 
+    @takes_arrays
     def __call__(self, indices: Tensor) -> Tensor:
         return op.take(self.embedding, indices, axis=0)

@@ -15,11 +15,14 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import creation, random
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import taken, takes_arrays
 from mlvm.eager.control import scan
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
@@ -67,6 +70,7 @@ class _Cell(Module):
         )
         self.bias = creation.zeros(self.GATES * hidden, dtype=kind)
 
+    @takes_arrays
     def __call__(self, x: Tensor, state: Any = None) -> Any:
         """The next state, from f[batch, input_size] and the state before; None is zeros.
 
@@ -76,8 +80,7 @@ class _Cell(Module):
         _require_sizes(name, x, ("batch",), self.input_size)
         if state is None:
             state = self.initial_state(x.shape[0])
-        self.require_state(name, state, x.shape[0])
-        return self.step(self.project(x), state)
+        return self.step(self.project(x), self.required_state(name, state, x.shape[0]))
 
     def initial_state(self, *batch: int) -> Any:
         """The state before the first step: zeros, f[*batch, hidden_size]."""
@@ -87,10 +90,12 @@ class _Cell(Module):
         ]
         return zeros[0] if self.STATES == 1 else tuple(zeros)
 
-    def require_state(self, layer: str, state: Any, *batch: int) -> None:
-        """Raise unless the state has the types of `initial_state(*batch)`."""
+    def required_state(self, layer: str, state: Any, *batch: int) -> Any:
+        """The state, of tensors. Raises unless it has the types of `initial_state(*batch)`."""
         type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
         parts = [state] if self.STATES == 1 else state
+        if isinstance(parts, (list, tuple)):
+            parts = [taken(x) if isinstance(x, np.ndarray) else x for x in parts]
         if not isinstance(parts, (list, tuple)) or not all(isinstance(x, Tensor) for x in parts):
             parts = ()
         if [x.type for x in parts] != [type] * self.STATES:
@@ -99,6 +104,7 @@ class _Cell(Module):
             given = ", ".join(str(x.type) for x in parts) or brief(state)
             error = DTypeError if wrong or not parts else ShapeError
             raise error(f"{layer}: the state must be {wanted}, given {given}")
+        return parts[0] if self.STATES == 1 else tuple(parts)
 
     def project(self, x: Tensor) -> Tensor:
         """What the inputs are for all gates: f[..., input_size] -> f[..., gates * hidden_size]."""
@@ -260,6 +266,7 @@ class _Recurrent(Module):
             for each in (widths, widths if bidirectional else [])
         )
 
+    @takes_arrays
     def __call__(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
@@ -285,8 +292,7 @@ class _Recurrent(Module):
         cells = [cell for layer in layers for cell in layer if cell is not None]
         if state is None:
             state = cells[0].initial_state(len(cells), batch)
-        cells[0].require_state(name, state, len(cells), batch)
-        begin = _unstacked(state)
+        begin = _unstacked(cells[0].required_state(name, state, len(cells), batch))
         end: list[Any] = []
         for layer in layers:
             if end:
