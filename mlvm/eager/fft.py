@@ -350,9 +350,9 @@ def _frequencies(
     if not wanted.is_float:
         raise DTypeError(f"frequencies are real floats, not {wanted}").at(function, ())
     if integer(n, "n", function) < 1 or not isinstance(d, (int, float)) or not d:
-        raise AttributeRefused(
-            f"needs n >= 1 and a number d other than 0, not {n} and {brief(d)}"
-        ).at(function, ())
+        raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}").at(
+            function, ()
+        )
     with placed(device, function):
         half = arange(0, n // 2 + 1 if function == "rfftfreq" else (n + 1) // 2, dtype=f64)
         whole = half if function == "rfftfreq" else concat([half, arange(-(n // 2), 0, dtype=f64)])
