@@ -47,8 +47,9 @@ class LocalVM(VM):
     On a `device` such as "cuda:0" all of these but `checked` and `kernels` are refused; see
     `mlvm.machines.gpu`.
 
-    Raises `MissingExtra` for a native machine that was not built, `MachineError` for threads
-    without one and for a device that there is not, `UnknownFunction` for a kernel of no op.
+    Raises `MissingExtra` for a native machine that was not built, `MachineError` for impossible
+    numbers of workers and threads, for several threads without such a machine, and for a device
+    that there is not, `UnknownFunction` for a kernel of no op.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
