@@ -228,7 +228,7 @@ class GpuMemory(Memory):
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was given."""
-        with self:
+        with self.lock, self:
             self.stream.synchronize()
 
 

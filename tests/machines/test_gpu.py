@@ -468,7 +468,7 @@ def test_a_function_registered_by_a_program_counts_from_its_next_call_on(vm: gpu
 
 
 def test_what_cannot_be_recorded_is_launched_between_graphs(vm: gpu.GpuVM, fake: Fake) -> None:
-    """CuPy refuses to record products; a sum by a function of another machine breaks a stretch."""
+    """CuPy refuses to record products."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((2, 3, 3)).astype(np.float32)
     program = straight(
@@ -489,6 +489,40 @@ def test_what_cannot_be_recorded_is_launched_between_graphs(vm: gpu.GpuVM, fake:
         np.testing.assert_array_equal(vm.read(handles[2]), expected)
     assert vm.graphs.recorded == 2  # of add tanh, of tanh add
     assert vm.graphs.replayed == 2 * 3
+
+
+def test_a_graph_keeps_its_intermediates_apart(vm: gpu.GpuVM) -> None:
+    """Tensors that are made later do not lie where a graph writes."""
+    x = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64)
+    attributes = OPS["gelu_vjp"].bind({"approximate": True})
+    program = straight(("gelu_vjp", (1, 0, 0), attributes), ("gelu_vjp", (2, 1, 0), attributes))
+    handles = sent(vm, x, x, x)
+    for _ in range(2):
+        vm.launch(program, handles)
+    expected = vm.read(handles[2])
+    others = sent(vm, *[np.full((64, 64), i, np.float32) for i in range(20)])
+    for _ in range(3):
+        vm.launch(program, handles)
+    np.testing.assert_array_equal(vm.read(handles[2]), expected)
+    assert (vm.graphs.recorded, vm.graphs.replayed) == (1, 4)
+    for i, other in enumerate(others):
+        np.testing.assert_array_equal(vm.read(other), np.full((64, 64), i))
+
+
+def test_no_memory_of_a_graph_is_given_up_for_want_of_memory(vm: gpu.GpuVM) -> None:
+    attributes = OPS["gelu_vjp"].bind({"approximate": True})
+    program = straight(("gelu_vjp", (1, 0, 0), attributes), ("gelu_vjp", (2, 1, 0), attributes))
+    small, large = np.ones(4096, np.float32), np.ones(1 << 20, np.float32)
+    handles = sent(vm, small, small, small)
+    for _ in range(2):
+        vm.launch(program, handles)
+    with vm.memory:
+        held = vm.graphs._pool.total_bytes()
+        assert held >= 2 * small.nbytes
+        more = sent(vm, large, large, large)
+        with pytest.raises(OutOfMemory):
+            vm.launch(program, more)
+        assert vm.graphs._pool.total_bytes() >= held
 
 
 def test_an_error_in_a_graph_is_the_hosts(vm: gpu.GpuVM, fake: Fake) -> None:
