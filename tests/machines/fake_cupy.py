@@ -339,7 +339,7 @@ class ndarray:
     ) -> None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(dtype)
-        if dtype.kind not in "?biufc":
+        if dtype.kind not in "biufcV":  # of structured ones it has the bytes, and no arithmetic
             raise ValueError(f"Unsupported dtype {dtype}")
         if any(n < 0 for n in shape):
             raise ValueError("Negative dimensions are not allowed")
@@ -475,6 +475,8 @@ class ndarray:
     # views and copies
 
     def view(self, dtype: Any = None, type: Any = None) -> ndarray:
+        if dtype is not None and not self.ndim and np.dtype(dtype).itemsize != self.itemsize:
+            raise ValueError("Changing the dtype of a 0d array is only supported if ...")
         return self._view(self._host.view() if dtype is None else self._host.view(dtype))
 
     def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> ndarray:

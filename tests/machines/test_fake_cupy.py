@@ -75,6 +75,7 @@ REFUSED: list[tuple[Call, type[Exception]]] = [
     (lambda cp, x: cp.linalg.solve(cp.ones((2, 3, 3)), cp.ones((3, 1))), ValueError),
     (lambda cp, x: bool(x), ValueError),
     (lambda cp, x: cp.empty(2, object), ValueError),
+    (lambda cp, x: x[0, 0].view(np.uint8), ValueError),
 ]
 
 
@@ -129,6 +130,16 @@ def test_the_loops_of_ufuncs_are_cupys(fake: Fake, x: Any) -> None:
     assert (x * np.float64(2.5)).dtype == np.float64
     assert (small + 1).dtype == np.int8
     assert (small < 300).get().all()
+
+
+def test_bytes_of_a_structured_dtype_are_kept_and_not_computed_with(fake: Fake) -> None:
+    cp, half = fake.cupy, np.dtype([("bf16", np.uint16)])
+    x = cp.asarray(np.arange(3, dtype=np.uint16)).view(half)
+    y = cp.empty(3, half)
+    y[...] = x
+    assert y.view(np.uint16).get().tolist() == [0, 1, 2]
+    with pytest.raises(TypeError):
+        x + y
 
 
 def test_indices_wrap_and_duplicates_have_no_order(fake: Fake, x: Any) -> None:
