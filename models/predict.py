@@ -51,7 +51,7 @@ class Classifier:
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.5,),
     ) -> None:
-        height, width, channels = pretrained.image_shape
+        channels = pretrained.image_shape[2]
         if channels not in (1, 3):
             raise OptionError(f"{pretrained.file} is for images of {channels} channels, not 1 or 3")
         if len(mean) not in (1, channels) or len(std) not in (1, channels) or 0 in std:
@@ -60,7 +60,7 @@ class Classifier:
         if classes is not None and len(classes) != count:
             raise OptionError(f"{len(classes)} classes are named, and {count} are told apart")
         self.classes = classes or pretrained.classes or [str(i) for i in range(count)]
-        self.size, self.channels = (height, width), channels
+        self.image_shape = pretrained.image_shape
         self._mean, self._std = (np.array(x, np.float32) for x in (mean, std))
         self.vm = ml.VM("predict")
         self.weights, self.batch = ml.Arena(self.vm, "weights"), ml.Arena(self.vm, "batch")
@@ -178,12 +178,13 @@ def _run(options: argparse.Namespace) -> None:
     classifier = Classifier(pretrained, classes=classes, mean=options.mean, std=options.std)
     rows: list[tuple[str, Any, list[Guess]]] = []
     for file in options.images:
-        image = pixels(file, classifier.size, classifier.channels)
+        image = pixels(file, classifier.image_shape)
         guesses = classifier(image, options.top)
         print(file)
         if options.picture:
-            lines = max(1, _COLUMNS * classifier.size[0] // classifier.size[1] // 2)
-            print(on_terminal(pixels(file, (2 * lines, _COLUMNS))))
+            height, width, _ = classifier.image_shape
+            lines = max(1, _COLUMNS * height // width // 2)
+            print(on_terminal(pixels(file, (2 * lines, _COLUMNS, 3))))
         for guess in guesses:
             print(f"{100 * guess.probability:7.2f} %  {guess.name}", flush=True)
         rows.append((str(file), image, guesses))

@@ -106,8 +106,8 @@ def train(
     default those of an epoch, and at the end, all that is needed to go on is written to the file
     `save`. `resume`, such a file of a training with the same options, with any group, is gone on
     from: the outcome is that of a training that was never interrupted. `init`, a file that
-    `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size that
-    it is for, and what else differs is told aloud: a head for other classes is a new one, and the
+    `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size and
+    channels that it is for, and what else differs is told aloud: a head for other classes is a new one, and the
     position embeddings of a ViT are interpolated for images of another size. With `plot`, a folder,
     loss.svg and step_memory.svg are written there. In a group of MPI all its processes call this
     with the same arguments, get the same result, and the first one alone writes and shows progress.
@@ -130,8 +130,8 @@ def train(
         raise OptionError(
             "a VM and a group are given; the members of a group have VMs of their own"
         )
-    size = start.image_shape[:2] if start else None
-    dataset = load(data, seed=seed, size=size)
+    image_shape = start.image_shape if start else None
+    dataset = load(data, seed=seed, image_shape=image_shape)
     if dataset.kind != MODELS[model].kind:
         raise OptionError(f"{model} is for {MODELS[model].kind}, and {data} has {dataset.kind}")
     steps = len(dataset.train) // batch_size
@@ -144,7 +144,7 @@ def train(
         dataset.classes,
         approximate=start.options["approximate"] if start else None,
     )
-    make = Making(model, data, seed, epochs * steps, learning_rate, init, size, dataset)
+    make = Making(model, data, seed, epochs * steps, learning_rate, init, image_shape, dataset)
     losses: list[float] = []
     seconds: list[float] = []
     score = held_then = None
