@@ -43,9 +43,7 @@ def parse(spec: str) -> tuple[str, Path | None]:
     raise DataError(f"no data set {spec!r}; there are {', '.join(SPECS)}")
 
 
-def load(
-    spec: str, *, seed: int = 0, image_shape: tuple[int, int, int] | None = None
-) -> DataSet:
+def load(spec: str, *, seed: int = 0, image_shape: tuple[int, int, int] | None = None) -> DataSet:
     """The data set that `spec` names. `seed` decides which digits and lines are held out for the
     test, and which trees there are. Images of a folder get the `image_shape`, (height, width,
     channels); other data sets have their own.

@@ -22,7 +22,19 @@ Shape: TypeAlias = tuple[int, int, int]
 
 SHAPE: Final = (64, 64, 3)
 """(height, width, channels), unless told otherwise."""
-FORMATS: Final = ["AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP"]
+FORMATS: Final = [
+    "AVIF",
+    "BMP",
+    "GIF",
+    "ICO",
+    "JPEG",
+    "JPEG2000",
+    "PNG",
+    "PPM",
+    "TGA",
+    "TIFF",
+    "WEBP",
+]
 """What is read, by Pillow's names. It knows more, some of which other programs read for it."""
 MOST_PIXELS = 1 << 26  # of an image, before it is scaled
 _BITS: Final = 258  # the tag of TIFF that says how many a grey value has

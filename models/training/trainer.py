@@ -189,9 +189,7 @@ class Making:
     dataset: DataSet | None = None
 
     def __call__(self, vm: ml.VM | ml.RemoteVM) -> Callable[..., Any]:
-        dataset = self.dataset or load(
-            self.data, seed=self.seed, image_shape=self.image_shape
-        )
+        dataset = self.dataset or load(self.data, seed=self.seed, image_shape=self.image_shape)
         replica = Replica(
             vm,
             self.model,

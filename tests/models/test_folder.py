@@ -131,7 +131,7 @@ def test_faults(folder: Path, tmp_path: Path) -> None:
     (folder / "test" / "green").mkdir()
     with pytest.raises(DataError, match="classes that train has not: green"):
         load(f"images:{folder}")
-    with pytest.raises(DataError, match="listed: No such file.*; images are DIR/train/CLASS/FILE"):
+    with pytest.raises(DataError, match=r"listed: No such file.*; images are DIR/train/CLASS/FILE"):
         load(f"images:{folder / 'nowhere'}")
     for part in ("train", "test"):
         (folder / "empty" / part / "class").mkdir(parents=True)

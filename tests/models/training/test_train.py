@@ -170,7 +170,7 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
     with pytest.raises(KeyboardInterrupt):
         train(**options, save=part, save_every=10)
     monkeypatch.undo()
-    position = json.loads(load(part).metadata["pipeline"])
+    position = json.loads(load(part).metadata["mlvm.pipeline"])
     assert position == {"epoch": 1, "next_index": 26 * 32, "seed": 5}
 
     result = train(**options | {"workers": 3 - workers}, resume=part, save=rest)
@@ -230,13 +230,13 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     tensors, metadata = load(file)
     wrong: list[tuple[dict[str, Any], dict[str, str], str]] = [
         (tensors, {}, "not written by a training"),
-        (tensors, metadata | {"training": "{"}, "not written by a training"),
-        (tensors, metadata | {"training": "3"}, "not written by a training"),
-        (tensors, metadata | {"pipeline": "[]"}, "of another training: .* a state has"),
+        (tensors, metadata | {"mlvm.training": "{"}, "not written by a training"),
+        (tensors, metadata | {"mlvm.training": "3"}, "not written by a training"),
+        (tensors, metadata | {"mlvm.pipeline": "[]"}, "of another training: .* a state has"),
         ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
         (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
         ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
-        (tensors, metadata | {"training": "[" * 100_000}, "not written by a training"),
+        (tensors, metadata | {"mlvm.training": "[" * 100_000}, "not written by a training"),
         *(
             (tensors | {"losses": losses}, metadata, "losses are not those of 44 steps")
             for losses in (np.zeros(43), np.zeros((44, 1)), np.full(44, np.nan), np.zeros(44, "i8"))
@@ -295,6 +295,7 @@ def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixt
         (["--plot", "{tmp}/file"], "{tmp}/file"),
         (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
         (["--save", "{tmp}"], "{tmp}"),
+        (["--save", "/dev/null"], "it is no regular file: '/dev/null'"),
         (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
         (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
         (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
