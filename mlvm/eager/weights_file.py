@@ -219,7 +219,11 @@ def _replacing(file: Path) -> Iterator[BinaryIO]:
     target, mode = destination(file)
     draft = target.with_name(f".mlvm-{secrets.token_hex(8)}")
     try:
-        with draft.open("xb") as stream:
+        stream = draft.open("xb")
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(file)) from None
+    try:
+        with stream:
             yield stream
             stream.flush()
             if mode is not None:

@@ -61,7 +61,7 @@ class ImageFolder:
             if file.suffix.lower() in suffixes
         ]
         if not found:
-            raise DataError(f"there are no images in {folder}/CLASS")
+            raise DataError(f"there are no images in {folder}/CLASS, of {', '.join(FORMATS)}")
         self.files = [file for file, _ in found]
         self._labels: Labels = np.array([label for _, label in found], np.int64)
 

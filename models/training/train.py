@@ -336,7 +336,8 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=_spec,
         help=f"what to train on: {', '.join(SPECS)} (default: of {own}, the "
-        "one that is for the model)",
+        "one that is for the model). images has DIR/train/CLASS/FILE and DIR/test/CLASS/FILE; npz "
+        "has the arrays train_images, train_labels, test_images and test_labels",
     )
     add("--epochs", type=int, default=20, metavar="N", help="how often each sample is seen")
     add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")

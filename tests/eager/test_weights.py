@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         ml.save(file, {})
     assert bits(ml.load(file)) == bits(EXAMPLE)
     assert [each.name for each in tmp_path.iterdir()] == ["x"]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="nowhere/x"):
         ml.save(tmp_path / "nowhere" / "x", EXAMPLE)
 
 
@@ -308,7 +308,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=reason):
             ml.load(tmp_path / name)
     (tmp_path / "loop").symlink_to("loop")
-    names = ("pipe", "/dev/null", "", ".", "/", "a\0b", "\ud800", "loop")
+    names = ("pipe", "", ".", "/", "a\0b", "\ud800", "loop")
     for name in names:
         with pytest.raises(OSError, match=r"no regular file|null|surrogates|symbolic links"):
             ml.save(tmp_path / name if name in ("pipe", "loop") else name, EXAMPLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -295,7 +296,6 @@ def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixt
         (["--plot", "{tmp}/file"], "{tmp}/file"),
         (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
         (["--save", "{tmp}"], "{tmp}"),
-        (["--save", "/dev/null"], "it is no regular file: '/dev/null'"),
         (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
         (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
         (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
@@ -311,6 +311,16 @@ def test_an_error_is_one_line_and_exit_status_1(
     assert status == 1
     assert out == ""
     assert_one_line(err, reason.format(tmp=tmp_path))
+
+
+def test_what_a_file_cannot_replace_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("it")
+    assert main(["--save", "it", "--data", "mnist:nowhere"]) == 1
+    assert_one_line(capsys.readouterr().err, "it is no regular file: 'it'")
 
 
 def test_a_failed_run_leaves_no_file_and_keeps_an_old_one(tmp_path: Path) -> None:
