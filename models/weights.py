@@ -302,29 +302,30 @@ def _arrays(
 
 
 def _of_npz(file: Path, recognise: Callable[[Arrays, dict[str, str]], object]) -> Arrays:
+    announced = _unique(_members(file, _announced))
+    recognise(announced, {})
+    unpacked = sum(x.nbytes for x in announced.values())
+    if unpacked > max(file.stat().st_size, MOST_UNPACKED):
+        raise WeightsError(
+            f"it unpacks to {unpacked} bytes, and may to {MOST_UNPACKED}; write it with np.savez"
+        )
+    return _unique(_members(file, _read))
+
+
+def _members(
+    file: Path, read: Callable[[str, zipfile.ZipInfo, IO[bytes]], Array]
+) -> Iterator[Named]:
     try:
         with parsing(file) as stream, zipfile.ZipFile(stream) as archive:
-            size, unpacked = file.stat().st_size, sum(x.file_size for x in archive.infolist())
-            if unpacked > max(size, MOST_UNPACKED):
-                raise DataError(
-                    f"{file} unpacks to {unpacked} bytes, and may to {MOST_UNPACKED}; write it "
-                    f"with np.savez"
-                )
-            recognise(_unique(_of_members(archive, _announced)), {})
-            return _unique(_of_members(archive, _read))
+            for member in archive.infolist():
+                own = name = member.filename.removesuffix(".npy")
+                for pattern, replacement in _LATER:
+                    name = re.sub(pattern, replacement, name)
+                with archive.open(member) as content:
+                    array = read(own, member, content)
+                yield own, name, array
     except DataError as error:
         raise WeightsError(str(error).removeprefix(f"{file} ")) from None
-
-
-def _of_members(
-    archive: zipfile.ZipFile, read: Callable[[str, zipfile.ZipInfo, IO[bytes]], Array]
-) -> Iterator[Named]:
-    for member in archive.infolist():
-        own = name = member.filename.removesuffix(".npy")
-        for pattern, replacement in _LATER:
-            name = re.sub(pattern, replacement, name)
-        with archive.open(member) as stream:
-            yield own, name, read(own, member, stream)
 
 
 def _announced(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
@@ -339,9 +340,10 @@ def _announced(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
     shape, _, dtype = read(stream)
     if dtype.kind != "f" and dtype != _BF16:
         raise DataError(f"{name} is {dtype}, and weights are floats")
-    if min(shape, default=0) < 0 or dtype.itemsize * math.prod(shape) > member.file_size:
+    left = member.file_size - stream.tell()
+    if min(shape, default=0) < 0 or dtype.itemsize * math.prod(shape) != left:
         raise DataError(f"it is corrupt: {name} has no {dtype} of shape {shape}")
-    return np.broadcast_to(np.float32(0), shape)
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def _read(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:

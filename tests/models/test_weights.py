@@ -354,8 +354,10 @@ def test_an_npz_is_not_unpacked_before_it_is_known(
     monkeypatch.setattr(weights, "MOST_UNPACKED", 20_000)
     npz(file, arrays)
     weights.read(file)  # what is stored as it is may be as large as it likes
-    npz(file, {**arrays, "x": np.zeros(20_000, "f4")}, np.savez_compressed)
-    with pytest.raises(ml.errors.WeightsError, match=r"unpacks to .* may to 20000; .* np\.savez"):
+    npz(file, {**arrays, "head/kernel": np.zeros((5000, 3), "f4")}, np.savez_compressed)
+    with pytest.raises(
+        ml.errors.WeightsError, match=r"it unpacks to .* may to 20000; .* np\.savez"
+    ):
         weights.read(file)
 
     def unpacked(*_: object, **__: object) -> None:
@@ -363,9 +365,10 @@ def test_an_npz_is_not_unpacked_before_it_is_known(
 
     monkeypatch.setattr(weights.format, "read_array", unpacked)  # type: ignore[attr-defined]
     for tensors, reason in (
-        ({"x": ZERO, "y": ZERO}, "it is of no Mixer"),
-        (spoilt("dist_token", ZERO), "it has what no mlp_mixer has: dist_token"),
-        (spoilt("stem/kernel", ZERO), "stem/kernel has 4 dimensions"),
+        ({"x": ZERO, "y": ZERO}, f"^{file}: it is of no Mixer"),
+        ({"x": np.zeros(20_000)}, f"^{file}: it is of no Mixer"),
+        (spoilt("dist_token", ZERO), f"^{file}: it has what no mlp_mixer has: dist_token"),
+        (spoilt("stem/kernel", ZERO), f"^{file}: stem/kernel has 4 dimensions"),
         (arrays, "unpacked"),
     ):
         npz(file, tensors, np.savez_compressed)
@@ -373,14 +376,15 @@ def test_an_npz_is_not_unpacked_before_it_is_known(
             weights.read(file)
 
 
-def test_an_npz_that_announces_more_than_it_has(tmp_path: Path) -> None:
-    header = io.BytesIO()
-    described = {"descr": "<f4", "fortran_order": False, "shape": (2**40, 2)}
-    np.lib.format.write_array_header_1_0(header, described)
-    with zipfile.ZipFile(tmp_path / "x", "w") as archive:
-        archive.writestr("stem/kernel.npy", header.getvalue() + bytes(32))
-    with pytest.raises(ml.errors.WeightsError, match="stem/kernel has no float32 of shape"):
-        weights.read(tmp_path / "x")
+def test_an_npz_that_announces_what_it_does_not_have(tmp_path: Path) -> None:
+    for shape in ((2**40, 2), (-1, -8), (7,), ()):
+        header = io.BytesIO()
+        described = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)
+        with zipfile.ZipFile(tmp_path / "x", "w") as archive:
+            archive.writestr("stem/kernel.npy", header.getvalue() + bytes(32))
+        with pytest.raises(ml.errors.WeightsError, match="it is corrupt: stem/kernel has no float"):
+            weights.read(tmp_path / "x")
 
 
 @pytest.mark.parametrize("model", MODELS)
