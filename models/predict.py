@@ -120,13 +120,17 @@ def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str
     for i, (name, image, guesses) in enumerate(rows):
         top = i * height
         content = io.BytesIO()
-        pillow_image().fromarray(image.squeeze()).save(content, "PNG")
+        pillow_image().fromarray(image[..., 0] if image.shape[2] == 1 else image).save(
+            content, "PNG"
+        )
         png = base64.b64encode(content.getvalue()).decode()
         parts.append(
             f'<image x="20" y="{top + 20}" width="{side}" height="{side}" '
             f'href="data:image/png;base64,{png}"/>'
         )
-        end = fitted(name[::-1], 500, _BOLD)[::-1]  # of a path, which says more than its beginning
+        end = fitted(escaped(name)[::-1], 500, _BOLD)[
+            ::-1
+        ]  # of a path, which says more than its beginning
         parts.append(text(200, top + 36, end, attributes='font-weight="bold"'))
         for j, guess in enumerate(guesses):
             y = top + 52 + line * j
@@ -212,7 +216,7 @@ def _run(options: argparse.Namespace) -> None:
             print(on_terminal(pixels(file, (2 * lines, _COLUMNS, 3))))
         for guess in guesses:
             print(f"{100 * guess.probability:7.2f} %  {escaped(guess.name)}", flush=True)
-        rows.append((escaped(str(file)), image, guesses))
+        rows.append((str(file), image, guesses))
     if options.plot is not None:
         options.plot.write_text(drawn(rows), "utf-8")
 

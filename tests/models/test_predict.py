@@ -105,7 +105,7 @@ def test_names_are_no_commands_to_a_terminal(
 
 def test_long_names_stay_on_the_picture(tmp_path: Path) -> None:
     guesses = [Guess("cat " * 99, 0.5), Guess("dog", 0.5)]
-    content = drawn([("x" * 500 + "cat.png", np.zeros((4, 4, 3), np.uint8), guesses)])
+    content = drawn([("\x1b" + "x" * 500 + "cat.png", np.zeros((1, 4, 3), np.uint8), guesses)])
     texts = [x for x in ElementTree.fromstring(content).iter() if x.tag.endswith("text")]
     path, cat, _, dog, _ = [x.text or "" for x in texts]
     assert path.startswith("…")
