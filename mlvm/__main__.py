@@ -380,7 +380,6 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     does, up to where it failed if it does. Returns the exit status, a script's own."""
     file = Path(options.file)
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
-    place = page.absolute()  # a script may change the directory
     failed: ScriptFailed | None = None
     if file.suffix == ".py":
         if not file.is_file():
@@ -404,10 +403,10 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         step = _read_step(file)
         verify(step.planned.program, LocalVM().functions)
         html = step_page(_as_step(step.planned), file.name, before=file.stat().st_mtime)
-    write_page(place, html)
+    write_page(page, html)
     print(f"page  {page}" + (", of what the script did until it failed" if failed else ""))
     if options.open:
-        webbrowser.open(place.resolve().as_uri())
+        webbrowser.open(page.resolve().as_uri())
     return failed.status if failed is not None else 0
 
 
@@ -419,12 +418,13 @@ def _read_step(file: Path) -> SavedStep:
         if file.read_bytes()[: len(MAGIC)] == MAGIC:
             raise
         raise BadInput(
-            f"{file}: not what Captured.save wrote; show takes such a file, or a Python script (.py)"
+            f"{file}: not what Captured.save wrote; show takes such a file, or a Python script "
+            "(.py)"
         ) from error
     if not isinstance(found, SavedStep):
         raise BadInput(
-            f"{file}: a program, which has no plan; show takes what Captured.save wrote, or a Python "
-            "script (.py), and memory plans a program"
+            f"{file}: a program, which has no plan; show takes what Captured.save wrote, or a "
+            "Python script (.py), and memory plans a program"
         )
     return found
 

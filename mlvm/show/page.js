@@ -76,7 +76,8 @@
   /** What there is to say of a track: of a pane, how much it took up; and what is forgotten. */
   function summary(track) {
     const parts = [];
-    if (track.isPane) parts.push(`at most ${bytes(track.most)} in use at once`, `held at most ${bytes(track.capacity)}`);
+    const held = view.clock ? "held at most" : "planned in";
+    if (track.isPane) parts.push(`at most ${bytes(track.most)} in use at once`, `${held} ${bytes(track.capacity)}`);
     if (track.forgotten) {
       const kind = track.isPane ? "tensors" : "calls or waits";
       parts.push(`${grouped(track.forgotten)} ${kind} before ${time(track.since)} are not kept`);

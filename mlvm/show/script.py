@@ -7,6 +7,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -28,8 +29,9 @@ class ScriptFailed(MlvmError):
 
 
 def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script with its arguments, as `python FILE ...` does. Raises `ScriptFailed`."""
-    before, path = sys.argv, sys.path
+    """Run a Python script with its arguments, as `python FILE ...` does. What it changed of the
+    current directory is undone. Raises `ScriptFailed`."""
+    before, path, directory = sys.argv, sys.path, Path.cwd()
     sys.argv, sys.path = [os.fspath(file), *arguments], [os.fspath(file.parent), *path]
     try:
         runpy.run_path(os.fspath(file), run_name="__main__")
@@ -44,6 +46,8 @@ def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
         raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
         sys.argv, sys.path = before, path
+        with suppress(OSError):  # it may be gone
+            os.chdir(directory)
 
 
 def _in_script(file: Path, error: BaseException) -> TracebackType | None:

@@ -87,7 +87,8 @@ def fitted(content: str, width: float, size: int = _SIZE) -> str:
     if width_of(content, size) <= width:
         return content
     ends = accumulate(map(_width, content), initial=_WIDEST)  # with the sign for the rest
-    return f"{content[: sum(end * size <= width for end in ends) - 1]}…"
+    letters = sum(end * size <= width for end in ends) - 1
+    return f"{content[: max(letters, 0)]}…"
 
 
 def text(x: float, y: float, content: str, kind: str = "", attributes: str = "") -> str:
