@@ -12,7 +12,7 @@
   const OTHER = "#a0a4aa", WAITING = "#d9544d";
   const LEFT = 78, RIGHT = 14, AXIS = 30, TITLE = 22, ROW = 16, LINE = 18; // pixels
   const SMALLEST_PANE = 125, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
-  const SMALL = 0.02, MOST_LETTERS = 72;
+  const SMALL = 0.02, MOST_LETTERS = 72, MOST_RESETS = 100;
 
   let view, tracks = [], links = new Map(), colour = new Map(), span = 1;
   let x0 = 0, x1 = 1; // what is visible, in positions
@@ -336,7 +336,8 @@
       }
     }
     pen.globalAlpha = 1;
-    for (const at of track.resetAt) {
+    const resets = track.resetAt.slice(lowerBound(track.resetAt, x0), lowerBound(track.resetAt, x1));
+    for (const at of resets.length > MOST_RESETS ? [] : resets) { // more would hide all else
       pen.fillStyle = ink.soft;
       for (let y = bodyTop(track); y < bottom; y += 5) pen.fillRect(toX(at), y, 0.7, 1.5);
     }
@@ -615,7 +616,7 @@
       parts.push(`<h2>${escaped(view.name)}</h2><dl>`);
       for (const track of tracks) {
         const about = summary(track);
-        if (track.isPane) about.unshift(`${grouped(track.count)} tensors`);
+        if (track.isPane) about.unshift(`${grouped(track.count)} tensor${track.count === 1 ? "" : "s"}`);
         if (track.isPane && track.top > track.capacity) {
           about.push(`addresses go up to ${bytes(track.top)}, since memory that was given back keeps its place here`);
         }
