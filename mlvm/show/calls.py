@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 from mlvm.core.machine.callee import OUT, Fused
 from mlvm.core.op import OPS
 from mlvm.core.program.program import Function, Opcode, Program
 
+T = TypeVar("T")
+
+_MOST_KNOWN: Final = 10_000  # programs
 _MOST_NAMES: Final = 3  # of ops that name a program or a chain
 
 
@@ -42,6 +45,26 @@ def name_of(names: Iterable[str]) -> str:
     few = list(dict.fromkeys(names))
     more = f" and {len(few) - _MOST_NAMES} more" if len(few) > _MOST_NAMES else ""
     return (", ".join(few[:_MOST_NAMES]) or "no calls") + more
+
+
+class OfPrograms(Generic[T]):
+    """What `made` makes of each program, made once. They are told apart by identity: programs that
+    differ often hash alike. Of very many the latest are kept."""
+
+    def __init__(self, made: Callable[[Program], T]) -> None:
+        self._made = made
+        self._known: dict[int, tuple[Program, T]] = {}
+
+    def __getitem__(self, program: Program) -> T:
+        known = self._known.get(id(program))
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[id(program)] = program, self._made(program)
+        return known[1]
+
+    def clear(self) -> None:
+        self._known.clear()
 
 
 Writes = dict[int, tuple[str, int]]

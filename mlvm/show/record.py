@@ -19,7 +19,7 @@ from mlvm.core.observe import observed
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
-from mlvm.show.calls import Writes, writes_in
+from mlvm.show.calls import OfPrograms, writes_in
 
 COPIED_IN: Final = "copied in"
 """Stands for the op of a tensor whose first value came from outside the VM."""
@@ -213,7 +213,7 @@ class _Writes:
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = weakref.ref(vm)
-        self._known: dict[Program, Writes] = {}
+        self._known = OfPrograms(writes_in)
         self._told: list[Written] = []
         self._lock = threading.RLock()  # an arena may end, and its recording with it, anywhere
         self._observing: AbstractContextManager[None] | None = None
@@ -245,10 +245,7 @@ class _Writes:
         **options: Any,
     ) -> list[Array]:
         outputs = proceed(program, args, **options)
-        writes = self._known.get(program)
-        if writes is None:
-            writes = self._known[program] = writes_in(program)
-        for number, (name, pc) in writes.items():
+        for number, (name, pc) in self._known[program].items():
             for written in self._told.copy() if number < len(args) else ():
                 written(args[number], name, program, pc)
         return outputs

@@ -21,7 +21,7 @@ from mlvm.show.record import record_all
 from mlvm.show.trace import Latest, Trace
 
 MOST_TENSORS: Final = 20_000
-"""So many of each arena that have ended are kept, the latest."""
+"""At most so many of each arena that have ended are kept, and at least half: the latest."""
 
 MOST_SPANS: Final = 100_000
 """So many of each VM are kept, and so many waits, the latest."""

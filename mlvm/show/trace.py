@@ -26,7 +26,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
-from mlvm.show.calls import calls_in, is_straight
+from mlvm.show.calls import OfPrograms, calls_in, is_straight
 
 _CALLS: Final = [
     "alloc_tensor",
@@ -92,7 +92,7 @@ class Trace:
         self.rows: dict[int, str] = {}
         self._start = time.perf_counter_ns()
         self._began = threading.local()
-        self._calls: dict[Program, tuple[int, list[tuple[int, str]]]] = {}
+        self._calls = OfPrograms(_in_order)
 
     def before(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
         stack = self._began.__dict__.setdefault("stack", [])
@@ -142,11 +142,7 @@ class Trace:
         self, proceed: Callable[..., list[Array]], program: Program, *args: Any, **options: Any
     ) -> list[Array]:
         """A layer around `launch` of a VM of this process. One of several calls has a span."""
-        known = self._calls.get(program)
-        if known is None:
-            calls = calls_in(program)
-            known = self._calls[program] = len(calls), calls if is_straight(program) else []
-        ncalls, in_order = known
+        ncalls, in_order = self._calls[program]
         outer = getattr(self._began, "launch", None)
         self._began.launch = program, iter(in_order)
         began = time.perf_counter_ns()
@@ -205,6 +201,12 @@ class Trace:
         ]
         events = [*names, *spans]
         json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file, default=repr)
+
+
+def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
+    """How many calls main has, and these where they run in their order."""
+    calls = calls_in(program)
+    return len(calls), calls if is_straight(program) else []
 
 
 @contextmanager
