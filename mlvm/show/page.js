@@ -83,6 +83,9 @@
       parts.push(`${grouped(track.forgotten)} ${kind} before ${time(track.since)} are not kept`);
       if (track.isPane) parts.push(`since then at most ${bytes(track.bound)} in use`);
     }
+    if (track.isPane && track.top > track.capacity) {
+      parts.push(`drawn up to ${bytes(track.top)}, as memory that was given back keeps its place here`);
+    }
     return parts;
   }
 
@@ -617,9 +620,6 @@
       for (const track of tracks) {
         const about = summary(track);
         if (track.isPane) about.unshift(`${grouped(track.count)} tensor${track.count === 1 ? "" : "s"}`);
-        if (track.isPane && track.top > track.capacity) {
-          about.push(`addresses go up to ${bytes(track.top)}, since memory that was given back keeps its place here`);
-        }
         if (about.length) parts.push(`<dt>${escaped(track.name)}</dt><dd>${about.join("; ")}</dd>`);
       }
       if (view.since) parts.push(`<dt>the view</dt><dd>begins at ${time(view.since)}: 0 shows what is kept of before</dd>`);

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import Allocation, Arena, on_made, regions
@@ -80,12 +80,11 @@ class _Watcher:
         writes = self._writes()
         if writes is not None:
             writes.tell(self.written)
-        self._ended = weakref.finalize(arena, self.stop)
+        self._ended = weakref.finalize(arena, self._arena_ended)
         self._ended.atexit = False
 
     def stop(self) -> None:
-        """End it: the tensors that live now end at the last moment. The arena itself may have
-        ended."""
+        """End it: the tensors that live now end at the last moment."""
         arena, writes = self._arena(), self._writes()
         if writes is not None:
             writes.tell_no_more(self.written)
@@ -96,6 +95,16 @@ class _Watcher:
             arena.note_lines(self._noted)
             arena.recording = self.recording
             self.recording.hold(arena.chunks())
+        self._finish()
+
+    def _arena_ended(self) -> None:
+        """What can be done of it anywhere, as the garbage collector may be who ends an arena."""
+        writes = self._writes()
+        if writes is not None:
+            writes.drop(self.written)
+        self._finish()
+
+    def _finish(self) -> None:
         with self._lock:
             for lifetime, _ in self._living.values():
                 lifetime.end = self.recording.moments
@@ -215,27 +224,31 @@ class _Writes:
         self._vm = weakref.ref(vm)
         self._known = OfPrograms(writes_in)
         self._told: list[Written] = []
-        self._lock = threading.RLock()  # an arena may end, and its recording with it, anywhere
+        self._lock = threading.Lock()
         self._observing: AbstractContextManager[None] | None = None
 
     def tell(self, written: Written) -> None:
         """Call `written` for every write from here on."""
         with self._lock:
             vm = self._vm()
-            if not self._told and vm is not None:
+            if self._observing is None and vm is not None:
                 self._observing = observed(vm, launch=self._launched, write=self._copied_in)
                 self._observing.__enter__()
             self._told.append(written)
 
     def tell_no_more(self, written: Written) -> None:
-        """Do not call it any more. Idempotent."""
+        """Do not call it any more, and observe the VM no longer if there is nobody to tell."""
+        self.drop(written)
         with self._lock:
-            if written in self._told:
-                self._told.remove(written)
             if not self._told and self._observing is not None:
                 self._observing.__exit__(None, None, None)
                 self._observing = None
                 self._known.clear()  # which keeps the programs
+
+    def drop(self, written: Written) -> None:
+        """Do not call it any more; takes no lock. Idempotent."""
+        with suppress(ValueError):
+            self._told.remove(written)
 
     def _launched(
         self,
