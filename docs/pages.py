@@ -31,6 +31,8 @@ _MODULES: Final = (
     "testing",
     "errors",
 )
+_INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
+"""What a page shows of the bases of its classes."""
 _TITLES: Final = {"classes": "Tensors, arenas, machines", "functions": "Functions"}
 _LINK: Final = re.compile(
     r"(```.*?```|`[^`\n]*`)|(\[(?:docs/)?[\w-]+\.md)?\]\(([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL
@@ -122,15 +124,18 @@ def reference() -> dict[str, str]:
             [
                 f"# {_TITLES.get(page, f'ml.{page}')}\n",
                 f"{getattr(ml, page).__doc__ if page in _MODULES else ''}\n",
-                *(_entry(path, name) for path, name in named),
+                *(_entry(path, name, _INHERITED.get(page, "false")) for path, name in named),
             ]
         )
         for page, named in names.items()
     }
 
 
-def _entry(path: str, name: str) -> str:
-    return f'::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
+def _entry(path: str, name: str, inherited: str) -> str:
+    return (
+        f'::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
+        f"      inherited_members: {inherited}\n"
+    )
 
 
 if __name__ == "__main__":

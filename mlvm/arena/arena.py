@@ -44,6 +44,7 @@ from mlvm.core.errors import (
     ArenaOverflow,
     HandleError,
     StaleTensor,
+    brief,
     line_of,
     user_place,
 )
@@ -306,6 +307,9 @@ class Arena(ArenaFields):
     `with arena:`, the last to leave resets it. Code that gives handles to the VM itself does so
     inside `using(tensors)`, if another thread may end the tensors.
 
+    Raises `ArenaError` for an impossible capacity, `OutOfMemory` for one that the VM does not have.
+    An op whose result does not fit a fixed capacity raises `ArenaOverflow`.
+
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with arena: y = ml.sum(ml.ones(16))
         >>> arena.used, arena.high_water
@@ -329,6 +333,10 @@ class Arena(ArenaFields):
         capacity: int | None = None,
         trims: bool = False,
     ) -> None:
+        if not hasattr(vm, "tensor_from_storage"):
+            raise ArenaError(
+                f"an arena is memory of a VM, not of {brief(vm)}; its name comes second"
+            )
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm

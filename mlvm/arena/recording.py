@@ -56,6 +56,11 @@ class Recording:
 
     Of very many tensors the latest may be kept alone: so many are `forgotten`, and `high_before` is
     the most bytes that were in use before `first`. `merged` recordings of several arenas are one.
+
+        >>> arena = ml.Arena(ml.VM("mine"), "batch")
+        >>> with ml.record(arena) as recording, arena: y = ml.sum(ml.ones(16))
+        >>> recording.used(), len(recording.lifetimes)
+        ([0, 64, 128, 64, 0], 2)
     """
 
     arena: str

@@ -84,7 +84,7 @@
       if (track.isPane) parts.push(`since then at most ${bytes(track.bound)} in use`);
     }
     if (track.isPane && track.top > track.capacity) {
-      parts.push(`drawn up to ${bytes(track.top)}, as memory that was given back keeps its place here`);
+      parts.push(`addresses up to ${bytes(track.top)} count what it gave back`);
     }
     return parts;
   }
