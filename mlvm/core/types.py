@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mlvm.core.errors import DTypeError, ShapeError
 
@@ -26,19 +26,20 @@ Kind = Literal["bool", "unsigned", "signed", "float", "complex"]
 
 @final
 class DType:
-    """One of the thirteen element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
+    """One of the fifteen element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
 
     It equals everything that `of` makes it of. As with numpy's dtypes, the hashes may differ.
     """
 
-    __slots__ = ("itemsize", "kind", "name", "numpy")
+    __slots__ = ("is_half", "itemsize", "kind", "name", "numpy")
     all: ClassVar[dict[str, DType]] = {}
 
-    def __init__(self, name: str, kind: Kind, numpy: type[np.generic]) -> None:
+    def __init__(self, name: str, kind: Kind, numpy: DTypeLike) -> None:
         self.name = name
         self.kind: Kind = kind
         self.numpy: np.dtype[np.generic] = np.dtype(numpy)
         self.itemsize: int = self.numpy.itemsize
+        self.is_half = name in ("f16", "bf16")  # see `mlvm.core.ops.half`
         DType.all[name] = self
 
     @staticmethod
@@ -64,6 +65,8 @@ class DType:
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
+        if "bfloat16" in (dtype, getattr(dtype, "name", ""), getattr(dtype, "__name__", "")):
+            return bf16  # numpy has none, and other libraries have their own
         raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
 
     def __eq__(self, other: object) -> bool:
@@ -117,6 +120,8 @@ u32 = DType("u32", "unsigned", np.uint32)
 u64 = DType("u64", "unsigned", np.uint64)
 f32 = DType("f32", "float", np.float32)
 f64 = DType("f64", "float", np.float64)
+f16 = DType("f16", "float", np.float16)
+bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy stores it, and computes nothing with it
 c64 = DType("c64", "complex", np.complex64)
 c128 = DType("c128", "complex", np.complex128)
 
@@ -130,10 +135,12 @@ _LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 def promote(x: DType, y: DType) -> DType:
     """The dtype of `x` and `y` combined: as the Python Array API standard (2025.12) has it, and
     where that is silent, the higher kind of bool, integer, float, complex wins, as in PyTorch and
-    JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed integer."""
+    JAX: i64 with f32 is f32, and f16 with bf16 is f32. Raises `DTypeError` for u64 with a signed integer."""
     low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
     if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
         return high
+    if x is not y and (low.is_half or high.is_half):  # two floats, or a half and a complex number
+        return f32 if low.itemsize == high.itemsize else max(x, y, key=lambda d: d.itemsize)
     both = _OF_NUMPY[np.promote_types(x.numpy, y.numpy)]
     if both.is_float and x.is_integer:
         raise DTypeError(f"{x} and {y} do not promote; convert one to {y} or {x} with astype")

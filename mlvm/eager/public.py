@@ -14,6 +14,8 @@ from mlvm.core.types import TensorType
 from mlvm.core.types import bool_ as bool
 from mlvm.core.types import c64 as complex64
 from mlvm.core.types import c128 as complex128
+from mlvm.core.types import bf16 as bfloat16
+from mlvm.core.types import f16 as float16
 from mlvm.core.types import f32 as float32
 from mlvm.core.types import f64 as float64
 from mlvm.core.types import i8 as int8
@@ -219,6 +221,8 @@ __all__ = [
     "eye",
     "fft",
     "finfo",
+    "bfloat16",
+    "float16",
     "float32",
     "float64",
     "fori_loop",

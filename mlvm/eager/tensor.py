@@ -26,10 +26,23 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.op import OPS, Attributes, Op
+from mlvm.core.ops import half
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import require
-from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote, u64
+from mlvm.core.types import (
+    Array,
+    DType,
+    Shape,
+    TensorType,
+    bf16,
+    bool_,
+    c64,
+    f32,
+    i64,
+    promote,
+    u64,
+)
 from mlvm.eager.context import Tape, capturing, current_arena, recording
 from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
@@ -374,6 +387,19 @@ def write(x: Tensor, array: Array) -> None:
         raise explain(error, vm, (x,)) from None
 
 
+def values_of(x: Tensor) -> Array:
+    """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`."""
+    seen = moves[0]
+    try:
+        array = x.arena.vm.read(x.handle)
+    except HandleError as error:
+        if moves[0] == seen:
+            raise explain(error, x.arena.vm, (x,)) from None
+    if x.handle == STALE:
+        raise x.stale()
+    return array if moves[0] == seen else _read_held(x)
+
+
 def _read_held(x: Tensor) -> Array:
     """The values of x, read through a view, which no update by another thread moves."""
     held = x.arena.view(x, x.type)
@@ -460,6 +486,8 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
         raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
     try:
         with np.errstate(over="ignore"):  # a float too large is inf
+            if dtype is bf16:
+                return half.cast(np.array(value, np.float64), bf16)
             return np.array(value, dtype.numpy)
     except OverflowError:
         raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
@@ -494,7 +522,8 @@ def dtype_beside(kind: type, dtype: DType) -> DType:
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
     if kind not in DEFAULTS:  # such as an IntEnum
         kind = next(each for each in DEFAULTS if issubclass(kind, each))
-    return dtype if kind is int and dtype.is_integer else promote(DEFAULTS[kind], dtype)
+    adopted = dtype.is_integer if kind is int else kind is float and dtype.is_float
+    return dtype if adopted else promote(DEFAULTS[kind], dtype)
 
 
 def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
@@ -686,16 +715,10 @@ class Tensor(Methods, Allocation):
     # --- values ---
 
     def numpy(self) -> Array:
-        """A copy as a numpy array. Raises `StaleTensor`."""
-        seen = moves[0]
-        try:
-            array = self.arena.vm.read(self.handle)
-        except HandleError as error:
-            if moves[0] == seen:
-                raise explain(error, self.arena.vm, (self,)) from None
-        if self.handle == STALE:
-            raise self.stale()
-        return array if moves[0] == seen else _read_held(self)
+        """A copy as a numpy array; of bf16, which numpy does not have, in f32. Raises
+        `StaleTensor`."""
+        array = values_of(self)
+        return half.shown(array) if self.type.dtype is bf16 else array
 
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""

@@ -17,7 +17,8 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tensor import Tensor, from_array
+from mlvm.eager.creation import array_of
+from mlvm.eager.tensor import Tensor, from_array, values_of
 from mlvm.eager.tree import require_live
 from mlvm.eager.weights_file import WeightsFile, type_of, write
 
@@ -69,8 +70,7 @@ def save(
 
     def read(name: str) -> Array:
         x = named[name]
-        array: Array = x.numpy() if isinstance(x, Tensor) else x.__array__()
-        return array
+        return values_of(x) if isinstance(x, Tensor) else array_of(x)
 
     try:
         write(path, types, read, metadata or {})
@@ -79,10 +79,18 @@ def save(
 
 
 @overload
-def load(file: File, *, rename: Rename | None = None) -> Loaded: ...
+def load(
+    file: File, *, rename: Rename | None = None, keep_halves: bool = False
+) -> Loaded: ...
 @overload
 def load(file: File, *, into: M, rename: Rename | None = None) -> M: ...
-def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> Loaded | M:
+def load(
+    file: File,
+    *,
+    into: M | None = None,
+    rename: Rename | None = None,
+    keep_halves: bool = False,
+) -> Loaded | M:
     """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
     texts of the file. With `into`, a Module, they are written over its parameters and buffers, by
     the paths of its `state()`, and the Module is returned.
@@ -93,7 +101,8 @@ def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> 
 
     `rename` is called with each name in the file, and says under which one the tensor comes, or
     None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. F16 and BF16 are read
-    as f32, which has all of their values. The file is mapped into memory, so that its tensors need
+    as f32, which has all of their values, unless `keep_halves`; a parameter of that dtype takes them as
+    they are. The file is mapped into memory, so that its tensors need
     no room besides their own; in an arena of a `DryVM` they are types alone.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is no such file or
@@ -113,9 +122,11 @@ def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> 
         opened = WeightsFile(path)
         found = _renamed(opened, rename)
         if into is None:
-            loaded = {name: from_array(opened.read(own)) for name, own in found.items()}
+            loaded = {
+                name: from_array(opened.read(own, keep_halves)) for name, own in found.items()
+            }
             return Loaded(loaded, opened.metadata)
-        into.load_state({name: opened.read(own) for name, own in found.items()})
+        into.load_state({name: opened.read(own, True) for name, own in found.items()})
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(f"{path}: {error}") from None
     return into
@@ -141,7 +152,7 @@ def _type(name: str, x: Any) -> TensorType:
         return x.type
     if not hasattr(x, "__array__"):
         raise DTypeError(f"{name} must be a tensor or an array, not {brief(x)}").at("save", ())
-    return type_of(x.__array__())
+    return type_of(array_of(x))
 
 
 def _path(file: File, function: str) -> Path:

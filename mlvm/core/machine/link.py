@@ -17,10 +17,11 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine import fused
-from mlvm.core.machine.callee import Fused, UserFunction, WritesInto
-from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.callee import Fused, OpInto, UserFunction, WritesInto
+from mlvm.core.machine.functions import FunctionTable, OnHalves
 from mlvm.core.machine.verify import Verdict
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.ops.half import is_half
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 
@@ -236,6 +237,8 @@ def bind(
                 binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
             if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
                 rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
+            elif isinstance(binding.callee, OpInto) and any([is_half(x) for x in arrays]):
+                binding = OnHalves(binding, arrays)
             number = arrays
         steps.append((kind, binding, number, rest))
     return Code(code.function, steps, code.starts, code.ends)
