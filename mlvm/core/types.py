@@ -65,8 +65,8 @@ class DType:
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
-        if "bfloat16" in (dtype, getattr(dtype, "name", ""), getattr(dtype, "__name__", "")):
-            return bf16  # numpy has none, and other libraries have their own
+        if str(getattr(dtype, "__name__", dtype)) == "bfloat16":  # which is not numpy's
+            return bf16
         raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
 
     def __eq__(self, other: object) -> bool:
