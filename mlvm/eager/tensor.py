@@ -389,15 +389,7 @@ def write(x: Tensor, array: Array) -> None:
 
 def values_of(x: Tensor) -> Array:
     """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`."""
-    seen = moves[0]
-    try:
-        array = x.arena.vm.read(x.handle)
-    except HandleError as error:
-        if moves[0] == seen:
-            raise explain(error, x.arena.vm, (x,)) from None
-    if x.handle == STALE:
-        raise x.stale()
-    return array if moves[0] == seen else _read_held(x)
+    return _read_held(x) if x.type.dtype is bf16 and x.handle != STALE else x.numpy()
 
 
 def _read_held(x: Tensor) -> Array:
@@ -717,7 +709,16 @@ class Tensor(Methods, Allocation):
     def numpy(self) -> Array:
         """A copy as a numpy array; of bf16, which numpy does not have, in f32. Raises
         `StaleTensor`."""
-        array = values_of(self)
+        seen = moves[0]
+        try:
+            array = self.arena.vm.read(self.handle)
+        except HandleError as error:
+            if moves[0] == seen:
+                raise explain(error, self.arena.vm, (self,)) from None
+        if self.handle == STALE:
+            raise self.stale()
+        if moves[0] != seen:
+            array = _read_held(self)
         return half.shown(array) if self.type.dtype is bf16 else array
 
     def item(self) -> Any:

@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 from mlvm.core.errors import OpError
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
+from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64, promote
 from mlvm.core.vm import VM
@@ -175,7 +176,7 @@ def halved(case: Case, dtype: DType) -> tuple[list[Array], dict[str, Any]]:
 
 
 def _cases() -> list[Any]:
-    """The first cases with floats, or with a float dtype, of every op; those without are of ops of
+    """The first case with floats, or with a float dtype, of every op; those without are of ops of
     integers and bools."""
     found = []
     for name, cases in CASES.items():
@@ -185,7 +186,7 @@ def _cases() -> list[Any]:
             if any(x.dtype.kind == "f" for x in case.inputs)
             or case.attributes.get("dtype") in ("f32", "f64")
         ]
-        found += [pytest.param(name, case, id=f"{name}-{i}") for i, case in enumerate(suited[:2])]
+        found += [pytest.param(name, case, id=f"{name}-{i}") for i, case in enumerate(suited[:1])]
     return found
 
 
@@ -362,12 +363,7 @@ def test_an_instrument_sees_the_halves_themselves() -> None:
 @pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_zero_of_either_sign_is_false(vm: VM, dtype: DType) -> None:
-    from mlvm.core.program.assembly import assemble
-
     program = assemble(
-        ".func main 0 *\n load_arg 0\n jump_if_false no\n push_const one\n halt\nno:\n"
-        " push_const zero\n halt\n"
-    ) if False else assemble(
         ".const one i64[] 1\n.const zero i64[] 0\n.func main 0 *\n    load_arg 0\n"
         "    jump_if_false no\n    push_const one\n    halt\nno:\n    push_const zero\n    halt\n"
     )
