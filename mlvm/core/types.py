@@ -121,7 +121,7 @@ u64 = DType("u64", "unsigned", np.uint64)
 f32 = DType("f32", "float", np.float32)
 f64 = DType("f64", "float", np.float64)
 f16 = DType("f16", "float", np.float16)
-bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy stores it, and computes nothing with it
+bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy stores it, and does no more
 c64 = DType("c64", "complex", np.complex64)
 c128 = DType("c128", "complex", np.complex128)
 
@@ -135,12 +135,12 @@ _LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 def promote(x: DType, y: DType) -> DType:
     """The dtype of `x` and `y` combined: as the Python Array API standard (2025.12) has it, and
     where that is silent, the higher kind of bool, integer, float, complex wins, as in PyTorch and
-    JAX: i64 with f32 is f32, and f16 with bf16 is f32. Raises `DTypeError` for u64 with a signed integer."""
+    JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed integer."""
     low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
     if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
         return high
-    if x is not y and (low.is_half or high.is_half):  # two floats, or a half and a complex number
-        return f32 if low.itemsize == high.itemsize else max(x, y, key=lambda d: d.itemsize)
+    if x is not y and (x.is_half or y.is_half):  # f32 has all that f16 and bf16 have
+        return f32 if x.itemsize == y.itemsize else max(x, y, key=lambda d: d.itemsize)
     both = _OF_NUMPY[np.promote_types(x.numpy, y.numpy)]
     if both.is_float and x.is_integer:
         raise DTypeError(f"{x} and {y} do not promote; convert one to {y} or {x} with astype")

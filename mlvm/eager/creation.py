@@ -25,8 +25,8 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.ops.half import cast, shown
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bf16, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on, current_arena
@@ -130,8 +130,9 @@ def asarray(
     is True. Everything else is copied, and refused if `copy` is False. From Python numbers and
     nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; tensors in
     nested lists are joined, and their dtypes promote; numpy arrays, and whatever has `__array__`,
-    `__dlpack__` or a buffer, keep their dtype, bfloat16 that of ml_dtypes or PyTorch too. Of a PyTorch tensor that requires a gradient it is the value. With a `dtype`,
-    arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
+    `__dlpack__` or a buffer, keep their dtype, also the bfloat16 of ml_dtypes and PyTorch. Of a
+    PyTorch tensor that requires a gradient it is the value. With a `dtype`, arrays and tensors are
+    cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
     is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
@@ -220,7 +221,9 @@ def array_of(obj: Any) -> Array:
         array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {_kind(obj)} cannot be read: {error}") from None
-    return array.view(bf16.numpy) if array.dtype.name == "bfloat16" else array  # as ml_dtypes has it
+    return (
+        array.view(bf16.numpy) if array.dtype.name == "bfloat16" else array
+    )  # as ml_dtypes has it
 
 
 def _readable(obj: Any) -> Any:

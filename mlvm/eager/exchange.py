@@ -87,9 +87,9 @@ def _require_untracked(x: Tensor) -> None:
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """What `numpy.asarray(x)` gives: a copy, in that dtype (bf16 in f32, if none is named);
-    with `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` where there is none, `GradientError` where a gradient
-    goes through x, and `StaleTensor`."""
+    """What `numpy.asarray(x)` gives: a copy, in that dtype (bf16 in f32, if none is named); with
+    `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` where there is none,
+    `GradientError` where a gradient goes through x, and `StaleTensor`."""
     _require_untracked(x)
     if copy is not False:
         array = x.numpy()
@@ -117,8 +117,8 @@ def dlpack(
     where its VM lends them and the consumer's `max_version` can say so; else of a copy.
 
     Raises `CopyRefused` where `copy` is False and it takes a copy, `ExchangeRefused` for a stream,
-    for another device, for bf16, and for a tensor without values (of a dry VM, or in a captured function),
-    `GradientError` where a gradient goes through x, `StaleTensor`.
+    for another device, for bf16, and for a tensor without values (of a dry VM, or in a captured
+    function), `GradientError` where a gradient goes through x, `StaleTensor`.
     """
     _require_untracked(x)
     if x.dtype is bf16:

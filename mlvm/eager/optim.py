@@ -825,8 +825,8 @@ class LossScale:
         scale.update(optimizer, scale.unscale(grads))
 
     `value` and `good_steps`, f32[], are the factor and the updates since it last changed. They are
-    tensors in the current arena, so all of it can be captured. The factor is a power of two, as long
-    as what it begins with and changes by are, and so it rounds nothing; it stays within 1 and
+    tensors in the current arena, so all of it can be captured. The factor is a power of two, as
+    long as what it begins with and changes by are, and so it rounds nothing; it stays within 1 and
     2**126.
 
     Raises `AttributeRefused` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and

@@ -11,10 +11,10 @@ from mlvm.arena.recording import Recording
 from mlvm.core import errors
 from mlvm.core.program.assembly import disassemble
 from mlvm.core.types import TensorType
+from mlvm.core.types import bf16 as bfloat16
 from mlvm.core.types import bool_ as bool
 from mlvm.core.types import c64 as complex64
 from mlvm.core.types import c128 as complex128
-from mlvm.core.types import bf16 as bfloat16
 from mlvm.core.types import f16 as float16
 from mlvm.core.types import f32 as float32
 from mlvm.core.types import f64 as float64
@@ -184,6 +184,7 @@ __all__ = [
     "asarray",
     "astype",
     "avg_pool2d",
+    "bfloat16",
     "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
@@ -221,7 +222,6 @@ __all__ = [
     "eye",
     "fft",
     "finfo",
-    "bfloat16",
     "float16",
     "float32",
     "float64",

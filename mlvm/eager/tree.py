@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
-from mlvm.arena.arena import STALE
 import numpy as np
 
+from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32

@@ -16,8 +16,8 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.nn.module import Module
 from mlvm.eager.creation import array_of
+from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor import Tensor, from_array, values_of
 from mlvm.eager.tree import require_live
 from mlvm.eager.weights_file import WeightsFile, type_of, write
@@ -79,9 +79,7 @@ def save(
 
 
 @overload
-def load(
-    file: File, *, rename: Rename | None = None, keep_halves: bool = False
-) -> Loaded: ...
+def load(file: File, *, rename: Rename | None = None, keep_halves: bool = False) -> Loaded: ...
 @overload
 def load(file: File, *, into: M, rename: Rename | None = None) -> M: ...
 def load(
@@ -101,9 +99,9 @@ def load(
 
     `rename` is called with each name in the file, and says under which one the tensor comes, or
     None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. F16 and BF16 are read
-    as f32, which has all of their values, unless `keep_halves`; a parameter of that dtype takes them as
-    they are. The file is mapped into memory, so that its tensors need
-    no room besides their own; in an arena of a `DryVM` they are types alone.
+    as f32, which has all of their values, unless `keep_halves`; a parameter of that dtype takes
+    them as they are. The file is mapped into memory, so that its tensors need no room besides their
+    own; in an arena of a `DryVM` they are types alone.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is no such file or
     is damaged, and for a tensor that is left in and of a dtype that there is not; `PathError` for

@@ -100,8 +100,8 @@ def train(
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
 
-    With a `dtype` of "f16" or "bf16" the model computes in that, and its weights stay f32. `workers`
-    threads prepare the batches; their number changes no result. The members of `group`,
+    With a `dtype` of "f16" or "bf16" the model computes in that, and its weights stay f32.
+    `workers` threads prepare the batches; their number changes no result. The members of `group`,
     such as "threads:2" (see `ml.parallel.group`), share every batch, and with `shard` the optimizer
     and the weights (see `ml.parallel.data_parallel`). How many members there are changes how
     results are rounded, and where they meet changes nothing. Without a group, `vm` is where to

@@ -46,10 +46,9 @@ class Replica:
     a group. Members call the same methods together.
 
     With `init`, a file that `models.weights` reads, the model begins with the weights in it. With
-    "f16" or "bf16" for `dtype`, a step computes in that, under a loss scale for f16; the weights and
-    the optimizer's state are f32 all the same, and so is the loss. What
-    lasts is in the arena `weights`; each step works in `batch`, which it leaves empty, and in
-    the scratch memory of its program.
+    "f16" or "bf16" for `dtype` a step computes in that, for f16 under a loss scale; weights, the
+    optimizer's state and the loss are f32 all the same. What lasts is in the arena `weights`; each
+    step works in `batch`, which it leaves empty, and in the scratch memory of its program.
     """
 
     def __init__(
@@ -95,9 +94,7 @@ class Replica:
 
     def _loss(self, model: nn.Module, samples: Tensor, labels: Tensor) -> Tensor:
         logits = self._logits(model, samples)
-        loss = ml.softmax_cross_entropy(
-            logits, labels, ignore_index=NO_LABEL, reduction="mean"
-        )
+        loss = ml.softmax_cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="mean")
         return loss if self.scale is None else self.scale.scale(loss)
 
     def _logits(self, model: nn.Module, samples: Tensor) -> Tensor:
@@ -147,7 +144,9 @@ class Replica:
         return {
             **{f"model/{path}": x for path, x in self.model.state().items()},
             **{f"optimizer/{path}": x for path, x in self.optimizer.state().items()},
-            **{f"scale/{name}": x for name, x in (self.scale.state() if self.scale else {}).items()},
+            **{
+                f"scale/{name}": x for name, x in (self.scale.state() if self.scale else {}).items()
+            },
         }
 
     def _random(self) -> Array:

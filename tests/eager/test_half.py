@@ -15,7 +15,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.__main__ import main
 from mlvm.core.ops import half
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
 from mlvm.eager import nn
 from mlvm.eager.tensor import values_of
 from mlvm.machines.wire import WireVM
@@ -29,14 +29,14 @@ VALUES = [[0.1, -0.0, 300.0], [1e5, 1e-7, float("nan")]]
 
 def words(x: ml.Tensor) -> list[int]:
     """The bits of a tensor of halves."""
-    return values_of(x).view(np.uint16).ravel().tolist()  # type: ignore[no-any-return]
+    return values_of(x).view(np.uint16).ravel().tolist()
 
 
 # --- values in and out ---------------------------------------------------------------
 
 
 @both
-def test_what_is_seen_of_a_half_is_its_value(dtype: ml.DType) -> None:
+def test_what_is_seen_of_a_half_is_its_value(dtype: DType) -> None:
     x = ml.asarray(VALUES, dtype=dtype)
     seen = x.numpy()
     assert seen.dtype == (np.float16 if dtype is ml.float16 else np.float32)
@@ -52,7 +52,7 @@ def test_what_is_seen_of_a_half_is_its_value(dtype: ml.DType) -> None:
 
 
 @both
-def test_copies_and_pickles_keep_the_bits(dtype: ml.DType) -> None:
+def test_copies_and_pickles_keep_the_bits(dtype: DType) -> None:
     x = ml.asarray(VALUES, dtype=dtype)
     for y in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), x.to_device(ml.VM("other"))):
         assert y.type is x.type
@@ -69,7 +69,7 @@ def test_memory_of_halves_is_read_as_it_is() -> None:
     x = ml.asarray(VALUES, dtype=ml.bfloat16)
     assert words(ml.asarray(values_of(x))) == words(x)
     assert words(ml.asarray(VALUES, dtype="bfloat16")) == words(x)
-    assert ml.asarray(np.float16([1.5])).dtype is ml.float16
+    assert ml.asarray(np.array([1.5], np.float16)).dtype is ml.float16
     ml_dtypes = pytest.importorskip("ml_dtypes")
     theirs = np.asarray(VALUES).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(ml.asarray(theirs).numpy(), x.numpy())
@@ -97,7 +97,7 @@ def test_other_libraries() -> None:
 
 
 @both
-def test_a_number_takes_the_half(dtype: ml.DType) -> None:
+def test_a_number_takes_the_half(dtype: DType) -> None:
     x = ml.asarray([1.0, 2.0], dtype=dtype)
     for y in (x + 1, 2.5 * x, x**2, x / 3, x + True, x - [1, 2.5], ml.where(x > 1, x, 0.0)):
         assert y.dtype is dtype
@@ -136,9 +136,12 @@ def test_a_draw_is_that_of_f32_rounded() -> None:
 
 
 @both
-def test_a_cotangent_is_of_its_operands_dtype(dtype: ml.DType) -> None:
+def test_a_cotangent_is_of_its_operands_dtype(dtype: DType) -> None:
     w, x = ml.asarray([[0.5, -1.0], [2.0, 0.25]], dtype=dtype), ml.asarray([[1.0, 3.0]])
-    loss = lambda w, x: ml.sum(ml.tanh(x @ w) ** 2)  # noqa: E731
+
+    def loss(w: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.tanh(x @ w) ** 2)
+
     gw, gx = ml.grad(loss, argnums=(0, 1))(w, x)
     assert (gw.dtype, gx.dtype) == (dtype, ml.float32)
     wide, _ = ml.grad(loss, argnums=(0, 1))(ml.astype(w, ml.float32), x)
@@ -149,7 +152,7 @@ def test_a_cotangent_is_of_its_operands_dtype(dtype: ml.DType) -> None:
 
 
 @both
-def test_a_broadcast_operands_gradient_is_summed_in_f32(dtype: ml.DType) -> None:
+def test_a_broadcast_operands_gradient_is_summed_in_f32(dtype: DType) -> None:
     """In the half itself the sum would stop growing at 2048, or at 256."""
     b, x = ml.zeros(1, dtype=dtype), ml.ones(6000, dtype=dtype)
     g = ml.grad(lambda b: ml.sum(ml.astype(x + b, ml.float32)))(b)
@@ -159,7 +162,7 @@ def test_a_broadcast_operands_gradient_is_summed_in_f32(dtype: ml.DType) -> None
 # --- captured, saved, on other machines ----------------------------------------------
 
 
-def training(dtype: ml.DType, wrap: Callable[..., Any], native: bool) -> list[Any]:
+def training(dtype: DType, wrap: Callable[..., Any], native: bool) -> list[Any]:
     """Losses and weights of some steps of a small Mixer in that dtype."""
     vm = ml.VM(native=native)
     with ml.Arena(vm, "weights").allocating():
@@ -187,7 +190,7 @@ def training(dtype: ml.DType, wrap: Callable[..., Any], native: bool) -> list[An
 
 @both
 @pytest.mark.parametrize("native", [True, False])
-def test_a_captured_step_has_the_bits_of_the_eager_one(dtype: ml.DType, native: bool) -> None:
+def test_a_captured_step_has_the_bits_of_the_eager_one(dtype: DType, native: bool) -> None:
     if native and not ml.VM().native:
         pytest.skip("the native machine was not built")
     eager = training(dtype, lambda step: step, native)
@@ -215,7 +218,7 @@ def test_a_saved_step_runs_from_the_command_line(
 
 
 @both
-def test_members_reduce_in_f32(dtype: ml.DType) -> None:
+def test_members_reduce_in_f32(dtype: DType) -> None:
     pytest.importorskip("threadpoolctl")
 
     def step(rank: int, vm: Any) -> Any:
@@ -234,7 +237,7 @@ def test_members_reduce_in_f32(dtype: ml.DType) -> None:
 
 
 @both
-def test_a_pipeline_brings_halves(dtype: ml.DType) -> None:
+def test_a_pipeline_brings_halves(dtype: DType) -> None:
     rows = half.cast(np.arange(12.0).reshape(6, 2), dtype)
 
     class Rows:
@@ -280,7 +283,7 @@ def test_a_module_in_another_dtype_shares_its_buffers() -> None:
 
 
 @both
-def test_weights_in_halves(dtype: ml.DType, tmp_path: Path) -> None:
+def test_weights_in_halves(dtype: DType, tmp_path: Path) -> None:
     model = nn.Linear(2, 3, key=ml.random.key(0), dtype=dtype)
     file = tmp_path / "half"
     ml.save(file, model)
@@ -292,7 +295,10 @@ def test_weights_in_halves(dtype: ml.DType, tmp_path: Path) -> None:
     assert words(ml.load(file, keep_halves=True)["kernel"]) == words(model.kernel)
     other.load_state({path: x.numpy() for path, x in model.state().items()})
     assert words(other.kernel) == words(model.kernel)
-    inexact = {**{path: x.numpy() for path, x in model.state().items()}, "bias": np.full(3, 0.1, "f4")}
+    inexact = {
+        **{path: x.numpy() for path, x in model.state().items()},
+        "bias": np.full(3, 0.1, "f4"),
+    }
     with pytest.raises(ml.errors.DTypeError, match=f"bias.* is {dtype}"):
         other.load_state(inexact)
 

@@ -237,7 +237,7 @@ def bind(
                 binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
             if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
                 rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
-            elif isinstance(binding.callee, OpInto) and any([is_half(x) for x in arrays]):
+            elif isinstance(binding.callee, OpInto) and any(map(is_half, arrays)):
                 binding = OnHalves(binding, arrays)
             number = arrays
         steps.append((kind, binding, number, rest))

@@ -1,5 +1,5 @@
-"""Floats of 16 bits, f16 (IEEE 754 binary16) and bf16 (the upper half of an f32): tensors store them,
-and ops compute with them in f32.
+"""Floats of 16 bits, f16 (IEEE 754 binary16) and bf16 (the upper half of an f32): tensors store
+them, and ops compute with them in f32.
 
 An op with a half among its operands, or as its result, runs the kernel that f32 has: its half
 operands are widened, which is exact, and the result is rounded once, to nearest even. So sums and
@@ -33,9 +33,9 @@ def is_half(x: Array | TensorType) -> bool:
 
 
 def suited(op: Op, kernel: Kernel, arrays: Iterable[Array | TensorType]) -> Kernel:
-    """What runs the op on these arrays, or types: the kernel, or where one of them has halves, `run`
-    with it, unless it `takes_halves`."""
-    if not any([is_half(x) for x in arrays]) or getattr(kernel, "takes_halves", False):
+    """What runs the op on these arrays, or types: the kernel, or `run` with it where one of them
+    has halves and the kernel does not say `takes_halves`."""
+    if not any(map(is_half, arrays)) or getattr(kernel, "takes_halves", False):
         return kernel
     return partial(run, op, kernel, convert)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief
 from mlvm.core.op import canonical
+from mlvm.core.ops import half
 from mlvm.core.program.builder import Body
 from mlvm.core.program.program import (
     NAME,
@@ -33,7 +34,6 @@ from mlvm.core.program.program import (
     Program,
     is_int,
 )
-from mlvm.core.ops import half
 from mlvm.core.types import Array, DType, TensorType, f64
 
 

@@ -91,9 +91,7 @@ class Module(Node):
         wanted = DType.of(dtype)
         if not wanted.is_float:
             raise DTypeError(f"parameters are floats, not {wanted}").at("Module.astype", ())
-        found: Self = substitute(
-            lambda x: astype(x, wanted) if x.dtype.is_float else x, self
-        )
+        found: Self = substitute(lambda x: astype(x, wanted) if x.dtype.is_float else x, self)
         return found
 
     def parameters(self) -> dict[str, Tree]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mlvm.core.errors import AssemblyError, ProgramError
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
+from mlvm.core.ops.half import cast, shown
 from mlvm.core.program.assembly import assemble, disassemble, format_constant, format_instruction
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
-from mlvm.core.ops.half import cast, shown
 from mlvm.core.types import Array, DType, TensorType, bf16, bool_, f32
 from tests.core.programs import f32s, instruction, straight
 
