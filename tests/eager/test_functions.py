@@ -117,7 +117,7 @@ def test_asarray_takes_what_only_has_dlpack() -> None:
         (2, ml.bool, ml.errors.OperandValueError, "the int 2 does not fit into bool"),
         ([1.5], ml.int32, ml.errors.DTypeError, "astype"),
         ([[1], [2, 3]], None, ml.errors.ShapeError, "inhomogeneous"),
-        ([1, 2], "f8", ml.errors.DTypeError, "f8"),
+        ([1, 2], "f3", ml.errors.DTypeError, "f3"),
     ],
 )
 def test_asarray_refuses(obj: Any, dtype: Any, error: type[Exception], text: str) -> None:
@@ -589,7 +589,7 @@ def test_dtype_questions() -> None:
         lambda: ml.result_type(),
         lambda: ml.finfo(ml.int8),
         lambda: ml.iinfo(ml.float32),
-        lambda: ml.isdtype("f8", "bool"),
+        lambda: ml.isdtype("f3", "bool"),
     ],
 )
 def test_dtype_questions_without_an_answer(call: Callable[[], Any]) -> None:

@@ -62,7 +62,7 @@ def test_copies_and_pickles_keep_the_bits(dtype: DType) -> None:
         far = ml.asarray(VALUES, dtype=dtype)
         assert words(far + far) == twice
         assert words(pickle.loads(pickle.dumps(far))) == words(x)
-        assert words(far[0]) == words(y[0])
+        assert words(far[0]) == words(x)[:3]
 
 
 def test_memory_of_halves_is_read_as_it_is() -> None:

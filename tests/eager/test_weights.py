@@ -154,7 +154,7 @@ def test_halves_are_read_as_f32(tmp_path: Path) -> None:
     assert kept["b"].numpy().view(np.uint32).tolist() == expected.tolist()
     ml.save(file, kept)
     assert bits(ml.load(file)) == bits(loaded)
-    assert file.read_bytes().endswith(halves.tobytes() + upper.tobytes())
+    assert file.read_bytes().endswith(upper.tobytes() + halves.tobytes())
     torch = pytest.importorskip("torch")
     theirs = torch.tensor(upper.astype(np.int32).astype(np.int16)).view(torch.bfloat16).float()
     np.testing.assert_array_equal(loaded["b"], theirs.numpy())
