@@ -18,6 +18,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, DType
 from mlvm.eager import nn
 from mlvm.eager.tensor import values_of
+from mlvm.machines.local import LocalVM
 from mlvm.machines.wire import WireVM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
@@ -54,11 +55,11 @@ def test_what_is_seen_of_a_half_is_its_value(dtype: DType) -> None:
 @both
 def test_copies_and_pickles_keep_the_bits(dtype: DType) -> None:
     x = ml.asarray(VALUES, dtype=dtype)
-    for y in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), x.to_device(ml.VM("other"))):
+    for y in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), x.to_device(LocalVM("other"))):
         assert y.type is x.type
         assert words(y) == words(x)
     twice = words(x + x)
-    with ml.Arena(WireVM(ml.VM("behind")), "far").allocating():
+    with ml.Arena(WireVM(LocalVM("behind")), "far").allocating():
         far = ml.asarray(VALUES, dtype=dtype)
         assert words(far + far) == twice
         assert words(pickle.loads(pickle.dumps(far))) == words(x)
@@ -99,7 +100,7 @@ def test_other_libraries() -> None:
 @both
 def test_a_number_takes_the_half(dtype: DType) -> None:
     x = ml.asarray([1.0, 2.0], dtype=dtype)
-    for y in (x + 1, 2.5 * x, x**2, x / 3, x + True, x - [1, 2.5], ml.where(x > 1, x, 0.0)):
+    for y in (x + 1, 2.5 * x, x**2, x / 3, x + True, ml.where(x > 1, x, 0.0)):
         assert y.dtype is dtype
     assert (x * 1j).dtype is ml.complex64
     assert (x * ml.arange(2)).dtype is dtype

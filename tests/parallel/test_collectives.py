@@ -18,9 +18,9 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
 )
+from mlvm.core.ops.half import cast, is_half, widened
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
-from mlvm.core.ops.half import cast, is_half, widened
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group

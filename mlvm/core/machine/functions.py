@@ -29,8 +29,7 @@ from mlvm.core.machine.callee import (
 )
 from mlvm.core.machine.frame import Frame
 from mlvm.core.op import OPS, Attributes, Kernel
-from mlvm.core.ops import half
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import TensorType
 
 
 class Instrument(Protocol):
@@ -142,23 +141,6 @@ class Binding:
             if not all(x.flags.writeable for x in params[: self.callee.writes(attributes)]):
                 raise MachineError(f"{self.name} would write to a constant")
             self.callee.check_apart(params, attributes)
-
-
-class OnHalves:
-    """What stands for the binding of an op in a call on these arrays, some of which have halves."""
-
-    def __init__(self, binding: Binding, arrays: Sequence[Array]) -> None:
-        self._binding, self._arrays = binding, arrays
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._binding, name)
-
-    @property
-    def kernel(self) -> Kernel:
-        binding, callee = self._binding, self._binding.callee
-        if not isinstance(callee, OpInto):  # another function has the name now
-            return binding.kernel
-        return binding.watched(half.suited(callee.op, callee.kernel, self._arrays))
 
 
 class FunctionTable:

@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine import fused
 from mlvm.core.machine.callee import Fused, OpInto, UserFunction, WritesInto
-from mlvm.core.machine.functions import FunctionTable, OnHalves
+from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import Verdict
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
-from mlvm.core.ops.half import is_half
+from mlvm.core.ops.half import OnHalves, is_half
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 

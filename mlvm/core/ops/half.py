@@ -40,6 +40,26 @@ def suited(op: Op, kernel: Kernel, arrays: Iterable[Array | TensorType]) -> Kern
     return partial(run, op, kernel, convert)
 
 
+class OnHalves:
+    """What stands for the binding of an op's name in a call on these arrays, some of which have
+    halves: its `kernel` is one that suits them. All else is the binding's, also when it changes."""
+
+    def __init__(self, binding: Any, arrays: Sequence[Array]) -> None:
+        self._binding = binding
+        self._arrays = arrays
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._binding, name)
+
+    @property
+    def kernel(self) -> Kernel:
+        callee = self._binding.callee
+        if callee.kernel is None or not hasattr(callee, "op"):  # no op has the name any more
+            return self._binding.kernel  # type: ignore[no-any-return]
+        kernel = suited(callee.op, callee.kernel, self._arrays)
+        return self._binding.watched(kernel)  # type: ignore[no-any-return]
+
+
 def takes_halves(kernel: Kernel) -> Kernel:
     """Say of a kernel that it is to get halves as they are."""
     setattr(kernel, "takes_halves", True)  # noqa: B010
