@@ -16,9 +16,9 @@ import mlvm.eager as ml
 from mlvm.__main__ import main
 from mlvm.core.ops import half
 from mlvm.core.types import Array, DType
+from mlvm.core.vm import VM
 from mlvm.eager import nn
 from mlvm.eager.tensor import values_of
-from mlvm.machines.local import LocalVM
 from mlvm.machines.wire import WireVM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
@@ -55,11 +55,17 @@ def test_what_is_seen_of_a_half_is_its_value(dtype: DType) -> None:
 @both
 def test_copies_and_pickles_keep_the_bits(dtype: DType) -> None:
     x = ml.asarray(VALUES, dtype=dtype)
-    for y in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), x.to_device(LocalVM("other"))):
+    for y in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), x.to_device(VM("other"))):
         assert y.type is x.type
         assert words(y) == words(x)
+
+
+@both
+@pytest.mark.local(reason="a wire to a VM of this process")
+def test_halves_go_over_a_wire(dtype: DType) -> None:
+    x = ml.asarray(VALUES, dtype=dtype)
     twice = words(x + x)
-    with ml.Arena(WireVM(LocalVM("behind")), "far").allocating():
+    with ml.Arena(WireVM(VM("behind")), "far").allocating():
         far = ml.asarray(VALUES, dtype=dtype)
         assert words(far + far) == twice
         assert words(pickle.loads(pickle.dumps(far))) == words(x)
