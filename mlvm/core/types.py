@@ -81,7 +81,10 @@ class DType:
 
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
-        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`."""
+        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`. It refuses bf16, as it
+        would convert numbers to that by their integer parts."""
+        if self is bf16:
+            raise AttributeError("numpy has no bfloat16")
         return self.numpy
 
     @property

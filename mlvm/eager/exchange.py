@@ -92,6 +92,8 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
     `GradientError` where a gradient goes through x, and `StaleTensor`."""
     _require_untracked(x)
     if copy is not False:
+        if dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy:
+            return values_of(x)
         array = x.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
     if x.dtype is bf16:

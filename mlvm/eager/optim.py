@@ -97,7 +97,7 @@ class Group(SimpleNamespace):
 class Optimizer:
     """Updates a tree of parameters in place; base of the optimizers.
 
-    `params` is a Module or another tree of float tensors. `count`, f32[], is the number of
+    `params` is a Module or another tree of f32 or f64 tensors. `count`, f32[], is the number of
     updates done. All state is allocated at construction, in the arena of the parameter that it
     belongs to. An update leaves nothing behind in the current arena.
 
@@ -113,7 +113,7 @@ class Optimizer:
     paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
 
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
-    without parameters, `DTypeError` for parameters that are not floats or none at all,
+    without parameters, `DTypeError` for parameters that are not f32 or f64 or none at all,
     `HandleError` for parameters on several VMs.
 
         >>> w = ml.ones(2)
@@ -146,6 +146,11 @@ class Optimizer:
         for path, x in self._params.items():
             if not x.dtype.is_float:
                 raise DTypeError(f"{self._name}: parameter {path!r} must be a float, not {x.type}")
+            if x.dtype.is_half:
+                raise DTypeError(
+                    f"{self._name}: parameter {path!r} is {x.type}, in which small updates are lost; "
+                    f"keep it in f32, and compute with model.astype({x.dtype.name!r})"
+                )
         if not self._params:
             raise DTypeError(f"{self._name}: there are no parameters to update")
         arenas = [x.arena for x in self._params.values()]

@@ -675,7 +675,7 @@ class Tensor(Methods, Allocation):
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
         """What `numpy.result_type(x)` takes for x, in numpy 2.4 and later; see `DType`."""
-        return self.dtype.numpy
+        return self.dtype.__numpy_dtype__
 
     @property
     def ndim(self) -> int:

@@ -358,6 +358,13 @@ def test_a_scale_that_there_is_not(options: dict[str, Any]) -> None:
         ml.optim.LossScale(**options)
 
 
+@both
+def test_an_optimizer_takes_no_halves(dtype: DType) -> None:
+    """Adam's 0.999 would be 1 in bf16, and its 1e-8 be 0 in f16."""
+    with pytest.raises(ml.errors.DTypeError, match=rf"'w' is {dtype}\[2\], .*; keep it in f32"):
+        ml.optim.Adam({"w": ml.ones(2, dtype=dtype)}, 0.1)
+
+
 def test_small_gradients_survive_by_scaling() -> None:
     """A gradient of 1e-9 is 0 in f16; times 2^16 it is not."""
     w = ml.asarray([1.0])

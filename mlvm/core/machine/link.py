@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine import fused
-from mlvm.core.machine.callee import Fused, OpInto, UserFunction, WritesInto
+from mlvm.core.machine.callee import Fused, UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import Verdict
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
-from mlvm.core.ops.half import OnHalves, is_half
+from mlvm.core.ops.half import OnHalves, have_halves
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 
@@ -237,7 +237,7 @@ def bind(
                 binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
             if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
                 rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
-            elif isinstance(binding.callee, OpInto) and any(map(is_half, arrays)):
+            elif have_halves(arrays):
                 binding = OnHalves(binding, arrays)
             number = arrays
         steps.append((kind, binding, number, rest))

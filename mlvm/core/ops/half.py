@@ -32,10 +32,16 @@ def is_half(x: Array | TensorType) -> bool:
     return x.dtype.itemsize == 2 and x.dtype in (f16.numpy, bf16.numpy)
 
 
+def have_halves(arrays: Iterable[Array | TensorType]) -> bool:
+    """Whether any of these have."""
+    arrays = tuple(arrays)
+    return 2 in [x.dtype.itemsize for x in arrays] and any(map(is_half, arrays))
+
+
 def suited(op: Op, kernel: Kernel, arrays: Iterable[Array | TensorType]) -> Kernel:
     """What runs the op on these arrays, or types: the kernel, or `run` with it where one of them
     has halves and the kernel does not say `takes_halves`."""
-    if not any(map(is_half, arrays)) or getattr(kernel, "takes_halves", False):
+    if not have_halves(arrays) or getattr(kernel, "takes_halves", False):
         return kernel
     return partial(run, op, kernel, convert)
 
