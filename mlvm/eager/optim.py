@@ -148,7 +148,7 @@ class Optimizer:
                 raise DTypeError(f"{self._name}: parameter {path!r} must be a float, not {x.type}")
             if x.dtype.is_half:
                 raise DTypeError(
-                    f"{self._name}: parameter {path!r} is {x.type}, in which small updates are lost; "
+                    f"{self._name}: parameter {path!r} is {x.type}, where small updates get lost; "
                     f"keep it in f32, and compute with model.astype({x.dtype.name!r})"
                 )
         if not self._params:
