@@ -71,6 +71,7 @@ wheel: $(TEST_READY) ## build the source distribution and the wheel into dist/
 docs: $(DOCS_READY) ## build the documentation as a site, build/site/index.html
 	$(BIN)/python -m docs.pages build/pages
 	$(BIN)/zensical build --strict
+	@echo "build/site/index.html; with its search: python3 -m http.server -d build/site"
 
 clean: ## remove all that make, the tests and the tools have made
 	rm -f mlvm/machines/native/_native*.so

@@ -3,7 +3,10 @@ ops the whole docstring, of which the stub has the first sentence."""
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import re
+import types
 from typing import Any, Final
 
 import griffe
@@ -17,12 +20,24 @@ class Docstrings(griffe.Extension):
     """Asked for each name that the reference has."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring is None and (text := _given(obj.path)):
+            obj.docstring = griffe.Docstring(text, parent=obj)
         if obj.docstring is None:
             return
         text = obj.docstring.value
         if obj.parent is not None and obj.parent.path == primitives.__name__:
             text = getattr(primitives, obj.name).__doc__
         obj.docstring.value = _EXAMPLE.sub(_fenced, text)
+
+
+def _given(path: str) -> str | None:
+    """The docstring of a class or function that has it by an assignment to `__doc__`."""
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return None
+    text = found.__doc__ if isinstance(found, type | types.FunctionType) else None
+    return inspect.cleandoc(text) if text else None
 
 
 def _fenced(example: re.Match[str]) -> str:

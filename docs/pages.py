@@ -31,8 +31,15 @@ _MODULES: Final = (
     "testing",
     "errors",
 )
+_INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
+"""What a page shows of the bases of its classes."""
 _TITLES: Final = {"classes": "Tensors, arenas, machines", "functions": "Functions"}
-_LINK: Final = re.compile(r"(```.*?```|`[^`\n]*`)|(\]\()([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL)
+_LINK: Final = re.compile(
+    r"(```.*?```|`[^`\n]*`)|(\[(?:docs/)?[\w-]+\.md)?\]\(([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL
+)
+_UNSOUGHT: Final = (
+    "---\nsearch:\n  exclude: true\n---\n\n"  # the site's search is for what is written about
+)
 _LANGUAGES: Final = {".py": "python", ".c": "c", ".h": "c"}
 
 
@@ -64,11 +71,12 @@ def place(path: str) -> str:
 
 
 def relinked(text: str, path: str, found: Callable[[str], None]) -> str:
-    """The text of that file with links to pages of the site; `found` gets each file linked to."""
+    """The text of that file with links to pages of the site, by their titles where they have the
+    name of a file; `found` gets each file linked to."""
     here = PurePosixPath(place(path)).parent
 
     def link(match: re.Match[str]) -> str:
-        code, opening, target, anchor = match.groups()
+        code, name, target, anchor = match.groups()
         if code or "://" in target or target.startswith("mailto:"):
             return match.group()
         of_repository = os.path.normpath(str(PurePosixPath(path).parent / target))
@@ -77,7 +85,9 @@ def relinked(text: str, path: str, found: Callable[[str], None]) -> str:
         else:
             found(of_repository)
             goal = place(of_repository)
-        return f"{opening}{os.path.relpath(goal, here)}{anchor or ''})"
+            if name:
+                name = "[" + content(of_repository).partition("\n")[0].removeprefix("# ")
+        return f"{name or ''}]({os.path.relpath(goal, here)}{anchor or ''})"
 
     return _LINK.sub(link, text)
 
@@ -91,7 +101,7 @@ def content(path: str) -> str:
         inside = sorted(each for each in file.iterdir() if each.is_file() and each.suffix != ".so")
         return f"# {path}/\n\n" + "".join(f"- [{f.name}]({file.name}/{f.name})\n" for f in inside)
     language = _LANGUAGES.get(file.suffix, "text")
-    return f"# {path}\n\n````{language}\n{file.read_text('utf-8')}\n````\n"
+    return f"{_UNSOUGHT}# {path}\n\n````{language}\n{file.read_text('utf-8')}\n````\n"
 
 
 def reference() -> dict[str, str]:
@@ -114,15 +124,18 @@ def reference() -> dict[str, str]:
             [
                 f"# {_TITLES.get(page, f'ml.{page}')}\n",
                 f"{getattr(ml, page).__doc__ if page in _MODULES else ''}\n",
-                *(_entry(path, name) for path, name in named),
+                *(_entry(path, name, _INHERITED.get(page, "false")) for path, name in named),
             ]
         )
         for page, named in names.items()
     }
 
 
-def _entry(path: str, name: str) -> str:
-    return f'::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
+def _entry(path: str, name: str, inherited: str) -> str:
+    return (
+        f'::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
+        f"      inherited_members: {inherited}\n"
+    )
 
 
 if __name__ == "__main__":

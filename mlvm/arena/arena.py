@@ -306,6 +306,9 @@ class Arena(ArenaFields):
     `with arena:`, the last to leave resets it. Code that gives handles to the VM itself does so
     inside `using(tensors)`, if another thread may end the tensors.
 
+    Raises `ArenaError` for an impossible capacity, `OutOfMemory` for one that the VM does not have.
+    An op whose result does not fit a fixed capacity raises `ArenaOverflow`.
+
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with arena: y = ml.sum(ml.ones(16))
         >>> arena.used, arena.high_water

@@ -27,6 +27,14 @@ class ScratchPad(Arena):
     It is an arena that places nothing by itself: results are not allocated in it, and leaving
     `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor must
     lie inside the pad, at a multiple of its elements' size. With `raw` only the VM checks that.
+
+    Raises `ArenaError` for a negative size, `OutOfMemory` for one that the VM does not have.
+
+        >>> with ml.ScratchPad(ml.VM("mine"), 4096) as pad:
+        ...     words, floats = pad.tensor("u32[2]", 0), pad.tensor("f32[2]", 0)
+        ...     floats += ml.ones(2, device=pad.vm)
+        ...     print(words.tolist())
+        [1065353216, 1065353216]
     """
 
     _placement: Chosen

@@ -69,7 +69,12 @@ class MlvmError(Exception):
     """Base of all of mlvm's own exceptions.
 
     An error of a program says where it happened: the name of the `function`, the `pc` of the
-    instruction, and the `step` of the linked code. A step may stand for several instructions."""
+    instruction, and the `step` of the linked code. A step may stand for several instructions.
+
+        >>> try: ml.ones(2) + ml.ones(3)
+        ... except ml.errors.MlvmError as error: print(error)
+        add(f32[2], f32[3]): shapes do not broadcast: axis -1 has lengths 2 and 3
+    """
 
     function: str | None = None
     pc: int | None = None
@@ -80,7 +85,12 @@ class OpError(MlvmError):
     """An op refuses its operands. `op`, `operands` and `reason` hold the parts of the text.
 
     A type rule or kernel raises it with the reason alone; whoever called the rule
-    adds the op and its operand types with `at`."""
+    adds the op and its operand types with `at`.
+
+        >>> try: ml.ones(2) + ml.ones(3)
+        ... except ml.errors.OpError as error: print(error.op, error.operands)
+        add (f32[2], f32[3])
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -102,60 +112,131 @@ class OpError(MlvmError):
 
 
 class ShapeError(OpError, ValueError):
-    """The operands' shapes do not fit each other or the op."""
+    """The operands' shapes do not fit each other or the op.
+
+    >>> try: ml.ones(2) + ml.ones(3)
+    ... except ml.errors.ShapeError as error: print(error)
+    add(f32[2], f32[3]): shapes do not broadcast: axis -1 has lengths 2 and 3
+    """
 
 
 class NoTranspose(ShapeError, AttributeError):
-    """x.T is for 2 dimensions, and x.mT for 2 or more: `hasattr` says so too."""
+    """x.T is for 2 dimensions, and x.mT for 2 or more: `hasattr` says so too.
+
+    >>> try: ml.ones(3).T
+    ... except ml.errors.NoTranspose as error: print(error)
+    T(f32[3]): T is for 2 dimensions; mT swaps the last two
+    """
 
 
 class NoLength(ShapeError, TypeError):
-    """A tensor without dimensions has no length, and nothing to iterate over."""
+    """A tensor without dimensions has no length, and nothing to iterate over.
+
+    >>> try: len(ml.ones(()))
+    ... except ml.errors.NoLength as error: print(error)
+    len(f32[]): a tensor without dimensions has no length
+    """
 
 
 class MaskRefused(ShapeError, IndexError):
-    """A mask does not have the lengths of the first axes of what it chooses from."""
+    """A mask does not have the lengths of the first axes of what it chooses from.
+
+    >>> try: ml.ones(3)[ml.asarray([True])]
+    ... except ml.errors.MaskRefused as error: print(error.reason)
+    a mask of shape (1,) does not cover the first axes of (3,)
+    """
 
 
 class DTypeError(OpError, TypeError):
-    """An operand's dtype is not allowed here, or two dtypes do not promote."""
+    """An operand's dtype is not allowed here, or two dtypes do not promote.
+
+    >>> try: ml.ones(2) & ml.ones(2)
+    ... except ml.errors.DTypeError as error: print(error.reason.partition(';')[0])
+    dtype f32 is not allowed
+    """
 
 
 class NoExchange(DTypeError, AttributeError):
-    """`from_dlpack` takes what has `__dlpack__` and `__dlpack_device__`."""
+    """`from_dlpack` takes what has `__dlpack__` and `__dlpack_device__`.
+
+    >>> try: ml.from_dlpack('text')
+    ... except ml.errors.NoExchange as error: print(error)
+    from_dlpack(): a str has no __dlpack__; see asarray
+    """
 
 
 class AttributeRefused(OpError, TypeError, ValueError):
-    """An attribute is unknown, missing, of the wrong kind or out of range."""
+    """An attribute is unknown, missing, of the wrong kind or out of range.
+
+    >>> try: ml.sum(ml.ones(2), dim=0)
+    ... except ml.errors.AttributeRefused as error: print(error)
+    sum(): there is no dim=; use axis=
+    """
 
 
 class AxisRefused(AttributeRefused, IndexError):
-    """An axis is out of range, or one of several is named twice. As numpy's `AxisError`."""
+    """An axis is out of range, or one of several is named twice. As numpy's `AxisError`.
+
+    >>> try: ml.sum(ml.ones(2), axis=1)
+    ... except ml.errors.AxisRefused as error: print(error)
+    sum(f32[2]): axis 1 is out of range for 1 dimensions
+    """
 
 
 class IndexRefused(OpError, IndexError):
-    """An index in x[...] is out of range, of the wrong kind, or one too many."""
+    """An index in x[...] is out of range, of the wrong kind, or one too many.
+
+    >>> try: ml.ones(2)[5]
+    ... except ml.errors.IndexRefused as error: print(error)
+    getitem(f32[2], 5): index 5 is out of range for length 2
+    """
 
 
 class OperandValueError(OpError, ValueError):
-    """An operand holds a value the op has no meaning for."""
+    """An operand holds a value the op has no meaning for.
+
+    >>> try: ml.random.key(-1)
+    ... except ml.errors.OperandValueError as error: print(error)
+    a seed is an int from 0 to 2**64 - 1, not -1
+    """
 
 
 class LinAlgError(OperandValueError, np.linalg.LinAlgError):
     """A matrix has no such result: it is singular, or not positive definite, or an iteration does
-    not converge. Code that catches numpy's error of that name catches this one too."""
+    not converge. Code that catches numpy's error of that name catches this one too.
+
+        >>> try: ml.linalg.inv(ml.zeros((2, 2)))
+        ... except ml.errors.LinAlgError as error: print(error)
+        inv(f32[2,2]): a matrix is singular
+    """
 
 
 class PositionRefused(OperandValueError, IndexError):
-    """An index tensor holds a position that is out of range, or a class that there is not."""
+    """An index tensor holds a position that is out of range, or a class that there is not.
+
+    >>> try: ml.take(ml.ones(2), ml.asarray([5]))
+    ... except ml.errors.PositionRefused as error: print(error)
+    take(f32[2], i64[1]): index 5 at position [0] is out of range for length 2
+    """
 
 
 class ProgramError(MlvmError, ValueError):
-    """A program is malformed. The text names `function`, `pc` and instruction."""
+    """A program is malformed. The text names `function`, `pc` and instruction.
+
+    >>> try: ml.program_of(ml.nonzero, ml.ones(2))
+    ... except ml.errors.ProgramError as error: print(error)
+    a program that returns values is not concatenated
+    """
 
 
 class AssemblyError(ProgramError):
-    """Text that is not assembly. `line` and `column` count from 1."""
+    r"""Text that is not assembly. `line` and `column` count from 1.
+
+    >>> from mlvm.core.program.assembly import assemble
+    >>> try: assemble('.func main 0 *\n    leap')
+    ... except ml.errors.AssemblyError as error: print(error.line, error.column)
+    2 5
+    """
 
     def __init__(self, reason: str, line: int, column: int) -> None:
         super().__init__(reason, line, column)
@@ -168,11 +249,22 @@ class AssemblyError(ProgramError):
 
 
 class EncodingError(MlvmError, ValueError):
-    """Bytes that break the format, or a value that the format has no bytes for."""
+    """Bytes that break the format, or a value that the format has no bytes for.
+
+    >>> from mlvm.core.program.encoding import open_message
+    >>> try: open_message(b'none')
+    ... except ml.errors.EncodingError as error: print(error)
+    a header has 16 bytes; there are 4
+    """
 
 
 class MachineError(MlvmError, RuntimeError):
-    """A program does what the machine cannot: a wrong kind of value, a missing parameter."""
+    """A program does what the machine cannot: a wrong kind of value, a missing parameter.
+
+    >>> try: ml.use('cpu')
+    ... except ml.errors.MachineError as error: print(error)
+    a VM is wanted to use, not 'cpu'
+    """
 
 
 class HostFunctionError(MachineError):
@@ -180,106 +272,250 @@ class HostFunctionError(MachineError):
 
 
 class LimitExceeded(MachineError):
-    """A launch took more steps than allowed, or its calls went too deep."""
+    r"""A launch took more steps than allowed, or its calls went too deep.
+
+    >>> from mlvm.core.program.assembly import assemble
+    >>> endless = assemble('.func main 0 *\nagain:\n    jump again')
+    >>> try: ml.VM().launch(endless, max_steps=100)
+    ... except ml.errors.LimitExceeded as error: print(error)
+    the launch takes more than the steps it is allowed
+    """
 
 
 class UnknownFunction(MlvmError, LookupError):
-    """No function of that name is registered."""
+    """No function of that name is registered.
+
+    >>> try: ml.call('nothing')
+    ... except ml.errors.UnknownFunction as error: print(error)
+    no function 'nothing'
+    """
 
 
 class LibraryError(MlvmError, OSError):
-    """A shared library cannot be loaded, or does not list its functions as `mlvm.h` says."""
+    """A shared library cannot be loaded, or does not list its functions as `mlvm.h` says.
+
+    >>> try: ml.VM().register_library('none.so')
+    ... except ml.errors.LibraryError as error: print(str(error).split()[:3])
+    ['no', 'library', 'at']
+    """
 
 
 class OutOfMemory(MlvmError, MemoryError):
-    """A storage is larger than the memory there is."""
+    """A storage is larger than the memory there is.
+
+    >>> try: ml.zeros(2**50)
+    ... except ml.errors.OutOfMemory as error: print(str(error).partition(';')[0])
+    4,503,599,627,370,496 bytes are not to be had
+    """
 
 
 class HandleError(MlvmError, LookupError):
-    """A handle names nothing: never issued, or its tensor or storage has ended."""
+    """A handle names nothing: never issued, or its tensor or storage has ended.
+
+    >>> try: ml.VM().read(99)
+    ... except ml.errors.HandleError as error: print(error)
+    tensor handle 99 names nothing in this VM: never issued, or ended long ago
+    """
 
 
 class StaleTensor(MlvmError, RuntimeError):
-    """A tensor was used after its arena was reset, rewound, freed or closed."""
+    """A tensor was used after its arena was reset, rewound, freed or closed.
+
+    >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
+    >>> try: x + 1.0
+    ... except ml.errors.StaleTensor as error: print(error)
+    this f32[2] of arena 'batch' ended: its arena was reset
+    """
 
 
 class ArenaError(MlvmError, ValueError):
-    """An arena was given an impossible size, or used out of order."""
+    """An arena was given an impossible size, or used out of order.
+
+    >>> try: ml.Arena(ml.VM(), 'batch', capacity=-1)
+    ... except ml.errors.ArenaError as error: print(error)
+    arena 'batch': a capacity is >= 0 bytes, not -1
+    """
 
 
 class ArenaOverflow(ArenaError, MemoryError):
-    """A request does not fit what is left of an arena's capacity."""
+    """A request does not fit what is left of an arena's capacity.
+
+    >>> try:
+    ...     with ml.Arena(ml.VM(), "batch", capacity=64): ml.ones(100)
+    ... except ml.errors.ArenaOverflow as error: print(error)
+    arena 'batch': f32[100] asks for 448 bytes; 64 of 64 are left
+    """
 
 
 class QueueFull(MlvmError, queue.Full):
-    """No slot of the queue tensor is free, or none was in time."""
+    """No slot of the queue tensor is free, or none was in time.
+
+    >>> import numpy as np
+    >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
+    >>> array = np.ones((), np.float32)
+    >>> queue.put_nowait([array])
+    >>> try: queue.put_nowait([array])
+    ... except ml.errors.QueueFull as error: print(str(error).partition(':')[0])
+    no slot is free
+    """
 
 
 class QueueEmpty(MlvmError, queue.Empty):
-    """No element is in the queue tensor, or none was in time."""
+    """No element is in the queue tensor, or none was in time.
+
+    >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
+    >>> try: queue.get_nowait()
+    ... except ml.errors.QueueEmpty as error: print(str(error).partition(':')[0])
+    no element waits
+    """
 
 
 class ShutDown(MlvmError, RuntimeError):
-    """The queue tensor is closed; for `get` also drained. As `queue.ShutDown` of Python 3.13."""
+    """The queue tensor is closed; for `get` also drained. As `queue.ShutDown` of Python 3.13.
+
+    >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
+    >>> queue.close()
+    >>> try: queue.get()
+    ... except ml.errors.ShutDown as error: print(error)
+    queue 'queue' is closed
+    """
 
 
 class PathError(MlvmError, KeyError):
-    """Tensors or arrays are given by path, and the tree has other paths."""
+    """Tensors or arrays are given by path, and the tree has other paths.
+
+    >>> try: ml.nn.Dropout(0.5).load_state({'bias': ml.ones(1)})
+    ... except ml.errors.PathError as error: print(error)
+    unknown tensor 'bias'; given are bias
+    """
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would quote it
 
 
 class WeightsError(MlvmError, ValueError):
-    """A file of tensors is none, is damaged, holds what no tensor can be, or cannot hold one."""
+    """A file of tensors is none, is damaged, holds what no tensor can be, or cannot hold one.
+
+    >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
+    >>> try: ml.load('damaged')
+    ... except ml.errors.WeightsError as error: print(str(error).partition(': ')[2])
+    its 4 bytes end within the header
+    """
 
 
 class ExchangeRefused(MlvmError, BufferError):
-    """Values are asked for through DLPack where or as they cannot be had."""
+    """Values are asked for through DLPack where or as they cannot be had.
+
+    >>> try: ml.ones(2).__dlpack__(dl_device=(2, 0))
+    ... except ml.errors.ExchangeRefused as error: print(error)
+    f32[2] is to be had on (1, 0), the processor, not (2, 0)
+    """
 
 
 class CopyRefused(ExchangeRefused, ValueError):
-    """`copy=False` was asked for, and the values cannot be had without a copy."""
+    """`copy=False` was asked for, and the values cannot be had without a copy.
+
+    >>> try: ml.asarray([1.0], copy=False)
+    ... except ml.errors.CopyRefused as error: print(error)
+    asarray: the values of a list are copied into a VM, which copy=False forbids
+    """
 
 
 class GradientError(MlvmError, TypeError):
-    """There is no such gradient, or an update in place would destroy one."""
+    """There is no such gradient, or an update in place would destroy one.
+
+    >>> try: ml.grad(lambda x: x)(ml.ones(2))
+    ... except ml.errors.GradientError as error: print(error)
+    a gradient is of a float scalar, not of f32[2]
+    """
 
 
 class GradientMismatch(MlvmError, AssertionError):
-    """A gradient differs from the quotient of finite differences."""
+    """A gradient differs from the quotient of finite differences.
+
+    >>> try: ml.testing.check_gradients(ml.relu, ml.zeros(1))
+    ... except ml.errors.GradientMismatch as error: print(str(error).partition(':')[0])
+    order 1, argument 0[0]
+    """
 
 
 class CaptureError(MlvmError, RuntimeError):
-    """A captured function does what a replay could not do again; the text names the line."""
+    """A captured function does what a replay could not do again; the text names the line.
+
+    >>> try: ml.capture(lambda x: float(x))(ml.ones(()))
+    ... except ml.errors.CaptureError as error: print(str(error).split(': ')[1][:42])
+    a value is read inside a captured function
+    """
 
 
 class GroupError(MlvmError, RuntimeError):
-    """VMs of a group cannot go on together: they call different things, or one has ended."""
+    """VMs of a group cannot go on together: they call different things, or one has ended.
+
+    >>> try: ml.parallel.group('friends')
+    ... except ml.errors.GroupError as error: print(error)
+    a group is threads:N, processes:N or mpi, not 'friends'
+    """
 
 
 class ConnectionLost(MlvmError, ConnectionError):
-    """The way to a VM elsewhere has ended, and with it all that was made there."""
+    """The way to a VM elsewhere has ended, and with it all that was made there.
+
+    >>> try: ml.connect('unix:nowhere')
+    ... except ml.errors.ConnectionLost as error: print(error)
+    no server at unix:nowhere: No such file or directory
+    """
 
 
 class PipelineError(MlvmError, ValueError):
-    """A pipeline has an impossible option, a false data set, or a transform without batches."""
+    """A pipeline has an impossible option, a false data set, or a transform without batches.
+
+    >>> try: ml.Pipeline([1.0], batch_size=0)
+    ... except ml.errors.PipelineError as error: print(error)
+    pipeline: batch_size is an integer >= 1, not 0
+    """
 
 
 class WorkerDied(MlvmError, RuntimeError):
-    """A worker of a pipeline ended before its work did: killed, or by its own doing."""
+    """A worker of a pipeline ended before its work did: killed, or by its own doing.
+
+    >>> class Numbers:
+    ...     def __len__(self): return 10
+    ...     def __getitem__(self, indices): return (indices,)
+    >>> def leave(arrays, random):
+    ...     if len(arrays[0]) > 1: raise SystemExit
+    ...     return arrays
+    >>> try: ml.Pipeline(Numbers(), 4, vm=ml.VM(), workers=1, transform=leave).get()
+    ... except ml.errors.WorkerDied as error: print(error)
+    a worker was ended by SystemExit()
+    """
 
 
 class MissingExtra(MlvmError, ImportError):
-    """An optional package is not installed; the text says what to install."""
+    """An optional package is not installed; the text says what to install.
+
+    >>> from mlvm.core.extras import extra
+    >>> try: extra('fortune', 'luck')
+    ... except ml.errors.MissingExtra as error: print(error)
+    fortune is not installed: pip install "mlvm[luck]"
+    """
 
 
 class AddressError(MlvmError, ValueError):
-    """An address is written wrongly, or must not be listened on so."""
+    """An address is written wrongly, or must not be listened on so.
+
+    >>> try: ml.connect('nowhere')
+    ... except ml.errors.AddressError as error: print(str(error).partition(';')[0])
+    'nowhere' is no address
+    """
 
 
 class AccessRefused(MlvmError, PermissionError):
-    """A server refuses a client, or a client a server, before the first call; the text says why."""
+    """A server refuses a client, or a client a server, before the first call; the text says why.
+
+    >>> try: ml.connect(':7000', secret='sesame')
+    ... except ml.errors.AccessRefused as error: print(error)
+    a secret has at least 16 bytes; this one has 6
+    """
 
 
 __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubclass(x, MlvmError)]

@@ -40,7 +40,17 @@ def observed(vm: VMProtocol, **layers: Layer) -> Iterator[None]:
     """Inside the block each named method of the VM has a layer around it, on every thread.
 
     Blocks on one VM may overlap, and end in any order. Raises `AttributeError` for a method that
-    the VM does not have."""
+    the VM does not have.
+
+        >>> from mlvm.core.observe import observed
+        >>> vm, sizes = ml.VM(), []
+        >>> def noted(proceed, nbytes):
+        ...     sizes.append(nbytes)
+        ...     return proceed(nbytes)
+        >>> with observed(vm, alloc_storage=noted): storage = vm.alloc_storage(64)
+        >>> sizes
+        [64]
+    """
     observe(vm, **layers)
     try:
         yield

@@ -164,6 +164,10 @@ class TensorType:
     `size` counts elements, `nbytes` the bytes of a packed row-major tensor.
     Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length,
     for more than 64 dimensions, and for more than 2**62 bytes (not counting lengths of 0).
+
+        >>> type = ml.TensorType("f32", (2, 3))
+        >>> type, type.size, type.nbytes
+        (f32[2,3], 6, 24)
     """
 
     __slots__ = ("__weakref__", "dtype", "nbytes", "ndim", "shape", "size")
@@ -215,9 +219,11 @@ class TensorType:
         return TensorType(DType.named(name), shape)
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
+        """The type of that shape and this dtype. Raises `ShapeError`."""
         return TensorType(self.dtype, shape)
 
     def with_dtype(self, dtype: DType) -> TensorType:
+        """The type of that dtype and this shape."""
         return TensorType(dtype, self.shape)
 
     def __repr__(self) -> str:

@@ -50,6 +50,12 @@ class VM(Identity):
     name. `run` takes the place of the reference loop, `mlvm.core.machine.run.run`, and has its
     signature. Besides, a `scheduler` may run ops beside the program. Raises `UnknownFunction` for a
     kernel of no op.
+
+        >>> from mlvm.core.vm import VM
+        >>> vm = VM("reference")
+        >>> handle = vm.alloc_tensor(ml.TensorType("f32", (2, 3)))
+        >>> vm.read(handle).shape, vm.consumed_size_in_mib() * 2**20
+        ((2, 3), 24.0)
     """
 
     def __init__(
@@ -158,7 +164,7 @@ class VM(Identity):
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
         """Wait until no worker uses the tensors, whose memory the caller is about to overwrite.
-        A running launch is not waited for. Raises `HandleError`."""
+        A running launch is not waited for. With workers it raises `HandleError`."""
         if self._scheduler is not None:
             for handle in handles:
                 self._scheduler.overwrite(self._store.entry(handle).array)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.types import f32, f64
+from mlvm.core.types import DType, f32, f64
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import arange, type_of
@@ -37,7 +37,8 @@ def scaled_dot_product_attention(
     `causal`, query i sees keys 0 .. i only. A query that may see no key gets zeros. Each weight of
     the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
 
-    Raises `ShapeError` for shapes that do not fit, `DTypeError` for a mask that is not bool.
+    Raises `ShapeError` for shapes that do not fit, `DTypeError` for a mask that is not bool and for
+    complex numbers, `AttributeRefused` for a rate that is not in [0, 1).
 
         >>> q = ml.ones((1, 2, 5, 4))
         >>> ml.scaled_dot_product_attention(q, q, q, causal=True).type
@@ -111,13 +112,17 @@ def sinusoidal_encoding(
 
         out[..., 2 i] = sin(p / base^(2 i / features)), out[..., 2 i + 1] = cos(the same)
 
-    Raises `DTypeError` for positions that are no integers, `AttributeRefused` for an odd number of
-    features.
+    Raises `DTypeError` for positions that are no integers, and a dtype of no floats,
+    `AttributeRefused` for an odd number of features.
 
         >>> ml.sinusoidal_encoding(ml.arange(5), 8).type
         f32[5,8]
     """
     angles = _angles("sinusoidal_encoding", positions, features, base)
+    if not DType.of(dtype).is_float:
+        raise DTypeError(f"sines are floats, not {dtype}").at(
+            "sinusoidal_encoding", (positions.type,)
+        )
     both = stack([op.sin(angles), op.cos(angles)], axis=-1)
     return astype(reshape(both, (*positions.shape, features)), dtype)
 
@@ -127,20 +132,24 @@ def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0
 ) -> Tensor:
     """x turned by angles that grow with the position, so that the product of a query and a key
-    depends on the distance between them (Su et al., arXiv 2104.09864): f[..., T, D] with
-    i[..., T] -> f[..., T, D]. The positions are 0 .. T - 1 unless given.
+    depends on the distance between them (Su et al., arXiv 2104.09864): f[..., T, D] with i[..., T]
+    -> f[..., T, D]. The positions are 0 .. T - 1 unless given.
 
     Features i and i + D / 2 are turned as a pair, by position base^(-2 i / D). The paper's pairs
     are neighbours, which is the same but for the order of the features.
 
-    Raises `ShapeError` for fewer axes than two, `DTypeError` for positions that are no integers,
-    `AttributeRefused` for an odd D.
+    Raises `ShapeError` for fewer axes than two and for positions that do not fit, `DTypeError` for
+    an x that is no floats and positions that are no integers, `AttributeRefused` for an odd D.
 
         >>> ml.rotary_encoding(ml.ones((1, 2, 5, 4)), ml.arange(5)).type
         f32[1,2,5,4]
     """
     if type_of(x).ndim < 2:
         raise ShapeError("takes [..., time, features]").at("rotary_encoding", (x.type,))
+    if not x.dtype.is_float:
+        raise DTypeError(f"takes floats, not {x.dtype}; convert with astype").at(
+            "rotary_encoding", (x.type,)
+        )
     if positions is None:
         positions = arange(x.shape[-2])
     return rotated(x, *rotary_table(positions, x.shape[-1], base, x.dtype))
@@ -168,7 +177,7 @@ def _angles(name: str, positions: Tensor, features: int, base: float) -> Tensor:
         raise DTypeError("positions must be integers").at(name, (type,))
     if features < 2 or features % 2:
         raise AttributeRefused(f"features must be even, given {features}").at(name, (type,))
-    if not base > 0:
-        raise AttributeRefused(f"base must be positive, given {brief(base)}").at(name, (type,))
+    if not isinstance(base, (int, float)) or not base > 0:
+        raise AttributeRefused(f"base is a number > 0, not {brief(base)}").at(name, (type,))
     rates = op.exp(astype(arange(features // 2), f64) * (-2 * math.log(base) / features))
     return expand_dims(astype(positions, f64), axis=-1) * rates

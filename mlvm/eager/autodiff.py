@@ -577,6 +577,8 @@ def grad(
 
     With `has_aux` it returns `(gradient, aux)`.
 
+    Raises what `value_and_grad` raises.
+
         >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([ 3., 12.], f32[2])
     """
@@ -594,8 +596,10 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
     """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
     That function may be called any number of times. Until it is dropped, it keeps the values that
-    it needs: an update in place moves the tensor to other memory. Raises what `value_and_grad`
-    raises, and `GradientError` for a cotangent of another type than the value.
+    it needs: an update in place moves the tensor to other memory.
+
+    The value: [...], floats; its cotangent too. Raises what `value_and_grad` raises, and
+    `GradientError` for a cotangent of another type than the value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
         >>> pull(ml.ones(1))

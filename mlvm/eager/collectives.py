@@ -41,12 +41,20 @@ __all__ = [
 
 
 def rank() -> int:
-    """The current VM's number in its group, from 0; 0 on a VM in no group."""
+    """The current VM's number in its group, from 0; 0 on a VM in no group.
+
+    >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
+    [0, 1]
+    """
     return place_of(current_arena().vm)[0]
 
 
 def size() -> int:
-    """How many members the current VM's group has; 1 on a VM in no group."""
+    """How many members the current VM's group has; 1 on a VM in no group.
+
+    >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
+    [2, 2]
+    """
     return place_of(current_arena().vm)[1]
 
 
@@ -66,18 +74,52 @@ def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
     combined in order of rank: all members get the same bits, in every run. Raises
     `DTypeError` for a mean of integers or a sum of bools, `AttributeRefused` for another `op` and
     for a view, `GradientError` for a tensor that a tape needs, `StaleTensor`.
+
+    The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
+    bools, `AttributeRefused` for another `op`, `GradientError` for a tensor that a gradient goes
+    through, `StaleTensor`.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     ml.parallel.all_reduce(x)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[3.0, 3.0], [3.0, 3.0]]
     """
     _in_place("all_reduce", tree, op=op)
 
 
 def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
     """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
-    nothing may use its tensors. Raises what `all_reduce` raises."""
+    nothing may use its tensors.
+
+    The tensors: any shapes. Raises what `all_reduce` raises.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     ml.parallel.all_reduce_start(x, "max")
+        ...     y = ml.sum(ml.ones(4))  # meanwhile
+        ...     ml.parallel.all_reduce_wait(x)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
     _in_place("all_reduce.start", tree, op=op)
 
 
 def all_reduce_wait(tree: Tree) -> None:
-    """End what `all_reduce_start` has begun with this tree. Raises `GroupError` for another."""
+    """End what `all_reduce_start` has begun with this tree.
+
+    The tensors: any shapes. Raises `GroupError` for a tree that was not begun with.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2)
+        ...     ml.parallel.all_reduce_start(x)
+        ...     ml.parallel.all_reduce_wait(x)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
     _in_place("all_reduce.wait", tree)
 
 
@@ -85,14 +127,31 @@ def broadcast(tree: Tree, root: int = 0) -> None:
     """Overwrite each tensor of the tree with the tensor of the member with rank `root`. Given a
     model, all members have the same one after it.
 
-    Raises `AttributeRefused` unless 0 <= root < size().
+    The tensors: any shapes and dtypes. Raises `AttributeRefused` unless 0 <= root < size().
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     ml.parallel.broadcast(x, root=1)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[2.0, 2.0], [2.0, 2.0]]
     """
     _in_place("broadcast", tree, root=root)
 
 
 def all_gather(x: Tensor) -> Tensor:
     """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
-    f[size * k, ...]; a scalar counts as a tensor of one element."""
+    f[size * k, ...]; a scalar counts as a tensor of one element.
+
+    x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` where members give different
+    types.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     return ml.parallel.all_gather(x).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]
+    """
     _require_untracked("all_gather", x)
     return _apply("all_gather", x)
 
@@ -101,6 +160,11 @@ def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
     """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
 
     Raises `ShapeError` where axis 0 does not divide, and what `all_reduce` raises.
+
+        >>> def member(rank, vm):
+        ...     return ml.parallel.reduce_scatter(ml.arange(4.0)).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0, 2.0], [4.0, 6.0]]
     """
     _require_untracked("reduce_scatter", x)
     return _apply("reduce_scatter", x, op=op)
@@ -109,7 +173,14 @@ def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
 def send(x: Tensor, to: int) -> None:
     """Give x to the member with rank `to`. Returns when that member has called `recv`.
 
-    Raises `AttributeRefused` unless `to` is the rank of another member.
+    x: any shape and dtype, those that the other expects. Raises `AttributeRefused` unless `to` is
+    the rank of another member.
+
+        >>> def member(rank, vm):
+        ...     if rank == 1: return ml.parallel.send(ml.ones(2), to=0)
+        ...     return ml.parallel.recv(2, source=1, dtype=ml.float32).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0], None]
     """
     _require_untracked("send", x)
     _effect("send", [x], to=to)
@@ -118,14 +189,27 @@ def send(x: Tensor, to: int) -> None:
 def recv(shape: int | Sequence[int], *, source: int, dtype: object) -> Tensor:
     """The tensor of that type that the member with rank `source` gives with `send`.
 
-    Raises `AttributeRefused` unless `source` is the rank of another member.
+    The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
+
+        >>> def member(rank, vm):
+        ...     if rank == 1: return ml.parallel.send(ml.ones(2), to=0)
+        ...     return ml.parallel.recv(2, source=1, dtype=ml.float32).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0], None]
     """
     lengths = integers(shape, "shape")
     return _apply("recv", source=source, shape=lengths, dtype=DType.of(dtype))
 
 
 def barrier() -> None:
-    """Wait until all members are here."""
+    """Wait until all members are here.
+
+    >>> def member(rank, vm):
+    ...     ml.parallel.barrier()  # both are here
+    ...     return ml.parallel.rank()
+    >>> with ml.parallel.Group(2) as group: group.run(member)
+    [0, 1]
+    """
     _effect("barrier", [])
 
 

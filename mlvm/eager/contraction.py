@@ -32,8 +32,9 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     all others are summed over; without "->" they are those that occur once, in alphabetical order.
     "..." stands for the axes that are not named, which broadcast. dtypes promote.
 
-    Raises `AttributeRefused` for subscripts that make no sense, `ShapeError` for operands that do
-    not fit them, `DTypeError` for bools that would be added or multiplied.
+    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `AttributeRefused` for subscripts that make no
+    sense, or are not for so many operands, `ShapeError` for operands that do not fit them,
+    `DTypeError` for bools that would be added or multiplied.
 
         >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
         Tensor([3., 3.], f32[2])

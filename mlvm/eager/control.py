@@ -41,8 +41,10 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
     """`true_fun(*operands)` if `pred` is true, `false_fun(*operands)` if not.
 
     In a captured function both are recorded, and have results of the same structure and types.
-    Raises `ShapeError` for a `pred` of more elements than one, `DTypeError` for a branch that is no
-    function: `where` chooses between tensors.
+
+    The operands and results: trees of tensors of any shapes. Raises `ShapeError` for a `pred` of
+    more elements than one, `DTypeError` for a branch that is no function: `where` chooses between
+    tensors.
 
         >>> ml.cond(ml.asarray(True), ml.negative, ml.abs, ml.asarray([1.0, -2.0]))
         Tensor([-1.,  2.], f32[2])
@@ -57,8 +59,10 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
 def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> Any:
     """`branches[index](*operands)`; of an index out of range, the nearest branch.
 
-    In a captured function all are recorded, as by `cond`. Raises `AttributeRefused` without
-    branches, `DTypeError` for an index that is no integer and a branch that is no function.
+    In a captured function all are recorded, as by `cond`.
+
+    The index: i[]. Raises `AttributeRefused` without branches, `DTypeError` for an index that is no
+    integer and a branch that is no function.
 
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
         Tensor([-1.], f32[1])
@@ -125,8 +129,9 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     Under a gradient, what the body needs for its way back is kept for each turn; with `checkpoint`
     only the state is, and the body runs again (see `mlvm.eager.checkpoint`).
 
-    Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure, and for a
-    condition of more elements than one.
+    The state: a tree of tensors of any shapes, which stay as they are. Raises `ShapeError` or
+    `DTypeError` where the body changes a type, or the structure, and for a condition of more
+    elements than one.
 
         >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
         Tensor(243., f32[])
@@ -206,8 +211,9 @@ def scan(
     time only. Rows of the result that no turn makes are zeros. With `reverse` the last row comes
     first. For `checkpoint` see `while_loop`.
 
-    Raises `ShapeError` for rows that are not equally many, or are not `length`, `OperandValueError`
-    for a `length` that is no number of rows, and what `while_loop` raises.
+    The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that are
+    not equally many, or are not `length`, `OperandValueError` for a `length` that is no number of
+    rows, and what `while_loop` raises.
 
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
@@ -272,8 +278,10 @@ def _recorded_scan(
 def map(f: Body, xs: Tree) -> Tree:
     """`f(x)` for each row x of `xs`, stacked: a `scan` without a state.
 
-    >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor([3., 7.], f32[2])
+    The rows: [n, ...] -> [n, ...]. Raises what `scan` raises.
+
+        >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
+        Tensor([3., 7.], f32[2])
     """
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 

@@ -134,9 +134,10 @@ def asarray(
     PyTorch tensor that requires a gradient it is the value. With a `dtype`, arrays and tensors are
     cast as by `astype`, and Python numbers must be values of it.
 
-    Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that
-    is out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
-    `CopyRefused` where `copy` is False.
+    Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that is
+    out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
+    `CopyRefused` where `copy` is False. The result has the shape of `obj`: [n, m] for a list of n
+    lists of m.
 
         >>> ml.asarray([1.0, 2.0])
         Tensor([1., 2.], f32[2])
@@ -323,9 +324,14 @@ def full(
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor.
 
-    >>> ml.full((2, 2), 7.0)
-    Tensor([[7., 7.],
-            [7., 7.]], f32[2,2])
+    The result: [*shape], f32, i64 or bool as the number is unless a dtype is named. Raises
+    `ShapeError` for a negative length and a tensor that is no scalar, `DTypeError` for a value of a
+    higher kind than the dtype, such as a float for integers, `OperandValueError` for an int out of
+    its range.
+
+        >>> ml.full((2, 2), 7.0)
+        Tensor([[7., 7.],
+                [7., 7.]], f32[2,2])
     """
     return _filled("full", shape, fill_value, dtype, device)
 
@@ -364,9 +370,12 @@ def zeros(
 ) -> Tensor:
     """A tensor of zeros, or of False; f32 unless another dtype is named.
 
-    >>> ml.zeros((2, 2), dtype=ml.int64)
-    Tensor([[0, 0],
-            [0, 0]], i64[2,2])
+    The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
+    can have, `DTypeError` for an unknown dtype.
+
+        >>> ml.zeros((2, 2), dtype=ml.int64)
+        Tensor([[0, 0],
+                [0, 0]], i64[2,2])
     """
     return _described("zeros", shape, 0, dtype, device)
 
@@ -376,9 +385,12 @@ def ones(
 ) -> Tensor:
     """A tensor of ones, or of True; f32 unless another dtype is named.
 
-    >>> ml.ones((2, 2))
-    Tensor([[1., 1.],
-            [1., 1.]], f32[2,2])
+    The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
+    can have, `DTypeError` for an unknown dtype.
+
+        >>> ml.ones((2, 2))
+        Tensor([[1., 1.],
+                [1., 1.]], f32[2,2])
     """
     return _described("ones", shape, 1, dtype, device)
 
@@ -388,8 +400,10 @@ def empty(
 ) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run.
 
-    >>> ml.empty((2, 3)).shape
-    (2, 3)
+    The result: [*shape]. Raises what `zeros` raises.
+
+        >>> ml.empty((2, 3)).shape
+        (2, 3)
     """
     return _described("empty", shape, 0, dtype, device)
 
@@ -420,8 +434,10 @@ def full_like(
 ) -> Tensor:
     """`full` with the shape of x, and its dtype and VM unless others are named.
 
-    >>> ml.full_like(ml.zeros(2), 7.0)
-    Tensor([7., 7.], f32[2])
+    x: [...], and so is the result. Raises what `full` raises.
+
+        >>> ml.full_like(ml.zeros(2), 7.0)
+        Tensor([7., 7.], f32[2])
     """
     type, where = type_of(x), x.arena.vm if device is None else device
     wanted = type.dtype if dtype is None else dtype
@@ -431,8 +447,10 @@ def full_like(
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Zeros with the shape of x, and its dtype and VM unless others are named.
 
-    >>> ml.zeros_like(ml.ones(2))
-    Tensor([0., 0.], f32[2])
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+
+        >>> ml.zeros_like(ml.ones(2))
+        Tensor([0., 0.], f32[2])
     """
     return _like("zeros_like", x, 0, dtype, device)
 
@@ -440,8 +458,10 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None 
 def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """Ones with the shape of x, and its dtype and VM unless others are named.
 
-    >>> ml.ones_like(ml.zeros(2))
-    Tensor([1., 1.], f32[2])
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+
+        >>> ml.ones_like(ml.zeros(2))
+        Tensor([1., 1.], f32[2])
     """
     return _like("ones_like", x, 1, dtype, device)
 
@@ -449,8 +469,10 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None =
 def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
     """The same as `zeros_like`.
 
-    >>> ml.empty_like(ml.ones(3)).type
-    f32[3]
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
+
+        >>> ml.empty_like(ml.ones(3)).type
+        f32[3]
     """
     return _like("empty_like", x, 0, dtype, device)
 
@@ -471,6 +493,9 @@ def arange(
 ) -> Tensor:
     """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
     that. The dtype is i64 for ints, f32 if there is a float.
+
+    The result: [n]. Raises `AttributeRefused` for a step of 0 and for numbers that the dtype does
+    not have, `DTypeError` for bool and complex dtypes.
 
         >>> ml.arange(3)
         Tensor([0, 1, 2], i64[3])
@@ -494,8 +519,11 @@ def linspace(
     device: VMProtocol | None = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """`num` evenly spaced numbers from `start` up to `stop`, which is left out without
-    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named.
+    """`num` evenly spaced numbers from `start` up to `stop`, which is left out without `endpoint`.
+    The dtype is f32, or c64 if one of the two is complex, unless another is named.
+
+    The result: [num]. Raises `AttributeRefused` for a negative `num` and for complex bounds of
+    floats, `DTypeError` for a dtype of integers or bools.
 
         >>> ml.linspace(0.0, 1.0, 5)
         Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
@@ -524,8 +552,11 @@ def eye(
     dtype: object = None,
     device: VMProtocol | None = None,
 ) -> Tensor:
-    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32
-    unless another dtype is named.
+    """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32 unless
+    another dtype is named.
+
+    The result: [n_rows, n_cols]. Raises `ShapeError` for a negative length, `DTypeError` for an
+    unknown dtype.
 
         >>> ml.eye(2)
         Tensor([[1., 0.],

@@ -46,10 +46,10 @@ class IntInfo(NamedTuple):
 
 
 def isdtype(dtype: object, kind: object) -> bool:
-    """Whether the dtype is of that kind: a dtype, one of the standard's words for several
-    ("bool", "integral", "real floating", "numeric", ...), or a tuple of these.
+    """Whether the dtype is of that kind: a dtype, one of the standard's words for several ("bool",
+    "integral", "real floating", "numeric", ...), or a tuple of these.
 
-    Raises `AttributeRefused` for another word.
+    Raises `AttributeRefused` for another word, `DTypeError` for what is no dtype.
 
         >>> ml.isdtype(ml.float32, "real floating")
         True
@@ -69,8 +69,9 @@ def isdtype(dtype: object, kind: object) -> bool:
 
 def result_type(*arrays_and_dtypes: object) -> DType:
     """The dtype that these promote to together: tensors, dtypes, and Python's numbers, which take
-    the dtype of the others unless they are of a higher kind. Raises `DTypeError` where there is
-    none.
+    the dtype of the others unless they are of a higher kind.
+
+    Raises `DTypeError` where there is none, and for nothing given.
 
         >>> ml.result_type(ml.int64, ml.float32)
         f32
@@ -88,8 +89,10 @@ def result_type(*arrays_and_dtypes: object) -> DType:
 def can_cast(source: object, to: object, /) -> bool:
     """Whether a tensor or dtype promotes to the dtype `to` without becoming another.
 
-    >>> ml.can_cast(ml.int64, ml.float32)
-    True
+    Raises `DTypeError` if `to` is no dtype.
+
+        >>> ml.can_cast(ml.int64, ml.float32)
+        True
     """
     wanted = DType.of(to)
     try:

@@ -82,8 +82,17 @@ METHODS: Final = {
 """What to write for methods of other libraries' arrays."""
 
 OF_MODULES: Final = {
+    "add_module": "assign it to a field, or put it in a list or dict that is one",
+    "apply": "see model.named_parameters() and load_parameters",
+    "children": "the parts of a model are its fields",
+    "cpu": "model.state() has its tensors, and x.numpy() copies one out",
     "cuda": "a model is where its tensors were made: with ml.Arena(vm).allocating()",
     "load_state_dict": "use model.load_state(arrays)",
+    "modules": "the parts of a model are its fields",
+    "named_children": "the parts of a model are its fields",
+    "named_modules": "the parts of a model are its fields; model.named_parameters() has the paths",
+    "register_parameter": "assign a tensor to a field",
+    "requires_grad_": "a gradient is taken of what ml.grad is given; ml.nn.buffer(part) freezes it",
     "register_buffer": "assign ml.nn.buffer(x) to a field",
     "state_dict": "use model.state()",
     "to": "a model is where its tensors were made: with ml.Arena(vm).allocating()",
@@ -92,14 +101,36 @@ OF_MODULES: Final = {
 }
 """What to write for methods and fields of other libraries' models."""
 
+OF_OPTIMIZERS: Final = {
+    "add_param_group": "give groups= when it is made",
+    "load_state_dict": "use optimizer.load_state(arrays)",
+    "param_groups": "use optimizer.groups; optimizer.learning_rate may be assigned",
+    "state_dict": "use optimizer.state()",
+    "step": "use optimizer.update(gradients), with those of ml.value_and_grad",
+    "zero_grad": "gradients are values, see ml.value_and_grad",
+}
+"""What to write for methods and fields of other libraries' optimizers."""
+
 KEYWORDS: Final = {
     "ddof": "correction",
     "dim": "axis",
     "dims": "axis",
     "keepdim": "keepdims",
+    "lr": "learning_rate",
+    "p": "rate",
     "unbiased": "correction",
 }
 """The keywords of other libraries, and what they are called here."""
+
+_NO_KEYWORDS: Final = {
+    "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
+    "device": "it is where the arena is that it is made in: with ml.Arena(vm).allocating()",
+    "inplace": "only what is assigned to changes: x[...] = y",
+    "maximize": "give the optimizer the gradients of the negative",
+    "padding_idx": "multiply by a mask, or give losses an ignore_index=",
+    "requires_grad": _GRADIENT,
+}
+"""Keywords of other libraries that have no other name here, and what to write."""
 
 _OTHER_NAMES: Final = {
     "abs": "absolute fabs",
@@ -258,6 +289,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",
         "BatchNorm1d": "use ml.nn.BatchNorm",
         "BatchNorm2d": "use ml.nn.BatchNorm",
+        "ConvTranspose1d": "use ml.nn.ConvTranspose2d, with axes of length 1",
         "CrossEntropyLoss": "use ml.softmax_cross_entropy",
         "Dense": "use ml.nn.Linear",
         "Flatten": "use lambda x: x.flatten(1)",
@@ -266,11 +298,21 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "ModuleDict": "a dict of Modules in a field is part of the tree",
         "ModuleList": "a list of Modules in a field is part of the tree",
         "Parameter": "a tensor in a field of a Module is a parameter; see ml.nn.buffer for others",
+        "Transformer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
+        "TransformerDecoderLayer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
+        "TransformerEncoder": "see models/transformer.py, of ml.nn.MultiHeadAttention",
+        "TransformerEncoderLayer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
         "init": "see ml.random for draws, and load_parameters",
         "relu": "use ml.relu",
+        "utils": "see ml.optim.clip_by_global_norm, and lengths= of ml.nn.LSTM and its like",
     },
     "mlvm.eager.optim": {
+        "CosineAnnealingLR": "use ml.optim.cosine as learning rate",
+        "LambdaLR": "a function from the number of updates to the rate may be a learning rate",
+        "OneCycleLR": "use ml.optim.one_cycle as learning rate",
+        "StepLR": "a function from the number of updates to the rate may be a learning rate",
+        "clip_grad_norm_": "use ml.optim.clip_by_global_norm",
         "lr_scheduler": "use ml.optim.cosine, ml.optim.one_cycle and the like as learning rate",
     },
     "mlvm.eager.random": {
@@ -298,7 +340,8 @@ class Elsewhere:
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         hint = self.hint if isinstance(self.hint, str) else f"use ml.{_call(self.name, self.hint)}"
-        raise AttributeError(f"a {owner.__name__} has no {self.name}; {hint}")
+        article = "an" if owner.__name__[0] in "AEIOU" else "a"
+        raise AttributeError(f"{article} {owner.__name__} has no {self.name}; {hint}")
 
 
 def _call(name: str, function: Callable[..., Any]) -> str:
@@ -333,13 +376,27 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def keyword_hint(given: Iterable[str], known: Container[str]) -> str | None:
-    """What the first keyword of another library is called here, if it is one of the `known`."""
+    """What to write for the first keyword of another library: what it is called here, if that is
+    one of the `known`."""
     for name in given:
+        if name in _NO_KEYWORDS and name not in known:
+            return f"there is no {name}=; {_NO_KEYWORDS[name]}"
         here = KEYWORDS.get(name)
         if here in known and name not in known:
             also = ", 1 for True" if name == "unbiased" else ""
             return f"there is no {name}=; use {here}={also}"
     return None
+
+
+def require_keywords(owner: type, given: Iterable[str]) -> None:
+    """Raise `TypeError` with what to write, if one of the keywords given to a constructor of ours
+    is another library's."""
+    strange = [name for name in given if name in KEYWORDS or name in _NO_KEYWORDS]
+    constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
+    if strange and constructor.__module__.startswith("mlvm."):
+        hint = keyword_hint(strange, signature(constructor).parameters)
+        if hint:
+            raise TypeError(f"{owner.__name__}(): {hint}")
 
 
 _INNER: Final = {"in_making", "prepare", "region", "root", "stale", "tape"}

@@ -160,8 +160,9 @@ def from_dlpack(
     VM `device`. They are copied, as x may change; of a Tensor on that VM it is a new Tensor over
     the same bytes.
 
-    Raises `NoExchange` for what has no DLPack, `CopyRefused` where `copy` is False and it takes a
-    copy, `DTypeError` for a dtype that there is not, and what the exporter raises.
+    The result: [...], the shape of x. Raises
+    `NoExchange` for what has no DLPack, `CopyRefused` where `copy` is False and it takes a copy,
+    `DTypeError` for a dtype that there is not, and what the exporter raises.
 
         >>> import numpy as np
         >>> ml.from_dlpack(np.ones(2))

@@ -101,8 +101,12 @@ def _along(x: Tensor, n: int | None, axis: int, function: str) -> tuple[int, int
 def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex.
 
-    >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
-    Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` for an axis
+    that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
+    another `norm`.
+
+        >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
     x = floating(x, "fft")
     along, length = _along(x, n, axis, "fft")
@@ -112,8 +116,12 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
 
-    >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
-    Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` for an axis
+    that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
+    another `norm`.
+
+        >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
     x = floating(x, "ifft")
     along, length = _along(x, n, axis, "ifft")
@@ -129,8 +137,12 @@ def fftn(
 ) -> Tensor:
     """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex.
 
-    >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
-    c64[2,3]
+    x: [...], any dtype -> c[...]. Raises `AxisRefused` for an axis that x does not have or that is
+    named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
+    `norm`, and for lengths that are not for as many axes.
+
+        >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        c64[2,3]
     """
     x = floating(x, "fftn")
     along, lengths = _lengths(x, s, axes, "fftn")
@@ -146,8 +158,12 @@ def ifftn(
 ) -> Tensor:
     """The inverse of `fftn`: complex.
 
-    >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
-    c64[2,3]
+    x: [...], any dtype -> c[...]. Raises `AxisRefused` for an axis that x does not have or that is
+    named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
+    `norm`, and for lengths that are not for as many axes.
+
+        >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        c64[2,3]
     """
     x = floating(x, "ifftn")
     along, lengths = _lengths(x, s, axes, "ifftn")
@@ -159,7 +175,11 @@ def ifftn(
 
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
-    conjugates in reverse order. Raises `DTypeError` for complex elements.
+    conjugates in reverse order.
+
+    x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
+    `AxisRefused` for an axis that x does not have, `ShapeError` for less than one element along it,
+    `AttributeRefused` for another `norm`, `DTypeError` for complex elements.
 
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
@@ -172,6 +192,9 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
     imaginary in the first element of x, and in the last for an even n, is left out.
+
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have,
+    `ShapeError` for less than one element along it, `AttributeRefused` for another `norm`.
 
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
@@ -198,8 +221,13 @@ def rfftn(
 ) -> Tensor:
     """`rfft` along the last of several axes (None: all), then `fft` along the others: complex.
 
-    >>> ml.fft.rfftn(ml.ones((2, 4))).type
-    c64[2,3]
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` for an axis that
+    x does not have or that is named twice, `ShapeError` for less than one element along one,
+    `AttributeRefused` for another `norm`, and for lengths that are not for as many axes or for no
+    axis, `DTypeError` for complex elements.
+
+        >>> ml.fft.rfftn(ml.ones((2, 4))).type
+        c64[2,3]
     """
     x = _real(x, "rfftn")
     along, lengths = _lengths(x, s, axes, "rfftn")
@@ -220,6 +248,10 @@ def irfftn(
 ) -> Tensor:
     """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
     is not given.
+
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have or
+    that is named twice, `ShapeError` for less than one element along one, `AttributeRefused` for
+    another `norm`, and for lengths that are not for as many axes or for no axis.
 
         >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
         f32[2,4]
@@ -242,6 +274,9 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     """`fft` of a signal whose second half is the conjugate of its first, which x is: n real
     elements, 2 (m - 1) if x has m and n is not given.
 
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have,
+    `ShapeError` for less than one element along it, `AttributeRefused` for another `norm`.
+
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
     """
@@ -254,8 +289,12 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `hfft`: n // 2 + 1 complex elements of n real ones.
 
-    >>> ml.fft.ihfft(ml.ones(4)).type
-    c64[3]
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` for an axis that
+    x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for another
+    `norm`, `DTypeError` for complex elements.
+
+        >>> ml.fft.ihfft(ml.ones(4)).type
+        c64[3]
     """
     x = _real(x, "ihfft")
     along, length = _along(x, n, axis, "ihfft")
@@ -280,6 +319,9 @@ def fftfreq(
     """The frequencies of the elements of `fft` for samples `d` apart: 0, 1, ..., then the negative
     ones up to -1, all over n d. f32 unless another float dtype is named.
 
+    The result: f[n]. Raises `AttributeRefused` unless n >= 1 and d is not 0, `DTypeError` for a
+    dtype of no floats.
+
         >>> ml.fft.fftfreq(4)
         Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
     """
@@ -291,6 +333,9 @@ def rfftfreq(
 ) -> Tensor:
     """The frequencies of the elements of `rfft` for samples `d` apart: 0, 1, ..., n // 2, all over
     n d. f32 unless another float dtype is named.
+
+    The result: f[n // 2 + 1]. Raises `AttributeRefused` unless n >= 1 and d is not 0, `DTypeError`
+    for a dtype of no floats.
 
         >>> ml.fft.rfftfreq(4)
         Tensor([0.  , 0.25, 0.5 ], f32[3])
@@ -304,8 +349,10 @@ def _frequencies(
     wanted = f32 if dtype is None else DType.of(dtype)
     if not wanted.is_float:
         raise DTypeError(f"frequencies are real floats, not {wanted}").at(function, ())
-    if integer(n, "n", function) < 1 or not d:
-        raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {d}").at(function, ())
+    if integer(n, "n", function) < 1 or not isinstance(d, (int, float)) or not d:
+        raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}").at(
+            function, ()
+        )
     with placed(device, function):
         half = arange(0, n // 2 + 1 if function == "rfftfreq" else (n + 1) // 2, dtype=f64)
         whole = half if function == "rfftfreq" else concat([half, arange(-(n // 2), 0, dtype=f64)])
@@ -313,8 +360,10 @@ def _frequencies(
 
 
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
-    """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the
-    middle.
+    """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the middle.
+
+    x: [...], any dtype, and so is the result. Raises `AxisRefused` for an axis that x does not have
+    or that is named twice.
 
         >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
@@ -326,8 +375,11 @@ def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
 def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """The inverse of `fftshift`, which differs from it for axes of odd length.
 
-    >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
-    Tensor([2, 3, 0, 1], i64[4])
+    x: [...], any dtype, and so is the result. Raises `AxisRefused` for an axis that x does not have
+    or that is named twice.
+
+        >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
+        Tensor([2, 3, 0, 1], i64[4])
     """
     along = _axes(x, axes, "ifftshift") if type_of(x, "ifftshift").ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)

@@ -59,8 +59,11 @@ def axes_of(name: str, axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
 
 
 def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
-    """The elements of x, in row-major order, in another shape of the same size; one length may
-    be -1. Nothing is copied unless `copy` is True. Raises `ShapeError`.
+    """The elements of x, in row-major order, in another shape of the same size; one length may be
+    -1. Nothing is copied unless `copy` is True.
+
+    x: [...] -> [*shape], the same dtype. Raises `ShapeError` for a shape that the elements do not
+    fill.
 
         >>> ml.reshape(ml.arange(6), (2, -1))
         Tensor([[0, 1, 2],
@@ -81,11 +84,14 @@ def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = Non
 
 
 def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
-    """x with new axes of length 1 at these positions of the result. Raises `AxisRefused`.
+    """x with new axes of length 1 at these positions of the result.
 
-    >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
-    Tensor([[1.],
-            [2.]], f32[2,1])
+    x: [n, m] -> [1, n, m] for axis 0. Raises `AxisRefused` for an axis that the result does not
+    have.
+
+        >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
+        Tensor([[1.],
+                [2.]], f32[2,1])
     """
     new = axes_of("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
     lengths = iter(x.shape)
@@ -95,7 +101,8 @@ def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
 def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
     """x without these axes, which have length 1 (None: without all that have).
 
-    Raises `ShapeError` for an axis of another length.
+    x: [1, n] -> [n] for axis 0. Raises `ShapeError` for an axis of another length, `AxisRefused`
+    for an axis that x does not have.
 
         >>> ml.squeeze(ml.zeros((1, 3, 1)), axis=0).shape
         (3, 1)
@@ -114,6 +121,9 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 
     Nothing is copied where the axes longer than 1 keep their order.
 
+    x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisRefused` for an axis that x does not have or
+    that is named twice, `AttributeRefused` unless all are named.
+
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
     """
@@ -126,12 +136,14 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 
 
 def matrix_transpose(x: Tensor, /) -> Tensor:
-    """x with its last two axes swapped. Raises `ShapeError` for fewer than two.
+    """x with its last two axes swapped.
 
-    >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
-    Tensor([[1],
-            [2],
-            [3]], i64[3,1])
+    x: [..., m, n] -> [..., n, m]. Raises `ShapeError` for fewer than two axes.
+
+        >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
+        Tensor([[1],
+                [2],
+                [3]], i64[3,1])
     """
     type_of(x)
     return x.mT
@@ -142,8 +154,11 @@ def moveaxis(
 ) -> Tensor:
     """x with the axes `source` moved to the positions `destination`, the others in order.
 
-    >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
-    (3, 4, 2)
+    x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisRefused` for an axis that x does not have or
+    that is named twice, `AttributeRefused` unless there are as many of both.
+
+        >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
+        (3, 4, 2)
     """
     sources, destinations = axes_of("moveaxis", source, x), axes_of("moveaxis", destination, x)
     if len(sources) != len(destinations):
@@ -161,6 +176,8 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
 
     Nothing is copied where nothing is repeated.
 
+    The result: [*shape], the dtype of x. Raises `ShapeError` where x does not broadcast to that.
+
         >>> ml.broadcast_to(ml.asarray([1.0, 2.0]), (2, 2))
         Tensor([[1., 2.],
                 [1., 2.]], f32[2,2])
@@ -173,10 +190,12 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
 
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
-    """The shape that tensors of these shapes broadcast to. Raises `ShapeError`.
+    """The shape that tensors of these shapes broadcast to.
 
-    >>> ml.broadcast_shapes((3, 1), (4,))
-    (3, 4)
+    Raises `ShapeError` where there is none.
+
+        >>> ml.broadcast_shapes((3, 1), (4,))
+        (3, 4)
     """
     lengths = [integers(shape, "a shape", "broadcast_shapes") for shape in shapes]
     try:
@@ -188,8 +207,11 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
 def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
     """The tensors, all in the shape that they broadcast to together.
 
-    >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
-    [(2, 3), (2, 3)]
+    Each result: [...], the dtype of its tensor. Raises `ShapeError` for shapes that do not
+    broadcast.
+
+        >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
+        [(2, 3), (2, 3)]
     """
     types = [type_of(x) for x in arrays]
     try:
@@ -200,8 +222,11 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
 
 
 def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Tensor, ...]:
-    """For vectors, the coordinate tensors of the grid they span; with "xy" the first two axes
-    are swapped. Raises `ShapeError` for other than vectors.
+    """For vectors, the coordinate tensors of the grid they span; with "xy" the first two axes are
+    swapped.
+
+    [n] and [m] -> two of [m, n], or of [n, m] with "ij". Raises `ShapeError` for other than
+    vectors, `AttributeRefused` for another `indexing`.
 
         >>> ml.meshgrid(ml.arange(2), ml.arange(3))[0]
         Tensor([[0, 1],
@@ -226,9 +251,13 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
 def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
     """The tensors one after the other along `axis` (None: flattened first); dtypes promote.
 
-    >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
-    Tensor([[0., 0.],
-            [1., 1.]], f32[2,2])
+    The tensors: one shape but along `axis`; and so is the result. Raises `ShapeError` for other
+    shapes and for no tensors, `AxisRefused` for an axis that they do not have, `DTypeError` for
+    dtypes that do not promote.
+
+        >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
+        Tensor([[0., 0.],
+                [1., 1.]], f32[2,2])
     """
     if axis is None:
         return concat([reshape(x, -1) for x in arrays])
@@ -242,9 +271,13 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """The tensors, of one shape, one after the other along a new axis.
 
-    >>> ml.stack([ml.zeros(2), ml.ones(2)])
-    Tensor([[0., 0.],
-            [1., 1.]], f32[2,2])
+    The tensors: [...]; the result: [k, ...] for k tensors and axis 0. Raises `ShapeError` for
+    different shapes and for no tensors, `AxisRefused` for an axis that the result does not have,
+    `DTypeError` for dtypes that do not promote.
+
+        >>> ml.stack([ml.zeros(2), ml.ones(2)])
+        Tensor([[0., 0.],
+                [1., 1.]], f32[2,2])
     """
     given = list(arrays)
     beside = next((x for x in given if isinstance(x, Tensor)), None)
@@ -260,7 +293,8 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
 def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """x cut along `axis`: into that many equal sections, or before each of the indices.
 
-    Raises `ShapeError` for a length that is not so many equal sections.
+    x: [n, ...] -> [n / sections, ...] each, along axis 0. Raises `ShapeError` for a length that is
+    not so many equal sections, `AxisRefused` for an axis that x does not have.
 
         >>> ml.split(ml.arange(6), 3)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
@@ -284,8 +318,11 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
 def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of x along `axis`, without it.
 
-    >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
-    (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
+    x: [n, ...] -> n tensors [...] along axis 0. Raises `AxisRefused` for an axis that x does not
+    have.
+
+        >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
+        (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
     """
     [along] = axes_of("unstack", axis, x)
     places = [range(i, i + 1) for i in range(x.shape[along])]
@@ -305,6 +342,8 @@ def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
     """x repeated repetitions[i] times along axis i. The shorter one of shape and repetitions gets
     ones in front.
 
+    x: [n] -> [n repetitions]. Raises `AttributeRefused` for a negative number.
+
         >>> ml.tile(ml.asarray([1, 2]), (2,))
         Tensor([1, 2, 1, 2], i64[4])
     """
@@ -320,8 +359,11 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
     """x with each element `repeats` times in a row along `axis` (None: flattened first).
 
     `repeats` may be a vector of integers, one for each place along the axis: the host reads it, as
-    it decides the shape. Raises `ShapeError` for a vector of another length, `DTypeError` for other
-    than integers, `AttributeRefused` for a negative one.
+    it decides the shape.
+
+    x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` for a vector of another
+    length, `DTypeError` for one of other than integers, `AttributeRefused` for a negative number,
+    `AxisRefused` for an axis that x does not have.
 
         >>> ml.repeat(ml.asarray([1, 2]), 2)
         Tensor([1, 1, 2, 2], i64[4])
@@ -369,6 +411,9 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
     """x with every element moved `shift` places up along `axis` (None: in row-major order).
     Elements moved beyond the end come to the front.
 
+    x: [...], and so is the result. Raises `AxisRefused` for an axis that x does not have,
+    `AttributeRefused` for shifts and axes that are not equally many.
+
         >>> ml.roll(ml.asarray([1, 2, 3]), 1)
         Tensor([3, 1, 2], i64[3])
     """
@@ -378,6 +423,9 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
 def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tensor:
     """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
     (before, after) for all axes, or a pair for each axis.
+
+    x: [n, ...] -> [before + n + after, ...]. Raises `AttributeRefused` for negative widths, for
+    pairs that are not as many as the axes, and for a value that integers do not have.
 
         >>> ml.pad(ml.asarray([1.0, 2.0]), 1)
         Tensor([0., 1., 2., 0.], f32[4])
@@ -399,8 +447,10 @@ def astype(
 ) -> Tensor:
     """x in another dtype, on its VM or on `device`. Floats are truncated to integers; bool is
     whether it is not zero. A tensor of that dtype already is not copied, whatever `copy` says: an
-    update of one of the two does not change the other. Raises `DTypeError` for complex numbers that
-    would lose their imaginary parts.
+    update of one of the two does not change the other.
+
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype, and for complex
+    numbers that would lose their imaginary parts.
 
         >>> ml.astype(ml.asarray([1.7, -1.7]), ml.int64)
         Tensor([ 1, -1], i64[2])
@@ -414,7 +464,11 @@ def astype(
 
 def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """The slices of x at `indices` along `axis`, which the axes of `indices` replace. A vector
-    needs no `axis`. Raises `PositionRefused` for an index out of range.
+    needs no `axis`.
+
+    x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` for
+    an index out of range, `AxisRefused` for an axis that x does not have, `AttributeRefused` if no
+    axis is given and x is no vector, `DTypeError` for indices that are no integers.
 
         >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
         Tensor([30, 10], i64[2])
@@ -430,7 +484,11 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
 
 def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
     """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example. On the other
-    axes the two broadcast. Raises `ShapeError`, `PositionRefused` for an index out of range.
+    axes the two broadcast.
+
+    x: [..., n], indices: i[..., k] -> [..., k] along the last axis. Raises `ShapeError` for shapes
+    that do not fit, `PositionRefused` for an index out of range, `AxisRefused` for an axis that x
+    does not have, `DTypeError` for indices that are no integers.
 
         >>> ml.take_along_axis(ml.asarray([[1, 2], [3, 4]]), ml.asarray([[1], [0]]), axis=1)
         Tensor([[2],
@@ -457,8 +515,12 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
     replaced by `update`, which then lacks that axis. A negative `start` counts from the end.
 
     In a captured loop the rows are written where they stand, and x is not copied, if nothing else
-    needs it. Raises `ShapeError` for an update that is no part of x, `OperandValueError` for rows
-    that lie outside of x, `DTypeError` for what is no tensor, and a start that is no integer.
+    needs it.
+
+    x: [n, ...], update: [k, ...] or [...], the same dtype; the result: [n, ...]. Raises
+    `ShapeError` for an update that is no part of x, `OperandValueError` for rows that lie outside
+    of x, `AxisRefused` for an axis that x does not have, `DTypeError` for an update of another
+    dtype, for what is no tensor, and a start that is no integer.
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
@@ -475,7 +537,9 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
 def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
-    Raises `OperandValueError` for an index that is no class.
+    x: i[...] -> [..., num_classes], f32 unless another dtype is named. Raises `OperandValueError`
+    for an index that is no class, `AttributeRefused` for a negative `num_classes`, `DTypeError` for
+    an x that is no integers.
 
         >>> ml.one_hot(ml.asarray([2, 0]), 3)
         Tensor([[0., 0., 1.],
@@ -485,8 +549,11 @@ def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
 
 
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
-    """The positions of the elements that are not zero, in row-major order: an i64 vector for
-    each axis. Raises `ShapeError` for a scalar.
+    """The positions of the elements that are not zero, in row-major order: an i64 vector for each
+    axis.
+
+    x: [...] -> i64[k] for each axis, where k elements are not zero. Raises `ShapeError` for a
+    scalar.
 
         >>> ml.nonzero(ml.asarray([0, 3, 0, 4]))
         (Tensor([1, 3], i64[2]),)
@@ -499,8 +566,11 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """How many elements along `axis` are not zero: i64. nan is not zero.
 
-    >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
-    Tensor([1, 2], i64[2])
+    x: [...], any dtype. The result: the shape of x without `axis`, or with 1 in its place if
+    `keepdims`. Raises `AxisRefused` for an axis that x does not have.
+
+        >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
+        Tensor([1, 2], i64[2])
     """
     type_of(x, "count_nonzero")
     try:
@@ -513,8 +583,12 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
 def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     """x where the condition holds, else y; all three broadcast, and any may be a number.
 
-    >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
-    Tensor([1., 6.], f32[2])
+    x and y: shapes that broadcast to [...] with that of the condition, which is bool. The result:
+    [...], the dtype that x and y promote to. Raises `ShapeError` for other shapes, `DTypeError` for
+    a condition of another dtype, and for dtypes that do not promote.
+
+        >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
+        Tensor([1., 6.], f32[2])
     """
     if condition.__class__ is bool:
         condition = full((), condition)
@@ -529,8 +603,11 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
 
-    >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
-    Tensor([0. , 0.5, 1. ], f32[3])
+    x and limits: shapes that broadcast to [...], any dtype but complex. The result: [...], the
+    dtype that they promote to. Raises `ShapeError` for other shapes, `DTypeError` for other dtypes.
+
+        >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
+        Tensor([0. , 0.5, 1. ], f32[3])
     """
     type = type_of(x)
     if min is None and max is None:
@@ -552,6 +629,9 @@ def std(
     """The standard deviation along `axis`: the square root of `var`. Where all elements are equal,
     its gradient is 0, like that of `sqrt` at 0.
 
+    x: [...], any dtype but complex. The result: the shape and dtype that `var` has. Raises
+    `AxisRefused` for an axis that x does not have, `DTypeError` for complex numbers.
+
         >>> ml.std(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
     """
@@ -564,11 +644,16 @@ def std(
 
 
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
-    """x[i] * y[j] for two vectors. Raises `ShapeError` for other than vectors.
+    """x[i] * y[j] for two vectors.
 
-    >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
-    Tensor([[3., 4.],
-            [6., 8.]], f32[2,2])
+    x: [m], y: [n] -> [m, n].
+
+    x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
+    dtypes that do not promote.
+
+        >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+        Tensor([[3., 4.],
+                [6., 8.]], f32[2,2])
     """
     types = type_of(x, "outer"), type_of(y, "outer")
     if types[0].ndim != 1 or types[1].ndim != 1:
@@ -588,7 +673,10 @@ def diff(
     """The differences of neighbours along `axis`, taken `n` times, so that it is shorter by n.
 
     `prepend` and `append` come before and behind x first; a number is one element everywhere.
-    Raises `ShapeError` for others that do not fit x, `AttributeRefused` for a negative n.
+
+    x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` for others before
+    and behind x that do not fit it, `AxisRefused` for an axis that x does not have,
+    `AttributeRefused` for a negative n, `DTypeError` for bools.
 
         >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
         Tensor([3., 5.], f32[2])
@@ -624,6 +712,10 @@ def cumulative_sum(
 ) -> Tensor:
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
     `include_initial` a 0 comes before them, and the axis is longer by one.
+
+    x: [...], any dtype, and so is the result. Raises `ShapeError` for an x of other than one
+    dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
+    `dtype` is bool.
 
         >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 3., 6.], f32[3])
@@ -663,6 +755,10 @@ def cumulative_prod(
 
     log2(n) products of all elements, of which none is a division: gradients are right where x is 0
     (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
+
+    x: [...], any dtype, and so is the result. Raises `ShapeError` for an x of other than one
+    dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
+    `dtype` is bool.
 
         >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 2., 6.], f32[3])

@@ -52,6 +52,14 @@ def call(
     Raises `UnknownFunction`, `AttributeRefused`, `DTypeError` for an operand that is no tensor,
     `StaleTensor`, and what the function raises; a gradient through it without a rule raises
     `GradientError`.
+
+    The function decides their shapes.
+
+        >>> import numpy as np
+        >>> vm = ml.VM("mine")
+        >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))
+        >>> with ml.use(vm): ml.call("softclip", ml.zeros(2))
+        Tensor([0., 0.], f32[2])
     """
     if not isinstance(name, str):
         raise UnknownFunction(f"a function is called by its name, a str, not {name!r}")

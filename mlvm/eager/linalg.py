@@ -77,28 +77,52 @@ NormOrder: TypeAlias = float | Literal["fro", "nuc"] | None
 
 
 class EigResult(NamedTuple):
-    """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V."""
+    """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V.
+
+    Of x [..., n, n]: c[..., n] and c[..., n, n].
+
+        >>> ml.linalg.eig(ml.asarray([[2.0, 0.0], [0.0, 2.0]])).eigenvalues
+        Tensor([2.+0.j, 2.+0.j], c64[2])
+    """
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
 
 class EighResult(NamedTuple):
-    """`x = V diag(L) V^H`: eigenvalues L in ascending order, eigenvectors the columns of V."""
+    """`x = V diag(L) V^H`: eigenvalues L in ascending order, eigenvectors the columns of V.
+
+    Of x [..., n, n]: f[..., n] and [..., n, n].
+
+        >>> ml.linalg.eigh(ml.asarray([[9.0, 0.0], [0.0, 4.0]])).eigenvalues
+        Tensor([4., 9.], f32[2])
+    """
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
 
 class QRResult(NamedTuple):
-    """`x = Q R`."""
+    """`x = Q R`.
+
+    Of x [..., m, n] and k = min(m, n): [..., m, k] and [..., k, n].
+
+        >>> ml.linalg.qr(ml.ones((3, 2))).R.type
+        f32[2,2]
+    """
 
     Q: Tensor
     R: Tensor
 
 
 class SVDResult(NamedTuple):
-    """`x = U diag(S) Vh`."""
+    """`x = U diag(S) Vh`.
+
+    Of x [..., m, n] and k = min(m, n): [..., m, m], f[..., k] and [..., n, n].
+
+        >>> ml.linalg.svd(ml.asarray([[4.0, 0.0], [0.0, 9.0]])).S
+        Tensor([9., 4.], f32[2])
+    """
 
     U: Tensor
     S: Tensor
@@ -106,14 +130,26 @@ class SVDResult(NamedTuple):
 
 
 class SlogdetResult(NamedTuple):
-    """`det(x) = sign exp(logabsdet)`."""
+    """`det(x) = sign exp(logabsdet)`.
+
+    Of x [..., n, n]: [...] and f[...].
+
+        >>> ml.linalg.slogdet(ml.asarray([[0.0, 1.0], [1.0, 0.0]])).sign
+        Tensor(-1., f32[])
+    """
 
     sign: Tensor
     logabsdet: Tensor
 
 
 class LstsqResult(NamedTuple):
-    """The solution of least squares, and what is known of it."""
+    """The solution of least squares, and what is known of it.
+
+    Of x1 [..., m, n] and x2 [..., m, k]: [..., n, k], f[..., k], i64[...] and f[..., min(m, n)].
+
+        >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0])).residuals
+        Tensor(1., f32[])
+    """
 
     solution: Tensor
     residuals: Tensor
@@ -136,7 +172,10 @@ def _matrices(x: Tensor, function: str) -> TensorType:
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The sum of conj(x1) x2 along `axis`, which counts from the last in both; the other axes
-    broadcast. Raises `ShapeError` for vectors of different lengths.
+    broadcast.
+
+    x1 and x2: [..., n], any dtype but bool -> [...]. Raises `ShapeError` for vectors of different
+    lengths, `AxisRefused` for an axis that they do not have, `DTypeError` for bools.
 
         >>> ml.vecdot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
         Tensor(11., f32[])
@@ -184,8 +223,9 @@ def tensordot(
     of x2, or those that a pair of sequences names. The result has the other axes of x1, then those
     of x2. Nothing is conjugated.
 
-    Raises `ShapeError` for axes of different lengths, `AttributeRefused` for axes that there are
-    not.
+    x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` for axes of different lengths,
+    `AttributeRefused` for more of them than there are, `AxisRefused` for one that an operand does
+    not have, `DTypeError` for bools.
 
         >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
         Tensor([[3., 3., 3., 3.],
@@ -241,7 +281,10 @@ def _contracted(
 
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of 3 elements along `axis`, which counts from the last in both;
-    the other axes broadcast. Raises `ShapeError` for vectors of other lengths.
+    the other axes broadcast.
+
+    x1 and x2: [..., 3], any dtype but bool -> [..., 3]. Raises `ShapeError` for vectors of other
+    lengths, `AxisRefused` for an axis that they do not have, `DTypeError` for bools.
 
         >>> ml.linalg.cross(ml.asarray([1.0, 0.0, 0.0]), ml.asarray([0.0, 1.0, 0.0]))
         Tensor([0., 0., 1.], f32[3])
@@ -262,7 +305,10 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
-    negative n the power of the inverse, which raises `LinAlgError` for a singular matrix.
+    negative n the power of the inverse.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
+    matrices that are not square, `LinAlgError` for the inverse of a singular one.
 
         >>> ml.linalg.matrix_power(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), 3)
         Tensor([[ 8.,  0.],
@@ -294,6 +340,9 @@ def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
     """The diagonals of matrices; above the main one for a positive `offset`, below for a negative
     one. They are empty where there is no such diagonal.
 
+    x: [..., m, n], any dtype -> [..., k], where k is min(m, n) for the main one. Raises
+    `ShapeError` for fewer than two axes.
+
         >>> ml.linalg.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([4., 9.], f32[2])
     """
@@ -304,8 +353,11 @@ def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
 def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
     """The sums of the diagonals of matrices, in the dtype that `sum` uses.
 
-    >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-    Tensor(13., f32[])
+    x: [..., m, n], any dtype -> [...]. Raises `ShapeError` for fewer than two axes, `DTypeError` if
+    `dtype` is bool.
+
+        >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor(13., f32[])
     """
     wanted = None if dtype is None else DType.of(dtype).name
     try:
@@ -321,8 +373,10 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U.
 
-    x is taken as its Hermitian part (x + x^H) / 2. Raises `LinAlgError` for a matrix that is not
-    positive definite.
+    x is taken as its Hermitian part (x + x^H) / 2.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
+    matrices that are not square, `LinAlgError` for one that is not positive definite.
 
         >>> ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([[2., 0.],
@@ -337,6 +391,9 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
     Q and R of an m by n matrix are m by k and k by n, with k = min(m, n), or k = m if the mode is
     "complete".
 
+    x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, k] and [..., k, n]. Raises
+    `ShapeError` for fewer than two axes, `AttributeRefused` for another mode.
+
         >>> q, r = ml.linalg.qr(ml.ones((3, 2)))
         >>> q.type, r.type
         (f32[3,2], f32[2,2])
@@ -347,11 +404,14 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
 
 
 def inv(x: Tensor, /) -> Tensor:
-    """The inverses of square matrices. Raises `LinAlgError` for a singular one.
+    """The inverses of square matrices.
 
-    >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
-    Tensor([[0.5 , 0.  ],
-            [0.  , 0.25]], f32[2,2])
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
+    matrices that are not square, `LinAlgError` for a singular one.
+
+        >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+        Tensor([[0.5 , 0.  ],
+                [0.  , 0.25]], f32[2,2])
     """
     return op.inv(floating(x, "inv"))
 
@@ -361,6 +421,9 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 
     An x2 of one dimension is one column for all matrices, and the result lacks that axis. Raises
     `LinAlgError` for a singular matrix.
+
+    x1: [..., n, n], x2: [..., n, k], any dtype, integers and bools as f32. Raises `ShapeError` for
+    operands that do not fit, `LinAlgError` for a singular matrix.
 
         >>> ml.linalg.solve(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), ml.asarray([2.0, 4.0]))
         Tensor([1., 1.], f32[2])
@@ -372,6 +435,9 @@ def det(x: Tensor, /) -> Tensor:
     """The determinants of square matrices. A singular one has a first gradient; a second one raises
     `LinAlgError`.
 
+    x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` for matrices
+    that are not square.
+
         >>> ml.linalg.det(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor(8., f32[])
     """
@@ -381,6 +447,9 @@ def det(x: Tensor, /) -> Tensor:
 def slogdet(x: Tensor, /) -> SlogdetResult:
     """The determinant's sign (of a complex one its phase), and the logarithm of its absolute value,
     which neither overflows nor underflows; 0 and -inf for a singular matrix.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> sign [...] and f[...]. Raises
+    `ShapeError` for matrices that are not square.
 
         >>> ml.linalg.slogdet(ml.eye(2))
         SlogdetResult(sign=Tensor(1., f32[]), logabsdet=Tensor(0., f32[]))
@@ -396,6 +465,10 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     Singular values up to `rtol` times the largest one count as 0. None is max(m, n) times the
     machine epsilon; a tensor has one for each matrix. The gradient is that of matrices whose rank
     stays what it is.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> [..., n, m]. Raises `ShapeError` for
+    fewer than two axes and an `rtol` that does not broadcast, `LinAlgError` for inf or nan in a
+    matrix.
 
         >>> ml.linalg.pinv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor([[0.5 , 0.  ],
@@ -429,6 +502,10 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
     squares of x2 - x1 z, one for each column (also where numpy leaves them out), and the rank and
     the singular values of x1.
 
+    x1: [..., m, n], x2: [..., m, k], any dtype, integers and bools as f32 -> [..., n, k],
+    f[..., k], i64[...] and f[..., min(m, n)]. Raises `ShapeError` for operands that do not fit,
+    `LinAlgError` for inf or nan in a matrix.
+
         >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
         Tensor([2.], f32[1])
     """
@@ -454,7 +531,11 @@ def eigh(x: Tensor, /) -> EighResult:
     of Hermitian matrices.
 
     x is taken as its Hermitian part (x + x^H) / 2. The gradient through the eigenvectors is inf or
-    nan where eigenvalues are equal. Raises `LinAlgError` where the iteration does not converge.
+    nan where eigenvalues are equal.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n] and [..., n, n]. Raises
+    `ShapeError` for matrices that are not square, `LinAlgError` where the iteration does not
+    converge.
 
         >>> values, vectors = ml.linalg.eigh(ml.eye(2))
         >>> values
@@ -469,8 +550,11 @@ def eigh(x: Tensor, /) -> EighResult:
 def eigvalsh(x: Tensor, /) -> Tensor:
     """The eigenvalues of `eigh` alone, which have a gradient also where they are equal.
 
-    >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-    Tensor([4., 9.], f32[2])
+    x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises what `linalg.eigh`
+    raises.
+
+        >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([4., 9.], f32[2])
     """
     return op.eigvalsh(floating(x, "eigvalsh"))
 
@@ -481,6 +565,9 @@ def eig(x: Tensor, /) -> EigResult:
 
     Those of a matrix with inf or nan are nan. The gradient is that of a loss that does not change
     with the phases of the vectors; it is inf or nan where eigenvalues are equal.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n] and c[..., n, n]. Raises
+    `ShapeError` for matrices that are not square.
 
         >>> ml.linalg.eig(ml.asarray([[0.0, -1.0], [1.0, 0.0]])).eigenvalues.type
         c64[2]
@@ -494,8 +581,11 @@ def eig(x: Tensor, /) -> EigResult:
 def eigvals(x: Tensor, /) -> Tensor:
     """The eigenvalues of `eig` alone.
 
-    >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
-    Tensor([2.+0.j, 2.+0.j], c64[2])
+    x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n]. Raises `ShapeError` for
+    matrices that are not square.
+
+        >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
+        Tensor([2.+0.j, 2.+0.j], c64[2])
     """
     return op.eigvals(floating(x, "eigvals"))
 
@@ -505,7 +595,10 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 
     U, S and Vh of an m by n matrix are m by m, k and n by n, with k = min(m, n); without
     `full_matrices` U is m by k and Vh k by n. The gradient through U and Vh is inf or nan where
-    singular values are equal or 0. Raises `LinAlgError` where the iteration does not converge.
+    singular values are equal or 0.
+
+    x: [..., m, n], any dtype, integers and bools as f32. Raises `ShapeError` for fewer than two
+    axes, `LinAlgError` where the iteration does not converge, as with inf or nan in a matrix.
 
         >>> u, s, vh = ml.linalg.svd(ml.ones((3, 2)), full_matrices=False)
         >>> u.type, s.type, vh.type
@@ -520,8 +613,11 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 def svdvals(x: Tensor, /) -> Tensor:
     """The singular values of `svd` alone, which have a gradient also where they are equal.
 
-    >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
-    Tensor([9., 4.], f32[2])
+    x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises what
+    `linalg.svd` raises.
+
+        >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([9., 4.], f32[2])
     """
     return op.svdvals(floating(x, "svdvals"))
 
@@ -530,6 +626,9 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     """How many singular values of each matrix are above `rtol` times the largest: i64.
 
     None is max(m, n) times the machine epsilon for an m by n matrix; a tensor has one for each.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> i64[...]. Raises `ShapeError` for fewer
+    than two axes, `LinAlgError` for inf or nan in a matrix.
 
         >>> ml.linalg.matrix_rank(ml.ones((3, 3)))
         Tensor(1, i64[])
@@ -549,6 +648,10 @@ def vector_norm(
 ) -> Tensor:
     """sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf, the
     smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0.
+
+    x: [..., n], any dtype, integers and bools as f32 -> f[...] for axis -1, or f[..., 1] with
+    `keepdims`. Raises `AxisRefused` for an axis that x does not have, `AttributeRefused` for an
+    `ord` that is no number.
 
         >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
@@ -599,7 +702,9 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
     singular values, 2 and -2 the largest and the smallest of them, 1 and -1 the largest and the
     smallest sum of |x| in a column, inf and -inf in a row.
 
-    Raises `AttributeRefused` for another `ord`.
+    x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
+    Raises `ShapeError` for fewer than two axes, `AttributeRefused` for another `ord`, and where it
+    takes singular values `LinAlgError` for inf or nan in a matrix.
 
         >>> ml.linalg.matrix_norm(ml.asarray([[3.0, 0.0], [0.0, 4.0]]))
         Tensor(5., f32[])
@@ -627,7 +732,9 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
     two dimensions; of vectors for one axis, or one dimension; of all elements if neither `ord` nor
     `axis` is given.
 
-    Raises `ShapeError` for a tensor that is neither, `AttributeRefused` for an `ord` that does not
+    x: [...], any dtype, integers and bools as f32; the result: f, the shape of x without the axes,
+    or with 1 in their place if `keepdims`. Raises `ShapeError` for a tensor that is neither,
+    `AxisRefused` for an axis that x does not have, `AttributeRefused` for an `ord` that does not
     fit.
 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))

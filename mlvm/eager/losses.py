@@ -23,8 +23,11 @@ def mean_squared_error(
 ) -> Tensor:
     """(predictions - targets)^2, of floats of one shape; their mean unless `reduction` says else.
 
-    Raises `ShapeError` for two shapes, which would broadcast, `DTypeError` for other than floats,
-    `AttributeRefused` for another reduction. So do the other losses.
+    So do the other losses.
+
+    Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` for two
+    shapes, which would broadcast, `DTypeError` for other than floats, `AttributeRefused` for
+    another reduction.
 
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor(4.625, f32[])
@@ -37,8 +40,11 @@ def mean_squared_error(
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """|predictions - targets|, of floats of one shape.
 
-    >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
-    Tensor([0.5, 3. ], f32[2])
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes, which
+    would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+
+        >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        Tensor([0.5, 3. ], f32[2])
     """
     _require_pair("l1", predictions, targets)
     return _reduced("l1", op.abs(predictions - targets), reduction)
@@ -49,7 +55,11 @@ def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2), of floats of one shape
-    (Huber, Ann. Math. Statist. 35, 1964). Raises `AttributeRefused` unless delta > 0.
+    (Huber, Ann. Math. Statist. 35, 1964).
+
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes, which
+    would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another reduction,
+    and unless delta > 0.
 
         >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
@@ -70,6 +80,9 @@ def binary_cross_entropy_with_logits(
     shape; computed from -log(p) = log(1 + e^-x) and -log(1 - p) = log(1 + e^x), which are accurate
     and finite for all finite logits.
 
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes, which
+    would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
     """
@@ -82,10 +95,14 @@ def binary_cross_entropy_with_logits(
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
-    """sum(t (log(t) - log_predictions)) along the last axis, one divergence for each distribution
-    t of the targets (Kullback and Leibler, Ann. Math. Statist. 22, 1951). Where t is 0, the term is
+    """sum(t (log(t) - log_predictions)) along the last axis, one divergence for each distribution t
+    of the targets (Kullback and Leibler, Ann. Math. Statist. 22, 1951). Where t is 0, the term is
     0. The predictions are logarithms, as `log_softmax` gives them; PyTorch's "batchmean" is a mean
     here.
+
+    Both: f[..., K] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes,
+    which would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction.
 
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
         Tensor(0.6931472, f32[])
@@ -118,8 +135,11 @@ def softmax_cross_entropy(
     is that of a target of (1 - s) for the label plus s / K for each class (Szegedy et al., arXiv
     1512.00567). The mean is over the labels that are not ignored, and nan of none, as in PyTorch.
 
-    Raises `ShapeError` for labels of another shape than the logits without their last axis,
-    `AttributeRefused` for a smoothing that is not in [0, 1], or another reduction.
+    logits: f[..., K], labels: i[...] -> f[...], or f[] with "mean" or "sum". Raises
+    `OperandValueError` for a label that is none of the classes, `ShapeError` for labels of another
+    shape than the logits without their last axis, `DTypeError` for logits that are no floats and
+    labels that are no integers, `AttributeRefused` for a smoothing that is not in [0, 1], or
+    another reduction.
 
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])

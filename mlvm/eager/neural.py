@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+from mlvm.core.errors import AttributeRefused, OpError, ShapeError, brief
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
@@ -34,8 +34,11 @@ from mlvm.eager.tensor import Tensor, alias_of, one_op
 def silu(x: Tensor, /) -> Tensor:
     """x sigmoid(x), also called swish.
 
-    >>> ml.silu(ml.asarray([-1.0, 1.0]))
-    Tensor([-0.26894143,  0.7310586 ], f32[2])
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.silu(ml.asarray([-1.0, 1.0]))
+        Tensor([-0.26894143,  0.7310586 ], f32[2])
     """
     return x * op.sigmoid(x)
 
@@ -45,20 +48,26 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
     Network Acoustic Models, 2013).
 
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
         >>> ml.leaky_relu(ml.asarray([-1.0, 2.0]))
         Tensor([-0.01,  2.  ], f32[2])
     """
-    return where(x > 0.0, x, x * negative_slope)
+    return where(op.greater(x, 0.0), x, op.multiply(x, negative_slope))
 
 
 @takes_arrays
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
 
-    >>> ml.elu(ml.asarray([-1.0, 2.0]))
-    Tensor([-0.63212055,  2.        ], f32[2])
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.elu(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.63212055,  2.        ], f32[2])
     """
-    positive = x > 0.0
+    positive = op.greater(x, 0.0)
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
 
 
@@ -66,6 +75,9 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 def softplus(x: Tensor, /) -> Tensor:
     """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
     et al., Incorporating Second-Order Functional Knowledge, 2001).
+
+    x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
+    `DTypeError` for bools and complex numbers.
 
         >>> ml.softplus(ml.asarray([0.0, 1000.0]))
         Tensor([6.931472e-01, 1.000000e+03], f32[2])
@@ -79,6 +91,9 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 
     Without a `key` the next global one decides. A rate of 0 changes and copies
     nothing.
+
+    x: f[...], and so is the result. Raises `AttributeRefused` unless 0 <= rate < 1, `DTypeError`
+    for other than floats, `ShapeError` for what is no key.
 
         >>> ml.dropout(ml.ones(3), 0.0)
         Tensor([1., 1., 1.], f32[3])
@@ -107,8 +122,9 @@ def conv2d(
     are cut into that many `groups`: each group of results sees only its group of x. With as many
     groups as channels the convolution is depthwise (Chollet, arXiv 1610.02357).
 
-    Raises `ShapeError` for channels that do not fit the kernel, `AttributeRefused` for a stride, a
-    padding or a number of groups that makes no sense.
+    Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
+    padded image, `AttributeRefused` for a stride, a padding or a number of groups that makes no
+    sense, `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
         f32[1,2,2,8]
@@ -136,6 +152,10 @@ def conv1d(
 ) -> Tensor:
     """Cross-correlation of sequences with a kernel: f[N, L, I] with f[K, I / groups, O] ->
     f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
+
+    Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
+    padded sequence, `AttributeRefused` for a stride, a padding or a number of groups that makes no
+    sense, `DTypeError` unless both are floats of one dtype.
 
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
         f32[1,2,8]
@@ -169,8 +189,9 @@ def conv_transpose2d(
     `padding` is that convolution's: what falls on it is dropped. OH is (H - 1) stride + KH less
     the padding's rows; with "SAME" it is H stride.
 
-    Raises `ShapeError` for channels that do not fit the kernel, and where nothing is left;
-    `AttributeRefused` for a stride or padding that makes no sense.
+    Raises `ShapeError` for channels that do not fit the kernel, and where nothing is left,
+    `AttributeRefused` for a stride or padding that makes no sense, `DTypeError` for complex
+    numbers.
 
         >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
         f32[1,8,8,8]
@@ -187,8 +208,14 @@ def conv_transpose2d(
     height, width = [n * step for n, step in zip(x.shape[1:3], steps, strict=True)]
     if isinstance(padding, str):
         sides = _resolved("conv_transpose2d", x, window, steps, padding, (height, width))
-    else:
+    elif isinstance(padding, (tuple, list)) and [
+        len(integers(side, "padding", "conv_transpose2d")) for side in padding
+    ] == [2, 2]:
         sides = padding
+    else:
+        raise AttributeRefused(
+            f'padding is "SAME", "VALID" or ((top, bottom), (left, right)), not {brief(padding)}'
+        ).at("conv_transpose2d", types)
     if padding != "SAME":
         height, width = [
             (n - 1) * step + length - sum(side)
@@ -272,6 +299,10 @@ def max_pool2d(
     """The largest element of each window of NHWC images. The stride is the window unless given;
     padding, as in `conv2d`, counts as -inf.
 
+    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
+    other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
+
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
     """
@@ -290,8 +321,12 @@ def avg_pool2d(
     stride: int | Pair | None = None,
     padding: str | Padding = "VALID",
 ) -> Tensor:
-    """The mean of each window of NHWC images. The stride is the window unless given; padding,
-    as in `conv2d`, counts as zeros.
+    """The mean of each window of NHWC images. The stride is the window unless given; padding, as in
+    `conv2d`, counts as zeros.
+
+    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
+    other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]

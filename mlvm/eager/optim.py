@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import reduce
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
 from mlvm.core.types import DType, TensorType, f32
@@ -28,6 +28,7 @@ from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.collectives import all_reduce
 from mlvm.eager.context import current_arena, recording
+from mlvm.eager.elsewhere import require_keywords
 from mlvm.eager.number import compute
 from mlvm.eager.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor import constant as scalar
@@ -77,7 +78,13 @@ _POSITIVE: Final = (0, math.inf)
 
 class Group(SimpleNamespace):
     """Parameters of these `paths`, and as fields the hyperparameters that they have of their own.
-    Another may be assigned later."""
+    Another may be assigned later.
+
+        >>> params, slowly = {"w": ml.ones(2), "b": ml.ones(1)}, {"learning_rate": 0.25}
+        >>> first, rest = ml.optim.SGD(params, 0.5, groups=[("b", slowly)]).groups
+        >>> first.paths, first.learning_rate, rest.paths
+        (('b',), 0.25, ('w',))
+    """
 
     paths: tuple[str, ...]
     _known: tuple[str, ...]
@@ -130,6 +137,10 @@ class Optimizer:
 
     _ranges: ClassVar[_Ranges] = {}
     """The hyperparameters that are numbers, and in which range."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        require_keywords(cls, given)
+        return super().__new__(cls)
 
     def __init__(self, params: Tree, groups: Groups, **options: Any) -> None:
         """`options` are the hyperparameters of all that is in no group with others."""
@@ -316,7 +327,10 @@ class Optimizer:
         rate: object = given(self.count)
         if not isinstance(rate, Tensor) or rate.type is not _SCALAR:
             found = rate.type if isinstance(rate, Tensor) else type(rate).__name__
-            raise DTypeError(f"{self._name}: a schedule must return a {_SCALAR}, not {found}")
+            raise DTypeError(
+                f"{self._name}: a schedule must return a {_SCALAR}, not {found}; where the rate "
+                f"depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
+            )
         return rate
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
@@ -421,6 +435,8 @@ class SGD(Optimizer):
     v = momentum v + g + weight_decay p;  d = v       with it (Polyak, 1964)
     d = g + weight_decay p + momentum v               and with `nesterov` (Sutskever et al., 2013)
 
+    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
+
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
         >>> optimizer.update({"w": ml.ones(2)})
@@ -496,6 +512,8 @@ class RMSProp(Optimizer):
     b = momentum b + d;  d = b                        with momentum
 
     `weight_decay` p is added to g before all that.
+
+    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.RMSProp({"w": w}, 0.05)
@@ -590,6 +608,8 @@ class Lion(Optimizer):
 
     The paper takes a rate 3 to 10 times smaller than AdamW's, and as much more weight decay.
 
+    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
+
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Lion({"w": w}, 0.5, weight_decay=0.0)
         >>> optimizer.update({"w": ml.ones(2)})
@@ -643,12 +663,14 @@ class Lion(Optimizer):
 
 
 class Adam(Optimizer):
-    """p -= rate * m / (sqrt(v) + eps), with m and v the exponentially weighted means of g and
-    g^2 (Kingma and Ba, arXiv 1412.6980).
+    """p -= rate * m / (sqrt(v) + eps), with m and v the exponentially weighted means of g and g^2
+    (Kingma and Ba, arXiv 1412.6980).
 
     The state holds them as sums: gradient_sum = beta1 gradient_sum + g, and square_sum =
     beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) / (1 - beta), these are
     the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
+
+    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Adam({"w": w}, 0.5)
@@ -717,8 +739,10 @@ def _sum_of_weights(beta: float, t: Tensor) -> Tensor:
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p
-    (Loshchilov and Hutter, arXiv 1711.05101).
+    """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p (Loshchilov
+    and Hutter, arXiv 1711.05101).
+
+    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.AdamW({"w": w}, 0.5, weight_decay=0.0)
@@ -789,6 +813,8 @@ def global_norm(tree: Tree) -> Tensor:
     A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of what
     members have in parts (`ml.parallel.Parts`) it is the norm of the whole: they all call this.
 
+    Raises `DTypeError` for a leaf that is no tensor.
+
         >>> ml.optim.global_norm({"w": ml.asarray([3.0, 4.0])})
         Tensor(5., f32[])
     """
@@ -802,8 +828,11 @@ def global_norm(tree: Tree) -> Tensor:
 
 
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
-    """The same tree, times max_norm / global_norm(grads) if that is below 1
-    (Pascanu et al., arXiv 1211.5063). Raises `AttributeRefused` unless max_norm > 0.
+    """The same tree, times max_norm / global_norm(grads) if that is below 1 (Pascanu et al., arXiv
+    1211.5063).
+
+    The gradients: float tensors of any shapes, and so is the result. Raises `AttributeRefused`
+    unless max_norm > 0.
 
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
         Tensor([0.6, 0.8], f32[2])
@@ -931,8 +960,11 @@ def _copy_into(out: Tensor, x: Tensor) -> None:
 def constant(rate: float) -> Schedule:
     """The same rate for every update.
 
-    >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
-    True
+    It takes the count of updates, f32[], and gives f32[]. Raises `AttributeRefused` for a negative
+    rate.
+
+        >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
+        True
     """
     rate = _require("constant", "rate", rate, 0)
     return lambda count: creation.full((), rate, dtype=f32)
@@ -942,7 +974,8 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
     """From 0 to `peak` in a line over `warmup_steps`, then to `final` in half a cosine wave that
     ends at `total_steps` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
 
-    Raises `AttributeRefused` for a negative rate, or unless 0 <= warmup_steps < total_steps.
+    It takes the count of updates, f32[], and gives f32[]. Raises `AttributeRefused` for a negative
+    rate, or unless 0 <= warmup_steps < total_steps.
 
         >>> rate = ml.optim.cosine(1.0, total_steps=100)
         >>> float(rate(ml.asarray(0.0))), float(rate(ml.asarray(100.0)))
@@ -970,14 +1003,13 @@ def one_cycle(
     initial_divisor: float = 25.0,
     final_divisor: float = 1e4,
 ) -> Schedule:
-    """From initial = peak / initial_divisor up to `peak`, and down to initial / final_divisor,
-    in half a cosine wave each (Smith and Topin, arXiv 1708.07120). `warmup_fraction` of
-    `total_steps` go up. The end is reached after `total_steps` updates, as in optax's
-    `cosine_onecycle_schedule`; in PyTorch's `OneCycleLR` the last update reaches it. The defaults
-    are those of both.
+    """From initial = peak / initial_divisor up to `peak`, and down to initial / final_divisor, in
+    half a cosine wave each (Smith and Topin, arXiv 1708.07120). `warmup_fraction` of `total_steps`
+    go up. The end is reached after `total_steps` updates, as in optax's `cosine_onecycle_schedule`;
+    in PyTorch's `OneCycleLR` the last update reaches it. The defaults are those of both.
 
-    Raises `AttributeRefused` for a negative peak, total_steps < 1, a divisor below 1, or unless
-    0 <= warmup_fraction < 1.
+    It takes the count of updates, f32[], and gives f32[]. Raises `AttributeRefused` for a negative
+    peak, total_steps < 1, a divisor below 1, or unless 0 <= warmup_fraction < 1.
 
         >>> rate = ml.optim.one_cycle(1.0, total_steps=100)
         >>> float(rate(ml.asarray(0.0))) < float(rate(ml.asarray(30.0)))

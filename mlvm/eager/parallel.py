@@ -88,6 +88,12 @@ def value_and_grad(
     member has its piece of every gradient, which is all that its optimizer needs.
 
     Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
+
+        >>> loss_and_grad = ml.parallel.value_and_grad(lambda x: ml.sum(x * x))
+        >>> def member(rank, vm):
+        ...     return loss_and_grad(ml.ones(2) * rank)[1].tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0], [1.0, 1.0]]
     """
     alone = collecting(fn, argnums, has_aux=has_aux)
     differentiated = collecting(fn, argnums, has_aux=has_aux, collect=_Buckets)
@@ -195,6 +201,11 @@ def data_parallel(
 
     Raises `AttributeRefused` for another `shard`, `ShapeError` unless all arguments are
     arrays of one number of rows, a multiple of the group's size, and what `Group.run` raises.
+
+        >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
+        >>> with ml.parallel.Group(2) as group:
+        ...     ml.parallel.data_parallel(make_step, group)(ml.ones(6))
+        3.0
     """
     if shard not in (None, "optimizer", "all"):
         raise AttributeRefused(

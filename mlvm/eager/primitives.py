@@ -17,6 +17,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
 from mlvm.eager.elsewhere import keyword_hint
+from mlvm.eager.op_docs import described
 from mlvm.eager.tensor import OneOp, Tensor, apply, apply_into, is_array, one_op, operand
 
 WITHOUT_FUNCTION: Final = {
@@ -105,7 +106,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             raise
 
     function.__name__ = function.__qualname__ = op.name
-    function.__doc__ = op.doc
+    function.__doc__ = described(op) if op.name in __all__ else op.doc
     function.__signature__ = _signature(op)  # type: ignore[attr-defined]
     return function
 

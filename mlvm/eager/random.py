@@ -31,6 +31,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integer, integers
 from mlvm.eager.tensor import (
@@ -72,10 +73,12 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 
 
 def key(seed: int) -> Tensor:
-    """The key of that seed. Raises `OperandValueError` unless 0 <= seed < 2**64.
+    """The key of that seed.
 
-    >>> ml.random.key(0).type
-    u64[2]
+    The result: u64[2]. Raises `OperandValueError` unless 0 <= seed < 2**64.
+
+        >>> ml.random.key(0).type
+        u64[2]
     """
     return from_array(_words(seed, 0))
 
@@ -83,8 +86,11 @@ def key(seed: int) -> Tensor:
 def split(key: Tensor, n: int = 2) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each.
 
-    >>> ml.random.split(ml.random.key(0), 3).type
-    u64[3,2]
+    The result: u64[n, 2]. Raises `ShapeError` for what is no key, u64[2], `AttributeRefused` for a
+    negative n.
+
+        >>> ml.random.split(ml.random.key(0), 3).type
+        u64[3,2]
     """
     return op.split_key(key, n=n)
 
@@ -92,8 +98,11 @@ def split(key: Tensor, n: int = 2) -> Tensor:
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key for each value of the integer `data`: a step, a layer.
 
-    >>> ml.random.fold_in(ml.random.key(0), 7).type
-    u64[2]
+    The result: u64[2]. Raises `ShapeError` for what is no key, u64[2], and data that is no scalar,
+    `DTypeError` for data that is no integer.
+
+        >>> ml.random.fold_in(ml.random.key(0), 7).type
+        u64[2]
     """
     return op.fold_in(key, asarray(data))
 
@@ -128,8 +137,10 @@ _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=
 def next_key() -> Tensor:
     """The next global key of the current VM.
 
-    >>> ml.random.next_key().type
-    u64[2]
+    The result: u64[2].
+
+        >>> ml.random.next_key().type
+        u64[2]
     """
     source = _source.get()
     return _draw() if source is None else source()
@@ -196,11 +207,13 @@ def seed(seed: int) -> None:
 def state() -> Array:
     """The state of the current VM's global keys, to be kept for `set_state`.
 
-    >>> state = ml.random.state()
-    >>> x = ml.random.normal(3)
-    >>> ml.random.set_state(state)
-    >>> bool(ml.all(x == ml.random.normal(3)))
-    True
+    The result: a numpy array, u64[2].
+
+        >>> state = ml.random.state()
+        >>> x = ml.random.normal(3)
+        >>> ml.random.set_state(state)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
     """
     return _global().state.numpy()
 
@@ -236,8 +249,11 @@ def normal(
 ) -> Tensor:
     """Standard normal values, of mean 0 and variance 1.
 
-    >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
-    f32[2,3]
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats.
+
+        >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
+        f32[2,3]
     """
     return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
 
@@ -252,7 +268,9 @@ def uniform(
 ) -> Tensor:
     """Values evenly distributed over low <= u < high; rounding may make one equal to high.
 
-    Raises `AttributeRefused` unless low < high, and both and their distance are finite.
+    The result: f[*shape]. Raises `AttributeRefused` unless low < high, and both and their distance
+    are finite, `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype
+    of no floats.
 
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
         f32[2,3]
@@ -267,12 +285,15 @@ def uniform(
     return u * float(high - low) + float(low)
 
 
+@takes_arrays
 def bernoulli(
-    shape: int | Sequence[int] = (), p: float | Tensor = 0.5, *, key: Tensor | None = None
+    shape: int | Sequence[int] = (), p: Tensor | float = 0.5, *, key: Tensor | None = None
 ) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
-    Raises `OperandValueError` where p is no probability, `DTypeError` where it is no number.
+    The result: bool[*shape]. Raises `OperandValueError` where p is no probability, `DTypeError`
+    where it is no float, `ShapeError` for a negative length and for what is no key, and where p
+    does not broadcast to the shape.
 
         >>> ml.random.bernoulli(4, 1.0, key=ml.random.key(0))
         Tensor([ True,  True,  True,  True], bool[4])
@@ -295,19 +316,27 @@ def randint(
     """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
     of their own, since other libraries have them before the shape, or behind it.
 
-    >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
-    i64[5]
+    The result: i[*shape]. Raises `AttributeRefused` unless low < high, and both are of the dtype,
+    `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype of no
+    integers.
+
+        >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
+        i64[5]
     """
     return op.randint(
         _or_next(key), low=low, high=high, shape=integers(shape, "shape"), dtype=DType.of(dtype)
     )
 
 
-def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
+@takes_arrays
+def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order.
 
-    >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
-    Tensor([0, 1, 2, 3], i64[4])
+    The result: i64[x] of a number, the shape of a tensor. Raises `ShapeError` for a scalar tensor
+    and for what is no key, `AttributeRefused` for a negative number.
+
+        >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
+        Tensor([0, 1, 2, 3], i64[4])
     """
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)
@@ -316,6 +345,7 @@ def permutation(x: int | Tensor, *, key: Tensor | None = None) -> Tensor:
     return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
 
 
+@takes_arrays
 def categorical(
     logits: Tensor,
     axis: int = -1,
@@ -330,15 +360,16 @@ def categorical(
     distribution (Maddison et al., arXiv 1411.0030), as in `jax.random.categorical`: for each draw,
     as many numbers are drawn as there are logits.
 
-    Raises `DTypeError` for other than floats, `AttributeRefused` for an axis that is not there,
-    `ShapeError` for a shape that the logits do not fit, or no logits along the axis.
+    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` for other than floats, `AxisRefused` for
+    an axis that is not there, `ShapeError` for a shape that the logits do not fit, no logits along
+    the axis, or what is no key.
 
         >>> ml.random.categorical(ml.asarray([0.0, 100.0]), key=ml.random.key(0))
         Tensor(1, i64[])
     """
     type = _float_type("categorical", logits, "logits")
     try:
-        along = normalize_axis(axis, type.ndim) - type.ndim
+        along = normalize_axis(integer(axis, "axis", "categorical"), type.ndim) - type.ndim
     except OpError as error:
         raise error.at("categorical", (type,)) from None
     rest = tuple(n for i, n in enumerate(type.shape, -type.ndim) if i != along)
@@ -349,8 +380,9 @@ def categorical(
     return op.argmax(stop_gradient(logits) + noise, axis=along)
 
 
+@takes_arrays
 def choice(
-    a: int | Tensor,
+    a: Tensor | int,
     shape: int | Sequence[int] = (),
     *,
     replace: bool = True,
@@ -367,8 +399,10 @@ def choice(
     what is left (Efraimidis and Spirakis, Inf. Process. Lett. 97, 2006, by Gumbel noise); if fewer
     than are drawn have p > 0, some of the others follow.
 
-    Raises `AttributeRefused` for more draws than there are without `replace`, or for any from
-    nothing, `ShapeError` for another `p` than one number for each.
+    The result: i64[*shape] of a number, [*shape, ...] of a tensor and axis 0. Raises
+    `AttributeRefused` for more draws than there are without `replace`, or for any from nothing,
+    `ShapeError` for another `p` than one number for each and for what is no key, `DTypeError` for a
+    `p` that is no floats, `AxisRefused` for an axis that the tensor does not have.
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
@@ -376,7 +410,7 @@ def choice(
     if isinstance(a, Tensor):
         types: tuple[TensorType, ...] = (a.type,)
         try:
-            n = a.shape[normalize_axis(axis, a.ndim)]
+            n = a.shape[normalize_axis(integer(axis, "axis", "choice"), a.ndim)]
         except OpError as error:
             raise error.at("choice", types) from None
     else:
@@ -404,9 +438,10 @@ def choice(
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
+@takes_arrays
 def truncated_normal(
-    lower: float | Tensor,
-    upper: float | Tensor,
+    lower: Tensor | float,
+    upper: Tensor | float,
     shape: int | Sequence[int] | None = None,
     *,
     key: Tensor | None = None,
@@ -417,8 +452,9 @@ def truncated_normal(
     in `jax.random.truncated_normal`: where both bounds are on one side of 0 and more than about 4
     away (7 in f64), so few values are possible that it is coarse.
 
-    Raises `AttributeRefused` unless lower < upper, for numbers; of tensors, where they cross, the
-    result is `upper`.
+    The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `AttributeRefused`
+    unless lower < upper, for numbers, `ShapeError` for a negative length and for what is no key,
+    and where the bounds do not broadcast to the shape, `DTypeError` for a dtype of no floats.
 
         >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
         f32[3]
@@ -526,4 +562,4 @@ def _or_next(key: Tensor | None) -> Tensor:
 
 
 def _is_number(x: object) -> bool:
-    return isinstance(x, (int, float))
+    return isinstance(x, (int, float, np.integer, np.floating))

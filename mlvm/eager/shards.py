@@ -78,7 +78,21 @@ def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
 
 
 class Parts(dict[str, Any]):
-    """A tree of pieces: of each tensor the piece that is this member's, f[ceil(size / n)]."""
+    """A tree of pieces: of each tensor the piece that is this member's, f[ceil(size / n)].
+
+    >>> loss_and_grads = ml.parallel.value_and_grad(lambda params: ml.sum(params["w"] ** 2))
+    >>> def make_step(vm):
+    ...     params = {"w": ml.ones(3)}
+    ...     optimizer = ml.optim.SGD(params, 0.5)
+    ...     def step(x):
+    ...         grads = loss_and_grads(params)[1]
+    ...         optimizer.update(grads)
+    ...         return type(grads).__name__, grads["w"].type, params["w"].tolist()
+    ...     return step
+    >>> with ml.parallel.Group(2) as group:
+    ...     ml.parallel.data_parallel(make_step, group, shard="optimizer")(ml.ones(2))
+    ('Parts', f32[2], [0.0, 0.0, 0.0])
+    """
 
 
 # --- pieces --------------------------------------------------------------------------

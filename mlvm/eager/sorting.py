@@ -37,7 +37,10 @@ def sort(
     out: Tensor | None = None,
 ) -> Tensor:
     """The elements of x in order along `axis`; nan counts as the largest. The order is always
-    `stable`. Raises `AxisRefused`, and `DTypeError` for complex numbers, which have no order.
+    `stable`.
+
+    x: [...], any dtype but complex, and so is the result. Raises `AxisRefused` for an axis that x
+    does not have, `DTypeError` for complex numbers, which have no order.
 
         >>> ml.sort(ml.asarray([3.0, 1.0, 2.0]))
         Tensor([1., 2., 3.], f32[3])
@@ -58,7 +61,9 @@ def argsort(
     out: Tensor | None = None,
 ) -> Tensor:
     """The positions (i64) along `axis` of the elements that `sort` gives. Equal elements keep their
-    order, so it is always `stable`. Raises what `sort` raises.
+    order, so it is always `stable`.
+
+    x: [...] -> i64[...]. Raises what `sort` raises.
 
         >>> ml.argsort([3.0, 1.0, 2.0])
         Tensor([1, 2, 0], i64[3])
@@ -71,7 +76,10 @@ def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
     """The k largest elements along `axis`, the largest first, and their positions (i64).
 
     Of equal elements the first one comes first, and nan counts as the largest, as in
-    `jax.lax.top_k`. Raises `AttributeRefused` unless 0 <= k <= the axis's length.
+    `jax.lax.top_k`.
+
+    x: [..., n] -> [..., k] each. Raises `AttributeRefused` unless 0 <= k <= n, `AxisRefused` for an
+    axis that x does not have, `DTypeError` for complex numbers.
 
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
         (Tensor([5., 3.], f32[2]), Tensor([1, 2], i64[2]))
@@ -104,6 +112,11 @@ def searchsorted(
 
     With "left" it goes before equal elements, with "right" behind them. x2 may be a number. Raises
     `ShapeError` for an x1 that is no vector, `AttributeRefused` for another side.
+
+    x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` for an x1 that is no vector,
+    `AttributeRefused` for another side, `DTypeError` for complex numbers, for dtypes that do not
+    promote and for a `sorter` that is no integers, `PositionRefused` for a place in it that x1 does
+    not have.
 
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
@@ -214,6 +227,8 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
 
     Each nan is different from all others, and 0.0 and -0.0 are equal. Gradients flow into `values`.
 
+    x: [...], any dtype -> values [n], indices and counts i64[n], inverse_indices i64[...].
+
         >>> ml.unique_all(ml.asarray([3, 1, 3])).indices
         Tensor([1, 0], i64[2])
     """
@@ -225,8 +240,10 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
     """The different values in x, in order, and their counts (i64), as `unique_all` tells them.
 
-    >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
-    Tensor([1, 2], i64[2])
+    x: [...], any dtype -> values [n] and counts i64[n].
+
+        >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
+        Tensor([1, 2], i64[2])
     """
     found = _Sorted("unique_counts", x)
     return UniqueCountsResult(found.chosen(found.values), found.counts())
@@ -235,6 +252,8 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
     """The different values in x, in order, and for each element of x the place (i64) of its value
     there, as `unique_all` tells them.
+
+    x: [...], any dtype -> values [n] and inverse_indices i64[...].
 
         >>> ml.unique_inverse(ml.asarray([3, 1, 3])).inverse_indices
         Tensor([1, 0, 1], i64[3])
@@ -246,8 +265,10 @@ def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
 def unique_values(x: Tensor, /) -> Tensor:
     """The different values in x, in order, as a vector. Each nan is different from all others.
 
-    >>> ml.unique_values(ml.asarray([3, 1, 3]))
-    Tensor([1, 3], i64[2])
+    x: [...] -> [n], the same dtype.
+
+        >>> ml.unique_values(ml.asarray([3, 1, 3]))
+        Tensor([1, 3], i64[2])
     """
     found = _Sorted("unique_values", x)
     return found.chosen(found.values)
@@ -255,7 +276,10 @@ def unique_values(x: Tensor, /) -> Tensor:
 
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """Whether each element of x1 is equal to one of x2, or with `invert` to none. One of the two
-    may be a number. nan is equal to nothing. Raises `DTypeError` for two numbers.
+    may be a number. nan is equal to nothing.
+
+    x1: [...] -> bool[...], for an x2 of any shape. Raises `DTypeError` for two numbers, and for
+    dtypes that do not promote.
 
         >>> ml.isin(ml.asarray([1, 2, 3]), ml.asarray([2, 5]))
         Tensor([False,  True, False], bool[3])

@@ -322,11 +322,14 @@ def alias_of(x: Tensor) -> Tensor:
 
 
 def positive(x: Tensor, /) -> Tensor:
-    """+x: another tensor over the bytes of x. Raises `DTypeError` for bools.
+    """+x: another tensor over the bytes of x.
 
-    >>> ml.positive(ml.asarray([1.0, -2.0]))
-    Tensor([ 1., -2.], f32[2])
+    x: [...], any dtype but bool, and so is the result. Raises `DTypeError` for bools.
+
+        >>> ml.positive(ml.asarray([1.0, -2.0]))
+        Tensor([ 1., -2.], f32[2])
     """
+    _require_tensor("positive", x)
     try:
         require("numeric", x.type)
     except DTypeError as error:
@@ -337,12 +340,20 @@ def positive(x: Tensor, /) -> Tensor:
 def stop_gradient(x: Tensor) -> Tensor:
     """The same value, through which no cotangent flows; nothing is copied.
 
-    >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
-    Tensor(3., f32[])
+    x: [...], any dtype, and so is the result. Raises `DTypeError` for what is no tensor or array.
+
+        >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
+        Tensor(3., f32[])
     """
+    _require_tensor("stop_gradient", x)
     out = x.arena.view(x, x.type, Tensor)
     out.tape = None
     return out
+
+
+def _require_tensor(function: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise DTypeError(f"takes a tensor, not {brief(x)}; see asarray").at(function, ())
 
 
 def _apply_dynamic(
@@ -639,6 +650,12 @@ class Tensor(Methods, Allocation):
     (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
     result shares the bytes of x until one of the two is updated.
 
+    What it is: `shape dtype type ndim size nbytes itemsize device`, and where: `arena handle base
+    views`. Its values here: `item tolist numpy`. Itself in another way: `T mT real imag`,
+    `to_device astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes
+    squeeze repeat take nonzero argsort`. What is left of it along an axis: `sum mean var std prod
+    min max argmin argmax all any`. All other functions are those of `ml` alone.
+
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
         ((1, 2), f32, Tensor(3., f32[]))
@@ -666,10 +683,12 @@ class Tensor(Methods, Allocation):
 
     @property
     def shape(self) -> Shape:
+        """The length of each axis, outermost first; () of a scalar."""
         return self.type.shape
 
     @property
     def dtype(self) -> DType:
+        """What its elements are, such as `ml.float32`."""
         return self.type.dtype
 
     @property
@@ -679,18 +698,22 @@ class Tensor(Methods, Allocation):
 
     @property
     def ndim(self) -> int:
+        """How many axes it has."""
         return self.type.ndim
 
     @property
     def size(self) -> int:
+        """How many elements it has."""
         return self.type.size
 
     @property
     def nbytes(self) -> int:
+        """How many bytes its elements take."""
         return self.type.nbytes
 
     @property
     def itemsize(self) -> int:
+        """How many bytes one element takes."""
         return self.dtype.itemsize
 
     @property

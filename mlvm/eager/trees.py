@@ -21,7 +21,8 @@ def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
     Module it may have a dict, as gradients and `Module.parameters` have one. Modules become copies,
     which share their buffers. Two places with one tensor, and one partner, have one result.
 
-    Raises `DTypeError` where structures differ, and for a node that contains itself.
+    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` where structures
+    differ, and for a node that contains itself.
 
         >>> ml.tree.map(ml.negative, {"a": ml.ones(2), "b": [ml.zeros(1)]})
         {'a': Tensor([-1., -1.], f32[2]), 'b': [Tensor([-0.], f32[1])]}
@@ -32,7 +33,10 @@ def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
 def leaves(tree: Tree, /) -> list[Any]:
     """The leaves of the tree in order, also those that occur twice; of None there are none.
 
-    >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
-    [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
+    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` for a node that
+    contains itself.
+
+        >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
+        [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
     """
     return all_leaves(tree)

@@ -22,6 +22,13 @@ class Transform(Protocol):
     """A change of each batch: from its arrays and random numbers to arrays of as many rows.
 
     Each sample has random numbers of its own, which depend on seed, epoch and sample alone.
+
+        >>> class Numbers:
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, indices): return (indices,)
+        >>> def noisy(arrays, random): return (arrays[0] + random.uniform(0.0, 0.5),)
+        >>> ml.Pipeline(Numbers(), 4, vm=ml.VM(), transform=noisy).get()[0].type
+        f64[4]
     """
 
     def __call__(self, arrays: Arrays, random: SampleRandom, /) -> Arrays: ...
@@ -30,7 +37,14 @@ class Transform(Protocol):
 @runtime_checkable
 class Dataset(Protocol):
     """Samples by number. With `indices` i64[B] in any order, `dataset[indices]` is a tuple of
-    arrays [B, ...]; row b belongs to sample `indices[b]`. Several threads may call it at once."""
+    arrays [B, ...]; row b belongs to sample `indices[b]`. Several threads may call it at once.
+
+        >>> class Numbers:
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, indices): return (indices,)
+        >>> isinstance(Numbers(), ml.Dataset), Numbers()[[3, 1]]
+        (True, ([3, 1],))
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, indices: Indices, /) -> Arrays: ...

@@ -30,7 +30,16 @@ _IN_USE: Final = 2  # slots for batches that were got: the last one, and one tha
 
 class PipelineState(TypedDict):
     """Where a pipeline stands: the next batch begins at position `next_index` of the order of
-    `epoch`, both from 0. It is JSON."""
+    `epoch`, both from 0. It is JSON.
+
+        >>> class Numbers:
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, indices): return (indices,)
+        >>> batches = ml.Pipeline(Numbers(), 4, vm=ml.VM())
+        >>> _ = batches.get()
+        >>> batches.state()
+        {'epoch': 0, 'next_index': 4, 'seed': 0}
+    """
 
     epoch: int
     next_index: int
@@ -39,7 +48,16 @@ class PipelineState(TypedDict):
 
 class PipelineStats(NamedTuple):
     """How many batches were got, and the seconds that each side has waited: the consumer for
-    batches, all producers together for free slots."""
+    batches, all producers together for free slots.
+
+        >>> class Numbers:
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, indices): return (indices,)
+        >>> batches = ml.Pipeline(Numbers(), 4, vm=ml.VM())
+        >>> _ = batches.get()
+        >>> batches.stats().batches
+        1
+    """
 
     batches: int
     consumer_waited: float
@@ -62,6 +80,15 @@ class Pipeline(Generic[A]):
     Raises `PipelineError` for impossible options, for a missing `vm`, and for a dataset that is
     empty or gives no arrays. Other errors of `dataset` or `transform` on the first sample are
     raised unchanged.
+
+        >>> class Numbers:
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, indices): return (indices,)
+        >>> with ml.Pipeline(Numbers(), 4, vm=ml.VM()) as batches:
+        ...     for (numbers,) in batches: print(numbers.tolist())
+        [0, 1, 2, 3]
+        [4, 5, 6, 7]
+        [8, 9]
     """
 
     _kind: type[A] = Allocation  # type: ignore[assignment]

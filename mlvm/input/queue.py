@@ -77,6 +77,13 @@ class QueueTensor:
 
     Raises `ArenaError` for impossible arguments and inside a captured function; `ShapeError` or
     `DTypeError` for a type; `OutOfMemory`.
+
+        >>> import numpy as np
+        >>> queue = ml.QueueTensor(ml.VM(), ["f32[2]", "i64[]"], maxsize=3)
+        >>> queue.put([np.ones(2, np.float32), np.asarray(7)])
+        >>> x, label = queue.get()
+        >>> x.tolist(), int(label), queue.qsize()
+        ([1.0, 1.0], 7, 0)
     """
 
     def __init__(

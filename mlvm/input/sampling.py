@@ -57,6 +57,11 @@ class SampleRandom:
     `indices`, i64[B], are the numbers of the samples. A draw returns an array [B, *shape], a row
     from each stream. Row b depends on `indices[b]`, seed, epoch and the draws before, never on the
     other rows.
+
+        >>> import numpy as np
+        >>> random = ml.SampleRandom(seed=0, epoch=0, indices=np.asarray([5, 2]))
+        >>> random.uniform().shape, random.normal((3,)).shape
+        ((2,), (2, 3))
     """
 
     def __init__(self, seed: int, epoch: int, indices: Indices) -> None:

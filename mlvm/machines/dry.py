@@ -56,6 +56,7 @@ class DryVM(LocalVM):
     borrow = read
 
     def storage_over(self, memory: Array) -> StorageHandle:
+        """Raises `HandleError`: there are no bytes that others could write to."""
         raise HandleError(f"{self.name} is a dry VM: it has no use for bytes")
 
     def write(self, handle: TensorHandle, array: Array) -> None:

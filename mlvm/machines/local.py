@@ -44,8 +44,9 @@ class LocalVM(VM):
     result depends on how many they are. They are `pinned` to a processor each if asked.
     `kernels`, by op name, take the place of all others.
 
-    Raises `MissingExtra` for a native machine that was not built, `MachineError` for threads
-    without one, `UnknownFunction` for a kernel of no op.
+    Raises `MissingExtra` for a native machine that was not built, `MachineError` for impossible
+    numbers of workers and threads, and for several threads without such a machine,
+    `UnknownFunction` for a kernel of no op.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name

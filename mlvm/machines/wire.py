@@ -187,7 +187,12 @@ def read_args(reader: Reader, name: str) -> list[Any]:
 
 
 def encode_call(name: str, args: Sequence[Any]) -> bytes:
-    """A call as a message. Raises what `write_call` raises."""
+    """A call as a message. Raises what `write_call` raises.
+
+    >>> from mlvm.machines.wire import decode_call, encode_call
+    >>> decode_call(encode_call("alloc_storage", [64]))
+    ('alloc_storage', [64])
+    """
     writer = Writer()
     write_call(writer, name, args)
     return writer.message(Kind.call)
@@ -201,7 +206,12 @@ def decode_call(message: bytes) -> tuple[str, list[Any]]:
 
 
 def encode_answer(name: str, result: Any) -> bytes:
-    """The result of the call of that name as a message."""
+    """The result of the call of that name as a message.
+
+    >>> from mlvm.machines.wire import decode_answer, encode_answer
+    >>> decode_answer("alloc_tensor", encode_answer("alloc_tensor", 7))
+    7
+    """
     writer = Writer()
     CALLS[name].result.write(writer, result)
     return writer.message(Kind.answer)
@@ -385,6 +395,10 @@ class WireVM(Identity):
     It implements `VMProtocol`. An error comes back with its class, text, notes and attributes (an
     `OpError` has its op, operands and reason). An argument that has no encoding is refused before
     anything is sent. What is `attached` stays on this side.
+
+        >>> from mlvm.machines.wire import WireVM
+        >>> with ml.use(WireVM(ml.VM("far"))): ml.ones(2) + 1.0
+        Tensor([2., 2.], f32[2])
     """
 
     def __init__(self, vm: VM) -> None:
@@ -523,3 +537,10 @@ class WireVM(Identity):
                     if not loaded.alive:
                         del self._by_digest[loaded.digest]
                         self._post("drop_program", loaded.number)
+
+
+for _call in (
+    *("alloc_storage", "alloc_tensor", "consumed_size_in_mib", "dealloc_storage"),
+    *("dealloc_tensor", "estimate", "launch", "read", "swap", "tensor_from_storage", "write"),
+):  # what a call does is said once, in VM
+    vars(WireVM)[_call].__doc__ = vars(VM)[_call].__doc__

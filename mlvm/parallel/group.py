@@ -91,6 +91,10 @@ class AnyGroup(ABC):
     Until `close`, the function table of each VM has `all_reduce`, `all_gather`, `reduce_scatter`,
     `broadcast`, `send`, `recv`, `barrier`, `all_reduce.start` and `all_reduce.wait`. With the same
     number of members they leave the same bits in every group.
+
+        >>> with ml.parallel.group("threads:2") as group:
+        ...     isinstance(group, ml.parallel.AnyGroup), group.size
+        (True, 2)
     """
 
     def __init__(self) -> None:
@@ -210,6 +214,9 @@ class Group(AnyGroup):
     one thread for each VM.
 
     Raises `GroupError` for impossible VMs or cores, `MissingExtra` without threadpoolctl.
+
+        >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: float(ml.ones(4).sum()))
+        [4.0, 4.0]
     """
 
     def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:

@@ -13,6 +13,9 @@ def group(name: str) -> AnyGroup:
     that were started together by `mpi`.
 
     Raises `GroupError` for another name, and what `Group`, `ProcessGroup` and `MpiGroup` raise.
+
+        >>> with ml.parallel.group("threads:3") as group: group.run(lambda rank, vm: rank * rank)
+        [0, 1, 4]
     """
     kind, colon, count = name.partition(":")
     if kind == "mpi" and not colon:

@@ -373,3 +373,70 @@ def test_numpys_functions_of_elements_compute_with_tensors() -> None:
 def test_what_numpy_has_alone_says_so(call: Callable[[ml.Tensor], Any], said: str) -> None:
     with pytest.raises(ml.errors.DTypeError, match=said):
         call(ml.ones(2))
+
+
+STEPS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
+LENGTHS = np.array([4, 2])
+
+
+def test_recurrent_layers_take_arrays() -> None:
+    x, lengths = ml.asarray(STEPS), ml.asarray(LENGTHS)
+    gru, lstm = untyped.nn.GRU(3, 5), untyped.nn.LSTM(3, 5)
+    h = ml.random.normal((1, 2, 5))
+    want, last = gru(x, h, lengths=lengths)
+    for given in (LENGTHS, LENGTHS.tolist()):
+        y, end = gru(STEPS, h.numpy(), lengths=given)
+        np.testing.assert_array_equal(y.numpy(), want.numpy(), strict=True)
+        np.testing.assert_array_equal(end.numpy(), last.numpy(), strict=True)
+    want, _ = lstm(x, (h, h))
+    y, _ = lstm(STEPS, (h.numpy(), h))
+    np.testing.assert_array_equal(y.numpy(), want.numpy(), strict=True)
+    cell, before = untyped.nn.GRUCell(3, 5), h[0]
+    np.testing.assert_array_equal(
+        cell(STEPS[0], before.numpy()).numpy(), cell(x[0], before).numpy(), strict=True
+    )
+    with pytest.raises(ml.errors.ShapeError, match=r"GRU: the state must be f32\[1,2,5\]"):
+        gru(STEPS, h.numpy()[:, :1])
+
+
+def test_attention_and_embedding_take_arrays() -> None:
+    layer, x = untyped.nn.MultiHeadAttention(4, 2), ml.random.normal((1, 3, 4))
+    mask = np.tri(3, dtype=np.bool_)
+    want = layer(x, mask=ml.asarray(mask)).numpy()
+    np.testing.assert_array_equal(layer(x.numpy(), mask=mask).numpy(), want, strict=True)
+    cache = layer.init_cache(1, 6)
+    want = layer(x, cache=cache, position=2)[0].numpy()
+    for position in (np.int64(2), np.asarray(2)):
+        y, _ = layer(x, cache=cache, position=position)
+        np.testing.assert_array_equal(y.numpy(), want, strict=True)
+    table = untyped.nn.Embedding(5, 3)
+    want = table(ml.asarray([[1, 4]])).numpy()
+    for indices in ([[1, 4]], np.array([[1, 4]])):
+        np.testing.assert_array_equal(table(indices).numpy(), want, strict=True)
+
+
+def test_draws_take_arrays() -> None:
+    key, p = ml.random.key(3), np.array([0.1, 0.2, 0.7])
+    draws: list[tuple[Callable[..., Any], Any]] = [
+        (lambda p: untyped.random.bernoulli((4, 3), p, key=key), p),
+        (lambda p: ml.random.choice(3, 8, p=p, key=key), p),
+        (lambda x: ml.random.choice(x, 8, key=key), X),
+        (lambda x: ml.random.permutation(x, key=key), X),
+        (lambda x: ml.random.categorical(x, key=key), X),
+        (lambda x: ml.random.truncated_normal(x, x + 1, key=key), X),
+    ]
+    for draw, given in draws:
+        np.testing.assert_array_equal(
+            draw(given).numpy(), draw(ml.asarray(given)).numpy(), strict=True
+        )
+    assert bool(ml.all(untyped.random.bernoulli(5, np.float32(1.0))))
+
+
+def test_an_array_in_a_buffer_is_a_tensor() -> None:
+    class Scaled(ml.nn.Module):
+        def __init__(self) -> None:
+            self.mean: Any = untyped.nn.buffer(X)
+
+    model = Scaled()
+    np.testing.assert_array_equal(model.mean.numpy(), X, strict=True)
+    assert list(model.named_buffers()) == ["mean"]

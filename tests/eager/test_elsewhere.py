@@ -13,23 +13,25 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.elsewhere import FUNCTIONS, METHODS, OF_MODULES
+from mlvm.eager.elsewhere import FUNCTIONS, METHODS, OF_MODULES, OF_OPTIMIZERS
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
 HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
 HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]
 HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
+HINTS += [(f"optimizer.{name}", hint) for name, hint in OF_OPTIMIZERS.items()]
 
 
 def test_what_a_hint_names_exists() -> None:
     x, y, model = ml.ones((2, 2)), ml.ones(2), ml.nn.Linear(2, 2)
+    starts = {"ml": ml, "x": x, "y": y, "model": model, "optimizer": ml.optim.Adam(model, 0.1)}
     named = 0
     for name, hint in HINTS:
         for start, path in re.findall(
-            r"\b(ml|x|y|model)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE
+            r"\b(ml|x|y|model|optimizer)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE
         ):
-            found: Any = {"ml": ml, "x": x, "y": y, "model": model}[start]
+            found: Any = starts[start]
             for part in path.split("."):
                 assert hasattr(found, part), (name, hint)
                 found = getattr(found, part)
@@ -51,6 +53,43 @@ def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
     for name, hint in METHODS.items():
         with pytest.raises(AttributeError, match=f"^a Tensor has no {name}; {re.escape(hint)}$"):
             getattr(x, name)
+
+
+def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
+    model = ml.nn.Linear(2, 2)
+    for owner, hints in ((model, OF_MODULES), (ml.optim.Adam(model, 0.1), OF_OPTIMIZERS)):
+        kind = "a Linear" if owner is model else "an Adam"
+        for name, hint in hints.items():
+            with pytest.raises(AttributeError, match=f"^{kind} has no {name}; {re.escape(hint)}$"):
+                getattr(owner, name)
+
+
+def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
+    untyped: Any = ml
+    model = ml.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"^Adam\(\): there is no lr=; use learning_rate=$"):
+        untyped.optim.Adam(model, lr=0.1)
+    with pytest.raises(TypeError, match=r"^GRU\(\): there is no batch_first=; x is \[time, batch"):
+        untyped.nn.GRU(2, 3, batch_first=True)
+    with pytest.raises(TypeError, match=r"^Dropout\(\): there is no p=; use rate=$"):
+        untyped.nn.Dropout(p=0.5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        untyped.nn.Linear(2, 3, other=1)
+
+    class Placed(ml.nn.Module):
+        def __init__(self, **options: str) -> None:
+            self.where = options["device"]
+
+    assert Placed(device="here").where == "here"  # a constructor of the user's own
+
+
+def test_a_module_with_forward_is_told_of_call() -> None:
+    class Net(ml.nn.Module):
+        def forward(self, x: ml.Tensor) -> ml.Tensor:
+            return x
+
+    with pytest.raises(NotImplementedError, match=r"^Net defines no __call__, which is what its"):
+        Net()(ml.ones(2))
 
 
 def test_a_functions_name_is_shown_with_all_that_it_takes() -> None:

@@ -256,7 +256,7 @@ def test_steady_state_allocates_nothing() -> None:
         (lambda: R.randint(3, low=2, high=2), ml.errors.AttributeRefused, "less than"),
         (lambda: R.randint(3, low=0, high=300, dtype=ml.uint8), ml.errors.AttributeRefused, "299"),
         (lambda: R.categorical(ml.arange(3)), ml.errors.DTypeError, "tensor of floats, not i64"),
-        (lambda: R.categorical([0.0]), ml.errors.DTypeError, "a list"),  # type: ignore[arg-type]
+        (lambda: R.categorical("x"), ml.errors.DTypeError, "a str"),  # type: ignore[arg-type]
         (lambda: R.categorical(ml.zeros(3), 1), ml.errors.AttributeRefused, "axis 1 is out of"),
         (lambda: R.categorical(ml.zeros(())), ml.errors.AttributeRefused, "out of range for 0"),
         (lambda: R.categorical(ml.zeros((2, 0))), ml.errors.ShapeError, "nothing to choose"),
@@ -271,7 +271,6 @@ def test_steady_state_allocates_nothing() -> None:
         (lambda: R.choice(ml.zeros(())), ml.errors.AttributeRefused, "out of range for 0"),
         (lambda: R.choice(3, p=ml.zeros(2)), ml.errors.ShapeError, "one number for each of 3"),
         (lambda: R.choice(3, p=ml.arange(3)), ml.errors.DTypeError, "p must be a tensor of floats"),
-        (lambda: R.choice((3, 4)), ml.errors.AttributeRefused, "choice"),  # type: ignore[arg-type]
         (lambda: R.choice("a"), ml.errors.AttributeRefused, "choice"),  # type: ignore[arg-type]
         (lambda: R.truncated_normal(1, 1), ml.errors.AttributeRefused, "less than"),
         (lambda: R.truncated_normal(0, math.nan), ml.errors.AttributeRefused, "less than"),
@@ -300,7 +299,7 @@ def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> 
 
 
 def test_bounds_and_probabilities_are_numbers() -> None:
-    for low in ("a", None, [0.0]):
+    for low in ("a", None):
         with pytest.raises(ml.errors.AttributeRefused, match="must be less than"):
             ml.random.uniform((2,), low=low)  # type: ignore[arg-type]
         with pytest.raises(ml.errors.DTypeError, match="p is a number or a tensor"):

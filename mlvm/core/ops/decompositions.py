@@ -284,17 +284,20 @@ def eigh(out: Array, x: Array) -> None:
     Hermitian matrices: f[..., n, n] -> f[..., n + n n].
 
     x is taken as its Hermitian part (x + x^H) / 2, as in JAX: for what x should be, x itself.
-    Raises `LinAlgError` where the iteration does not converge.
+    Those of a matrix with inf or nan are nan, as in JAX. Raises `LinAlgError` where the iteration
+    does not converge.
     """
     with _refusing(_NO_CONVERGENCE):
-        _write(out, *np.linalg.eigh(_hermitian(x)))
+        _write(out, *np.linalg.eigh(_hermitian(_finite(x))))
+    out[_strange(x)] = np.nan
 
 
 @op(infer=_eigenvalues, flops=_cubic(4 / 3))
 def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
     with _refusing(_NO_CONVERGENCE):
-        np.copyto(out, np.linalg.eigvalsh(_hermitian(x)))
+        np.copyto(out, np.linalg.eigvalsh(_hermitian(_finite(x))))
+    out[_strange(x)] = np.nan
 
 
 @op(infer=_eig, flops=_cubic(25))

@@ -157,10 +157,11 @@ def reciprocal(out: Array, x: Array) -> None:
 
 @op(infer=broadcast)
 def pow(out: Array, x: Array, y: Array) -> None:
-    """x to the power y, elementwise. An integer to a negative integer power raises.
+    """x to the power y, elementwise. An integer to a negative integer power raises
+    `OperandValueError`.
 
-    >>> ml.pow([2.0, 3.0], 2.0)
-    Tensor([4., 9.], f32[2])
+        >>> ml.pow([2.0, 3.0], 2.0)
+        Tensor([4., 9.], f32[2])
     """
     if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):
         raise OperandValueError("an integer has no negative integer power; use a float")

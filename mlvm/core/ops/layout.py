@@ -174,10 +174,11 @@ def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtin
 
 @op(infer=_flip, moves=True)
 def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
-    """x with the order of its elements reversed along `axis` (None: along all).
+    """x with the order of its elements reversed along `axis` (None: along all). The result has the
+    shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
 
-    >>> ml.flip([1.0, 2.0, 3.0])
-    Tensor([3., 2., 1.], f32[3])
+        >>> ml.flip([1.0, 2.0, 3.0])
+        Tensor([3., 2., 1.], f32[3])
     """
     np.copyto(out, np.flip(x, axis))
 
@@ -210,7 +211,9 @@ def slice(
 ) -> None:
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
-    Positions are counted from the front and must lie in x. A step may be negative, but not 0.
+    Positions are counted from the front and must lie in x. A step may be negative, but not 0. The
+    result has the shape `length`, and the dtype of x. Raises `AttributeRefused` for others than one
+    number for each axis, for a step of 0, and where it leaves x.
 
         >>> ml.slice([1, 2, 3, 4], start=(1,), length=(2,), step=(1,))
         Tensor([2, 3], i64[2])
@@ -298,10 +301,12 @@ def _copy(x: TensorType) -> TensorType:
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
 
-    >>> ml.tril(ml.ones((3, 3)))
-    Tensor([[1., 0., 0.],
-            [1., 1., 0.],
-            [1., 1., 1.]], f32[3,3])
+    x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
+
+        >>> ml.tril(ml.ones((3, 3)))
+        Tensor([[1., 0., 0.],
+                [1., 1., 0.],
+                [1., 1., 1.]], f32[3,3])
     """
     np.copyto(out, np.where(_not_above(k, x.shape), x, np.zeros_like(x, shape=())))
 
@@ -310,10 +315,12 @@ def tril(out: Array, x: Array, *, k: int = 0) -> None:
 def triu(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
 
-    >>> ml.triu(ml.ones((3, 3)), k=1)
-    Tensor([[0., 1., 1.],
-            [0., 0., 1.],
-            [0., 0., 0.]], f32[3,3])
+    x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
+
+        >>> ml.triu(ml.ones((3, 3)), k=1)
+        Tensor([[0., 1., 1.],
+                [0., 0., 1.],
+                [0., 0., 0.]], f32[3,3])
     """
     np.copyto(out, np.where(_not_above(k - 1, x.shape), np.zeros_like(x, shape=()), x))
 

@@ -61,6 +61,9 @@ def matmul(
     Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an operand of 2
     or more dimensions, without a copy.
 
+    Raises `ShapeError` for operands that do not fit or have no axes, `DTypeError` for dtypes that
+    promote to bool, or not at all.
+
         >>> ml.matmul([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0])
         Tensor([3., 7.], f32[2])
     """

@@ -69,6 +69,8 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly
     (1 + erf(x / sqrt(2))) / 2.
 
+    x: [...], floats, and so is the result. Raises `DTypeError` for another dtype.
+
         >>> ml.gelu([-1.0, 0.0, 1.0])
         Tensor([-0.15880801,  0.        ,  0.841192  ], f32[3])
     """
@@ -188,9 +190,12 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows.
 
-    >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
-    Tensor([[0.5, 0.5],
-            [0. , 1. ]], f32[2,2])
+    x: [...], floats, and so is the result. Raises `AxisRefused` for an axis that x does not have,
+    `DTypeError` for another dtype.
+
+        >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
+        Tensor([[0.5, 0.5],
+                [0. , 1. ]], f32[2,2])
     """
     np.subtract(x, _max(x, axis), out)
     np.exp(out, out)
@@ -201,8 +206,11 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows.
 
-    >>> ml.log_softmax([0.0, 0.0])
-    Tensor([-0.6931472, -0.6931472], f32[2])
+    x: [...], floats, and so is the result. Raises `AxisRefused` for an axis that x does not have,
+    `DTypeError` for another dtype.
+
+        >>> ml.log_softmax([0.0, 0.0])
+        Tensor([-0.6931472, -0.6931472], f32[2])
     """
     np.subtract(x, _max(x, axis), out)
     out -= np.log(np.add.reduce(np.exp(out), axis, keepdims=True))
@@ -306,6 +314,9 @@ def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorTyp
 def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
     1607.06450). scale and bias are vectors as long as that axis; var is the biased variance.
+
+    x: [..., n], scale and bias: [n], floats of one dtype. Raises `ShapeError` for others,
+    `DTypeError` for another dtype.
 
         >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])

@@ -39,7 +39,11 @@ from mlvm.core.types import Array, DType, TensorType, f64
 
 def disassemble(program: Program) -> str:
     """The program as assembly text, ending in a newline. Reading it back gives an equal program.
-    Only an integer of more than 64 bits, which no verifier passes, is cut short."""
+    Only an integer of more than 64 bits, which no verifier passes, is cut short.
+
+        >>> ml.disassemble(ml.program_of(ml.sin, ml.zeros(2))).split()[-5:]
+        ['"sin.out"', 'cfunc', '2', '0', 'halt']
+    """
     lines = [f".const {name} {format_constant(value)}" for name, value in program.constants.items()]
     for function in program.functions.values():
         lines += format_function(function)
@@ -163,10 +167,16 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
 
 
 def assemble(text: str) -> Program:
-    """The program that the text describes.
+    r"""The program that the text describes.
 
     Raises `AssemblyError` with line and column for text that is not assembly. Whether the
-    program makes sense is the verifier's question."""
+    program makes sense is the verifier's question.
+
+        >>> from mlvm.core.program.assembly import assemble
+        >>> program = assemble(".const two f32[] 2\n.func main 0 *\n    push_const two\n    halt")
+        >>> ml.VM().launch(program)
+        [array(2., dtype=float32)]
+    """
     constants: dict[str, Array] = {}
     bodies: list[_Body] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -97,6 +97,10 @@ class Program:
 
     Constants are copied and read-only. Raises `ProgramError` if there is no `main`, or for a name
     that is given twice or that assembly cannot have.
+
+        >>> program = ml.program_of(ml.sin, ml.zeros(2))
+        >>> list(program.functions), len(program.functions["main"].code)
+        (['main'], 7)
     """
 
     __slots__ = ("__weakref__", "constants", "functions")

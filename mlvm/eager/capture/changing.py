@@ -24,7 +24,15 @@ _MOST_NAMED: Final = 3
 
 class RecompilationWarning(UserWarning):
     """A captured function has recorded many programs, as something that a program is for changes
-    from call to call. The text says what."""
+    from call to call. The text says what.
+
+        >>> import warnings
+        >>> step = ml.capture(lambda x: x + x)
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     for n in range(1, 9): _ = step(ml.ones(n))
+        >>> caught[0].category.__name__
+        'RecompilationWarning'
+    """
 
 
 class Changing:

@@ -14,8 +14,10 @@ from mlvm.eager.tensor import Tensor
 class ReLU(Module):
     """max(x, 0).
 
-    >>> ml.nn.ReLU()(ml.asarray([-1.0, 2.0]))
-    Tensor([0., 2.], f32[2])
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.ReLU()(ml.asarray([-1.0, 2.0]))
+        Tensor([0., 2.], f32[2])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -25,8 +27,11 @@ class ReLU(Module):
 class LeakyReLU(Module):
     """x where x > 0, else negative_slope x; see `leaky_relu`.
 
-    >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
-    Tensor([-0.01], f32[1])
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
+        Tensor([-0.01], f32[1])
     """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
@@ -39,8 +44,11 @@ class LeakyReLU(Module):
 class ELU(Module):
     """x where x > 0, else alpha (exp(x) - 1); see `elu`.
 
-    >>> ml.nn.ELU()(ml.asarray([2.0]))
-    Tensor([2.], f32[1])
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.nn.ELU()(ml.asarray([2.0]))
+        Tensor([2.], f32[1])
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -53,8 +61,10 @@ class ELU(Module):
 class GELU(Module):
     """x Phi(x), with the tanh formula if `approximate`; see `gelu`.
 
-    >>> ml.nn.GELU()(ml.asarray([0.0]))
-    Tensor([0.], f32[1])
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.GELU()(ml.asarray([0.0]))
+        Tensor([0.], f32[1])
     """
 
     def __init__(self, *, approximate: bool = True) -> None:
@@ -67,8 +77,11 @@ class GELU(Module):
 class SiLU(Module):
     """x sigmoid(x).
 
-    >>> ml.nn.SiLU()(ml.asarray([0.0]))
-    Tensor([0.], f32[1])
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.nn.SiLU()(ml.asarray([0.0]))
+        Tensor([0.], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -78,8 +91,11 @@ class SiLU(Module):
 class Sigmoid(Module):
     """1 / (1 + exp(-x)).
 
-    >>> ml.nn.Sigmoid()(ml.asarray([0.0]))
-    Tensor([0.5], f32[1])
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.nn.Sigmoid()(ml.asarray([0.0]))
+        Tensor([0.5], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -89,8 +105,10 @@ class Sigmoid(Module):
 class Tanh(Module):
     """The hyperbolic tangent of x.
 
-    >>> ml.nn.Tanh()(ml.asarray([0.0]))
-    Tensor([0.], f32[1])
+    x: [...], any dtype; the result: [...], the same, or f32 for integers and bools.
+
+        >>> ml.nn.Tanh()(ml.asarray([0.0]))
+        Tensor([0.], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -100,8 +118,11 @@ class Tanh(Module):
 class Softplus(Module):
     """log(1 + exp(x)).
 
-    >>> ml.nn.Softplus()(ml.asarray([1000.0]))
-    Tensor([1000.], f32[1])
+    x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
+    `DTypeError` for bools and complex numbers.
+
+        >>> ml.nn.Softplus()(ml.asarray([1000.0]))
+        Tensor([1000.], f32[1])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -111,8 +132,11 @@ class Softplus(Module):
 class Softmax(Module):
     """exp(x) / sum(exp(x)) along the axis.
 
-    >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
-    Tensor([0.5, 0.5], f32[2])
+    x: f[...] -> f[...]. Raises `AxisRefused` for an axis that x does not have, `DTypeError` for
+    other than floats.
+
+        >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
+        Tensor([0.5, 0.5], f32[2])
     """
 
     def __init__(self, axis: int = -1) -> None:

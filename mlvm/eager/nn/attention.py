@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import f32
 from mlvm.eager import attention, creation, random
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
 from mlvm.eager.nn.module import Module
@@ -29,6 +32,10 @@ class MultiHeadAttention(Module):
     `memory_dim` features. A head has embed_dim / num_heads features. `dropout` is the rate at which
     weights of the softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and
     keys are turned by `rotary_encoding`.
+
+    f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
+    `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
+    divide `embed_dim`.
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), causal=True).type
         f32[2,5,16]
@@ -77,6 +84,7 @@ class MultiHeadAttention(Module):
             for features, each in zip(inputs, keys, strict=True)
         )
 
+    @takes_arrays
     def __call__(
         self,
         x: Tensor,
@@ -103,6 +111,8 @@ class MultiHeadAttention(Module):
         cache beside a memory or without a position, `OperandValueError` for a position for which
         the cache is too short.
         """
+        if isinstance(position, np.integer):
+            position = int(position)
         self._require(x, memory, cache, position)
         source, start = x if memory is None else memory, 0 if position is None else position
         query, key, value = (

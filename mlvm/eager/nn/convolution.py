@@ -46,6 +46,10 @@ class Conv2d(_Convolution):
     channels of x; as many groups as channels make the convolution depthwise. The kernel is LeCun
     normal, the bias zero.
 
+    Raises `ShapeError` for other channels, and for a window larger than the padded image,
+    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
+    below 1, and a window, stride, groups or padding that makes no sense.
+
         >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
         f32[2,6,6,8]
     """
@@ -85,6 +89,10 @@ class Conv1d(_Convolution):
     """y = x * kernel + bias, cross-correlated: [N, L, in_channels] -> [N, OL, out_channels].
 
     `padding` is "SAME", "VALID" or (before, after) zeros; otherwise as `Conv2d`.
+
+    Raises `ShapeError` for other channels, and for a window larger than the padded sequence,
+    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
+    below 1, and a window, stride, groups or padding that makes no sense.
 
         >>> ml.nn.Conv1d(3, 8, 3)(ml.ones((2, 6, 3))).type
         f32[2,6,8]
@@ -126,6 +134,10 @@ class ConvTranspose2d(_Convolution):
     OH is H stride with the padding "SAME", and (H - 1) stride + window height with "VALID", less
     top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal, where as many
     elements of it as meet in one result, on average, count as its inputs; the bias is zero.
+
+    Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
+    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride or padding
+    that makes no sense.
 
         >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
         f32[2,12,12,8]

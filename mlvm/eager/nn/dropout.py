@@ -13,6 +13,9 @@ class Dropout(Module):
     otherwise x itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the
     next global key.
 
+    x: f[...] -> f[...]. Raises `AttributeRefused` unless 0 <= rate < 1, `DTypeError` for other than
+    floats.
+
         >>> ml.nn.Dropout(0.5).eval()(ml.ones(3))
         Tensor([1., 1., 1.], f32[3])
     """

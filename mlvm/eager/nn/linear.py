@@ -7,6 +7,7 @@ from mlvm.core.types import f32
 from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import lecun_normal, require_float, sizes
 from mlvm.eager.tensor import Tensor
@@ -18,6 +19,8 @@ class Linear(Module):
     With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
     [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
     The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
+
+    Raises `ShapeError` for other features, `AttributeRefused` for a size below 1.
 
         >>> layer = ml.nn.Linear(3, 2)
         >>> layer(ml.ones((5, 3))).type
@@ -60,8 +63,10 @@ class Linear(Module):
 
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features. As in an index, -1 is the last row. Raises `OperandValueError` for an
-    integer out of range.
+    variance 1 / features. As in an index, -1 is the last row.
+
+    Raises `OperandValueError` for an integer out of range, `DTypeError` for what is no integers,
+    `AttributeRefused` for a size below 1.
 
         >>> ml.nn.Embedding(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,3,4]
@@ -80,5 +85,6 @@ class Embedding(Module):
         shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
         self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)
 
+    @takes_arrays
     def __call__(self, indices: Tensor) -> Tensor:
         return op.take(self.embedding, indices, axis=0)

@@ -9,6 +9,8 @@ from typing import Any, Final, NoReturn, Self, TypeVar, cast
 from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import taken
+from mlvm.eager.elsewhere import require_keywords
 from mlvm.eager.functions import astype
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import (
@@ -53,12 +55,14 @@ class Module(Node):
     training: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        require_keywords(cls, kwargs)
         module = super().__new__(cls)
         vars(module)[_TRAINING] = True
         return module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} defines no __call__")
+        hint = ", which is what its forward is here" if hasattr(self, "forward") else ""
+        raise NotImplementedError(f"{type(self).__name__} defines no __call__{hint}")
 
     def train(self, mode: bool = True) -> Self:
         """Set `training` to `mode`, here and in every Module that this one is made of; return self.
@@ -151,7 +155,8 @@ class Module(Node):
 
 def buffer(x: T) -> T:
     """What to assign to a field of a Module for state that is kept with the model and not trained:
-    a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are.
+    a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are. An
+    array of numpy is copied into a tensor.
 
         >>> class Centered(ml.nn.Module):
         ...     def __init__(self, features: int) -> None:
@@ -173,9 +178,10 @@ def buffer(x: T) -> T:
 
     Raises `DTypeError` for what holds no tensor.
     """
-    if not holds_tensors(x):
+    held = taken(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
+    if not holds_tensors(held):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
-    return cast(T, Buffer(x))  # to a type checker it is what the field will have
+    return cast(T, Buffer(held))  # to a type checker it is what the field will have
 
 
 def _parts(tree: Tree, *, buffers: bool) -> list[Module]:

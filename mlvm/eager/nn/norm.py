@@ -16,8 +16,11 @@ from mlvm.eager.tensor import Tensor, stop_gradient
 
 
 class LayerNorm(Module):
-    """y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis, of length `features`
-    (Ba et al., arXiv 1607.06450). The scale begins at one, the bias at zero.
+    """y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis, of length `features` (Ba
+    et al., arXiv 1607.06450). The scale begins at one, the bias at zero.
+
+    [..., features] -> the same. Raises `ShapeError` for other features, `DTypeError` for other than
+    floats of its own dtype, `AttributeRefused` for features below 1 and unless eps > 0.
 
         >>> ml.nn.LayerNorm(3)(ml.asarray([[1.0, 2.0, 3.0]]))
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
@@ -39,6 +42,9 @@ class RMSNorm(Module):
     """y = x / sqrt(mean(x^2) + eps) * scale over the last axis, of length `features` (Zhang and
     Sennrich, arXiv 1910.07467). The scale begins at one.
 
+    [..., features] -> the same. Raises `ShapeError` for other features, `DTypeError` for bools,
+    `AttributeRefused` for features below 1 and unless eps > 0.
+
         >>> ml.nn.RMSNorm(2)(ml.asarray([[1.0, 1.0]]))
         Tensor([[0.9999995, 0.9999995]], f32[1,2])
     """
@@ -59,6 +65,9 @@ class GroupNorm(Module):
     channels and all places of a sample: [N, ..., channels] -> the same (Wu and He, arXiv
     1803.08494). `groups` divides `channels`; with one group for each channel it is instance
     normalisation. The scale begins at one, the bias at zero.
+
+    Raises `ShapeError` for other channels and fewer axes than two, `AttributeRefused` unless groups
+    divide the channels and eps > 0.
 
         >>> ml.nn.GroupNorm(2, 4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
@@ -107,7 +116,9 @@ class BatchNorm(Module):
     variance is the unbiased one. Otherwise the running ones are used. They are buffers, updated in
     place.
 
-    Raises `ShapeError` for other channels, and for one value a channel while `training`.
+    Raises `ShapeError` for other channels, and for one value a channel while `training`,
+    `DTypeError` for complex numbers, `AttributeRefused` for channels below 1, and a momentum or eps
+    out of range.
 
         >>> ml.nn.BatchNorm(3)(ml.ones((8, 3))).type
         f32[8,3]

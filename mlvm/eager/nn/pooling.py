@@ -29,8 +29,12 @@ class _Pool(Module):
 class MaxPool2d(_Pool):
     """The largest element of each window of f[N, H, W, C]; see `max_pool2d`.
 
-    >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
-    f32[1,2,2,3]
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window larger
+    than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
+
+        >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
+        f32[1,2,2,3]
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -40,8 +44,12 @@ class MaxPool2d(_Pool):
 class AvgPool2d(_Pool):
     """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
 
-    >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
-    f32[1,2,2,3]
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window larger
+    than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
+
+        >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
+        f32[1,2,2,3]
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -50,7 +58,9 @@ class AvgPool2d(_Pool):
 
 class GlobalAvgPool(Module):
     """The mean of each channel over all places: f[N, ..., C] -> f[N, C] (Lin et al., arXiv
-    1312.4400); PyTorch's AdaptiveAvgPool2d(1). Raises `ShapeError` for fewer axes than two.
+    1312.4400); PyTorch's AdaptiveAvgPool2d(1).
+
+    Raises `ShapeError` for fewer axes than two.
 
         >>> ml.nn.GlobalAvgPool()(ml.ones((1, 4, 4, 3))).type
         f32[1,3]

@@ -15,11 +15,14 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import creation, random
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
+from mlvm.eager.arrays import taken, takes_arrays
 from mlvm.eager.control import scan
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
@@ -67,6 +70,7 @@ class _Cell(Module):
         )
         self.bias = creation.zeros(self.GATES * hidden, dtype=kind)
 
+    @takes_arrays
     def __call__(self, x: Tensor, state: Any = None) -> Any:
         """The next state, from f[batch, input_size] and the state before; None is zeros.
 
@@ -76,8 +80,7 @@ class _Cell(Module):
         _require_sizes(name, x, ("batch",), self.input_size)
         if state is None:
             state = self.initial_state(x.shape[0])
-        self.require_state(name, state, x.shape[0])
-        return self.step(self.project(x), state)
+        return self.step(self.project(x), self.required_state(name, state, x.shape[0]))
 
     def initial_state(self, *batch: int) -> Any:
         """The state before the first step: zeros, f[*batch, hidden_size]."""
@@ -87,10 +90,12 @@ class _Cell(Module):
         ]
         return zeros[0] if self.STATES == 1 else tuple(zeros)
 
-    def require_state(self, layer: str, state: Any, *batch: int) -> None:
-        """Raise unless the state has the types of `initial_state(*batch)`."""
+    def required_state(self, layer: str, state: Any, *batch: int) -> Any:
+        """The state, of tensors. Raises unless it has the types of `initial_state(*batch)`."""
         type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
         parts = [state] if self.STATES == 1 else state
+        if isinstance(parts, (list, tuple)):
+            parts = [taken(x) if isinstance(x, np.ndarray) else x for x in parts]
         if not isinstance(parts, (list, tuple)) or not all(isinstance(x, Tensor) for x in parts):
             parts = ()
         if [x.type for x in parts] != [type] * self.STATES:
@@ -99,6 +104,7 @@ class _Cell(Module):
             given = ", ".join(str(x.type) for x in parts) or brief(state)
             error = DTypeError if wrong or not parts else ShapeError
             raise error(f"{layer}: the state must be {wanted}, given {given}")
+        return parts[0] if self.STATES == 1 else tuple(parts)
 
     def project(self, x: Tensor) -> Tensor:
         """What the inputs are for all gates: f[..., input_size] -> f[..., gates * hidden_size]."""
@@ -118,6 +124,11 @@ class _Cell(Module):
 class RNNCell(_Cell):
     """h' = activation(x input_kernel + h hidden_kernel + bias), the state being h (Elman, Finding
     Structure in Time, Cognitive Science 14, 1990).
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
+    or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
         >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -143,11 +154,16 @@ class RNNCell(_Cell):
 
 class LSTMCell(_Cell):
     """The state is (h, c) (Hochreiter and Schmidhuber, Neural Computation 9, 1997; with the forget
-    gate of Gers et al., 2000). With the gates i, f, g, o as the parts of
-    x input_kernel + h hidden_kernel + bias:
+    gate of Gers et al., 2000). With the gates i, f, g, o as the parts of x input_kernel + h
+    hidden_kernel + bias:
 
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
+    or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
         >>> h, c = ml.nn.LSTMCell(4, 8)(ml.ones((2, 4)), (ml.zeros((2, 8)), ml.zeros((2, 8))))
         >>> h.type
@@ -169,12 +185,17 @@ class LSTMCell(_Cell):
 
 
 class GRUCell(_Cell):
-    """The state is h (Cho et al., arXiv 1406.1078). With the gates r, z, n as the parts of
-    p = x input_kernel + bias and of q = h hidden_kernel:
+    """The state is h (Cho et al., arXiv 1406.1078). With the gates r, z, n as the parts of p = x
+    input_kernel + bias and of q = h hidden_kernel:
 
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))
         h' = (1 - z) n + z h
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
+
+    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
+    or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
         >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -245,6 +266,7 @@ class _Recurrent(Module):
             for each in (widths, widths if bidirectional else [])
         )
 
+    @takes_arrays
     def __call__(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
@@ -270,8 +292,7 @@ class _Recurrent(Module):
         cells = [cell for layer in layers for cell in layer if cell is not None]
         if state is None:
             state = cells[0].initial_state(len(cells), batch)
-        cells[0].require_state(name, state, len(cells), batch)
-        begin = _unstacked(state)
+        begin = _unstacked(cells[0].required_state(name, state, len(cells), batch))
         end: list[Any] = []
         for layer in layers:
             if end:
@@ -290,9 +311,14 @@ class _Recurrent(Module):
 class RNN(_Recurrent):
     """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h.
 
-    >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
-    >>> outputs.type, h.type
-    (f32[5,2,8], f32[1,2,8])
+    f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
+    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
+    1).
+
+        >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
     """
 
     CELL = RNNCell
@@ -325,9 +351,14 @@ class RNN(_Recurrent):
 class LSTM(_Recurrent):
     """`LSTMCell`s that go through sequences. The state is (h, c).
 
-    >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
-    >>> outputs.type, h.type
-    (f32[5,2,8], f32[1,2,8])
+    f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
+    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
+    1).
+
+        >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
     """
 
     CELL = LSTMCell
@@ -336,9 +367,14 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """`GRUCell`s that go through sequences. The state is h.
 
-    >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
-    >>> outputs.type, h.type
-    (f32[5,2,8], f32[1,2,8])
+    f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
+    complex numbers, `AttributeRefused` for a size or number below 1 and a rate that is not in [0,
+    1).
+
+        >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
+        >>> outputs.type, h.type
+        (f32[5,2,8], f32[1,2,8])
     """
 
     CELL = GRUCell

@@ -12,9 +12,11 @@ from mlvm.eager.tensor import Tensor
 class Sequential(Module):
     """The layers one after the other; each is a Module or a function of one tensor.
 
-    >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
-    >>> model(ml.ones((5, 3))).type
-    f32[5,2]
+    x: what the first takes; the result has the shape that the last makes. Raises what they raise.
+
+        >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
+        >>> model(ml.ones((5, 3))).type
+        f32[5,2]
     """
 
     layers: tuple[Callable[..., Tensor], ...]

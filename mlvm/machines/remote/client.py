@@ -75,6 +75,12 @@ class RemoteVM(WireVM):
     Any number of threads may use it. After `close`, or once the connection is lost, every call
     raises `ConnectionLost`, but those that free. `where`: what that error calls the VM, if not by
     its name alone. `shared`: others may make handles on it, too.
+
+        >>> from mlvm.machines.remote.server import Server
+        >>> with Server("127.0.0.1:0", secret="between you and me") as server:
+        ...     with ml.connect(str(server.address), secret="between you and me") as vm, ml.use(vm):
+        ...         print(type(vm).__name__, ml.ones(2) + 1.0)
+        RemoteVM Tensor([2., 2.], f32[2])
     """
 
     def __init__(

@@ -49,6 +49,12 @@ def connect(
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server is
     there, or it is there no more, which each later call may raise, too.
+
+        >>> from mlvm.machines.remote.server import Server
+        >>> with Server("127.0.0.1:0", secret="between you and me") as server:
+        ...     with ml.connect(str(server.address), secret="between you and me") as vm, ml.use(vm):
+        ...         print(type(vm).__name__, ml.ones(2) + 1.0)
+        RemoteVM Tensor([2., 2.], f32[2])
     """
     hello = Hello("vm", vm or "", name or "")
     sock, about = _open(address, secret, secret_file, tls, hello, timeout)

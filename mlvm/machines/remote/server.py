@@ -83,6 +83,12 @@ class Server:
 
     Raises `AddressError`, `AccessRefused` for a secret that is missing or could be guessed, and
     what making a VM raises.
+
+        >>> from mlvm.machines.remote.server import Server
+        >>> with Server("127.0.0.1:0", secret="between you and me") as server:
+        ...     with ml.connect(str(server.address), secret="between you and me") as vm:
+        ...         ml.ones(2, device=vm).tolist()
+        [1.0, 1.0]
     """
 
     def __init__(

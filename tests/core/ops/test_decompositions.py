@@ -179,8 +179,10 @@ def test_the_gradient_of_a_singular_determinant() -> None:
 
 def test_eigenvalues_of_a_matrix_with_inf_or_nan_are_nan() -> None:
     x = np.stack([np.eye(2), np.diag([np.nan, 1]), np.diag([np.inf, 1])])
-    assert np.isnan(evaluate("eigvals", x)).tolist() == [[False] * 2, [True] * 2, [True] * 2]
-    assert np.isnan(evaluate("eig", x)).all(-1).tolist() == [False, True, True]
+    for name in ("eigvals", "eigvalsh"):
+        assert np.isnan(evaluate(name, x)).tolist() == [[False] * 2, [True] * 2, [True] * 2]
+    for name in ("eig", "eigh"):
+        assert np.isnan(evaluate(name, x)).all(-1).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_encodings_have_gradients() -> None:
 layer = nn.MultiHeadAttention(4, 2)
 x, scores = ml.ones((1, 3, 4)), ml.ones((3, 4))
 cache = layer.init_cache(1, 3)
-listed: Any = [True]
+text: Any = "causal"
 real: Any = 1.0
 
 
@@ -272,7 +272,7 @@ real: Any = 1.0
         (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),
         (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "broadcast to [1, 2, 3, 3], True"),
         (lambda: layer(x, cache=cache, position=real), DTypeError, "must be an integer"),
-        (lambda: layer(x, mask=listed), DTypeError, "a mask is of bools that broadcast to"),
+        (lambda: layer(x, mask=text), DTypeError, "a mask is of bools that broadcast to"),
         (
             lambda: layer(x, mask=ml.ones((2, 1, 3, 3), dtype="bool")),
             ShapeError,

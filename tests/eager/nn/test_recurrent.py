@@ -203,7 +203,7 @@ def test_steps_behind_the_longest_sequence_are_not_made() -> None:
 
 
 lstm, gru = nn.LSTM(3, 4), nn.GRU(3, 4)
-listed: Any = [2, 3]
+text: Any = "all"
 x = ml.ones((5, 2, 3))
 h = ml.ones((1, 2, 4))
 
@@ -229,7 +229,7 @@ h = ml.ones((1, 2, 4))
         (lambda: gru(x, ml.astype(h, "f64")), DTypeError, "given f64[1,2,4]"),
         (lambda: nn.GRUCell(3, 4)(x[0], h), ShapeError, "must be f32[2,4], given f32[1,2,4]"),
         (lambda: gru(x, lengths=ml.ones(2)), DTypeError, "lengths must be integers, i64[2], given"),
-        (lambda: gru(x, lengths=listed), DTypeError, "lengths must be integers, i64[2], given"),
+        (lambda: gru(x, lengths=text), DTypeError, "lengths must be integers, i64[2], given"),
         (
             lambda: gru(x, lengths=ml.asarray([1])),
             ShapeError,

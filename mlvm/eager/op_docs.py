@@ -1,0 +1,98 @@
+"""What the docstrings of many ops say alike: shapes and dtypes of operands and result, and errors,
+as the op's own type rule tells them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Final
+
+from mlvm.core.errors import DTypeError
+from mlvm.core.op import Op
+from mlvm.core.types import TensorType
+
+_WIDTH: Final = 96
+_TYPES: Final = {
+    kind: TensorType(name)
+    for kind, name in {"b": "bool", "u": "u8", "i": "i64", "f": "f32", "c": "c64"}.items()
+}
+"""A type of each kind of dtype that type rules know."""
+
+_ANY: Final = "any dtype"
+_ALLOWED: Final = {
+    "buifc": _ANY,
+    "buif": "any dtype but complex",
+    "uifc": "any dtype but bool",
+    "uif": "integers or floats",
+    "bui": "integers or bools",
+    "ui": "integers",
+    "fc": "floats or complex numbers",
+    "f": "floats",
+    "b": "bools",
+}
+_RESULTS: Final = {
+    "": ", the same dtype",
+    "bui": ", the same dtype, or f32 for integers and bools",
+    "c": ", the same dtype, or that of the parts for complex numbers",
+}
+"""What the result's dtype is, by the kinds of dtype for which it is not that of the operands."""
+
+
+def described(op: Op) -> str:
+    """The op's docstring, and in it the shapes, dtypes and errors that its type rule tells."""
+    if op.room == "reduction":
+        said = _of_reduction(op)
+    elif op.elementwise and len(op.inputs) == 1:
+        said = _of_one(op)
+    elif op.room == "elementwise" and len(op.inputs) == 2:
+        said = _of_two(op)
+    else:
+        return op.doc
+    prose, *examples = re.split(r"\n\n(?= *>>>)", op.doc)
+    examples = [textwrap.indent(textwrap.dedent(each), "    ") for each in examples]
+    return "\n\n".join([prose, textwrap.fill(said, _WIDTH), *examples])
+
+
+def _of_one(op: Op) -> str:
+    allowed, result = _dtypes(op)
+    return f"x: [...], {allowed}. The result: [...]{result}. Raises {_dtype_error(allowed)}."
+
+
+def _of_two(op: Op) -> str:
+    allowed, result = _dtypes(op)
+    return (
+        f"x and y: shapes that broadcast to [...], and dtypes that promote to {allowed}. The "
+        f"result: [...]{result}. Raises `ShapeError` or `DTypeError` for others."
+    )
+
+
+def _of_reduction(op: Op) -> str:
+    allowed, result = _dtypes(op)
+    axis = "an int" if op.attributes["axis"].hint == int | None else "an int or several"
+    return (
+        f"x: [...], {allowed}. The result: the shape of x without `axis`, which is {axis} (None: "
+        f"all), or with 1 in its place if `keepdims`{result}. Raises `AxisRefused` for an axis "
+        f"that x does not have, {_dtype_error(allowed)}."
+    )
+
+
+def _dtypes(op: Op) -> tuple[str, str]:
+    """Which dtypes the op takes, and what is said of the result's: nothing if it is not simple."""
+    results = {}
+    attributes = op.bind({})
+    for kind, type in _TYPES.items():
+        try:
+            out = op.infer([type] * len(op.inputs), attributes)
+        except DTypeError:
+            continue
+        if out is not None:
+            results[kind] = out.dtype
+    changed = {kind: dtype for kind, dtype in results.items() if dtype is not _TYPES[kind].dtype}
+    said = _RESULTS.get("".join(changed))
+    if said is None:
+        said = f", {next(iter(changed.values()))}" if len(set(results.values())) == 1 else ""
+    return _ALLOWED["".join(results)], said
+
+
+def _dtype_error(allowed: str) -> str:
+    return f"`DTypeError` for {'what is no tensor or array' if allowed == _ANY else 'another'}"

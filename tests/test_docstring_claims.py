@@ -1,0 +1,924 @@
+"""What docstrings of public names say of shapes and errors, held against what the names do.
+
+A docstring that is about tensors says their shapes. The classes of `ml.errors` that it names are
+those that its function raises: every wrong call below must raise one that the docstring names, and
+every class that it names must come from some wrong call. Said once, for all functions (in the
+docstring of `mlvm.eager`), and not looked for here, are the errors of what is no tensor, of an
+argument of a wrong kind, of an unknown dtype, and of memory that has ended or does not suffice.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import chain
+from operator import attrgetter
+from threading import Event
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+from mlvm.core.op import OPS
+from mlvm.core.program.assembly import assemble
+from mlvm.core.types import DType, TensorType
+from mlvm.eager import primitives
+from mlvm.machines.wire import WireVM
+from tests.test_docstrings import public
+
+BRACKETS_OR_WORD = re.compile(r"\w*\[[^\]`\"]*\]|\bshapes?\b")
+TENSORS = re.compile(r"\b(Tensor|Operand|Tree)\b")
+EXAMPLE = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
+AS = re.compile(r"what `([\w.]+)`(?:(?:, `([\w.]+)`)? and `([\w.]+)`)? raises?")
+
+BASES = {"nn.Module", "optim.Group"}
+"""Classes of tensors of any shapes."""
+
+ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
+
+GOOD = """
+ml.astype(x, "f32")
+ml.avg_pool2d(images, 2)
+ml.binary_cross_entropy_with_logits(x, half)
+ml.bitwise_and(ints, ints)
+ml.bitwise_invert(ints)
+ml.bitwise_left_shift(ints, ints)
+ml.bitwise_or(ints, ints)
+ml.bitwise_right_shift(ints, ints)
+ml.bitwise_xor(ints, ints)
+ml.broadcast_to(v, (3, 2))
+ml.clip(v, v, v)
+ml.concat([v, v])
+ml.conv1d(sequences, ml.ones((2, 2, 3)))
+ml.conv2d(images, ml.ones((2, 2, 2, 3)))
+ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)))
+ml.cumulative_prod(v)
+ml.cumulative_sum(v)
+ml.dropout(x, 0.5)
+ml.dynamic_update(v, ml.ones(()), 0)
+ml.einsum("ij,jk->ik", x, x)
+ml.expand_dims(x, 0)
+ml.full_like(v, 1.0)
+ml.kl_divergence(x, half)
+ml.layer_norm(ml.ones((2, 3)), ml.ones(3), ml.ones(3), eps=1e-6)
+ml.logical_and(bools, bools)
+ml.logical_not(bools)
+ml.logical_or(bools, bools)
+ml.logical_xor(bools, bools)
+ml.max_pool2d(images, 2)
+ml.meshgrid(v, v)
+ml.moveaxis(x, 0, 1)
+ml.one_hot(ints, 3)
+ml.outer(v, v)
+ml.pad(v, 1)
+ml.permute_dims(x, (1, 0))
+ml.repeat(v, 2)
+ml.reshape(x, (2, 8))
+ml.roll(v, 1)
+ml.rotary_encoding(x)
+ml.searchsorted(v, v)
+ml.sinusoidal_encoding(ints, 4)
+ml.slice(v, start=(0,), length=(1,), step=(1,))
+ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]))
+ml.split(ml.arange(4), 2)
+ml.squeeze(ml.ones((1, 2)), 0)
+ml.stack([v, v])
+ml.take(v, ints)
+ml.take_along_axis(v, ints)
+ml.tile(v, 2)
+ml.topk(v, 1)
+ml.vecdot(v, v)
+ml.where(bools, v, v)
+ml.fft.ifft(ml.astype(x, "c64"))
+ml.linalg.cross(ml.ones(3), ml.ones(3))
+ml.linalg.matrix_power(x, 2)
+ml.linalg.outer(v, v)
+ml.linalg.vecdot(v, v)
+ml.random.bernoulli(2, half[0, :2])
+ml.random.categorical(v)
+ml.random.choice(v)
+ml.random.fold_in(key, 1)
+ml.random.permutation(v)
+ml.random.split(key)
+"""
+"""Right calls of functions of tensors that do not take two matrices of 4 by 4. From each are made
+wrong ones: with another dtype or shape of an operand, and with an axis that there is not."""
+
+LAYERS = """
+ml.nn.AvgPool2d(2) of images
+ml.nn.BatchNorm(4) of x
+ml.nn.Conv1d(2, 3, 2) of sequences
+ml.nn.Conv2d(2, 3, 2) of images
+ml.nn.ConvTranspose2d(2, 3, 2) of images
+ml.nn.Dropout(0.5) of x
+ml.nn.ELU() of x
+ml.nn.Embedding(5, 3) of ints
+ml.nn.GELU() of x
+ml.nn.GRU(2, 8) of sequences
+ml.nn.GRUCell(4, 8) of x
+ml.nn.GlobalAvgPool() of images
+ml.nn.GroupNorm(1, 2) of images
+ml.nn.LSTM(2, 8) of sequences
+ml.nn.LSTMCell(4, 8) of x
+ml.nn.LayerNorm(4) of x
+ml.nn.LeakyReLU() of x
+ml.nn.Linear(4, 2) of x
+ml.nn.MaxPool2d(2) of images
+ml.nn.MultiHeadAttention(2, 1) of sequences
+ml.nn.RMSNorm(4) of x
+ml.nn.RNN(2, 8) of sequences
+ml.nn.RNNCell(4, 8) of x
+ml.nn.ReLU() of x
+ml.nn.Sequential(ml.tanh) of x
+ml.nn.SiLU() of x
+ml.nn.Sigmoid() of x
+ml.nn.Softmax() of x
+ml.nn.Softplus() of x
+ml.nn.Tanh() of x
+"""
+"""A layer of each kind, and what it takes: likewise."""
+
+WRONG = """
+ArenaError ml.Arena(vm, "a", capacity=-1)
+ArenaOverflow Arena: tight.alloc(x.type)
+OutOfMemory ml.Arena(vm, "a", capacity=2**60)
+HandleError DryVM: ml.DryVM().read(5)
+PipelineError ml.Pipeline([1.0], 0)
+ArenaError ml.QueueTensor(vm, ["f32[2]"], 0)
+DTypeError ml.QueueTensor(vm, ["f99[2]"], 1)
+OutOfMemory ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)
+ShapeError ml.QueueTensor(vm, ["f32[-2]"], 1)
+ArenaError ml.ScratchPad(vm, -1)
+OutOfMemory ml.ScratchPad(vm, 2**60)
+StaleTensor Tensor: stale + 1.0
+DTypeError ml.TensorType("f99")
+ShapeError ml.TensorType("f32", (-1,))
+MachineError ml.VM(threads=2, native=False)
+UnknownFunction ml.VM(kernels={"nothing": None})
+AttributeRefused ml.arange(0, 3, 0)
+AttributeRefused ml.arange(300, dtype="u8")
+DTypeError ml.arange(3, dtype="bool")
+CopyRefused ml.asarray([1.0], copy=False)
+DTypeError ml.asarray("text")
+OperandValueError ml.asarray([300], dtype="u8")
+ShapeError ml.asarray([[1.0], [1.0, 2.0]])
+AttributeRefused ml.avg_pool2d(images, 0)
+AttributeRefused ml.binary_cross_entropy_with_logits(x, half, reduction="most")
+ShapeError ml.broadcast_shapes((2,), (3,))
+AttributeRefused ml.call("doubled", v, how=object())
+DTypeError ml.call("doubled", 1.0)
+GradientError call: ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)
+StaleTensor ml.call("doubled", stale)
+UnknownFunction ml.call("nothing")
+DTypeError ml.can_cast(ml.float32, "f99")
+CaptureError ml.capture(lambda x: float(x))(ml.ones(()))
+GradientError capture: ml.grad(ml.capture(ml.sum))(v)
+GradientError checkpoint: ml.grad(lambda x: ml.checkpoint(leaky)(x) + ml.sum(leaked[-1]))(v)
+DTypeError ml.concat([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])
+DTypeError ml.cond(True, 1, 2)
+ShapeError ml.cond(v, ml.sin, ml.cos, v)
+AccessRefused ml.connect(":1", secret="short")
+AddressError ml.connect("nowhere")
+ConnectionLost ml.connect("unix:nowhere")
+AttributeRefused ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)
+AttributeRefused ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)
+AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding="most")
+AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding=((1, 1),))
+DTypeError ml.cumulative_prod(v, dtype="bool")
+DTypeError ml.cumulative_sum(v, dtype="bool")
+AttributeRefused ml.diff(v, n=-1)
+ShapeError ml.diff(v, prepend=x)
+AttributeRefused ml.dropout(v, 1.0)
+ShapeError ml.dropout(v, 0.5, key=v)
+OperandValueError ml.dynamic_update(v, ml.ones(()), 9)
+AttributeRefused ml.einsum("ij,jk->ik", x)
+DTypeError ml.einsum("i,i->", bools, bools)
+DTypeError ml.elu("text")
+DTypeError ml.empty(2, dtype="f99")
+ShapeError ml.empty(-2)
+DTypeError ml.empty_like(v, dtype="f99")
+DTypeError ml.eye(2, dtype="f99")
+ShapeError ml.eye(-2)
+DTypeError ml.finfo(ml.int64)
+DTypeError ml.fori_loop(0.0, 3, lambda i, x: x, v)
+ShapeError ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)
+CopyRefused ml.from_dlpack(np.ones(2), copy=False)
+NoExchange ml.from_dlpack(5)
+DTypeError ml.full(2, 1.5, dtype="i64")
+OperandValueError ml.full(2, 300, dtype="u8")
+ShapeError ml.full(-2, 1.0)
+DTypeError ml.full_like(ints, 1.5)
+OperandValueError ml.full_like(ml.ones(2, dtype="u8"), 300)
+ShapeError ml.full_like(v, v)
+CaptureError function: ml.capture(lambda x: ml.function(lambda x: x * ml.random.normal())(x))(v)
+AttributeRefused ml.huber(x, half, delta=0.0)
+DTypeError ml.iinfo(ml.float32)
+AttributeRefused ml.isdtype(ml.float32, "odd")
+DTypeError ml.isdtype("f99", "bool")
+DTypeError ml.isin(1, 2)
+AttributeRefused ml.kl_divergence(x, half, reduction="most")
+AttributeRefused ml.l1(x, half, reduction="most")
+DTypeError ml.leaky_relu("text")
+AttributeRefused ml.linspace(0.0, 1.0, -1)
+AttributeRefused ml.linspace(0.0, 1j, 3, dtype="f32")
+DTypeError ml.linspace(0.0, 1.0, 3, dtype="i64")
+DTypeError ml.load("layer", into=ml.nn.Linear(2, 3, dtype="f64"))
+PathError ml.load("layer", into=ml.nn.Dropout(0.5))
+ShapeError ml.load("layer", into=ml.nn.Linear(2, 4))
+WeightsError ml.load("damaged")
+AttributeRefused ml.max_pool2d(images, 0)
+AttributeRefused ml.mean_squared_error(x, half, reduction="most")
+CaptureError ml.measure(lambda x: float(x), ml.TensorType("f32"))
+AttributeRefused ml.meshgrid(v, indexing="yx")
+AttributeRefused ml.moveaxis(x, (0, 1), (0,))
+AttributeRefused ml.one_hot(ints, -1)
+PositionRefused ml.one_hot(ints, 1)
+DTypeError ml.ones(2, dtype="f99")
+ShapeError ml.ones(-2)
+DTypeError ml.ones_like(v, dtype="f99")
+AttributeRefused ml.pad(x, (1, 2, 3))
+AttributeRefused ml.pad(ints, 1, 0.5)
+AttributeRefused ml.permute_dims(x, (0,))
+DTypeError ml.positive("text")
+OperandValueError ml.pow(ints, ml.asarray([-1, 1]))
+ProgramError ml.program_of(ml.nonzero, v)
+AttributeRefused ml.repeat(v, -1)
+DTypeError ml.repeat(v, v)
+ShapeError ml.repeat(v, ml.asarray([1, 2, 3]))
+DTypeError ml.result_type(ml.uint64, ml.int64)
+AttributeRefused ml.roll(v, (1, 2), 0)
+AttributeRefused ml.rotary_encoding(ml.ones((5, 3)))
+DTypeError ml.rotary_encoding(ml.ones((5, 4), dtype="i64"))
+DTypeError ml.save("x", {"x": "text"})
+StaleTensor ml.save("x", {"x": stale})
+WeightsError ml.save("x", {"x": ml.ones(2, dtype="c128")})
+AttributeRefused ml.scaled_dot_product_attention(x, x, x, dropout=2.0)
+DTypeError ml.scaled_dot_product_attention(x, x, x, x)
+DTypeError ml.scan(lambda s, x: (s > 0, x), v, v)
+OperandValueError ml.scan(lambda s, x: (s, x), v, v, length=ml.asarray(9))
+ShapeError ml.scan(lambda s, x: (s, x), v, v, length=3)
+AttributeRefused ml.searchsorted(v, v, side="mid")
+PositionRefused ml.searchsorted(v, v, sorter=ml.asarray([0, 9]))
+AttributeRefused ml.sinusoidal_encoding(ints, 3)
+AttributeRefused ml.sinusoidal_encoding(ints, 4, base="x")
+DTypeError ml.sinusoidal_encoding(ints, 4, dtype="i64")
+AttributeRefused ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]), label_smoothing=2.0)
+OperandValueError ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 9]))
+ShapeError ml.split(v, 3)
+DTypeError ml.stack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])
+DTypeError ml.stop_gradient("text")
+AttributeRefused ml.switch(0, [])
+DTypeError ml.switch(0.5, [ml.sin], v)
+AttributeRefused ml.take(x, ints)
+AxisRefused ml.tensordot(x, x, axes=((5,), (0,)))
+AttributeRefused ml.tile(v, -1)
+AttributeRefused ml.topk(v, 9)
+MachineError ml.use("cpu")
+DTypeError ml.value_and_grad(ml.sum)(ints)
+GradientError ml.value_and_grad(lambda x: x)(v)
+DTypeError ml.vjp(ml.sin, ints)
+GradientError ml.vjp(ml.sin, v)[1](x)
+DTypeError ml.while_loop(lambda x: True, lambda x: x > 0.0, v)
+ShapeError ml.while_loop(lambda x: x > 0.0, lambda x: x, v)
+DTypeError ml.zeros(2, dtype="f99")
+ShapeError ml.zeros(-2)
+DTypeError ml.zeros_like(v, dtype="f99")
+AttributeRefused ml.fft.fft(v, norm="none")
+AttributeRefused ml.fft.fftfreq(0)
+AttributeRefused ml.fft.fftfreq(4, "x")
+DTypeError ml.fft.fftfreq(4, dtype="i64")
+AttributeRefused ml.fft.fftn(x, s=(1,), axes=(0, 1))
+AttributeRefused ml.fft.hfft(v, norm="none")
+AttributeRefused ml.fft.ifft(v, norm="none")
+AttributeRefused ml.fft.ifftn(x, s=(1,), axes=(0, 1))
+AttributeRefused ml.fft.ihfft(v, norm="none")
+AttributeRefused ml.fft.irfft(v, norm="none")
+AttributeRefused ml.fft.irfftn(x, s=(1,), axes=(0, 1))
+AttributeRefused ml.fft.rfft(v, norm="none")
+AttributeRefused ml.fft.rfftfreq(4, 0.0)
+DTypeError ml.fft.rfftfreq(4, dtype="i64")
+AttributeRefused ml.fft.rfftn(x, s=(1,), axes=(0, 1))
+LinAlgError ml.linalg.cholesky(ml.zeros((2, 2)))
+LinAlgError linalg.det: ml.grad(lambda x: ml.sum(ml.grad(ml.linalg.det)(x)))(ml.zeros((2, 2)))
+LinAlgError ml.linalg.lstsq(nans, ml.ones(2))
+AttributeRefused ml.linalg.matrix_norm(x, ord=3)
+LinAlgError ml.linalg.matrix_norm(nans, ord="nuc")
+LinAlgError ml.linalg.matrix_power(ml.zeros((2, 2)), -1)
+LinAlgError ml.linalg.matrix_rank(nans)
+AttributeRefused ml.linalg.norm(x, ord=3)
+ShapeError ml.linalg.norm(ml.ones((2, 2, 2)), ord=2)
+LinAlgError ml.linalg.pinv(nans)
+ShapeError ml.linalg.pinv(x, rtol=v)
+AttributeRefused ml.linalg.qr(x, mode="r")
+LinAlgError ml.linalg.solve(ml.zeros((4, 4)), x)
+LinAlgError ml.linalg.svd(nans)
+LinAlgError ml.linalg.svdvals(nans)
+AxisRefused ml.linalg.tensordot(x, x, axes=((5,), (0,)))
+DTypeError ml.linalg.trace(x, dtype="bool")
+AttributeRefused ml.linalg.vector_norm(v, ord="nuc")
+AttributeRefused ml.nn.AvgPool2d(0)
+AttributeRefused ml.nn.BatchNorm(0)
+AttributeRefused ml.nn.Conv1d(2, 3, 2, groups=5)
+AttributeRefused ml.nn.Conv2d(2, 3, 2, groups=5)
+AttributeRefused ml.nn.ConvTranspose2d(2, 3, 0)
+AttributeRefused ml.nn.Dropout(1.0)
+AttributeRefused ml.nn.Embedding(0, 3)
+PositionRefused ml.nn.Embedding(1, 3)(ints)
+AttributeRefused ml.nn.GRU(2, 0)
+AttributeRefused ml.nn.GRUCell(0, 8)
+AttributeRefused ml.nn.GroupNorm(3, 4)
+AttributeRefused ml.nn.LSTM(2, 8, dropout=1.0)
+AttributeRefused ml.nn.LSTMCell(0, 8)
+AttributeRefused ml.nn.LayerNorm(4, eps=0.0)
+AttributeRefused ml.nn.Linear(0, 2)
+AttributeRefused ml.nn.MaxPool2d(0)
+AttributeRefused ml.nn.MultiHeadAttention(4, 3)
+AttributeRefused ml.nn.RMSNorm(4, eps=0.0)
+AttributeRefused ml.nn.RNN(2, 8, num_layers=0)
+AttributeRefused ml.nn.RNNCell(0, 8)
+DTypeError ml.nn.RNNCell(4, 8)(x, ml.ones((4, 8), dtype="i64"))
+AxisRefused ml.nn.Softmax(9)(v)
+DTypeError ml.nn.buffer(5)
+AttributeRefused ml.optim.Adam(v, -1.0)
+AttributeRefused ml.optim.AdamW(v, -1.0)
+AttributeRefused ml.optim.Lion(v, -1.0)
+AttributeRefused optim.Optimizer: ml.optim.SGD(v, 0.1, groups=[("w", {})])
+DTypeError optim.Optimizer: ml.optim.SGD(ints, 0.1)
+HandleError optim.Optimizer: ml.optim.SGD([v, ml.ones(2, device=vm)], 0.1)
+AttributeRefused ml.optim.RMSProp(v, -1.0)
+AttributeRefused ml.optim.SGD(v, -1.0)
+AttributeRefused ml.optim.clip_by_global_norm({"w": v}, 0.0)
+AttributeRefused ml.optim.constant(-1.0)
+AttributeRefused ml.optim.cosine(1.0, 0)
+DTypeError ml.optim.global_norm({"w": 5})
+AttributeRefused ml.optim.one_cycle(1.0, 0)
+GroupError ml.parallel.Group(0)
+GroupError ml.parallel.ProcessGroup(0)
+GroupError parallel.all_gather: members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))
+AttributeRefused ml.parallel.all_reduce(v, "most")
+DTypeError ml.parallel.all_reduce(bools)
+GradientError parallel.all_reduce: ml.grad(lambda x: [x * x, ml.parallel.all_reduce(x)])(v)
+StaleTensor ml.parallel.all_reduce(stale)
+GroupError parallel.all_reduce_wait: members(lambda *_: ml.parallel.all_reduce_wait(ml.ones(2)))
+AttributeRefused ml.parallel.broadcast(v, root=5)
+AttributeRefused ml.parallel.data_parallel(lambda vm: None, None, shard="most")
+ShapeError parallel.data_parallel: ml.parallel.data_parallel(lambda vm: None, group)(ml.ones(3))
+GroupError ml.parallel.group("friends")
+AttributeRefused ml.parallel.recv(2, source=0, dtype="f32")
+ShapeError ml.parallel.reduce_scatter(ml.ones(()))
+ShapeError parallel.reduce_scatter: members(lambda rank, vm: ml.parallel.reduce_scatter(ml.ones(3)))
+AttributeRefused ml.parallel.send(v, to=0)
+GradientError ml.parallel.value_and_grad(lambda x: x)(v)
+OperandValueError ml.random.bernoulli(3, 2.0)
+AttributeRefused ml.random.choice(0, 2)
+AttributeRefused ml.random.choice(v, 1, axis="x")
+AxisRefused ml.random.choice(v, 2, axis=1)
+DTypeError ml.random.choice(2, 2, p=ints)
+ShapeError ml.random.choice(3, 2, p=v)
+DTypeError ml.random.fold_in(key, 1.5)
+OperandValueError ml.random.key(-1)
+DTypeError ml.random.normal(2, dtype="i64")
+ShapeError ml.random.normal(2, key=v)
+AttributeRefused ml.random.permutation(-1)
+AttributeRefused ml.random.randint(2, low=3, high=1)
+DTypeError ml.random.randint(2, low=0, high=2, dtype="f32")
+ShapeError ml.random.randint(-2, low=0, high=2)
+OperandValueError ml.random.seed(-1)
+ShapeError ml.random.set_state(np.zeros(3))
+AttributeRefused ml.random.split(key, -1)
+AttributeRefused ml.random.truncated_normal(1.0, -1.0, 2)
+DTypeError ml.random.truncated_normal(-1.0, 1.0, 2, dtype="i64")
+ShapeError ml.random.truncated_normal(v, 3.0, 3)
+AttributeRefused ml.random.uniform(2, low=2.0, high=1.0)
+DTypeError ml.random.uniform(2, dtype="i64")
+ShapeError ml.random.uniform(-2)
+AttributeRefused ml.testing.check_gradients(ml.sum, v, order=0)
+GradientError ml.testing.check_gradients(ml.sum, ints)
+GradientMismatch ml.testing.check_gradients(ml.relu, ml.zeros(1))
+DTypeError ml.tree.leaves(endless)
+DTypeError ml.tree.map(ml.add, [v], [v, v])
+"""
+"""More wrong calls, and what they raise."""
+
+UNSEEN = {
+    ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
+    ("VM", "MissingExtra"): "where the native machine was built",
+    ("parallel.Group", "MissingExtra"): "where the package is installed",
+    ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
+    ("parallel.MpiGroup", "MissingExtra"): "where the packages are installed",
+    ("parallel.ProcessGroup", "MissingExtra"): "where the package is installed",
+    (
+        "linalg.eigh",
+        "LinAlgError",
+    ): "LAPACK may fail to converge; no matrix is known for which it does",
+}
+"""Errors that docstrings name and no cheap call raises, and why."""
+
+NEVER = {
+    "Dataset": "a protocol",
+    "Measured": "a result",
+    "PipelineState": "a result",
+    "PipelineStats": "a result",
+    "RecompilationWarning": "a warning",
+    "Recording": "a result; `record` makes it",
+    "SampleRandom": "its draws raise, and say so",
+    "Transform": "a protocol",
+    "nn.Module": "what is made of it raises, and its methods",
+    "nn.Sequential": "its layers raise",
+    "nn.Tanh": "every tensor has one",
+    "optim.Group": "its optimizer makes it",
+    "parallel.AnyGroup": "an interface, of which `run` raises, and says so",
+    "parallel.Parts": "a result",
+    **{
+        f"linalg.{name}Result": "a result"
+        for name in ("Eig", "Eigh", "Lstsq", "QR", "SVD", "Slogdet")
+    },
+    "default_arena": "it takes nothing",
+    "default_vm": "it takes nothing",
+    "disassemble": "every program has a text",
+    "record": "every arena can be recorded, also a closed one",
+    "unique_all": "every tensor has values",
+    "unique_counts": "every tensor has values",
+    "unique_inverse": "every tensor has values",
+    "unique_values": "every tensor has values",
+    "random.next_key": "it takes nothing",
+    "random.state": "it takes nothing",
+    "parallel.barrier": "what the other members do is told by `Group.run`",
+    "parallel.rank": "it takes nothing",
+    "parallel.size": "it takes nothing",
+}
+"""Functions and classes whose docstrings name no error, and why."""
+
+
+def named() -> dict[str, Any]:
+    """Numbers, tensors and modules that the calls use."""
+    bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
+    x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
+    images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
+    key = ml.random.key(0)
+    return {"ml": ml, "np": np, **locals()}
+
+
+def prepared() -> dict[str, Any]:
+    """What else wrong calls use."""
+    local: Any = ml.default_vm()
+    local.register("doubled", lambda frame: frame.push(frame.param(0) * 2))
+    with ml.Arena(ml.VM("mine"), "ended"):
+        stale = ml.ones(2)
+    vm, leaked = ml.VM("other"), list[ml.Tensor]()
+    tight = ml.Arena(vm, "tight", capacity=0)
+
+    def leaky(x: ml.Tensor) -> ml.Tensor:
+        leaked.append(x * 2.0)
+        return ml.sum(x)
+
+    endless: list[Any] = []
+    endless.append(endless)
+    group = ml.parallel.Group(2)
+    members = group.run
+    return {"nans": ml.full((2, 2), ml.nan), **locals()}
+
+
+def callables() -> dict[str, Callable[..., Any]]:
+    """The functions and classes. An error is what is raised."""
+    return {
+        name: value
+        for name, value in public().items()
+        if not (inspect.isclass(value) and issubclass(value, MlvmError))
+    }
+
+
+def prose(value: object) -> str:
+    """The docstring without examples."""
+    return " ".join(EXAMPLE.sub("", inspect.getdoc(value) or "").split())
+
+
+def errors_in(text: str) -> set[str]:
+    return {word for word in re.findall(r"`(\w+)`", text) if word in ERRORS}
+
+
+def claimed(name: str) -> set[str]:
+    """The errors that a docstring names, and those of the names that it refers to."""
+    value, room = attrgetter(name)(ml), name.rpartition(".")[0]
+    found = errors_in(prose(value))
+    for other in filter(None, chain.from_iterable(AS.findall(prose(value)))):
+        if other in inspect.signature(value).parameters:
+            continue
+        try:
+            found |= claimed(f"{room}.{other}" if room else other)
+        except AttributeError:
+            found |= claimed(other.removeprefix("ml."))
+    return found
+
+
+def about_tensors(name: str, value: Callable[..., Any]) -> bool:
+    if inspect.isclass(value):
+        return name.startswith(("nn.", "optim.", "linalg.")) and name not in BASES
+    signature = inspect.signature(value)
+    hints = [p.annotation for p in signature.parameters.values()] + [signature.return_annotation]
+    return any(TENSORS.search(str(hint)) for hint in hints)
+
+
+def calls(lines: str) -> Iterator[tuple[str, str, str]]:
+    """The error, the function's name, and the call, of lines such as `ShapeError ml.zeros(-2)`
+    and `GradientError capture: ml.grad(ml.capture(ml.sum))(v)`."""
+    for line in lines.strip().splitlines():
+        error, _, call = line.partition(" ")
+        name, said, rest = call.partition(": ")
+        if said and re.fullmatch(r"[\w.]+", name):
+            yield error, name, rest
+        else:
+            yield error, call[len("ml.") : call.index("(")], call
+
+
+def variants(x: ml.Tensor) -> Iterator[ml.Tensor]:
+    """Tensors of other dtypes, and of other shapes."""
+    yield from (ml.ones(x.shape, dtype=dtype) for dtype in ("bool", "i64", "f32", "c64"))
+    for shape in ((), (0,), (5, 3), (2, 3, 5), (1, 2, 2, 2, 2)):
+        yield ml.ones(shape, dtype=x.dtype)
+
+
+def wrong(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The arguments with another tensor in place of one of them, also of a list of them; all of
+    them bools; and two of dtypes that do not promote."""
+    for i, arg in enumerate(args):
+        if isinstance(arg, ml.Tensor):
+            yield from ((*args[:i], other, *args[i + 1 :]) for other in variants(arg))
+        elif isinstance(arg, list):
+            first, *rest = arg
+            yield from ((*args[:i], [other, *rest], *args[i + 1 :]) for other in variants(first))
+    if len(args) > 1 and all(isinstance(arg, ml.Tensor) for arg in args):
+        yield tuple(ml.ones(arg.shape, dtype="bool") for arg in args)
+        dtypes = ["u64", *["i64"] * (len(args) - 1)]
+        yield tuple(ml.ones(x.shape, dtype=d) for x, d in zip(args, dtypes, strict=True))
+
+
+def raised(call: Callable[[], Any]) -> type[BaseException] | None:
+    try:
+        call()
+    except MlvmError as error:
+        return type(error)
+    return None
+
+
+def given(*args: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, keywords
+
+
+def right_calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
+    """By name, what is called, and what with."""
+    names: dict[str, Any] = {**named(), "given": given}
+    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {}
+    for line in LAYERS.strip().splitlines():
+        layer, _, operand = line.partition(" of ")
+        found[layer[len("ml.") : layer.index("(")]] = eval(layer, names), (names[operand],), {}
+    for line in GOOD.strip().splitlines():
+        name, opening, rest = line.removeprefix("ml.").partition("(")
+        found[name] = (callables()[name], *eval(f"given{opening}{rest}", names))
+    for name, value in callables().items():
+        if name not in found and not inspect.isclass(value):
+            needed = [
+                parameter
+                for parameter in inspect.signature(value).parameters.values()
+                if parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
+            ]
+            if needed and all(is_tensor(parameter) for parameter in needed):
+                many = [parameter.kind == parameter.VAR_POSITIONAL for parameter in needed]
+                found[name] = value, (names["x"],) * (len(many) + builtins.sum(many)), {}
+    return found
+
+
+def is_tensor(parameter: inspect.Parameter) -> bool:
+    return "Tensor" in str(parameter.annotation) or "Operand" in str(parameter.annotation)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, dict[str, str]]:
+    """By function, the errors that wrong calls raise, and such a call."""
+    found: dict[str, dict[str, str]] = {name: {} for name in callables()}
+    for name, (function, args, keywords) in right_calls().items():
+        function(*args, **keywords)
+        tried = [(other, keywords) for other in wrong(args)]
+        signature = inspect.signature(function)
+        for axis in {"axis", "axes"} & set(signature.parameters):
+            bound = signature.bind(*args, **keywords)
+            bound.arguments[axis] = 99
+            tried.append((bound.args, bound.kwargs))
+        for others, options in tried:
+            error = raised(lambda: function(*others, **options))  # noqa: B023 - called at once
+            if error is not None:
+                shown = [getattr(each, "type", each) for each in others]
+                found[name].setdefault(error.__name__, f"{name}({shown}, {options})")
+    return found
+
+
+def is_named(error: str, claims: set[str]) -> bool:
+    return any(issubclass(ERRORS[error], ERRORS[claim]) for claim in claims)
+
+
+def test_docstrings_about_tensors_say_shapes() -> None:
+    said = {name: prose(value) for name, value in callables().items() if about_tensors(name, value)}
+    assert len(said) > 250
+    assert [name for name, text in said.items() if not BRACKETS_OR_WORD.search(text)] == []
+
+
+def test_docstrings_name_the_errors_that_wrong_operands_raise(
+    seen: dict[str, dict[str, str]],
+) -> None:
+    unnamed = {
+        call: error
+        for name, errors in seen.items()
+        for error, call in errors.items()
+        if not is_named(error, claimed(name))
+    }
+    assert unnamed == {}
+
+
+def test_wrong_calls_raise_what_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "damaged").write_bytes(b"none")
+    ml.save("layer", ml.nn.Linear(2, 3))
+    names = {**named(), **prepared()}
+    with names["group"]:
+        for error, name, call in calls(WRONG):
+            assert is_named(error, claimed(name)), f"{name} does not say that it raises {error}"
+            got = raised(lambda: eval(call, names))  # noqa: B023 - called at once
+            assert issubclass(got or object, ERRORS[error]), call
+
+
+def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, str]]) -> None:
+    found = {name: set(errors) for name, errors in seen.items()}
+    for error, name, _ in calls(WRONG):
+        found[name].add(error)
+    for name, (function, args, keywords) in right_calls().items():
+        if "what is no tensor or array" in prose(function):
+            with pytest.raises(ml.errors.DTypeError):
+                function(object(), *args[1:], **keywords)
+            found[name].add("DTypeError")
+    unseen = {
+        (name, claim)
+        for name, value in callables().items()
+        for claim in errors_in(prose(value))
+        if not any(issubclass(ERRORS[error], ERRORS[claim]) for error in found[name])
+    }
+    assert unseen == set(UNSEEN)
+
+
+def test_functions_that_name_no_error_are_listed() -> None:
+    assert {name for name in callables() if not claimed(name)} == set(NEVER)
+
+
+# --- ops -------------------------------------------------------------------------------
+
+KINDS = {
+    "any dtype": "bool unsigned signed float complex",
+    "any dtype but complex": "bool unsigned signed float",
+    "any dtype but bool": "unsigned signed float complex",
+    "integers or floats": "unsigned signed float",
+    "integers or bools": "bool unsigned signed",
+    "integers": "unsigned signed",
+    "floats": "float",
+    "bools": "bool",
+}
+
+
+SAID = re.compile(
+    r"(?:x: \[\.\.\.\]|promote to)[, ]+([^.]*)\. The result: ([^.]*(?:\.\.\.[^.]*)?)\."
+)
+"""Which dtypes an op takes, and what the result is."""
+
+
+@pytest.mark.parametrize("dtype", DType.all.values(), ids=str)
+def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
+    held = 0
+    for name in primitives.__all__:
+        said = SAID.search(prose(getattr(primitives, name)))
+        if said is None:
+            continue
+        op, (kinds, result) = OPS[name], said.groups()
+        types = [TensorType(dtype, (2,))] * len(op.inputs)
+        if dtype.kind not in KINDS[kinds].split():
+            with pytest.raises(ml.errors.DTypeError):
+                op.infer(types, op.bind({}))
+            continue
+        out = op.infer(types, op.bind({}))
+        assert out is not None
+        held += 1
+        if "f32 for integers" in result and not dtype.is_inexact:
+            assert out.dtype is ml.float32, name
+        elif "of the parts" in result and dtype.kind == "complex":
+            assert out.dtype is ml.finfo(dtype).dtype, name
+        elif ", the same dtype" in result:
+            assert out.dtype is dtype, name
+        elif not name.startswith(("sum", "prod")):  # which tell it in other words
+            assert result.endswith(f", {out.dtype}"), name
+    assert held > 8
+
+
+# --- methods ---------------------------------------------------------------------------
+
+
+WRONG_OF_METHODS = """
+ArenaError Arena.alloc: closed.alloc(x.type)
+ArenaOverflow Arena.alloc: tight.alloc(x.type)
+ArenaError Arena.free: vm_arena.free(v)
+StaleTensor Arena.free: vm_arena.free(freed)
+ArenaError Arena.keep: vm_arena.keep(v)
+StaleTensor Arena.keep: vm_arena.keep(freed)
+ArenaError Arena.rewind: vm_arena.rewind(closed_mark)
+ArenaError Arena.view: v.arena.view(v, x.type)
+StaleTensor Arena.view: stale.arena.view(stale, stale.type)
+ShutDown Captured.drain: drained.drain()
+ProgramError Captured.drain: ml.capture(ml.sum).drain(v)
+CaptureError Captured.plan: ml.capture(ml.sum).plan
+CaptureError Captured.planned: ml.capture(ml.sum).planned
+CaptureError Captured.plot: ml.capture(ml.sum).plot("step.svg")
+CaptureError Captured.program: ml.capture(ml.sum).program
+CaptureError Captured.save: ml.capture(ml.sum).save("step.mlvm")
+HandleError DryVM.borrow: dry.borrow(99)
+HandleError DryVM.launch: dry.launch(returning, [dry.alloc_tensor(v.type)])
+HandleError DryVM.read: dry.read(dry.alloc_tensor(v.type))
+HandleError DryVM.storage_over: dry.storage_over(bytes_of_vm)
+ShutDown Pipeline.get: batches.get()
+QueueEmpty Pipeline.get: slow.get(timeout=0.0)
+PipelineError Pipeline.get: [greedy.get() for _ in range(9)]
+PipelineError Pipeline.restore: greedy.restore({"epoch": 0})
+ArenaError QueueTensor.cancel: queue.cancel("text")
+ShutDown QueueTensor.close: shut.put([array])
+ArenaError QueueTensor.emit: far.emit(None)
+QueueEmpty QueueTensor.get: queue.get(timeout=0.0)
+ShutDown QueueTensor.get: shut.get()
+QueueEmpty QueueTensor.get_nowait: queue.get_nowait()
+ArenaError QueueTensor.put: queue.put([array, array])
+DTypeError QueueTensor.put: queue.put([array.astype(np.int64)])
+ShapeError QueueTensor.put: queue.put([array[:1]])
+QueueFull QueueTensor.put: full.put([array], timeout=0.0)
+ShutDown QueueTensor.put: shut.put([array])
+QueueFull QueueTensor.put_nowait: full.put_nowait([array])
+AttributeRefused SampleRandom.beta: draws.beta(2.0, 1.0)
+AttributeRefused SampleRandom.integers: draws.integers(2, 2)
+AttributeRefused SampleRandom.uniform: draws.uniform(1.0, 0.0)
+ArenaError ScratchPad.tensor: pad.tensor("f32[99]", 0)
+DTypeError ScratchPad.tensor: pad.tensor("f99[2]", 0)
+ShapeError ScratchPad.tensor: pad.tensor("f32[-2]", 0)
+NoTranspose Tensor.T: v.T
+ShapeError Tensor.item: v.item()
+NoTranspose Tensor.mT: v.mT
+StaleTensor Tensor.numpy: stale.numpy()
+AttributeRefused Tensor.to_device: v.to_device("cpu")
+GradientError Tensor.to_device: ml.grad(lambda x: ml.sum(x.to_device(vm)))(v)
+DTypeError TensorType.of: ml.TensorType.of(np.asarray(["text"]))
+DTypeError TensorType.parse: ml.TensorType.parse("f99[2]")
+ShapeError TensorType.parse: ml.TensorType.parse("f32[-2]")
+ShapeError TensorType.with_shape: v.type.with_shape((-2,))
+HandleError VM.borrow: vm.borrow(99)
+HandleError VM.dealloc_storage: vm.dealloc_storage(99)
+HandleError VM.dealloc_tensor: vm.dealloc_tensor(99)
+MachineError VM.instrumented: within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))
+HandleError VM.launch: vm.launch(returning, [99])
+LimitExceeded VM.launch: vm.launch(endless_program, max_steps=9)
+HandleError VM.make_writable: ml.VM(workers=1).make_writable([99])
+HandleError VM.read: vm.read(99)
+LibraryError VM.register_library: vm.register_library("none.so")
+UnknownFunction VM.remove: vm.remove("nothing")
+HandleError VM.share: vm.share(99, dry)
+DTypeError VM.storage_over: vm.storage_over(array)
+HandleError VM.storage_over: vm.storage_over(bytes_of_vm)
+ShapeError VM.storage_over: vm.storage_over(np.ones((2, 2), np.uint8))
+HandleError VM.tensor_from_storage: vm.tensor_from_storage(99, v.type, 0)
+ShapeError VM.tensor_from_storage: vm.tensor_from_storage(vm.alloc_storage(4), v.type, 0)
+HandleError VM.type_of: vm.type_of(99)
+DTypeError VM.write: vm.write(vm.alloc_tensor(v.type), np.ones(2))
+HandleError VM.write: vm.write(99, array)
+ShapeError VM.write: vm.write(vm.alloc_tensor(v.type), array[:1])
+DTypeError nn.Module.load_parameters: model.load_parameters({"kernel": np.eye(2), "bias": bias})
+PathError nn.Module.load_parameters: model.load_parameters({"bias": bias})
+ShapeError nn.Module.load_parameters: model.load_parameters({"kernel": bias, "bias": bias})
+DTypeError optim.Optimizer.load_state: sgd.load_state({"count": np.ones(())})
+PathError optim.Optimizer.load_state: sgd.load_state({})
+ShapeError optim.Optimizer.load_state: sgd.load_state({"count": array})
+DTypeError optim.Optimizer.update: sgd.update({"w": ints})
+GradientError optim.Optimizer.update: ml.grad(lambda x: sgd.update({"w": x}))(v)
+PathError optim.Optimizer.update: sgd.update({"b": v})
+ShapeError optim.Optimizer.update: sgd.update({"w": x})
+StaleTensor optim.Optimizer.update: sgd.update({"w": stale_here})
+ArenaOverflow optim.Optimizer.update: within(tight_here, lambda: sgd.update({"w": v}))
+AttributeRefused optim.Optimizer.update: changed.update({"w": v})
+HandleError optim.Optimizer.update: within(vm_arena, lambda: sgd.update({"w": v}))
+GroupError parallel.AnyGroup.run: members(lambda rank, vm: rank or ml.parallel.barrier())
+"""
+"""Wrong calls of methods, and what they raise."""
+
+UNSEEN_OF_METHODS = {
+    ("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input",
+}
+"""As `UNSEEN`. What has the docstring of a function of `ml` is tried there."""
+
+
+class Numbers:
+    """A data set."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, indices: Any) -> tuple[Any, ...]:
+        return (indices,)
+
+
+def built() -> dict[str, Any]:
+    """What methods are called of."""
+    vm, dry, array = ml.VM("built"), ml.DryVM(), np.ones(2, np.float32)
+    vm_arena, closed = ml.Arena(vm, "a"), ml.Arena(vm, "closed")
+    closed_mark, freed = closed.mark(), vm_arena.alloc(ml.TensorType("f32"))
+    vm_arena.free(freed)
+    closed.close()
+    with ml.Arena(ml.default_vm(), "here"):
+        stale_here = ml.ones(2)
+    queue, full, shut = (ml.QueueTensor(vm, ["f32[2]"], 1) for _ in range(3))
+    last = ml.QueueTensor(ml.default_vm(), ["f32[2]"], 1)
+    full.put([array])
+    shut.close()
+    last.close()
+    far = ml.QueueTensor(WireVM(ml.VM("far")), ["f32[2]"], 1)
+    drained = ml.capture(lambda: ml.sum(last.get()[0]))
+    batches, greedy = ml.Pipeline(Numbers(), 50, vm=vm), ml.Pipeline(Numbers(), 1, vm=vm)
+    batches.close()
+    gate, made = Event(), list[Any]()
+
+    def waiting(arrays: Any, random: Any) -> Any:
+        made.append(arrays)
+        if len(made) > 1:  # the first is made for its types
+            gate.wait()
+        return arrays
+
+    slow = ml.Pipeline(Numbers(), 1, vm=vm, workers=1, transform=waiting)
+    draws = ml.SampleRandom(0, 0, np.asarray([1]))
+    pad, memory = ml.ScratchPad(vm, 64), np.zeros(128, np.uint8)
+    bytes_of_vm = memory[-memory.ctypes.data % 64 :][:64]  # aligned
+    vm.storage_over(bytes_of_vm)
+    returning = assemble(".func main 0 *\n    load_arg 0\n    halt")
+    endless_program = assemble(".func main 0 *\nagain:\n    jump again")
+    model, bias = ml.nn.Linear(2, 3), np.ones(3, np.float32)
+    sgd, changed = (ml.optim.SGD({"w": ml.ones(2)}, 0.1) for _ in range(2))
+    changed.momentum = 0.9
+    tight_here = ml.Arena(ml.default_vm(), "tight", capacity=0)
+
+    def within(context: Any, do: Callable[[], Any]) -> None:
+        with context:
+            do()
+
+    return dict(locals())
+
+
+def methods() -> dict[str, Any]:
+    """The public methods and properties of the public classes, each under one class."""
+    found: dict[tuple[type, str], tuple[str, Any]] = {}
+    classes = {name: value for name, value in callables().items() if inspect.isclass(value)}
+    for name in sorted(classes, key=lambda name: (len(classes[name].__mro__), name != "VM")):
+        value = classes[name]
+        for method in dir(value):
+            owner = next((each for each in value.__mro__ if method in vars(each)), object)
+            kind = vars(owner).get(method)
+            ours = owner.__module__.startswith("mlvm.") and not method.startswith("_")
+            if ours and isinstance(kind, (FunctionType, property, classmethod, staticmethod)):
+                found.setdefault((owner, method), (f"{name}.{method}", getattr(value, method)))
+    return dict(sorted(found.values()))
+
+
+def test_methods_have_docstrings() -> None:
+    assert len(methods()) > 150
+    assert [name for name, value in methods().items() if not inspect.getdoc(value)] == []
+
+
+def test_methods_raise_what_they_say() -> None:
+    names = {**named(), **prepared(), **built()}
+    found = methods()
+    tried: dict[str, set[str]] = {name: set() for name in found}
+    with names["group"], ExitStack() as stack:
+        stack.callback(names["gate"].set)
+        for error, name, call in calls(WRONG_OF_METHODS):
+            assert is_named(error, errors_in(prose(found[name]))), (name, error)
+            got = raised(lambda: eval(call, names))  # noqa: B023 - called at once
+            assert issubclass(got or object, ERRORS[error]), call
+            tried[name].add(error)
+    unseen = {
+        (name, claim)
+        for name, value in found.items()
+        for claim in errors_in(prose(value))
+        if inspect.getdoc(value) != inspect.getdoc(getattr(ml, name.rpartition(".")[2], None))
+        and not name.startswith("RemoteVM.")  # which has the docstrings of VM
+        and not any(issubclass(ERRORS[error], ERRORS[claim]) for error in tried[name])
+    }
+    assert unseen == set(UNSEEN_OF_METHODS)
+
+
+def test_the_docstring_of_tensors_names_all_that_they_have() -> None:
+    text = prose(ml.Tensor)
+    has = [name for name in dir(ml.ones(1)) if not name.startswith("_")]
+    assert [name for name in has if not re.search(rf"\b{name}\b", text)] == []
