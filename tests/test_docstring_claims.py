@@ -146,6 +146,7 @@ ml.nn.Tanh() of x
 
 WRONG = """
 ArenaError ml.Arena(vm, "a", capacity=-1)
+ArenaError ml.Arena(5, "a")
 ArenaOverflow Arena: tight.alloc(x.type)
 OutOfMemory ml.Arena(vm, "a", capacity=2**60)
 HandleError DryVM: ml.DryVM().read(5)
@@ -264,7 +265,9 @@ DTypeError ml.scan(lambda s, x: (s > 0, x), v, v)
 OperandValueError ml.scan(lambda s, x: (s, x), v, v, length=ml.asarray(9))
 ShapeError ml.scan(lambda s, x: (s, x), v, v, length=3)
 AttributeRefused ml.searchsorted(v, v, side="mid")
-PositionRefused ml.searchsorted(v, v, sorter=ml.asarray([0, 9]))
+PositionRefused ml.searchsorted(v, v, sorter=ml.full(v.size, 9))
+ShapeError ml.searchsorted(v, v, sorter=ml.arange(v.size + 1))
+ProgramError ml.disassemble(5)
 AttributeRefused ml.sinusoidal_encoding(ints, 3)
 AttributeRefused ml.sinusoidal_encoding(ints, 4, base="x")
 DTypeError ml.sinusoidal_encoding(ints, 4, dtype="i64")
@@ -441,7 +444,6 @@ NEVER = {
     },
     "default_arena": "it takes nothing",
     "default_vm": "it takes nothing",
-    "disassemble": "every program has a text",
     "record": "every arena can be recorded, also a closed one",
     "unique_all": "every tensor has values",
     "unique_counts": "every tensor has values",

@@ -44,6 +44,7 @@ from mlvm.core.errors import (
     ArenaOverflow,
     HandleError,
     StaleTensor,
+    brief,
     line_of,
     user_place,
 )
@@ -332,6 +333,10 @@ class Arena(ArenaFields):
         capacity: int | None = None,
         trims: bool = False,
     ) -> None:
+        if not hasattr(vm, "tensor_from_storage"):
+            raise ArenaError(
+                f"an arena is memory of a VM, not of {brief(vm)}; its name comes second"
+            )
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm

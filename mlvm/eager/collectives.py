@@ -71,9 +71,7 @@ def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
     """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
 
     All give trees of the same types. It is one launch, in which the members meet once. Elements are
-    combined in order of rank: all members get the same bits, in every run. Raises
-    `DTypeError` for a mean of integers or a sum of bools, `AttributeRefused` for another `op` and
-    for a view, `GradientError` for a tensor that a tape needs, `StaleTensor`.
+    combined in order of rank: all members get the same bits, in every run.
 
     The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
     bools, `AttributeRefused` for another `op`, `GradientError` for a tensor that a gradient goes

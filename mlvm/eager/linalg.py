@@ -419,8 +419,7 @@ def inv(x: Tensor, /) -> Tensor:
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
     """z with x1 z = x2: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
 
-    An x2 of one dimension is one column for all matrices, and the result lacks that axis. Raises
-    `LinAlgError` for a singular matrix.
+    An x2 of one dimension is one column for all matrices, and the result lacks that axis.
 
     x1: [..., n, n], x2: [..., n, k], any dtype, integers and bools as f32. Raises `ShapeError` for
     operands that do not fit, `LinAlgError` for a singular matrix.

@@ -110,13 +110,12 @@ def searchsorted(
     """Where each element of x2 would go into the vector x1, which is in order, or which `sorter`,
     as `argsort` gives it, puts in order: i64, in the shape of x2.
 
-    With "left" it goes before equal elements, with "right" behind them. x2 may be a number. Raises
-    `ShapeError` for an x1 that is no vector, `AttributeRefused` for another side.
+    With "left" it goes before equal elements, with "right" behind them. x2 may be a number.
 
-    x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` for an x1 that is no vector,
-    `AttributeRefused` for another side, `DTypeError` for complex numbers, for dtypes that do not
-    promote and for a `sorter` that is no integers, `PositionRefused` for a place in it that x1 does
-    not have.
+    x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` for an x1 that is no vector and for a
+    `sorter` of another length, `AttributeRefused` for another side, `DTypeError` for complex
+    numbers, for dtypes that do not promote and for a `sorter` that is no integers,
+    `PositionRefused` for a place in it that x1 does not have.
 
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
@@ -131,6 +130,10 @@ def searchsorted(
             "searchsorted", types
         )
     if sorter is not None:
+        if sorter.shape != x1.shape:
+            raise ShapeError(f"a sorter has the shape of x1, and is {sorter.type}").at(
+                "searchsorted", types
+            )
         x1 = take(x1, sorter)
     # In the order of both together, so many elements of x1 stand before one of x2 as its place
     # there is beyond its place among those of x2 alone.

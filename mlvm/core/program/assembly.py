@@ -39,11 +39,14 @@ from mlvm.core.types import Array, DType, TensorType, f64
 
 def disassemble(program: Program) -> str:
     """The program as assembly text, ending in a newline. Reading it back gives an equal program.
-    Only an integer of more than 64 bits, which no verifier passes, is cut short.
+    Only an integer of more than 64 bits, which no verifier passes, is cut short. Raises
+    `ProgramError` for what is no program.
 
         >>> ml.disassemble(ml.program_of(ml.sin, ml.zeros(2))).split()[-5:]
         ['"sin.out"', 'cfunc', '2', '0', 'halt']
     """
+    if not isinstance(program, Program):
+        raise ProgramError(f"a Program is wanted to disassemble, not {brief(program)}")
     lines = [f".const {name} {format_constant(value)}" for name, value in program.constants.items()]
     for function in program.functions.values():
         lines += format_function(function)
