@@ -937,6 +937,8 @@ def all_finite(tree: Tree) -> Tensor:
     """Whether no element of a tree of float tensors is infinite or nan: bool[]. Of what members
     have in parts (`ml.parallel.Parts`) it tells of the whole: they all call this.
 
+    Raises `DTypeError` for a leaf that is no tensor.
+
         >>> ml.optim.all_finite({"w": ml.ones(2), "b": ml.asarray([ml.nan])})
         Tensor(False, bool[])
     """
