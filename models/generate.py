@@ -18,10 +18,10 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
+from models.command import OptionError, run, say
 from models.data.text import LENGTH, NUM_BYTES
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
-from models.training.train import OptionError
 from models.transformer import Transformer, generate
 
 NO_END: Final = -1  # what no byte is
@@ -36,7 +36,7 @@ class Generator:
     def __init__(self, file: Path) -> None:
         tensors, metadata = checkpoint.load(file)
         try:
-            model = json.loads(metadata["training"])["model"]
+            model = json.loads(metadata[checkpoint.TRAINING])["model"]
         except (KeyError, ValueError, TypeError, RecursionError):
             raise CheckpointError(f"{file} was not written by a training") from None
         if model != "transformer":
@@ -125,31 +125,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0, 1 for an error, 130 for an interrupt."""
-    parser = _parser()
-    options = vars(parser.parse_args(arguments))
+def _run(given: argparse.Namespace) -> None:
+    options = vars(given)
     prompt = options.pop("prompt").encode()
     if "end" in options:
         options["end"] = options["end"].encode()
-    try:
-        generator = Generator(options.pop("file"))
-        text = generator(prompt, **options)
-        began = time.perf_counter()
-        text = generator(prompt, **options)  # without the time of the recording
-        seconds = time.perf_counter() - began
-    except OptionError as error:
-        parser.error(str(error))
-    except (ml.errors.MlvmError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
-        return 130
+    generator = Generator(options.pop("file"))
+    text = generator(prompt, **options)
+    began = time.perf_counter()
+    text = generator(prompt, **options)  # without the time of the recording
+    seconds = time.perf_counter() - began
     print(text.decode(errors="replace"))
     made = len(text) - len(prompt)
-    print(f"{made} bytes; {made / seconds:.0f} a second", file=sys.stderr)
-    return 0
+    say(f"{made} bytes; {made / seconds:.0f} a second")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; see `models.command.run`."""
+    return run(_parser(), _run, arguments)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
-from mlvm.show.svg import document, text
+from mlvm.eager.weights_file import escaped
+from mlvm.show.svg import document, fitted, text
 from models import weights
+from models.command import OptionError, require_writable, run, say
 from models.data.files import parsing
-from models.data.folder import pillow_image, pixels
-from models.training.train import OptionError
+from models.data.folder import FORMATS, pillow_image, pixels
 from models.weights import Pretrained
 
 _GELUS: Final = {"tanh": True, "exact": False}
 _COLUMNS: Final = 40  # of a picture on a terminal
+_SIZE, _BOLD = 14, 16  # of letters in a drawing, and how wide bold ones are as if of that size
+_STYLE: Final = " text { fill: #222 } .right { text-anchor: end }"
 
 
 class Guess(NamedTuple):
@@ -40,7 +43,7 @@ class Classifier:
     its brightness x from 0 to 1 becomes (x - mean) / std, with numbers for all channels or each.
 
     Raises `OptionError` for as many classes, means or deviations as do not fit, and `WeightsError`
-    as `weights.Pretrained.build` does.
+    as `weights.Pretrained.build` does, and for weights that say nothing but NaN.
     """
 
     def __init__(
@@ -51,16 +54,18 @@ class Classifier:
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.5,),
     ) -> None:
-        height, width, channels = pretrained.image_shape
+        channels = pretrained.image_shape[2]
         if channels not in (1, 3):
             raise OptionError(f"{pretrained.file} is for images of {channels} channels, not 1 or 3")
         if len(mean) not in (1, channels) or len(std) not in (1, channels) or 0 in std:
             raise OptionError(f"mean and std are 1 number or {channels}, and std is not 0")
+        if not np.isfinite([*mean, *std]).all():
+            raise OptionError("mean and std are finite numbers")
         count = pretrained.num_classes
         if classes is not None and len(classes) != count:
             raise OptionError(f"{len(classes)} classes are named, and {count} are told apart")
         self.classes = classes or pretrained.classes or [str(i) for i in range(count)]
-        self.size, self.channels = (height, width), channels
+        self.file, self.image_shape = pretrained.file, pretrained.image_shape
         self._mean, self._std = (np.array(x, np.float32) for x in (mean, std))
         self.vm = ml.VM("predict")
         self.weights, self.batch = ml.Arena(self.vm, "weights"), ml.Arena(self.vm, "batch")
@@ -76,15 +81,20 @@ class Classifier:
         scaled = (image / np.float32(255) - self._mean) / self._std
         with self.batch:
             found = self.probabilities(ml.asarray(scaled[None].astype(np.float32))).numpy()[0]
+        if not np.isfinite(found).all():
+            raise ml.errors.WeightsError(
+                f"{self.file} makes no probabilities of an image: it has NaN, or numbers too large"
+            )
         best = np.argsort(-found, kind="stable")[:top]
         return [Guess(self.classes[i], float(found[i])) for i in best]
 
 
 def read_classes(file: Path) -> list[str]:
-    """The names of classes, one a line. Raises `DataError` for a file that cannot be read, or is
-    no text."""
+    """The names of classes, one a line, in UTF-8. Raises `DataError` for a file that cannot be
+    read, or is no text."""
     with parsing(file) as stream:
-        return stream.read().decode("utf-8").splitlines()
+        lines = stream.read().decode("utf-8-sig").split("\n")
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 
 # --- pictures ------------------------------------------------------------------------
@@ -110,22 +120,27 @@ def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str
     for i, (name, image, guesses) in enumerate(rows):
         top = i * height
         content = io.BytesIO()
-        pillow_image().fromarray(image.squeeze()).save(content, "PNG")
+        pillow_image().fromarray(image[..., 0] if image.shape[2] == 1 else image).save(
+            content, "PNG"
+        )
         png = base64.b64encode(content.getvalue()).decode()
         parts.append(
             f'<image x="20" y="{top + 20}" width="{side}" height="{side}" '
             f'href="data:image/png;base64,{png}"/>'
         )
-        parts.append(text(200, top + 36, name, attributes='font-weight="bold"'))
+        end = fitted(escaped(name)[::-1], 500, _BOLD)[
+            ::-1
+        ]  # of a path, which says more than its beginning
+        parts.append(text(200, top + 36, end, attributes='font-weight="bold"'))
         for j, guess in enumerate(guesses):
             y = top + 52 + line * j
             parts.append(
                 f'<rect x="200" y="{y}" width="{1 + 420 * guess.probability:.1f}" '
                 f'height="{bar}" fill="#9dbfdc"/>'
             )
-            parts.append(text(208, y + 18, guess.name))
+            parts.append(text(208, y + 18, fitted(escaped(guess.name), 410, _SIZE)))
             parts.append(text(700, y + 18, f"{100 * guess.probability:.2f} %", "right"))
-    style = "svg { font: 14px sans-serif } text { fill: #222 } .right { text-anchor: end }"
+    style = f"svg {{ font: {_SIZE}px sans-serif }}" + _STYLE
     return document(720, height * len(rows), style, *parts)
 
 
@@ -144,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WEIGHTS",
         help="google-research's .npz, timm's safetensors, or what models.train --save wrote",
     )
-    add("images", type=Path, metavar="IMAGE", nargs="+", help="in any format that Pillow reads")
+    add("images", type=Path, metavar="IMAGE", nargs="+", help=", ".join(FORMATS))
     add("--classes", type=Path, metavar="FILE", help="their names, one a line (default: numbers)")
     add("--top", type=int, default=5, metavar="N", help="the likeliest N (default: 5)")
     add(
@@ -156,6 +171,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="FILE", help="draw images and classes there, as SVG")
     add("--gelu", choices=_GELUS, help="default: exact in timm's layout, else tanh")
     add("--heads", type=int, metavar="N", help="of a ViT in timm's layout (default: by its width)")
+    add(
+        "--size",
+        type=int,
+        nargs=2,
+        metavar=("HEIGHT", "WIDTH"),
+        help="of the images that the weights are for (default: what they say, or square)",
+    )
     for name, what in (("mean", "subtracted from brightness 0 .. 1"), ("std", "what divides it")):
         add(
             f"--{name}",
@@ -172,39 +194,36 @@ def _run(options: argparse.Namespace) -> None:
     if options.top < 1 or (options.heads is not None and options.heads < 1):
         raise OptionError("--top and --heads must be >= 1")
     approximate = None if options.gelu is None else _GELUS[options.gelu]
-    pretrained = weights.read(options.weights, num_heads=options.heads, approximate=approximate)
-    print(f"{options.weights}: {pretrained}", file=sys.stderr)
+    if options.plot is not None:
+        require_writable(options.plot)
+    pretrained = weights.read(
+        options.weights,
+        num_heads=options.heads,
+        approximate=approximate,
+        image_size=options.size,
+    )
+    say(f"{options.weights}: {pretrained}")
     classes = None if options.classes is None else read_classes(options.classes)
     classifier = Classifier(pretrained, classes=classes, mean=options.mean, std=options.std)
     rows: list[tuple[str, Any, list[Guess]]] = []
     for file in options.images:
-        image = pixels(file, classifier.size, classifier.channels)
+        image = pixels(file, classifier.image_shape)
         guesses = classifier(image, options.top)
-        print(file)
+        print(escaped(str(file)))
         if options.picture:
-            lines = max(1, _COLUMNS * classifier.size[0] // classifier.size[1] // 2)
-            print(on_terminal(pixels(file, (2 * lines, _COLUMNS))))
+            height, width, _ = classifier.image_shape
+            lines = max(1, _COLUMNS * height // width // 2)
+            print(on_terminal(pixels(file, (2 * lines, _COLUMNS, 3))))
         for guess in guesses:
-            print(f"{100 * guess.probability:7.2f} %  {guess.name}", flush=True)
+            print(f"{100 * guess.probability:7.2f} %  {escaped(guess.name)}", flush=True)
         rows.append((str(file), image, guesses))
     if options.plot is not None:
         options.plot.write_text(drawn(rows), "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0, 1 for an error, 130 for an interrupt."""
-    parser = _parser()
-    try:
-        _run(parser.parse_args(arguments))
-    except OptionError as error:
-        parser.error(str(error))
-    except (ml.errors.MlvmError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    """Run the command; see `models.command.run`."""
+    return run(_parser(), _run, arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
 from models.mlp_mixer import MlpBlock
 
-HEADER = "variant patch_size hidden_size num_layers mlp_dim num_heads  parameters"
+HEADER = "variant patch_size hidden_size num_layers mlp_dim num_heads     parameters"
 VARIANTS = {
     "Ti/16": (16, 192, 12, 768, 3),
     "S/32": (32, 384, 12, 1536, 6),
@@ -20,6 +20,8 @@ VARIANTS = {
     "L/32": (32, 1024, 24, 4096, 16),
     "L/16": (16, 1024, 24, 4096, 16),
     "H/14": (14, 1280, 32, 5120, 16),
+    "g/14": (14, 1408, 40, 6144, 16),
+    "G/14": (14, 1664, 48, 8192, 16),
 }
 
 
@@ -188,4 +190,4 @@ if __name__ == "__main__":
     with ml.Arena(ml.DryVM(), "weights").allocating():  # knows types, holds no bytes
         for name, variant in VARIANTS.items():
             count = VisionTransformer((224, 224, 3), 1000, *variant).num_parameters()
-            print("{:7}{:11}{:12}{:11}{:8}{:10}{:12,}".format(name, *variant, count))
+            print("{:7}{:11}{:12}{:11}{:8}{:10}{:15,}".format(name, *variant, count))

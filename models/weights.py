@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import IO, Any, Final, Literal, TypeAlias
 
 import numpy as np
+from numpy.lib import format
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
-from mlvm.eager.weights_file import WeightsFile
+from mlvm.eager.weights_file import WeightsFile, escaped
 from models import mlp_mixer, vit
 from models.data.dataset import DataError
-from models.data.files import opened, parsing
+from models.data.files import MOST_UNPACKED, opened, parsing
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
 
@@ -34,10 +37,10 @@ Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[str, Array]
 Shape: TypeAlias = tuple[int, int, int]
 
-DESCRIPTION: Final = "model"
+DESCRIPTION: Final = "mlvm.model"
 """The text in a file's metadata, JSON, that says what names and shapes do not: see `described`."""
 
-_MODELS: Final[dict[str, Callable[..., nn.Module]]] = {
+KINDS: Final[dict[str, Callable[..., nn.Module]]] = {
     "mlp_mixer": mlp_mixer.MlpMixer,
     "vit": vit.VisionTransformer,
 }
@@ -59,13 +62,17 @@ _LATER: Final = [
 """Names that the same code gives under later versions of flax, which count each kind of layer by
 itself, and big_vision's: patterns, and what the published files have."""
 _MOST_NAMED: Final = 8  # names in an error
+_BF16: Final = np.dtype("V2")  # what numpy writes for it
+Named: TypeAlias = tuple[str, str, Array]
+"""The name in a file, the official one, and the array."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
     """Weights, in the official names and layouts, and the model that they are of: its name, as
     `models.train` has it, and what it is built with. `variant` is its name in the paper, and
-    `classes` are names of what it tells apart; None where the file does not say."""
+    `classes` are names of what it tells apart; None where the file does not say. `heads_guessed` is
+    whether neither the file nor a published variant says how many heads there are."""
 
     file: Path
     layout: Literal["official", "timm", "mlvm"]
@@ -75,22 +82,35 @@ class Pretrained:
     options: dict[str, Any]
     variant: str | None
     classes: list[str] | None
+    heads_guessed: bool
     arrays: Arrays = field(repr=False)
 
     def __str__(self) -> str:
         name = f"{self.model} {self.variant or ''}".strip()
         height, width, channels = self.image_shape
+        guess = f"; {self.options['num_heads']} heads are a guess" if self.heads_guessed else ""
         return (
             f"{name} for images of {height} x {width} x {channels} and {self.num_classes} classes, "
-            f"in the {self.layout} layout"
+            f"in the {self.layout} layout{guess}"
         )
 
-    def changes(self, image_shape: Sequence[int], num_classes: int) -> list[str]:
-        """What `build` makes otherwise for such images and so many classes, as text."""
+    def changes(
+        self,
+        image_shape: Sequence[int],
+        num_classes: int,
+        classes: Sequence[str] | None = None,
+    ) -> list[str]:
+        """What `build` makes otherwise for such images and so many classes, as text; and what else
+        a head means that is kept, if its classes have other names now. Raises what `build` does for
+        images that do not fit."""
+        _require_fitting(self, image_shape)
         texts = []
         if num_classes != self.num_classes:
             before = self.num_classes or "none"
             texts.append(f"the head is new: {num_classes} classes instead of {before}")
+        elif classes is not None and [*classes] != self.classes:
+            before = _listed(self.classes) if self.classes else "classes without a name"
+            texts.append(f"the head is kept, and is for {_listed(classes)} instead of {before}")
         old, new = self._grid(self.image_shape), self._grid(image_shape)
         if self.model == "vit" and old != new:
             texts.append(
@@ -111,16 +131,19 @@ class Pretrained:
         ViT for another size are interpolated, as the official code does.
 
         Raises `WeightsError`, which names what is missing, unknown, or of another shape, and
-        `ShapeError` for images that the patches do not tile.
+        `ShapeError` for what is no shape of an image, or is not tiled by the patches.
         """
-        height, width, channels = image_shape or self.image_shape
+        image_shape = self.image_shape if image_shape is None else image_shape
+        height, width, channels = _require_fitting(self, image_shape)
         num_classes = num_classes or self.num_classes
         if not num_classes:
             raise WeightsError(f"{self.file} has no head, and tells no classes apart")
-        _require_fitting(self, (height, width, channels))
-        make = partial(_MODELS[self.model], (height, width, channels), num_classes, **self.options)
-        with ml.Arena(ml.DryVM(), "types").allocating():  # whose sizes the file alone says
-            shapes = {name: x.shape for name, x in make(key=ml.random.key(0)).state().items()}
+        make = partial(KINDS[self.model], (height, width, channels), num_classes, **self.options)
+        try:
+            with ml.Arena(ml.DryVM(), "types").allocating():  # whose sizes the file alone says
+                shapes = {name: x.shape for name, x in make(key=ml.random.key(0)).state().items()}
+        except ml.errors.OpError as error:
+            raise WeightsError(f"{self.file} is of no model that there is: {error}") from None
         arrays = dict(self.arrays)
         if num_classes != self.num_classes:
             for name in ("head/kernel", "head/bias"):
@@ -140,39 +163,70 @@ class Pretrained:
 
 
 def read(
-    file: Path, *, num_heads: int | None = None, approximate: bool | None = None
+    file: str | os.PathLike[str],
+    *,
+    num_heads: int | None = None,
+    approximate: bool | None = None,
+    image_size: tuple[int, int] | None = None,
 ) -> Pretrained:
     """The weights in that file. A ViT of timm does not say how many heads it has: unless they are
     given they are the published ones for its width, or those of 64 features each. The GELU is by
     tanh in the official code and here, and exact in timm's, unless `approximate` says otherwise.
+    Images are square unless the file, or `image_size`, (height, width), says otherwise.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is damaged, or of
-    another model. Names that do not fit are found when the model is built.
+    another model, and for heads and sizes that it cannot have. Names that do not fit are found when
+    the model is built.
     """
-    arrays, metadata = _arrays(file)
-    layout: Literal["official", "timm", "mlvm"]
-    layout = "mlvm" if metadata.keys() & {DESCRIPTION, "training"} else "official"
+    file = Path(file)
+    recognise = partial(
+        _recognised, file, num_heads=num_heads, approximate=approximate, image_size=image_size
+    )
     try:
-        if "stem.proj.weight" in arrays or "patch_embed.proj.weight" in arrays:
-            layout, arrays = "timm", _from_timm(arrays, num_heads)
-        description = _description(metadata)
-        if "stem/kernel" in arrays:
-            model, guess = "mlp_mixer", _mixer
-        elif "embedding/kernel" in arrays:
-            model, guess = "vit", _vit
-        else:
-            raise WeightsError(f"it is of no Mixer and no ViT; its names: {_listed([*arrays])}")
-        _require_known(model, arrays)
-        options, tokens, channels = guess(arrays)
-        image_shape = description.get("image_shape") or _square(
-            tokens, options["patch_size"], channels
-        )
-        classes = description.get("classes")
-        num_classes = _shape(arrays, "head/bias", 1)[0] if "head/bias" in arrays else 0
-        if classes is not None and len(classes) != num_classes:
-            raise WeightsError(f"it names {len(classes)} classes and tells {num_classes} apart")
+        found = recognise(*_arrays(file, recognise))
+        arrays = {name: _f32(name, x) for name, x in found.arrays.items()}
     except WeightsError as error:
-        raise WeightsError(f"{file}: {error}") from None
+        raise WeightsError(escaped(f"{file}: {error}")) from None
+    return replace(found, arrays=arrays)
+
+
+def _recognised(
+    file: Path,
+    arrays: Arrays,
+    metadata: Mapping[str, str],
+    *,
+    num_heads: int | None,
+    approximate: bool | None,
+    image_size: tuple[int, int] | None,
+) -> Pretrained:
+    """What these are weights of, by names, shapes and texts alone."""
+    layout: Literal["official", "timm", "mlvm"]
+    layout = "mlvm" if metadata.keys() & {DESCRIPTION, checkpoint.TRAINING} else "official"
+    if num_heads is not None and ("patch_embed.proj.weight" not in arrays or num_heads < 1):
+        raise WeightsError(
+            f"a number of heads, 1 or more, is for a ViT in timm's layout; given {num_heads}"
+        )
+    if "stem.proj.weight" in arrays or "patch_embed.proj.weight" in arrays:
+        layout, arrays = "timm", _unique(_from_timm(arrays, num_heads))
+    description = _description(metadata)
+    if "stem/kernel" in arrays:
+        model, guess = "mlp_mixer", _mixer
+    elif "embedding/kernel" in arrays:
+        model, guess = "vit", _vit
+    else:
+        raise WeightsError(f"it is of no Mixer and no ViT; its names: {_listed([*arrays])}")
+    _require_known(model, arrays)
+    options, tokens, channels = guess(arrays)
+    image_shape = description.get("image_shape")
+    if image_size is not None:
+        image_shape = (*image_size, channels)
+    if image_shape is None:
+        image_shape = _square(model, tokens, options["patch_size"], channels)
+    _require_patches(image_shape, tokens, options["patch_size"], channels)
+    classes = description.get("classes")
+    num_classes = _shape(arrays, "head/bias", 1)[0] if "head/bias" in arrays else 0
+    if classes is not None and len(classes) != num_classes:
+        raise WeightsError(f"it names {len(classes)} classes and tells {num_classes} apart")
     if approximate is None:
         approximate = description.get("approximate", layout != "timm")
     sizes = tuple(options.values())
@@ -186,7 +240,8 @@ def read(
         {**options, "approximate": approximate},
         variants[0] if variants else None,
         classes,
-        {name: np.asarray(x, np.float32) for name, x in arrays.items()},
+        layout == "timm" and model == "vit" and num_heads is None and not variants,
+        arrays,
     )
 
 
@@ -223,47 +278,104 @@ def _weights(old: int, new: int) -> Array:
 # --- files ---------------------------------------------------------------------------
 
 
-def _arrays(file: Path) -> tuple[Arrays, dict[str, str]]:
-    """Arrays by name, and texts by name; of a checkpoint those of the model."""
+def _arrays(
+    file: Path, recognise: Callable[[Arrays, dict[str, str]], object]
+) -> tuple[Arrays, dict[str, str]]:
+    """Arrays by name, and texts by name; of a checkpoint those of the model. What must be unpacked
+    is only when `recognise` has nothing against its names and shapes."""
     with opened(file) as stream:
         start = stream.read(4)
     if start == b"PK\3\4":
-        return _of_npz(file), {}
+        return _of_npz(file, recognise), {}
     try:
         weights = WeightsFile(file)
-        if "training" not in weights.metadata:
+        if checkpoint.TRAINING not in weights.metadata:
             return {name: weights.read(name) for name in weights.entries}, weights.metadata
         tensors, metadata = checkpoint.load(file)
     except CheckpointError as error:
-        raise WeightsError(str(error)) from None
+        raise WeightsError(str(error).removeprefix(f"{file} ")) from None
     except WeightsError as error:
-        raise WeightsError(f"{file} is neither safetensors nor .npz: {error}") from None
+        raise WeightsError(f"it is neither safetensors nor .npz: {error}") from None
     prefix = "model/"
     own = {name: array for name, array in tensors.items() if name.startswith(prefix)}
     return {name.removeprefix(prefix): array for name, array in own.items()}, metadata
 
 
-def _of_npz(file: Path) -> Arrays:
+def _of_npz(file: Path, recognise: Callable[[Arrays, dict[str, str]], object]) -> Arrays:
+    announced = _unique(_members(file, _announced))
+    recognise(announced, {})
+    unpacked = sum(x.nbytes for x in announced.values())
+    if unpacked > max(file.stat().st_size, MOST_UNPACKED):
+        raise WeightsError(
+            f"it unpacks to {unpacked} bytes, and may to {MOST_UNPACKED}; write it with np.savez"
+        )
+    return _unique(_members(file, _read))
+
+
+def _members(
+    file: Path, read: Callable[[str, zipfile.ZipInfo, IO[bytes]], Array]
+) -> Iterator[Named]:
     try:
-        with parsing(file) as stream, np.load(stream, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
+        with parsing(file) as stream, zipfile.ZipFile(stream) as archive:
+            for member in archive.infolist():
+                own = name = member.filename.removesuffix(".npy")
+                for pattern, replacement in _LATER:
+                    name = re.sub(pattern, replacement, name)
+                with archive.open(member) as content:
+                    array = read(own, member, content)
+                yield own, name, array
     except DataError as error:
-        raise WeightsError(str(error)) from None
-    arrays = {}
-    for name, array in found.items():
-        if not isinstance(array, np.ndarray):
-            raise WeightsError(
-                f"{file} is no .npz of arrays: {name!r} is none; save what PyTorch has pickled as "
-                f"safetensors"
-            )
-        if array.dtype == np.dtype("V2"):  # what numpy makes of a bf16
-            array = (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        if array.dtype.kind != "f":
-            raise WeightsError(f"{file}: {name} is {array.dtype}, and weights are floats")
-        for pattern, replacement in _LATER:
-            name = re.sub(pattern, replacement, name)
-        arrays[name] = array
+        raise WeightsError(str(error).removeprefix(f"{file} ")) from None
+
+
+def _announced(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
+    """Zeros, which take no room, of the shape that a `.npy` file announces."""
+    if stream.read(len(format.MAGIC_PREFIX)) != format.MAGIC_PREFIX:
+        raise DataError(
+            f"it is no .npz of arrays: {name!r} is none; save what PyTorch has pickled as "
+            f"safetensors"
+        )
+    version = stream.read(2)
+    read = format.read_array_header_1_0 if version == b"\1\0" else format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.kind != "f" and dtype != _BF16:
+        raise DataError(f"{name} is {dtype}, and weights are floats")
+    left = member.file_size - stream.tell()
+    if min(shape, default=0) < 0 or dtype.itemsize * math.prod(shape) != left:
+        raise DataError(f"it is corrupt: {name} has no {dtype} of shape {shape}")
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def _read(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
+    array: Array = format.read_array(stream, allow_pickle=False)
+    stream.read()  # to the end, where damage is noticed
+    if array.dtype != _BF16:
+        return array
+    return (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _unique(named: Iterable[Named]) -> Arrays:
+    """Arrays by name. Raises `WeightsError` where two would have the same."""
+    arrays: Arrays = {}
+    owns: dict[str, str] = {}
+    for own, name, array in named:
+        if name in arrays:
+            raise WeightsError(f"{own!r} and {owns[name]!r} would both be {name!r}")
+        arrays[name], owns[name] = array, own
     return arrays
+
+
+def _f32(name: str, array: Array) -> Array:
+    """Raises `WeightsError` for what are no floats, and for numbers beyond f32."""
+    if array.dtype.kind != "f":
+        raise WeightsError(f"{name} is {array.dtype}, and weights are floats")
+    if array.dtype == np.float32:
+        return np.asarray(array, np.float32)
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32)
+    if (np.isinf(found) & np.isfinite(array)).any():
+        raise WeightsError(f"{name} is {array.dtype}, and has numbers that are too large for f32")
+    return found
 
 
 def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -323,24 +435,23 @@ _TIMM_VIT: Final = [
 """Patterns of timm's modules, and the official ones."""
 
 
-def _from_timm(arrays: Arrays, num_heads: int | None) -> Arrays:
+def _from_timm(arrays: Arrays, num_heads: int | None) -> Iterator[Named]:
     """timm's arrays under the official names, in the official layouts; others as they are."""
     is_vit = "patch_embed.proj.weight" in arrays
-    found: Arrays = {}
     if is_vit:
         heads = num_heads or _heads(_shape(arrays, "patch_embed.proj.weight", 4)[0])
     for name, array in arrays.items():
         module, _, kind = name.rpartition(".")
         path = _official(_TIMM_VIT if is_vit else _TIMM, module)
         if is_vit and name in ("cls_token", "pos_embed"):
-            found["cls" if name == "cls_token" else _POSITIONS] = array
+            found = {"cls" if name == "cls_token" else _POSITIONS: array}
         elif path is None or kind not in ("weight", "bias"):
-            found[name] = array
+            found = {name: array}
         elif is_vit and path.endswith(("/qkv", "/out")):
-            found |= _of_heads(path, kind, array, heads)
+            found = _of_heads(path, kind, array, heads)
         else:
-            found |= _plain(path, kind, array)
-    return found
+            found = _plain(path, kind, array)
+        yield from ((name, official, x) for official, x in found.items())
 
 
 def _official(rules: list[tuple[str, str]], module: str) -> str | None:
@@ -363,16 +474,18 @@ def _plain(path: str, kind: str, array: Array) -> Arrays:
 def _of_heads(path: str, kind: str, array: Array, heads: int) -> Arrays:
     """Query, key and value of one matrix each, and the heads in an axis of their own."""
     block, _, name = path.rpartition("/")
-    width = array.shape[-1] if array.ndim == 2 else len(array) // 3
-    ndim = 2 if kind == "weight" else 1
+    wrong = WeightsError(f"{path} of {array.shape} is not that of {heads} heads")
+    if array.ndim != (2 if kind == "weight" else 1) or 0 in array.shape:
+        raise wrong
     if name == "out":
-        if ndim == 1:
+        if kind == "bias":
             return {f"{path}/bias": array}
-        if array.ndim != 2 or array.shape[1] % heads:
-            raise WeightsError(f"{path} of {array.shape} is not that of {heads} heads")
+        if array.shape[1] % heads:
+            raise wrong
         return {f"{path}/kernel": array.T.reshape(heads, -1, array.shape[0])}
-    if array.ndim != ndim or len(array) != 3 * width or width % heads:
-        raise WeightsError(f"{path} of {array.shape} is not that of {heads} heads")
+    width = array.shape[1] if kind == "weight" else len(array) // 3
+    if len(array) != 3 * width or width % heads:
+        raise wrong
     parts = dict(zip(("query", "key", "value"), np.split(array, 3), strict=True))
     if kind == "weight":
         return {f"{block}/{n}/kernel": x.T.reshape(width, heads, -1) for n, x in parts.items()}
@@ -437,16 +550,32 @@ def _count(arrays: Arrays, pattern: str) -> int:
     """How many blocks there are: the highest number and one."""
     matches = (re.fullmatch(pattern, name) for name in arrays)
     numbers = {int(match[1]) for match in matches if match is not None}
+    if not numbers:
+        raise WeightsError("it has no blocks")
     if max(numbers) >= len(numbers):
         raise WeightsError(f"of its blocks 0 .. {max(numbers)} some are missing")
     return len(numbers)
 
 
-def _square(tokens: int, patch: int, channels: int) -> Shape:
+def _square(model: str, tokens: int, patch: int, channels: int) -> Shape:
     side = math.isqrt(max(tokens, 0))
     if side < 1 or side**2 != tokens:
-        raise WeightsError(f"its {tokens} patches are those of no square image")
+        beside = " beside its class token" if model == "vit" else ""
+        raise WeightsError(
+            f"its {tokens} patches{beside} are those of no square image, and it names no other"
+        )
     return patch * side, patch * side, channels
+
+
+def _require_patches(image_shape: Shape, tokens: int, patch: int, channels: int) -> None:
+    """Raise for images that these are no weights for, whoever says that they are."""
+    height, width, given = image_shape
+    fits = height > 0 and width > 0 and not height % patch and not width % patch
+    if not fits or height // patch * (width // patch) != tokens or given != channels:
+        raise WeightsError(
+            f"its {tokens} patches of {patch} x {patch} x {channels} are those of no image of "
+            f"{height} x {width} x {given}"
+        )
 
 
 def _require_known(model: str, arrays: Arrays) -> None:
@@ -461,9 +590,14 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _require_fitting(weights: Pretrained, image_shape: Shape) -> None:
-    """Raise for images that the weights cannot be used for."""
-    (height, width, channels), given = weights.image_shape, image_shape
+def _require_fitting(weights: Pretrained, image_shape: Sequence[int]) -> Shape:
+    """The (height, width, channels). Raises for images that the weights cannot be used for."""
+    (height, width, channels), given = weights.image_shape, tuple(image_shape)
+    patch = weights.options["patch_size"]
+    if len(given) != 3 or not all(isinstance(n, int) and n > 0 for n in given):
+        raise ml.errors.ShapeError(f"an image has (height, width, channels), not {given}")
+    if given[0] % patch or given[1] % patch:
+        raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {given[0]} x {given[1]}")
     if given[2] != channels:
         raise WeightsError(
             f"{weights.file} is for images of {channels} channels, not of {given[2]}"
@@ -473,6 +607,7 @@ def _require_fitting(weights: Pretrained, image_shape: Shape) -> None:
             f"{weights.file} is for images of {height} x {width}, not of {given[0]} x {given[1]}: "
             f"a Mixer has weights for each patch"
         )
+    return given
 
 
 def _require_all(
@@ -491,4 +626,4 @@ def _require_all(
     }
     texts = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
     if texts:
-        raise WeightsError(f"{file} does not fit its model; {'; '.join(texts)}")
+        raise WeightsError(escaped(f"{file} does not fit its model; {'; '.join(texts)}"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Final, TypeAlias, TypeVar, overload
+
+import numpy as np
 
 from mlvm.core.errors import (
     AttributeRefused,
@@ -15,16 +18,17 @@ from mlvm.core.errors import (
     WeightsError,
     brief,
 )
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array
 from mlvm.eager.creation import array_of
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor import Tensor, from_array, values_of
-from mlvm.eager.tree import require_live
-from mlvm.eager.weights_file import WeightsFile, type_of, write
+from mlvm.eager.tree import Node, fields, require_live
+from mlvm.eager.weights_file import WeightsFile, escaped, type_of, write
 
 M = TypeVar("M", bound=Module)
 File: TypeAlias = str | os.PathLike[str]
 Rename: TypeAlias = Callable[[str], str | None]
+_HOLDERS: Final = (np.ndarray, Node, dict, list, tuple)
 
 
 class Loaded(dict[str, Tensor]):
@@ -49,11 +53,14 @@ def save(
     load("model.safetensors", into=model)    # the values are the model's again
 
     `metadata` is texts by name. The file is written beside the one of that name, if there is one,
-    and takes its place when it is whole; one tensor at a time is copied out of its VM.
+    and takes its place, and its mode, when it is whole: through a link, too. One tensor at a time
+    is copied out of its VM. An array of numpy in a field of a Module is no part of its state, and
+    a UserWarning names it: make it a `nn.buffer(asarray(x))`.
 
-    Raises `OSError` for a file that cannot be written; `WeightsError` for c128, which the format
-    does not have, and for names that are no texts; `DTypeError` for what is no tensor or array;
-    `StaleTensor`. Nothing is left behind then. https://github.com/huggingface/safetensors
+    Raises `OSError` for a file that cannot be written, and for a name that has a folder, a pipe or
+    a device; `WeightsError` for c128, which the format does not have, and for names that are no
+    texts; `DTypeError` for what is no tensor or array, masked arrays included; `StaleTensor`.
+    Nothing is left behind then. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> sorted(ml.load("layer.safetensors"))
@@ -65,17 +72,22 @@ def save(
         raise DTypeError(f"save takes a Module, or tensors by name, not {brief(tensors)}")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise AttributeRefused(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
-    types = {name: _type(name, x) for name, x in named.items()}
-    require_live(x for x in named.values() if isinstance(x, Tensor))
+    if isinstance(tensors, Module):
+        for place in _arrays_in(tensors):
+            text = f"{place} is an array of numpy, which is not saved: ml.nn.buffer(ml.asarray(x))"
+            warnings.warn(f"{text} makes it part of the model's state", stacklevel=2)
+    found = {name: _readable(name, x) for name, x in named.items()}
+    types = {name: x.type if isinstance(x, Tensor) else type_of(x) for name, x in found.items()}
+    require_live(x for x in found.values() if isinstance(x, Tensor))
 
     def read(name: str) -> Array:
-        x = named[name]
-        return values_of(x) if isinstance(x, Tensor) else array_of(x)
+        x = found[name]
+        return values_of(x) if isinstance(x, Tensor) else x
 
     try:
         write(path, types, read, metadata or {})
     except WeightsError as error:
-        raise WeightsError(f"{path} is not written: {error}") from None
+        raise WeightsError(escaped(f"{path} is not written: {error}")) from None
 
 
 @overload
@@ -101,7 +113,8 @@ def load(
     None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. F16 and BF16 are read
     as f32, which has all of their values, unless `keep_halves`; a parameter of that dtype takes
     them as they are. The file is mapped into memory, so that its tensors need no room besides their
-    own; in an arena of a `DryVM` they are types alone.
+    own, and whoever cuts it short meanwhile ends this process (SIGBUS); in an arena of a `DryVM`
+    they are types alone.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is no such file or
     is damaged, and for a tensor that is left in and of a dtype that there is not; `PathError` for
@@ -116,6 +129,9 @@ def load(
     path = _path(file, "load")
     if into is not None and not isinstance(into, Module):
         raise DTypeError(f"load writes into a Module, not into {brief(into)}")
+    if rename is not None and not callable(rename):
+        text = f"rename is called with each name in the file, and {brief(rename)} is no function"
+        raise AttributeRefused(text).at("load", ())
     try:
         opened = WeightsFile(path)
         found = _renamed(opened, rename)
@@ -126,7 +142,7 @@ def load(
             return Loaded(loaded, opened.metadata)
         into.load_state({name: opened.read(own, True) for name, own in found.items()})
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
-        raise type(error)(f"{path}: {error}") from None
+        raise type(error)(escaped(f"{path}: {error}")) from None
     return into
 
 
@@ -145,12 +161,39 @@ def _renamed(opened: WeightsFile, rename: Rename | None) -> dict[str, str]:
     return found
 
 
-def _type(name: str, x: Any) -> TensorType:
+def _readable(name: str, x: Any) -> Tensor | Array:
+    """A tensor as it is, and an array as one of numpy, which is read once."""
     if isinstance(x, Tensor):
-        return x.type
+        return x
     if not hasattr(x, "__array__"):
         raise DTypeError(f"{name} must be a tensor or an array, not {brief(x)}").at("save", ())
-    return type_of(array_of(x))
+    if isinstance(x, np.ma.MaskedArray):
+        raise DTypeError(f"{name} is a masked array, and a file has no masks").at("save", ())
+    try:
+        return array_of(x)
+    except DTypeError as error:
+        raise DTypeError(f"{name}: {error.reason}").at("save", ()) from None
+
+
+def _arrays_in(node: Node) -> Iterator[str]:
+    """The paths of numpy's arrays in a Module, which are no part of its state."""
+    seen: set[int] = set()
+    left: list[tuple[str, Any]] = [("", node)]
+    while left:
+        path, part = left.pop()
+        if isinstance(part, np.ndarray):
+            yield path
+            continue
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        named: Iterable[tuple[Any, Any]]
+        if isinstance(part, Node):
+            named = fields(part, buffers=True)
+        else:
+            named = part.items() if isinstance(part, dict) else enumerate(part)
+        held = [(name, x) for name, x in named if isinstance(x, _HOLDERS)]
+        left += [(f"{path}/{name}".lstrip("/"), x) for name, x in reversed(held)]
 
 
 def _path(file: File, function: str) -> Path:

@@ -122,8 +122,11 @@ def write(
 ) -> None:
     """Write tensors of these types, which are asked for one after the other, and texts.
 
-    It is done in one step: whoever reads finds the old file or the new one, whatever happens.
-    Raises `OSError`, and leaves nothing behind then; `WeightsError` for a dtype that the format
+    It is done in one step: whoever reads finds the old file or the new one, whatever happens. The
+    new one has the mode of the old one, and is where a link of that name leads. Only a process that
+    is killed leaves a file behind, `.mlvm-` and 16 digits, beside it.
+
+    Raises `OSError`, also for what is no regular file; `WeightsError` for a dtype that the format
     does not have, and for names and texts that are none.
     """
     header: dict[str, Any] = {METADATA: {**metadata}} if metadata else {}
@@ -177,29 +180,57 @@ def _place(name: str, type: TensorType) -> int:
     return _ORDER.index(_NAMES[type.dtype])
 
 
+def escaped(text: str) -> str:
+    """The text with what a terminal might take for a command, such as a line's end, as `\\n`."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[int]:
     """A file's descriptor. A pipe or a device, which may have no end, is an `OSError`."""
-    try:
-        regular = stat.S_ISREG(file.stat().st_mode)
-    except ValueError as error:  # a name that no file can have
-        raise OSError(errno.EINVAL, str(error), str(file)) from None
-    if not regular:
-        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    _mode(file)
     with file.open("rb") as stream:
         yield stream.fileno()
+
+
+def _mode(file: Path) -> int:
+    """The mode of a regular file. Raises `OSError` for what is none."""
+    try:
+        mode = file.stat().st_mode
+    except ValueError as error:  # a name that no file can have
+        raise OSError(errno.EINVAL, str(error), str(file)) from None
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return stat.S_IMODE(mode)
+
+
+def destination(file: Path) -> tuple[Path, int | None]:
+    """Where `write` puts a file of that name: what a link leads to; and the mode of the file there,
+    if there is one. Raises `OSError` for what is no regular file, such as a folder or a pipe."""
+    try:
+        mode = _mode(file)
+    except FileNotFoundError:
+        mode = None
+    return Path(os.path.realpath(file)), mode
 
 
 @contextlib.contextmanager
 def _replacing(file: Path) -> Iterator[BinaryIO]:
     """A stream to another file, which gets the name when all is on the disk."""
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    target, mode = destination(file)
+    draft = target.with_name(f".mlvm-{secrets.token_hex(8)}")
     try:
-        with draft.open("xb") as stream:
+        stream = draft.open("xb")
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(file)) from None
+    try:
+        with stream:
             yield stream
             stream.flush()
+            if mode is not None:
+                draft.chmod(mode)
             os.fsync(stream.fileno())
-        draft.replace(file)
+        draft.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -241,8 +272,8 @@ def _entry(name: str, entry: Any) -> Entry:
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise WeightsError(f"{name} has a shape or place that are no numbers")
     known = DType.named(_WRITTEN[dtype]) if dtype in _WRITTEN else None
-    try:
-        size = TensorType("u8", shape).size
+    try:  # as what it would be read: the widest has the fewest elements
+        size = TensorType(f32 if known and known.is_half else known or "u8", shape).size
     except ShapeError as error:
         raise WeightsError(f"{name}: {error}") from None
     if known and stop - start != size * known.itemsize:

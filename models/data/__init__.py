@@ -43,14 +43,14 @@ def parse(spec: str) -> tuple[str, Path | None]:
     raise DataError(f"no data set {spec!r}; there are {', '.join(SPECS)}")
 
 
-def load(spec: str, *, seed: int = 0, size: tuple[int, int] | None = None) -> DataSet:
+def load(spec: str, *, seed: int = 0, image_shape: tuple[int, int, int] | None = None) -> DataSet:
     """The data set that `spec` names. `seed` decides which digits and lines are held out for the
-    test, and which trees there are. Images of a folder are scaled to the `size`, (height, width);
-    other data sets have their own.
+    test, and which trees there are. Images of a folder get the `image_shape`, (height, width,
+    channels); other data sets have their own.
 
     Raises `DataError` for an unknown name, and for a file that is missing or corrupt.
     """
     form, path = parse(spec)
-    if path is not None and size is not None and READERS[form] is folder.load:
-        return folder.load(path, size)
+    if path is not None and image_shape is not None and READERS[form] is folder.load:
+        return folder.load(path, image_shape)
     return MAKERS[form](seed) if path is None else READERS[form](path)

@@ -1,15 +1,15 @@
 """Images of one's own in folders: DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, say.
 
-The folders below `train` are the classes, in alphabetical order. Pillow reads the files, all
-formats that it knows; a file is read each time it is asked for, so the images may be many more
-than memory can hold.
+The folders below `train` are the classes, in alphabetical order. Pillow reads the files, those of
+the `FORMATS`; a file is read each time it is asked for, so the images may be many more than memory
+can hold.
 """
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -18,21 +18,42 @@ from models.data.augment import Chain, Crop, Flip
 from models.data.dataset import Bytes, DataError, DataSet, Images, Indices, Labels, scaled
 from models.data.files import parsing
 
-SIZE = (64, 64)
+Shape: TypeAlias = tuple[int, int, int]
+
+SHAPE: Final = (64, 64, 3)
+"""(height, width, channels), unless told otherwise."""
+FORMATS: Final = [
+    "AVIF",
+    "BMP",
+    "GIF",
+    "ICO",
+    "JPEG",
+    "JPEG2000",
+    "PNG",
+    "PPM",
+    "TGA",
+    "TIFF",
+    "WEBP",
+]
+"""What is read, by Pillow's names. It knows more, some of which other programs read for it."""
 MOST_PIXELS = 1 << 26  # of an image, before it is scaled
+_BITS: Final = 258  # the tag of TIFF that says how many a grey value has
 
 
 class ImageFolder:
     """The images below a folder, each labelled with the number of the class it lies in.
 
-    They are RGB, f32[B,*size,3]: scaled so that they cover the size, and cut about the middle.
-    Raises `DataError` for a folder that holds none and for a file that is no image,
-    `MissingExtra` without Pillow.
+    They are f32[B,*shape], as `pixels` has them. Raises `DataError` for a folder that holds none,
+    for a file that is no image, and for channels that are neither 1 nor 3, `MissingExtra` without
+    Pillow.
     """
 
-    def __init__(self, folder: Path, classes: list[str], size: tuple[int, int] = SIZE) -> None:
-        self.size = size
-        suffixes = set(pillow_image().registered_extensions())
+    def __init__(self, folder: Path, classes: list[str], shape: Shape = SHAPE) -> None:
+        if shape[2] not in (1, 3):
+            raise DataError(f"images of a folder have 1 channel or 3, not {shape[2]}")
+        self.shape = shape
+        extensions = pillow_image().registered_extensions()
+        suffixes = {suffix for suffix, kind in extensions.items() if kind in FORMATS}
         found = [
             (file, label)
             for label, name in enumerate(classes)
@@ -40,7 +61,7 @@ class ImageFolder:
             if file.suffix.lower() in suffixes
         ]
         if not found:
-            raise DataError(f"there are no images in {folder}/CLASS")
+            raise DataError(f"there are no images in {folder}/CLASS, of {', '.join(FORMATS)}")
         self.files = [file for file, _ in found]
         self._labels: Labels = np.array([label for _, label in found], np.int64)
 
@@ -48,12 +69,12 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, indices: Indices) -> tuple[Images, Labels]:
-        images = np.stack([pixels(self.files[index], self.size) for index in indices])
+        images = np.stack([pixels(self.files[index], self.shape) for index in indices])
         return scaled(images), self._labels[indices]
 
 
-def load(folder: Path, size: tuple[int, int] = SIZE) -> DataSet:
-    """The images below `folder/train` and `folder/test`, in that size.
+def load(folder: Path, shape: Shape = SHAPE) -> DataSet:
+    """The images below `folder/train` and `folder/test`, in that shape: height, width, channels.
 
     Raises `DataError` for missing folders, classes without images included.
     """
@@ -61,9 +82,8 @@ def load(folder: Path, size: tuple[int, int] = SIZE) -> DataSet:
     unknown = [each.name for each in _sorted(folder / "test") if each.name not in classes]
     if unknown:
         raise DataError(f"{folder}/test has classes that train has not: {', '.join(unknown)}")
-    train, test = (ImageFolder(folder / part, classes, size) for part in ("train", "test"))
-    augment = Chain(Crop(padding=size[0] // 8), Flip())
-    shape = (*size, 3)
+    train, test = (ImageFolder(folder / part, classes, shape) for part in ("train", "test"))
+    augment = Chain(Crop(padding=shape[0] // 8), Flip())
     return DataSet("images", train, test, shape, len(classes), augment, classes=tuple(classes))
 
 
@@ -71,27 +91,67 @@ def _sorted(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise DataError(f"{folder} cannot be listed: {error.strerror}") from None
+        raise DataError(
+            f"{folder} cannot be listed: {error.strerror}; images are DIR/train/CLASS/FILE and "
+            f"DIR/test/CLASS/FILE"
+        ) from None
 
 
-def pixels(file: Path, size: tuple[int, int], channels: int = 3) -> Bytes:
-    """The image as u8[*size,channels], of 3 channels or of 1: scaled so that it covers the size,
-    and cut about the middle. Raises `DataError` for a file that is no image, `MissingExtra` without
-    Pillow."""
-    height, width = size
+def pixels(file: Path, shape: Shape) -> Bytes:
+    """The image as u8[*shape], of 3 channels or of 1: upright, as its EXIF data say, on white where
+    it is transparent, scaled so that it covers the size, and cut about the middle. 16 bits become
+    8.
+
+    Raises `DataError` for a file that is no image, and for one whose brightness may be any number,
+    as floats; `MissingExtra` without Pillow.
+    """
+    height, width, channels = shape
     pillow = pillow_image()
-    with parsing(file) as stream, pillow.open(io.BytesIO(stream.read())) as image:
+    pillow.init()
+    formats = [kind for kind in FORMATS if kind in pillow.OPEN]  # it may be built without some
+    with parsing(file) as stream:
+        try:
+            image = pillow.open(io.BytesIO(stream.read()), formats=formats)
+        except pillow.UnidentifiedImageError:
+            raise DataError(
+                f"{file} cannot be read: it is no image in the formats {', '.join(formats)}"
+            ) from None
         if not 0 < image.width * image.height <= MOST_PIXELS:
             raise DataError(
                 f"{file} cannot be read: {image.width} x {image.height} pixels are not 1 to "
                 f"{MOST_PIXELS}"
             )
-        plain = image.convert("RGB" if channels == 3 else "L")
+        plain = _plain(file, image).convert("RGB" if channels == 3 else "L")
         factor = max(height / plain.height, width / plain.width)
         down, right = (plain.height - height / factor) / 2, (plain.width - width / factor) / 2
         box = (right, down, plain.width - right, plain.height - down)
         resized = plain.resize((width, height), pillow.Resampling.BILINEAR, box=box)
         return np.asarray(resized).reshape(height, width, channels)
+
+
+def _plain(file: Path, image: Any) -> Any:
+    """Pillow's image upright, of 8 bits a channel, and on white."""
+    from PIL import ImageOps
+
+    pillow = pillow_image()
+    bits = image.tag_v2.get(_BITS, (16,))[0] if image.format == "TIFF" else 16
+    kind, image = image.format, ImageOps.exif_transpose(image)
+    if image.mode in ("F", "I") and kind not in ("PNG", "PPM"):  # whose I is of 16 bits
+        raise DataError(
+            f"{file} cannot be read: it does not say which of its numbers is white; save it with "
+            f"8 or 16 bits"
+        )
+    if image.mode.startswith("I"):
+        grey, transparent = np.asarray(image), image.info.get("transparency")
+        white_16 = 2**bits - 1
+        if transparent is not None:
+            grey = np.where(grey == transparent, white_16, grey)
+        image = pillow.fromarray(np.rint(grey * (255 / white_16)).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image
+    white = pillow.new("RGBA", image.size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    return white
 
 
 def pillow_image() -> Any:

@@ -19,7 +19,8 @@ def load(file: Path) -> DataSet:
     arrays = open_npz(file)
     missing = {f"{part}_{what}" for part in PARTS for what in ("images", "labels")} - set(arrays)
     if missing:
-        raise DataError(f"{file} has no array {', '.join(sorted(missing))}")
+        given = ", ".join(arrays) or "none"
+        raise DataError(f"{file} has no array {', '.join(sorted(missing))}; it has {given}")
     num_classes = 1 + max(int(arrays[f"{part}_labels"][:].max(initial=0)) for part in PARTS)
     parts = []
     for part in PARTS:

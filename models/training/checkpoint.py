@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 import mlvm.eager as ml
 from mlvm.eager import weights_file
 
-_CHECKSUM: Final = "crc32"
+TRAINING: Final = "mlvm.training"
+PIPELINE: Final = "mlvm.pipeline"
+"""The texts of a training: its options, and how far its batches have come."""
+_CHECKSUM: Final = "mlvm.crc32"
 
 
 class CheckpointError(ml.errors.MlvmError, ValueError):

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+from models.command import say
+
 
 class Progress:
     """Shows how far a training of `epochs` has come; nothing at all if `quiet`."""
@@ -19,7 +21,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Something that is to be known before the work begins."""
         if not self._quiet:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def begin(self, epochs: int, steps: int, done: int = 0) -> None:
         """The work begins: so many epochs, and so many steps in all, of which some are done."""

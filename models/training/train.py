@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
+from mlvm.eager.weights_file import destination, escaped
 from models import weights
+from models.command import OptionError as OptionError
+from models.command import require_writable, say
 from models.data import SPECS, DataError, load, parse
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
@@ -36,10 +38,6 @@ LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
 LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
 DTYPES: Final = ("f32", "bf16", "f16")
-
-
-class OptionError(ml.errors.MlvmError, ValueError):
-    """An option of `train` is unknown or out of range."""
 
 
 class Diverged(ml.errors.MlvmError, ArithmeticError):
@@ -110,11 +108,12 @@ def train(
     default those of an epoch, and at the end, all that is needed to go on is written to the file
     `save`. `resume`, such a file of a training with the same options, with any group, is gone on
     from: the outcome is that of a training that was never interrupted. `init`, a file that
-    `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size that
-    it is for, and what else differs is told aloud: a head for other classes is a new one, and the
-    position embeddings of a ViT are interpolated for images of another size. With `plot`, a folder,
-    loss.svg and step_memory.svg are written there. In a group of MPI all its processes call this
-    with the same arguments, get the same result, and the first one alone writes and shows progress.
+    `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size and
+    channels that it is for, and what else differs is told aloud: a head for another number of
+    classes is a new one, and the position embeddings of a ViT are interpolated for images of
+    another size. With `plot`, a folder, loss.svg and step_memory.svg are written there. In a group
+    of MPI all its processes call this with the same arguments, get the same result, and the first
+    one alone writes and shows progress.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `WeightsError`, `Diverged`, `OSError` for
     a file, and `ShapeError` for images that the model cannot take.
@@ -133,8 +132,8 @@ def train(
         raise OptionError(
             "a VM and a group are given; the members of a group have VMs of their own"
         )
-    size = start.image_shape[:2] if start else None
-    dataset = load(data, seed=seed, size=size)
+    image_shape = start.image_shape if start else None
+    dataset = load(data, seed=seed, image_shape=image_shape)
     if dataset.kind != MODELS[model].kind:
         raise OptionError(f"{model} is for {MODELS[model].kind}, and {data} has {dataset.kind}")
     steps = len(dataset.train) // batch_size
@@ -147,7 +146,9 @@ def train(
         dataset.classes,
         approximate=start.options["approximate"] if start else None,
     )
-    make = Making(model, data, seed, epochs * steps, learning_rate, init, size, dataset, dtype)
+    make = Making(
+        model, data, seed, epochs * steps, learning_rate, init, image_shape, dataset, dtype
+    )
     losses: list[float] = []
     seconds: list[float] = []
     score = held_then = None
@@ -158,7 +159,7 @@ def train(
         progress = progress if progress is not None and is_first else Progress(quiet=True)
         if start is not None:
             progress.say(f"{init}: {start}")
-            for change in start.changes(dataset.shape, dataset.num_classes):
+            for change in start.changes(dataset.shape, dataset.num_classes, dataset.classes):
                 progress.say(change)
         trainer = Trainer(make, members, shard=shard, vm=vm)
         with ml.Pipeline(
@@ -286,8 +287,8 @@ def _save(
 ) -> None:
     """Write all that the rest of the training depends on, and what its result will tell."""
     metadata = {
-        "training": json.dumps(options._asdict()),
-        "pipeline": json.dumps(pipeline.state()),
+        checkpoint.TRAINING: json.dumps(options._asdict()),
+        checkpoint.PIPELINE: json.dumps(pipeline.state()),
         **description,
     }
     checkpoint.save(file, {**state, LOSSES: np.array(losses)}, metadata)
@@ -303,8 +304,8 @@ def _resumed(
     """
     tensors, metadata = checkpoint.load(file)
     try:
-        then = dict(json.loads(metadata["training"]))
-        position = json.loads(metadata["pipeline"])
+        then = dict(json.loads(metadata[checkpoint.TRAINING]))
+        position = json.loads(metadata[checkpoint.PIPELINE])
         losses = tensors.pop(LOSSES)
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{file} was not written by a training") from None
@@ -312,8 +313,9 @@ def _resumed(
     then = {**Options._field_defaults, **then}  # what there was no option for
     differing = [name for name in now if then.get(name) != now[name]]
     if differing:
+        begin = " (init begins anew with its weights)" if options.model in weights.KINDS else ""
         was, wanted = (", ".join(f"{k} {x.get(k)}" for k in differing) for x in (then, now))
-        raise CheckpointError(f"{file} is of a training with {was}, not {wanted}")
+        raise CheckpointError(f"{file} is of a training with {was}, not {wanted}{begin}")
     try:
         pipeline.restore(position)
         done = position["epoch"] * steps + position["next_index"] / options.batch_size
@@ -342,7 +344,8 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=_spec,
         help=f"what to train on: {', '.join(SPECS)} (default: of {own}, the "
-        "one that is for the model)",
+        "one that is for the model). images has DIR/train/CLASS/FILE and DIR/test/CLASS/FILE; npz "
+        "has the arrays train_images, train_labels, test_images and test_labels",
     )
     add("--epochs", type=int, default=20, metavar="N", help="how often each sample is seen")
     add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")
@@ -403,15 +406,6 @@ def _vms(text: str) -> str | None:
     return f"threads:{int(text)}" if int(text) != 1 else None
 
 
-def _require_writable(file: Path) -> None:
-    """Raise `OSError` unless the file can be written; what it holds, if anything, is kept."""
-    is_new = not file.exists()
-    with file.open("a"):
-        pass
-    if is_new:
-        file.unlink()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 0, 1 for an error, 130 for an interrupt."""
     parser = _parser()
@@ -428,27 +422,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with server as vm, opened(options.pop("group", None)) as group:
             is_first = speaks(group)
             if json_file is not None and is_first:
-                _require_writable(json_file)
+                require_writable(json_file)
             if "save" in options and is_first:
-                _require_writable(options["save"])
+                destination(options["save"])
+                require_writable(options["save"])
             if plot is not None and is_first:
                 plot.mkdir(parents=True, exist_ok=True)
                 for name in (LOSS_FILE, STEP_FILE):
-                    _require_writable(plot / name)
+                    require_writable(plot / name)
             result = train(**options, vm=vm, group=group, progress=progress)
         if json_file is not None and is_first:
             json_file.write_text(json.dumps(result) + "\n")
     except OptionError as error:
         if not is_first:
             return 2
-        parser.error(str(error))
+        parser.error(escaped(str(error)))
     except (ml.errors.MlvmError, OSError) as error:
         if is_first or not isinstance(error, Diverged):  # of which the first one tells
-            print(f"{parser.prog}: error: {error}", file=sys.stderr)
+            say(f"{parser.prog}: error: {error}")
         return 1
     except KeyboardInterrupt:
         if is_first:
-            print(f"{parser.prog}: interrupted", file=sys.stderr)
+            say(f"{parser.prog}: interrupted")
         return 130
     if not is_first:
         return 0

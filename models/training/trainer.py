@@ -211,12 +211,12 @@ class Making:
     steps: int
     learning_rate: float
     init: Path | None
-    size: tuple[int, int] | None
+    image_shape: tuple[int, int, int] | None
     dataset: DataSet | None = None
     dtype: str = "f32"
 
     def __call__(self, vm: ml.VM | ml.RemoteVM) -> Callable[..., Any]:
-        dataset = self.dataset or load(self.data, seed=self.seed, size=self.size)
+        dataset = self.dataset or load(self.data, seed=self.seed, image_shape=self.image_shape)
         replica = Replica(
             vm,
             self.model,

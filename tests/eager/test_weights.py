@@ -31,6 +31,11 @@ TEXTS = st.dictionaries(st.text(max_size=8), st.text(max_size=9), max_size=2)
 EXAMPLE = {"a/b": np.arange(6.0).reshape(2, 3), "é": np.array([1, 2], np.uint64), "t": np.True_}
 
 
+class Unreadable:
+    def __array__(self, dtype: object = None, copy: object = None) -> None:
+        raise ValueError("not now")
+
+
 class Centered(ml.nn.Module):
     def __init__(self) -> None:
         self.linear = ml.nn.Linear(2, 3, key=ml.random.key(0))
@@ -192,6 +197,9 @@ def test_a_module_of_another_shape_says_so_and_stays_as_it_was(tmp_path: Path) -
     unnamed: Any = lambda _: 3  # noqa: E731
     with pytest.raises(ml.errors.PathError, match="rename makes 3 of '"):
         ml.load(file, rename=unnamed)
+    unnamed = "x"
+    with pytest.raises(ml.errors.AttributeRefused, match="'x' is no function"):
+        ml.load(file, rename=unnamed)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +212,9 @@ def test_a_module_of_another_shape_says_so_and_stays_as_it_was(tmp_path: Path) -
         ({"x": np.zeros(1)}, {"a": 1}, ml.errors.WeightsError, "not 'a': 1"),
         ({"x": np.zeros(1)}, ["a"], ml.errors.AttributeRefused, "texts by name"),
         ({"x": 3.0}, None, ml.errors.DTypeError, "x must be a tensor or an array, not 3.0"),
-        ({"x": np.zeros(1, "g")}, None, ml.errors.DTypeError, "no dtype for .*"),
+        ({"x": np.array("a")}, None, ml.errors.DTypeError, "no dtype for"),
+        ({"x": np.ma.array([1.0], mask=[True])}, None, ml.errors.DTypeError, "x is a masked array"),
+        ({"x": Unreadable()}, None, ml.errors.DTypeError, "x: .* cannot be read: not now"),
         ([np.zeros(1)], None, ml.errors.DTypeError, "a Module, or tensors by name"),
     ],
 )
@@ -214,6 +224,67 @@ def test_what_cannot_be_saved(
     with pytest.raises(error, match=reason):
         ml.save(tmp_path / "x", tensors, metadata)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_array_is_read_once(tmp_path: Path) -> None:
+    class Growing:
+        size = 1
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray[Any, Any]:
+            self.size += 1
+            return np.ones(self.size)
+
+    ml.save(tmp_path / "x", {"x": Growing(), "y": np.zeros(2)})
+    assert ml.load(tmp_path / "x")["x"].shape == (2,)
+
+
+def test_tensors_of_pytorch_are_saved(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    given = {
+        "trained": torch.ones(2, requires_grad=True),
+        "half": torch.tensor([1.5], dtype=torch.bfloat16),
+        "turned": torch.tensor([1 + 2j]).conj(),
+    }
+    ml.save(tmp_path / "x", given)
+    loaded = ml.load(tmp_path / "x")
+    assert {name: x.tolist() for name, x in loaded.items()} == {
+        "trained": [1, 1],
+        "half": [1.5],
+        "turned": [1 - 2j],
+    }
+    with pytest.raises(ml.errors.DTypeError, match="x: the values of this"):
+        ml.save(tmp_path / "x", {"x": torch.zeros(2, device="meta")})
+
+
+def test_arrays_in_a_modules_fields_are_named_since_they_are_not_saved(tmp_path: Path) -> None:
+    model = Centered()
+    model.linear.offset = np.zeros(3)  # type: ignore[attr-defined]
+    model.statistics = {"std": (np.ones(3), 1.5)}  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match=r"ml\.nn\.buffer\(ml\.asarray\(x\)\)") as caught:
+        ml.save(tmp_path / "x", model)
+    named = {str(each.message).partition(" ")[0] for each in caught}
+    assert named == {"linear/offset", "statistics/std/0"}
+    assert {each.filename for each in caught} == {__file__}
+
+
+def test_the_mode_of_a_file_stays_and_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file, link = tmp_path / "folder" / "x", tmp_path / "link"
+    link.symlink_to(file)
+    for value in (1, 2):
+        ml.save(link, {"x": np.array([value])})
+        assert link.is_symlink()
+        assert ml.load(file)["x"].tolist() == [value]
+        file.chmod(0o640)
+    assert file.stat().st_mode & 0o777 == 0o640
+    ml.save(file, {})
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert [each.name for each in file.parent.iterdir()] == ["x"]
+
+
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
+    ml.save(tmp_path / ("x" * 255), EXAMPLE)
+    assert bits(ml.load(tmp_path / ("x" * 255))) == bits(EXAMPLE)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(
@@ -234,7 +305,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         ml.save(file, {})
     assert bits(ml.load(file)) == bits(EXAMPLE)
     assert [each.name for each in tmp_path.iterdir()] == ["x"]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="nowhere/x"):
         ml.save(tmp_path / "nowhere" / "x", EXAMPLE)
 
 
@@ -243,6 +314,12 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     for name, reason in (("pipe", "no regular file"), ("nothing", "No such file"), ("\0", "null")):
         with pytest.raises(OSError, match=reason):
             ml.load(tmp_path / name)
+    (tmp_path / "loop").symlink_to("loop")
+    names = ("pipe", "", ".", "/", "a\0b", "\ud800", "loop")
+    for name in names:
+        with pytest.raises(OSError, match=r"no regular file|null|surrogates|symbolic links"):
+            ml.save(tmp_path / name if name in ("pipe", "loop") else name, EXAMPLE)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["loop", "pipe"]
     for call in (lambda: ml.load(3), lambda: ml.save(3, {})):  # type: ignore[call-overload,arg-type]
         with pytest.raises(ml.errors.AttributeRefused, match="a text or a path, not 3"):
             call()
@@ -276,7 +353,11 @@ def test_a_captured_function_loads_nothing(tmp_path: Path) -> None:
         ({"x": entry("F32", [True], 0, 4)}, "no numbers"),
         ({"x": entry("F32", [2], 0, 4)}, r"x has 4 bytes for F32 of shape \(2,\)"),
         ({"x": entry("BF16", [3], 0, 8)}, r"x has 8 bytes for BF16 of shape \(3,\)"),
-        ({"x": entry("F32", [0, 2**63], 0, 0)}, "x: u8 of shape .* is larger than"),
+        ({"x": entry("F32", [0, 2**63], 0, 0)}, "x: f32 of shape .* is larger than"),
+        ({"x": entry("F32", [2**61, 0], 0, 0)}, "x: f32 of shape .* is larger than"),
+        ({"x": entry("F16", [0, 2**31, 2**30], 0, 0)}, "x: f32 of shape .* is larger than"),
+        ({"x": entry("F8_E5M2", [2**63], 0, 0)}, "x: u8 of shape .* is larger than"),
+        ('{"\\u001b[31m\\n": 3}', r"\\x1b\[31m\\n has no dtype"),
         ({"x": entry("U8", [1] * 70, 0, 1)}, "x: a tensor has at most 64 dimensions, not 70"),
         ({"x": entry("F32", [1], 4, 8)}, "x has bytes 4 to 8 .* before it ends at 0"),
         ({"x": entry("U8", [9], 0, 9)}, "8 bytes of data, not 9"),

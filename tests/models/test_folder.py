@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
 from models.data import DataError, load
-from models.data.folder import ImageFolder
+from models.data.folder import ImageFolder, pixels
 from models.training.train import train
 from tests.mutations import assert_well_refused
 
@@ -51,8 +53,66 @@ def test_an_image_covers_the_size_and_is_cut_about_the_middle(tmp_path: Path) ->
     stripes = np.zeros((4, 12, 3), np.uint8)
     stripes[:, 4:8] = 255  # the middle third, a square, is white
     Image.fromarray(stripes).save(tmp_path / "c" / "wide.png")
-    images, _ = ImageFolder(tmp_path, ["c"], size=(4, 4))[np.array([0])]
+    images, _ = ImageFolder(tmp_path, ["c"], shape=(4, 4, 3))[np.array([0])]
     assert (images == 1).all()
+
+
+GREY = np.array([[0, 32768], [40000, 65535]], np.uint16)
+IN_8_BITS = [[0, 128], [156, 255]]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bits_are_scaled(tmp_path: Path, kind: str, channels: int) -> None:
+    file = tmp_path / "x"
+    Image.fromarray(GREY).save(file, kind)
+    assert pixels(file, (2, 2, channels))[..., -1].tolist() == IN_8_BITS
+
+
+def test_a_grey_value_of_16_bits_may_stand_for_what_is_transparent(tmp_path: Path) -> None:
+    Image.fromarray(GREY).save(tmp_path / "x", "PNG", transparency=0)
+    assert pixels(tmp_path / "x", (2, 2, 1))[..., 0].tolist() == [[255, 128], [156, 255]]
+
+
+def test_a_tiff_of_12_bits_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    Image.fromarray(GREY[:1]).save(file, "TIFF")
+    content = bytearray(file.read_bytes())
+    entry = content.index(struct.pack("<HHIHH", 258, 3, 1, 16, 0))
+    content[entry + 8] = 12
+    content[-4:-1] = 0x80, 0x0F, 0xFF  # two values of 12 bits, 0x800 and 0xfff
+    file.write_bytes(content)
+    assert pixels(file, (1, 2, 1)).ravel().tolist() == [128, 255]
+
+
+@pytest.mark.parametrize("array", [np.ones((2, 2), np.float32), np.ones((2, 2), np.int32)])
+def test_numbers_of_which_none_is_known_to_be_white(tmp_path: Path, array: Any) -> None:
+    Image.fromarray(array).save(tmp_path / "x", "TIFF")
+    with pytest.raises(DataError, match="does not say which of its numbers is white"):
+        pixels(tmp_path / "x", (2, 2, 3))
+
+
+def test_images_are_turned_as_their_exif_data_say(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # its top is at the right
+    Image.fromarray(np.array([[0, 255]], np.uint8)).save(tmp_path / "x", "PNG", exif=exif)
+    assert pixels(tmp_path / "x", (2, 1, 1)).ravel().tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
+def test_what_is_transparent_is_white(tmp_path: Path, mode: str) -> None:
+    black = np.array([[[9, 9, 9, 0], [0, 0, 0, 255]]], np.uint8)
+    image = Image.fromarray(black)
+    image = image.quantize() if mode == "P" else image.convert(mode)
+    image.save(tmp_path / "x", "PNG", **({"transparency": (9, 9, 9)} if mode == "RGB" else {}))
+    assert pixels(tmp_path / "x", (1, 2, 3)).tolist() == [[[255] * 3, [0] * 3]]
+
+
+def test_no_other_program_reads_an_image(tmp_path: Path) -> None:
+    file = tmp_path / "x.png"
+    file.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n%%EOF\n")
+    with pytest.raises(DataError, match=rf"^{file} cannot be read: it is no image in the formats"):
+        pixels(file, (4, 4, 3))
 
 
 def test_training_on_a_folder(folder: Path) -> None:
@@ -71,7 +131,7 @@ def test_faults(folder: Path, tmp_path: Path) -> None:
     (folder / "test" / "green").mkdir()
     with pytest.raises(DataError, match="classes that train has not: green"):
         load(f"images:{folder}")
-    with pytest.raises(DataError, match="cannot be listed: No such file"):
+    with pytest.raises(DataError, match=r"listed: No such file.*; images are DIR/train/CLASS/FILE"):
         load(f"images:{folder / 'nowhere'}")
     for part in ("train", "test"):
         (folder / "empty" / part / "class").mkdir(parents=True)
@@ -100,7 +160,7 @@ def test_mutations(tmp_path: Path, kind: str) -> None:
     (tmp_path / "c").mkdir()
     file = tmp_path / "c" / "x.png"  # Pillow looks at the bytes
     Image.fromarray(np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)).save(file, kind)
-    data = ImageFolder(tmp_path, ["c"], size=(4, 4))
+    data = ImageFolder(tmp_path, ["c"], shape=(4, 4, 3))
 
     def read(damaged: bytes) -> None:
         file.write_bytes(damaged)

@@ -13,9 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
+from mlvm.show.svg import width_of
 from models import weights
 from models.mlp_mixer import MlpMixer
-from models.predict import Classifier, main, on_terminal
+from models.predict import Classifier, Guess, drawn, main, on_terminal, read_classes
 
 PIL = pytest.importorskip("PIL.Image")
 NAMES = ["red", "green", "blue"]
@@ -57,7 +58,8 @@ def test_images_get_the_names_of_their_classes(
     percentages = [float(line.split()[0]) for line in lines if "%" in line]
     assert percentages[0] > 95 > 5 > percentages[1] > 0
     texts = [x.text for x in ElementTree.parse(plot).iter() if x.tag.endswith("text")]
-    assert texts[:3] == [str(images[0]), "blue", f"{percentages[0]:.2f} %"]
+    assert str(images[0]).endswith((texts[0] or "").removeprefix("…"))
+    assert texts[1:3] == ["blue", f"{percentages[0]:.2f} %"]
     assert plot.read_text().count("data:image/png;base64,") == 2
 
 
@@ -73,6 +75,65 @@ def test_classes_of_a_file_and_pictures_on_the_terminal(
     assert len(picture) == 20
     assert all(line.count("▀") == 40 and line.endswith("\x1b[0m") for line in picture)
     assert "\x1b[38;2;20;230;20m" in picture[0]
+
+
+def test_a_file_of_classes_may_have_a_mark_and_any_character_but_the_end_of_a_line(
+    tmp_path: Path,
+) -> None:
+    names = tmp_path / "names"
+    names.write_bytes("\ufeffone\r\ntwo\u2028\vparts\n\nfour".encode())
+    assert read_classes(names) == ["one", "two\u2028\vparts", "", "four"]
+    names.write_bytes(b"")
+    assert read_classes(names) == []
+
+
+def test_names_are_no_commands_to_a_terminal(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, plot = ["\x1b[2J", "\ud800", "grün"], tmp_path / "plot.svg"
+    ml.save(file, ml.load(file), weights.described((4, 4, 3), names))
+    image(tmp_path, 0).rename(tmp_path / "\x1b[31m.png")
+    assert main([str(file), str(tmp_path / "\x1b[31m.png"), "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in out[1:]] == ["\\x1b[2J", "\\ud800", "grün"]
+    texts = [x.text for x in ElementTree.parse(plot).iter() if x.tag.endswith("text")]
+    assert texts[1::2] == ["\\x1b[2J", "\\ud800", "grün"]
+    ml.save(file, {"\x1b[31m": np.zeros(1)})
+    assert main([str(file), "x"]) == 1
+    assert "its names: \\x1b[31m\n" in capsys.readouterr().err
+
+
+def test_long_names_stay_on_the_picture(tmp_path: Path) -> None:
+    guesses = [Guess("cat " * 99, 0.5), Guess("dog", 0.5)]
+    content = drawn([("\x1b" + "x" * 500 + "cat.png", np.zeros((1, 4, 3), np.uint8), guesses)])
+    texts = [x for x in ElementTree.fromstring(content).iter() if x.tag.endswith("text")]
+    path, cat, _, dog, _ = [x.text or "" for x in texts]
+    assert path.startswith("…")
+    assert path.endswith("xcat.png")
+    assert (cat[-1], dog) == ("…", "dog")
+    assert 200 + width_of(path, 16) <= 720
+    assert 208 + width_of(cat, 14) < 700 - width_of("100.00 %", 14)
+
+
+def test_weights_that_are_no_numbers(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = {**ml.load(file), "stem/bias": np.full(3, np.nan, "f4")}
+    ml.save(file, arrays, weights.described((4, 4, 3), NAMES))
+    assert main([str(file), str(image(tmp_path, 0))]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{file} makes no probabilities of an image: it has NaN" in err
+
+
+def test_images_of_another_size_than_square(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ml.save(file, ml.load(file))
+    assert main([str(file), str(image(tmp_path, 0)), "--size", "2", "8"]) == 0
+    assert "for images of 2 x 8 x 3 and" in capsys.readouterr().err
+    assert main([str(file), str(image(tmp_path, 0)), "--size", "2", "7"]) == 1
+    assert "those of no image of 2 x 7 x 3" in capsys.readouterr().err
 
 
 def test_half_blocks_are_an_upper_and_a_lower_pixel() -> None:
@@ -99,11 +160,14 @@ def test_errors_are_one_line(
     (tmp_path / "bad").write_bytes(b"\xff\xfe")
     for arguments, status, reason in (
         ([str(file), str(tmp_path / "none.png")], 1, "none.png cannot be read: No such file"),
-        ([str(file), str(names)], 1, "names cannot be read"),
-        ([red, red], 1, "red.png is neither safetensors nor .npz"),
+        ([str(file), str(names)], 1, "names cannot be read: it is no image in the formats"),
+        ([red, red], 1, "red.png: it is neither safetensors nor .npz"),
         ([str(tmp_path / "x"), red], 1, "No such file"),
         ([str(file), red, "--classes", str(tmp_path / "bad")], 1, "bad is corrupt"),
         ([str(file), red, "--plot", str(tmp_path / "no" / "p.svg")], 1, "No such file"),
+        ([str(file), "none", "--plot", str(tmp_path / "no" / "p.svg")], 1, "p.svg"),
+        ([str(file), red, "--heads", "2"], 1, "is for a ViT in timm's layout"),
+        ([str(file), red, "--std", "nan"], 2, "mean and std are finite numbers"),
         ([str(file), red, "--classes", str(names)], 2, "1 classes are named, and 3 are told"),
         ([str(file), red, "--mean", "1", "2"], 2, "mean and std are 1 number or 3"),
         ([str(file), red, "--std", "0"], 2, "std is not 0"),

@@ -139,7 +139,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("trained") / "lm.safetensors"
     model = Transformer(NUM_BYTES, LENGTH, key=ml.random.key(0))
     tensors = {f"model/{name}": x.numpy() for name, x in model.state().items()}
-    save(file, tensors | {"optimizer/count": np.array(1)}, {"training": '{"model": "transformer"}'})
+    save(
+        file,
+        tensors | {"optimizer/count": np.array(1)},
+        {"mlvm.training": '{"model": "transformer"}'},
+    )
     return file
 
 
@@ -190,7 +194,7 @@ def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ('{"model": "mlp"}', "is of a training of mlp, not of transformer"),
         ('{"model": "transformer"}', "is of another transformer: missing"),
     ):
-        save(file, {}, {"training": training})
+        save(file, {}, {"mlvm.training": training})
         with pytest.raises(CheckpointError, match=reason):
             Generator(file)
     assert command.main([str(tmp_path / "nowhere")]) == 1

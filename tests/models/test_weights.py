@@ -3,8 +3,11 @@ which names do not fit."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,17 @@ from models import weights
 from models.mlp_mixer import MlpMixer
 from models.training import checkpoint
 from models.vit import VisionTransformer
-from tests.models.in_torch import FULL, SMALL, data, drawn, largest_errors, ours, shapes, theirs
+from tests.models.in_torch import (
+    FULL,
+    SMALL,
+    Size,
+    data,
+    drawn,
+    largest_errors,
+    ours,
+    shapes,
+    theirs,
+)
 
 Array = NDArray[Any]
 MODELS = ["mlp_mixer", "vit"]
@@ -43,8 +56,8 @@ def arrays_of(model: nn.Module) -> dict[str, Array]:
     return {name: x.numpy() for name, x in model.state().items()}
 
 
-def npz(file: Path, arrays: dict[str, Any]) -> None:
-    np.savez(file, **arrays)
+def npz(file: Path, arrays: dict[str, Any], save: Callable[..., None] = np.savez) -> None:
+    save(file, **arrays)
 
 
 def same(one: nn.Module, two: nn.Module, images: Array) -> bool:
@@ -171,12 +184,16 @@ def test_what_was_saved_with_a_description_is_built_again(tmp_path: Path, model:
     assert (read.layout, read.image_shape, read.classes) == ("mlvm", shape, ["cat", "dog"])
     assert not read.options["approximate"]
     assert same(read.build(), net, IMAGES.reshape(2, *shape))
+    assert read.changes(shape, 2, ["cat", "dog"]) == []
+    assert read.changes(shape, 2, ["dog", "cat"]) == [
+        "the head is kept, and is for dog, cat instead of cat, dog"
+    ]
 
 
 def test_a_checkpoint_is_read_by_the_names_below_model(tmp_path: Path) -> None:
     file, net = tmp_path / "weights", small("mlp_mixer")
     tensors = {f"model/{name}": x for name, x in arrays_of(net).items()}
-    checkpoint.save(file, {**tensors, "optimizer/count": np.array(3)}, {"training": "{}"})
+    checkpoint.save(file, {**tensors, "optimizer/count": np.array(3)}, {"mlvm.training": "{}"})
     assert same(weights.read(file).build(), net, IMAGES)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -194,6 +211,11 @@ def test_a_head_for_other_classes_is_new_and_the_rest_is_kept(tmp_path: Path) ->
     read = weights.read(file)
     assert read.changes((8, 8, 1), 3) == []
     assert read.changes((8, 8, 1), 5) == ["the head is new: 5 classes instead of 3"]
+    assert read.changes((8, 8, 1), 3, ["a", "b", "c"]) == [
+        "the head is kept, and is for a, b, c instead of classes without a name"
+    ]
+    with pytest.raises(ml.errors.WeightsError, match="1 channels, not of 3"):
+        read.changes((8, 8, 3), 3)
     found, before = arrays_of(read.build(num_classes=5)), arrays_of(net)
     assert found["head/kernel"].shape == (12, 5)
     assert not found["head/kernel"].any()
@@ -252,6 +274,7 @@ def spoilt(name: str, array: Array | None) -> dict[str, Array]:
 
 
 ZERO = np.zeros(3, "f4")
+POOLED = np.zeros((1, 16, 12), "f4")  # position embeddings of 4 x 4 patches and no class token
 
 
 @pytest.mark.parametrize(
@@ -268,6 +291,10 @@ ZERO = np.zeros(3, "f4")
         (
             spoilt("MixerBlock_0/token_mixing/Dense_0/kernel", np.zeros((15, 5), "f4")),
             "its 15 patches are those of no square image",
+        ),
+        (
+            {**arrays_of(small("vit")), "Transformer/posembed_input/pos_embedding": POOLED},
+            "its 15 patches beside its class token are those of no square image",
         ),
         (
             {"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")},
@@ -290,6 +317,149 @@ def test_what_does_not_fit_is_named(tmp_path: Path, tensors: dict[str, Array], r
 
 
 @pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (np.zeros(12, "c8"), "is complex64, and weights are floats"),
+        (np.zeros(12, "i4"), "is int32, and weights are floats"),
+        (np.zeros(12, "?"), "is bool, and weights are floats"),
+        (np.full(12, 1e40), "is float64, and has numbers that are too large for f32"),
+    ],
+)
+@pytest.mark.parametrize("is_npz", [False, True])
+def test_numbers_that_are_no_f32(tmp_path: Path, array: Array, reason: str, is_npz: bool) -> None:
+    tensors = {**spoilt("stem/bias", array), "head/bias": np.array([1, np.inf, np.nan])}  # f64
+    file = tmp_path / "weights.npz"
+    (npz if is_npz else ml.save)(file, tensors)
+    with pytest.raises(ml.errors.WeightsError, match=f"{file}: stem/bias {reason}"):
+        weights.read(file)
+    (npz if is_npz else ml.save)(file, {**tensors, "stem/bias": np.zeros(12)})
+    assert weights.read(file).arrays["stem/bias"].dtype == np.float32
+
+
+def test_two_names_for_one_array(tmp_path: Path) -> None:
+    arrays = arrays_of(small("mlp_mixer"))
+    npz(tmp_path / "x.npz", {**arrays, "params/head/bias": ZERO})
+    with pytest.raises(ml.errors.WeightsError, match="would both be 'head/bias'"):
+        weights.read(tmp_path / "x.npz")
+    timm = drawn("vit", SMALL["vit"])
+    ml.save(tmp_path / "x", {**timm, "head/bias": ZERO})
+    with pytest.raises(ml.errors.WeightsError, match=r"'head/bias' and 'head\.bias' would both be"):
+        weights.read(tmp_path / "x", num_heads=2)
+
+
+def test_an_npz_is_not_unpacked_before_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, arrays = tmp_path / "x.npz", arrays_of(small("mlp_mixer"))
+    monkeypatch.setattr(weights, "MOST_UNPACKED", 20_000)
+    npz(file, arrays)
+    weights.read(file)  # what is stored as it is may be as large as it likes
+    npz(file, {**arrays, "head/kernel": np.zeros((5000, 3), "f4")}, np.savez_compressed)
+    with pytest.raises(
+        ml.errors.WeightsError, match=r"it unpacks to .* may to 20000; .* np\.savez"
+    ):
+        weights.read(file)
+
+    def unpacked(*_: object, **__: object) -> None:
+        raise AssertionError("unpacked")
+
+    monkeypatch.setattr(weights.format, "read_array", unpacked)  # type: ignore[attr-defined]
+    for tensors, reason in (
+        ({"x": ZERO, "y": ZERO}, f"^{file}: it is of no Mixer"),
+        ({"x": np.zeros(20_000)}, f"^{file}: it is of no Mixer"),
+        (spoilt("dist_token", ZERO), f"^{file}: it has what no mlp_mixer has: dist_token"),
+        (spoilt("stem/kernel", ZERO), f"^{file}: stem/kernel has 4 dimensions"),
+        (arrays, "unpacked"),
+    ):
+        npz(file, tensors, np.savez_compressed)
+        with pytest.raises(ml.errors.WeightsError, match=reason):
+            weights.read(file)
+
+
+def test_an_npz_that_announces_what_it_does_not_have(tmp_path: Path) -> None:
+    for shape in ((2**40, 2), (-1, -8), (7,), ()):
+        header = io.BytesIO()
+        described = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)
+        with zipfile.ZipFile(tmp_path / "x", "w") as archive:
+            archive.writestr("stem/kernel.npy", header.getvalue() + bytes(32))
+        with pytest.raises(ml.errors.WeightsError, match="it is corrupt: stem/kernel has no float"):
+            weights.read(tmp_path / "x")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_arrays_of_any_shape_are_weights_or_refused(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    size = SMALL[model]._replace(blocks=1)
+    file, arrays = tmp_path / "x", drawn(model, size)
+    refused = set()
+    for name in arrays:
+        for shape in ((), (0,), (0, 0), (48, 0), (1, 1, 1), (0, 3, 4, 4)):
+            ml.save(file, {**arrays, name: np.zeros(shape, "f4")})
+            try:
+                weights.read(file, num_heads=size.heads or None)
+            except ml.errors.WeightsError:
+                refused.add(name)
+    assert len(refused) >= 4  # what a model's size is told by, and what heads are cut out of
+
+
+def test_images_that_are_not_square(tmp_path: Path) -> None:
+    file, net = tmp_path / "x", small("vit")
+    ml.save(file, net)
+    assert weights.read(file).image_shape == (8, 8, 1)
+    read = weights.read(file, image_size=(4, 16))
+    assert read.image_shape == (4, 16, 1)
+    assert read.build().state()["cls"].shape == (1, 1, 12)
+    for size in ((4, 8), (5, 16), (-8, -8), (0, 64)):
+        with pytest.raises(ml.errors.WeightsError, match="are those of no image of"):
+            weights.read(file, image_size=size)
+    for shape in ((8, 8, 3), (9, 9, 1), (2**40, 2**40, 1)):
+        ml.save(file, net, weights.described(shape))
+        with pytest.raises(ml.errors.WeightsError, match="are those of no image of"):
+            weights.read(file)
+
+
+def test_what_is_no_shape_of_an_image(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    ml.save(file, small("vit"))
+    read = weights.read(file)
+    for shape in ((0, 0, 1), (-8, -8, 1), (8, 8), (8.0, 8.0, 1), ()):
+        with pytest.raises(ml.errors.ShapeError, match="an image has"):
+            read.build(shape)  # type: ignore[arg-type]
+    with pytest.raises(ml.errors.ShapeError, match="patches do not tile 9 x 8"):
+        read.build((9, 8, 1))
+
+
+def test_heads_that_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    for model in MODELS:
+        ml.save(file, small(model))
+        with pytest.raises(ml.errors.WeightsError, match="is for a ViT in timm's layout; given 3"):
+            weights.read(file, num_heads=3)
+    state = arrays_of(small("vit"))
+    block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
+    ml.save(file, {**state, block: np.zeros((12, 5, 2), "f4")})
+    with pytest.raises(ml.errors.WeightsError, match=f"{file} .*num_heads must divide"):
+        weights.read(file).build()
+    ml.save(file, drawn("vit", SMALL["vit"]))
+    with pytest.raises(ml.errors.WeightsError, match=r"1 or more.*given 0"):
+        weights.read(file, num_heads=0)
+
+
+def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    for width, heads, variant in ((1408, 16, None), (1664, 16, None), (128, 2, None)):
+        size = Size(1, 3, 1, 1, width, 1, (1,))
+        ml.save(file, {name: np.zeros(x, "f4") for name, x in shapes("vit", size).items()})
+        read = weights.read(file)
+        assert (read.options["num_heads"], read.variant) == (heads, variant)
+        assert str(read).endswith(f"in the timm layout; {heads} heads are a guess")
+    assert "guess" not in str(weights.read(file, num_heads=4))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "{",
@@ -302,7 +472,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, tensors: dict[str, Array], r
     ],
 )
 def test_descriptions_that_are_none(tmp_path: Path, text: str) -> None:
-    ml.save(tmp_path / "weights", small("mlp_mixer"), {"model": text})
+    ml.save(tmp_path / "weights", small("mlp_mixer"), {"mlvm.model": text})
     with pytest.raises(ml.errors.WeightsError, match="no description of a model"):
         weights.read(tmp_path / "weights")
 
@@ -310,16 +480,20 @@ def test_descriptions_that_are_none(tmp_path: Path, text: str) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     for content, reason in (
-        (b"", "is neither safetensors nor .npz"),
+        (b"", "it is neither safetensors nor .npz"),
         (b"PK\3\4 and nothing", "is corrupt"),
-        (b"\x80\2}q\0.", "is neither safetensors nor .npz"),
+        (b"\x80\2}q\0.", "it is neither safetensors nor .npz"),
     ):
         file.write_bytes(content)
-        with pytest.raises(ml.errors.WeightsError, match=f"{file} {reason}"):
-            weights.read(file)
+        with pytest.raises(ml.errors.WeightsError, match=f"{file}: {reason}"):
+            weights.read(str(file))
     np.savez(file, x=np.array([object()], object))
-    with pytest.raises(ml.errors.WeightsError, match="is corrupt"):
+    with pytest.raises(ml.errors.WeightsError, match="x is object, and weights are floats"):
         weights.read(file.with_suffix(".npz"))
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\2}q\0.")
+    with pytest.raises(ml.errors.WeightsError, match=r"no \.npz of arrays: .*PyTorch has pickled"):
+        weights.read(file)
     np.savez(file, x=np.arange(3))
     with pytest.raises(ml.errors.WeightsError, match="x is int64, and weights are floats"):
         weights.read(file.with_suffix(".npz"))

@@ -23,7 +23,9 @@ TENSORS = st.dictionaries(
     st.sampled_from(DTYPES).flatmap(lambda dtype: arrays.arrays(dtype, SMALL)),
     max_size=5,
 )
-METADATA = st.dictionaries(st.text(max_size=8).filter(lambda k: k != "crc32"), st.text(max_size=9))
+METADATA = st.dictionaries(
+    st.text(max_size=8).filter(lambda k: k != "mlvm.crc32"), st.text(max_size=9)
+)
 EXAMPLE = {"a/b": np.arange(6.0).reshape(2, 3), "k": np.array([1, 2], np.uint64)}
 
 

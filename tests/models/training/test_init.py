@@ -49,7 +49,9 @@ def test_finetuning_says_what_it_changes_and_keeps_the_rest(
     assert not read.options["approximate"]  # which GELU it was goes on from file to file
 
     train(resume=save, init=vit, **options)
-    with pytest.raises(CheckpointError, match=rf"with init {vit}, not init None"):
+    with pytest.raises(
+        CheckpointError, match=rf"with init {vit}, not init None \(init begins anew"
+    ):
         train(model="vit", resume=save, **options)
 
 
@@ -75,7 +77,9 @@ def test_weights_that_are_for_something_else(
     assert "none" in capsys.readouterr().err
 
 
-def test_images_of_folders_get_the_size_of_the_weights_and_give_their_names(tmp_path: Path) -> None:
+def test_images_of_folders_get_the_shape_of_the_weights_and_give_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "test"):
         for i, name in enumerate(("cat", "dog")):
@@ -89,3 +93,25 @@ def test_images_of_folders_get_the_size_of_the_weights_and_give_their_names(tmp_
     train(data=f"images:{tmp_path}", init=start, save=save, epochs=1, batch_size=2)
     read = weights.read(save)
     assert (read.image_shape, read.classes) == ((16, 16, 3), ["cat", "dog"])
+
+    grey = MlpMixer((8, 8, 1), 2, 4, 6, 1, 2, 6, key=ml.random.key(0))
+    ml.save(start, grey, weights.described((8, 8, 1), ["dog", "cat"]))
+    train(
+        data=f"images:{tmp_path}",
+        init=start,
+        save=save,
+        epochs=1,
+        progress=Progress(),
+        batch_size=2,
+    )
+    assert weights.read(save).image_shape == (8, 8, 1)
+    assert "the head is kept, and is for cat, dog instead of dog, cat" in capsys.readouterr().err
+
+
+def test_images_that_do_not_fit_are_refused_before_the_head_is_told_of(
+    mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ml.save(tmp_path / "x", MlpMixer((16, 16, 3), 5, 4, 6, 1, 2, 6, key=ml.random.key(0)))
+    with pytest.raises(ml.errors.WeightsError, match="3 channels, not of 1"):
+        train(data=f"mnist:{mnist}", init=tmp_path / "x", batch_size=2, progress=Progress())
+    assert "the head is new" not in capsys.readouterr().err

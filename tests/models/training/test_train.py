@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -170,7 +171,7 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
     with pytest.raises(KeyboardInterrupt):
         train(**options, save=part, save_every=10)
     monkeypatch.undo()
-    position = json.loads(load(part).metadata["pipeline"])
+    position = json.loads(load(part).metadata["mlvm.pipeline"])
     assert position == {"epoch": 1, "next_index": 26 * 32, "seed": 5}
 
     result = train(**options | {"workers": 3 - workers}, resume=part, save=rest)
@@ -230,13 +231,13 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     tensors, metadata = load(file)
     wrong: list[tuple[dict[str, Any], dict[str, str], str]] = [
         (tensors, {}, "not written by a training"),
-        (tensors, metadata | {"training": "{"}, "not written by a training"),
-        (tensors, metadata | {"training": "3"}, "not written by a training"),
-        (tensors, metadata | {"pipeline": "[]"}, "of another training: .* a state has"),
+        (tensors, metadata | {"mlvm.training": "{"}, "not written by a training"),
+        (tensors, metadata | {"mlvm.training": "3"}, "not written by a training"),
+        (tensors, metadata | {"mlvm.pipeline": "[]"}, "of another training: .* a state has"),
         ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
         (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
         ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
-        (tensors, metadata | {"training": "[" * 100_000}, "not written by a training"),
+        (tensors, metadata | {"mlvm.training": "[" * 100_000}, "not written by a training"),
         *(
             (tensors | {"losses": losses}, metadata, "losses are not those of 44 steps")
             for losses in (np.zeros(43), np.zeros((44, 1)), np.full(44, np.nan), np.zeros(44, "i8"))
@@ -310,6 +311,16 @@ def test_an_error_is_one_line_and_exit_status_1(
     assert status == 1
     assert out == ""
     assert_one_line(err, reason.format(tmp=tmp_path))
+
+
+def test_what_a_file_cannot_replace_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("it")
+    assert main(["--save", "it", "--data", "mnist:nowhere"]) == 1
+    assert_one_line(capsys.readouterr().err, "it is no regular file: 'it'")
 
 
 def test_a_failed_run_leaves_no_file_and_keeps_an_old_one(tmp_path: Path) -> None:
