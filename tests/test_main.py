@@ -238,7 +238,7 @@ def write_bad_files() -> None:
     np.savez("zip.npy", x=np.zeros(3))
     Path("zip.npy.npz").rename("zip.npy")
     np.save("pickle.npy", np.array([{}], object), allow_pickle=True)
-    np.save("half.npy", np.zeros(2, np.float16))
+    np.save("long.npy", np.zeros(2, np.longdouble))
     np.save("three.npy", np.zeros(3, np.float32))
     np.save("f64.npy", np.zeros(2))
     np.save("i64.npy", np.zeros(2, np.int64))
@@ -276,9 +276,9 @@ def write_bad_files() -> None:
         ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
         ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
         ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
-        ("run add.mlasm --arg half.npy --arg x.npy", "half.npy: no dtype for"),
+        ("run add.mlasm --arg long.npy --arg x.npy", "long.npy: no dtype for"),
         ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
-        ("run add.mlasm --arg x.npy --arg f16[0]", "line 1, column 1: no dtype 'f16'"),
+        ("run add.mlasm --arg x.npy --arg f8[0]", "line 1, column 1: no dtype 'f8'"),
         ("run add.mlasm --arg x.npy --arg y.npy --out file", "file: File exists"),
         ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
         ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),

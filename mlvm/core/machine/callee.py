@@ -22,6 +22,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine import fused
 from mlvm.core.op import Attributes, Kernel, Op
+from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 
 Value = Array | int | str
@@ -88,6 +89,10 @@ class OpInto(WritesInto):
         self.op = op
         self.bind = op.bind
         self.kernel = kernel or op.kernel
+
+    def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
+        half.suited(self.op, self.kernel, params)(*params, **attributes)
+        return ()
 
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         name = self.op.name + OUT
@@ -200,9 +205,10 @@ class OpFresh:
     def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
         if type is None:  # a dynamic op makes the array itself
-            return (aligned_copy(self.fill(*params, **attributes)),)
+            fill = half.suited(self.op, self.fill, params)
+            return (aligned_copy(fill(*params, **attributes)),)
         out = aligned_array(type)
-        self.fill(out, *params, **attributes)
+        half.suited(self.op, self.fill, (out, *params))(out, *params, **attributes)
         return (out,)
 
 

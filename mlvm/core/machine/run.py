@@ -45,6 +45,7 @@ from mlvm.core.machine.link import (
     Code,
 )
 from mlvm.core.op import Attributes
+from mlvm.core.ops.half import shown
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
@@ -251,7 +252,7 @@ def _deferred(scheduler: Scheduler, binding: Binding, site: _Site) -> Call:
 def _truth(condition: Any) -> bool:
     """Whether an Int or one-element Tensor is not zero. Raises `MachineError` for others."""
     if isinstance(condition, np.ndarray) and condition.size == 1:
-        return bool(condition.item())
+        return bool(shown(condition).item())
     if isinstance(condition, int):
         return condition != 0
     raise MachineError(
