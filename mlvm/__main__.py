@@ -48,15 +48,12 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
 from mlvm.parallel.mpirun import mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
-from mlvm.show.page import Step, session_page, step_page
-from mlvm.show.script import run_script
+from mlvm.show.page import Step, check_writable, session_page, step_page, write_page
+from mlvm.show.script import INTERRUPTED, ScriptFailed, run_script
 from mlvm.show.session import all_recorded
 from mlvm.show.trace import trace
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
-
-INTERRUPTED: Final = 130
-"""The exit status after Ctrl-C, as shells set it."""
 
 
 class BadInput(MlvmError):
@@ -64,7 +61,8 @@ class BadInput(MlvmError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 0, 1 for an error, or 130 after Ctrl-C.
+    """Run a command. Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or that of a
+    script which failed.
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
@@ -88,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "memory":
             memory(options)
         elif options.command == "show":
-            show(options, arguments)
+            return show(options, arguments)
         elif options.command == "mpirun":
             mpirun(options.processes, options.script or ["-m", *options.module])
         elif options.command == "ops":
@@ -102,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except (MlvmError, OSError, MemoryError) as error:
         print(f"error: {_on_one_line(error)}", file=sys.stderr)
-        return 1
+        return error.status if isinstance(error, ScriptFailed) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -378,37 +376,58 @@ def memory(options: argparse.Namespace) -> None:
     show_program(program, arguments, file, out)
 
 
-def show(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Write a page that shows a captured step or, of a script run with the arguments, all that it
-    does."""
+    does, up to where it failed if it does. Returns the exit status, a script's own."""
     file = Path(options.file)
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
+    failed: ScriptFailed | None = None
     if file.suffix == ".py":
         if not file.is_file():
             raise BadInput(f"{file}: there is no such file")
+        check_writable(page)
         planned: list[Planned] = []
         on_planned.append(planned.append)
         try:
             with all_recorded() as session:
-                run_script(file, arguments)
+                try:
+                    run_script(file, arguments)
+                except ScriptFailed as error:
+                    failed = error
+                    print(error.said, end="", file=sys.stderr)
         finally:
             on_planned.remove(planned.append)
         html = session_page(session, [_as_step(each) for each in planned], file.name)
     else:
         if arguments:
             raise BadInput("a captured step takes no arguments here; a script does")
-        found = read_file(options.file)
-        if not isinstance(found, SavedStep):
-            raise BadInput(
-                f"{file}: a program, which has no plan; show takes what Captured.save wrote, or a "
-                "script, and memory plans a program"
-            )
-        verify(found.planned.program, LocalVM().functions)
-        html = step_page(_as_step(found.planned), file.name, before=file.stat().st_mtime)
-    page.write_text(html, encoding="utf-8")
-    print(f"page  {page}")
+        step = _read_step(file)
+        verify(step.planned.program, LocalVM().functions)
+        html = step_page(_as_step(step.planned), file.name, before=file.stat().st_mtime)
+    write_page(page, html)
+    print(f"page  {page}" + (", of what the script did until it failed" if failed else ""))
     if options.open:
         webbrowser.open(page.resolve().as_uri())
+    return failed.status if failed is not None else 0
+
+
+def _read_step(file: Path) -> SavedStep:
+    """The captured step in a file. Raises `BadInput` for any other file, and `OSError`."""
+    try:
+        found = read_file(os.fspath(file))
+    except BadInput as error:
+        if file.read_bytes()[: len(MAGIC)] == MAGIC:
+            raise
+        raise BadInput(
+            f"{file}: not what Captured.save wrote; show takes such a file, or a Python script "
+            "(.py)"
+        ) from error
+    if not isinstance(found, SavedStep):
+        raise BadInput(
+            f"{file}: a program, which has no plan; show takes what Captured.save wrote, or a "
+            "Python script (.py), and memory plans a program"
+        )
+    return found
 
 
 def _as_step(planned: Planned) -> Step:

@@ -238,7 +238,7 @@ def write_bad_files() -> None:
     np.savez("zip.npy", x=np.zeros(3))
     Path("zip.npy.npz").rename("zip.npy")
     np.save("pickle.npy", np.array([{}], object), allow_pickle=True)
-    np.save("half.npy", np.zeros(2, np.float16))
+    np.save("long.npy", np.zeros(2, np.longdouble))
     np.save("three.npy", np.zeros(3, np.float32))
     np.save("f64.npy", np.zeros(2))
     np.save("i64.npy", np.zeros(2, np.int64))
@@ -276,9 +276,9 @@ def write_bad_files() -> None:
         ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
         ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
         ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
-        ("run add.mlasm --arg half.npy --arg x.npy", "half.npy: no dtype for"),
+        ("run add.mlasm --arg long.npy --arg x.npy", "long.npy: no dtype for"),
         ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
-        ("run add.mlasm --arg x.npy --arg f16[0]", "line 1, column 1: no dtype 'f16'"),
+        ("run add.mlasm --arg x.npy --arg f8[0]", "line 1, column 1: no dtype 'f8'"),
         ("run add.mlasm --arg x.npy --arg y.npy --out file", "file: File exists"),
         ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
         ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
@@ -457,8 +457,24 @@ def test_memory_says_where_a_script_failed(
     if message is None:
         assert (status, errors) == (0, "")
     else:
-        assert (status, errors.count("\n")) == (1, 1)
+        assert (status, errors.count("\n")) == (3 if "Exit(3)" in text else 1, 1)
         assert errors.startswith(f"error: bad.py: {message}")
+
+
+MAKES_X = """import mlvm.eager as ml
+with ml.Arena(ml.VM("v"), "a").allocating():
+    x = ml.ones(3)
+"""
+
+
+def test_memory_of_a_script_that_fails_is_shown_up_to_there(folder: Path, capsys: Captured) -> None:
+    Path("bad.py").write_text(f"{MAKES_X}x + ml.ones(4)")
+    assert command_line("memory bad.py") == 1
+    output, errors = capsys.readouterr()
+    assert "f32[3]  full  bad.py:3" in output
+    assert "picture  bad.a.svg" in output
+    assert Path("bad.a.svg").exists()
+    assert errors.startswith("error: bad.py: line 4: ShapeError: ")
 
 
 CHAIN = """
@@ -547,20 +563,66 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: pytest.MonkeyPatch
         ("show nosuch.py", "error: nosuch.py: there is no such file"),
         ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
         ("show add.mlasm", "error: add.mlasm: a program, which has no plan; show takes what "),
-        ("show x.npy", "error: x.npy: line 1: not UTF-8 text"),
-        ("show bad.py", "error: bad.py: line 3: ShapeError: add(f32[3], f32[4]): "),
+        ("show x.npy", "error: x.npy: not what Captured.save wrote; show takes such a file, or "),
+        ("show a.svg", "error: a.svg: not what Captured.save wrote; show takes such a file, or "),
         ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
-        ("show scripts/train.py -o scripts", "error: scripts: Is a directory"),
+        ("show ends.py -o scripts", "error: scripts: Is a directory"),
+        ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
     ],
 )
 def test_what_show_cannot_do_is_one_line(
     command: str, message: str, script: Path, capsys: Captured
 ) -> None:
-    Path("bad.py").write_text("import mlvm.eager as ml\n\nml.ones(3) + ml.ones(4)")
+    Path("ends.py").write_text("raise SystemExit('it ran, and only then was the page refused')")
+    Path("a.svg").write_text("<svg></svg>")
     assert command_line(command) == 1
     errors = capsys.readouterr().err
     assert errors.startswith(message)
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "said"),
+    [
+        ("x + ml.ones(4)", 1, "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): "),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('all wrong')", 1, "all wrong\n"),
+        ("import signal; signal.raise_signal(signal.SIGINT)", 130, "KeyboardInterrupt\n"),
+    ],
+)
+def test_show_writes_what_a_script_did_until_it_failed(
+    last: str, status: int, said: str, folder: Path, capsys: Captured
+) -> None:
+    """Exit status and traceback are the script's."""
+    Path("in").mkdir()
+    Path("bad.py").write_text(f"{MAKES_X}import os; os.chdir('in')\n{last}\n")
+    assert command_line("show bad.py") == status
+    output, errors = capsys.readouterr()
+    assert output == "page  bad.py.html, of what the script did until it failed\n"
+    if "Exit" not in last:
+        head, place, errors = errors.split("\n", 2)
+        assert (head, place) == (
+            "Traceback (most recent call last):",
+            '  File "bad.py", line 5, in <module>',
+        )
+        errors = errors.splitlines(keepends=True)[-1]
+    assert errors.startswith(said)
+    assert bool(errors) == bool(said)
+    assert "x = ml.ones(3)" in Path("bad.py.html").read_text("utf-8")
+
+
+def test_show_takes_a_script_whose_name_is_no_text(folder: Path, capsys: Captured) -> None:
+    name = os.fsdecode(b"caf\xe9.py")
+    try:
+        Path(name).write_text(MAKES_X)
+    except OSError:
+        pytest.skip("this file system has names of text only")
+    assert main(["show", name]) == 0
+    assert "<title>caf\\udce9.py</title>" in Path(f"{name}.html").read_text("utf-8")
+    assert main(["memory", name]) == 0
+    picture = Path(f"{Path(name).stem}.a.svg").read_text("utf-8")
+    assert "Arena a of caf\ufffd.py" in picture
+    assert capsys.readouterr().err == ""
 
 
 # --- captured steps ------------------------------------------------------------------------

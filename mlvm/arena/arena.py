@@ -588,18 +588,9 @@ class Arena(ArenaFields):
     def _choose_reference(self) -> None:
         """Choose how `alloc` refers to a new tensor. What nobody wants to know costs nothing."""
         if self._watchers:
-            self._refer = self._tell
+            self._refer = _tell
         else:
             self._refer = _note if self._notes_lines else weakref.ref
-
-    def _tell(self, tensor: Allocation) -> weakref.ref[Allocation]:
-        region = tensor.region
-        reference = (_note if self._notes_lines else weakref.ref)(tensor)
-        if region is not None:
-            region.holder = reference  # watchers ask for the place that made it
-        for watcher in self._watchers.copy():
-            watcher.made(tensor)
-        return reference
 
     @property
     def capacity(self) -> int:
@@ -791,6 +782,18 @@ def _note(tensor: Allocation) -> weakref.ref[Allocation]:
     reference, region = weakref.ref(tensor), tensor.region
     if region is not None:
         region.noted = reference, user_place()
+    return reference
+
+
+def _tell(tensor: Allocation) -> weakref.ref[Allocation]:
+    """Tell the watchers of its arena of a new tensor, and return a reference to it. No method: an
+    arena that refers to itself would not die as soon as nobody needs it."""
+    region, arena = tensor.region, tensor.arena
+    reference = (_note if arena._notes_lines else weakref.ref)(tensor)
+    if region is not None:
+        region.holder = reference  # watchers ask for the place that made it
+    for watcher in arena._watchers.copy():
+        watcher.made(tensor)
     return reference
 
 

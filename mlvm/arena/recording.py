@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
 
 from mlvm.arena.placement import Chunk, Region
 from mlvm.core.errors import Place, line_of
@@ -21,7 +24,8 @@ class Lifetime:
 
     `nbytes` is its size in the arena. `op` names what wrote it first, and `place` is where in
     Python it was made, or that line as text, as far as they are known. `program` is that of the
-    launch that wrote it first.
+    launch that wrote it first, and `pc` where in its main the call that did so is, where programs
+    are kept.
     """
 
     type: TensorType
@@ -32,6 +36,7 @@ class Lifetime:
     op: str = ""
     place: Place | str | None = None
     program: Program | None = None
+    pc: int | None = None
 
     @property
     def line(self) -> str:
@@ -45,9 +50,12 @@ class Recording:
 
     Each allocation and each end of a tensor makes a new moment. `first` is the first recorded
     moment, `moments` the number after the last. `resets` are the moments at which the arena was
-    reset. Offsets are as if the arena's storages lay end to end, in the order they came.
-    `capacity` is the most that the arena held of its VM. `times` are the seconds of
-    `time.perf_counter` at which the moments since `first` began, if they were taken.
+    reset. Offsets are as if the arena's storages lay end to end, in the order they came, also those
+    that it gave back. `capacity` is the most that the arena held of its VM at once. `times` are the
+    seconds of `time.perf_counter` at which the moments since `first` began, if they were taken.
+
+    Of very many tensors the latest may be kept alone: so many are `forgotten`, and `high_before` is
+    the most bytes that were in use before `first`. `merged` recordings of several arenas are one.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.sum(ml.ones(16))
@@ -62,6 +70,10 @@ class Recording:
     first: int = 0
     resets: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    vm: str = ""
+    arenas: int = 1
+    forgotten: int = 0
+    high_before: int = 0
     _offsets: dict[StorageHandle, int] = field(default_factory=dict, repr=False)
     _extent: int = 0
 
@@ -94,21 +106,114 @@ class Recording:
         return replace(self, lifetimes=now, resets=self.resets.copy(), times=self.times.copy())
 
     def used(self) -> list[int]:
-        """The bytes in use at each moment since `first` of a complete recording. Their maximum
-        is a lower bound for any placement."""
+        """The bytes in use at each moment since `first`."""
         change = [0] * (self.moments - self.first + 1)
         for lifetime in self.lifetimes:
+            end = lifetime.end if lifetime.end != lifetime.start else self.moments
             change[max(lifetime.start, self.first) - self.first] += lifetime.nbytes
-            change[lifetime.end - self.first] -= lifetime.nbytes
+            change[end - self.first] -= lifetime.nbytes
         return list(accumulate(change[:-1]))
+
+    @property
+    def high_water(self) -> int:
+        """The most bytes that were in use at any moment, also of what is forgotten: a lower bound
+        for any placement."""
+        return max([self.high_before, *self.used()])
 
     def forget(self, most: int) -> None:
         """Forget the tensors that have ended, but for the last `most` of them."""
         ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
         if len(ended) > most:
-            before, self.first = self.first, sorted(ended)[-most - 1]
+            used, before, count = self.used(), self.first, len(self.lifetimes)
+            self.first = sorted(ended)[-most - 1]
+            self.high_before = max([self.high_before, *used[: self.first - before]])
             del self.times[: self.first - before]
             self.lifetimes = [
                 each for each in self.lifetimes if each.end == each.start or each.end > self.first
             ]
             self.resets = [moment for moment in self.resets if moment >= self.first]
+            self.forgotten += count - len(self.lifetimes)
+
+
+def merged_if_many(recordings: Sequence[Recording], most: int) -> list[Recording]:
+    """These recordings; where more than `most` are of arenas of one name on VMs of one name, they
+    are one. Those that have forgotten something stay by themselves: their moments do not tell how
+    much was in use with others."""
+    groups: dict[tuple[str, str], list[Recording]] = {}
+    for each in recordings:
+        if not each.forgotten and each.times:
+            groups.setdefault((each.arena, each.vm), []).append(each)
+    many = {key: group for key, group in groups.items() if len(group) > most}
+    inside = {id(each) for group in many.values() for each in group}
+    found: list[Recording] = []
+    for each in recordings:
+        group = many.pop((each.arena, each.vm), []) if id(each) in inside else [each]
+        found += [merged(group)] if len(group) > 1 else group
+    return found
+
+
+def merged(recordings: Sequence[Recording]) -> Recording:
+    """One recording of what several have, with the moments of all in the order of their `times`.
+
+    All are complete, and none has forgotten anything. Arenas that have tensors at the same time lie
+    above each other, others may have the same offsets.
+    """
+    order = sorted(
+        (seconds, i, moment)
+        for i, each in enumerate(recordings)
+        for moment, seconds in enumerate(each.times, each.first)
+    )
+    moment_of = {(i, moment): new for new, (_, i, moment) in enumerate(order)}
+    whole = Recording(
+        recordings[0].arena,
+        vm=recordings[0].vm,
+        arenas=len(recordings),
+        moments=len(order),
+        times=[seconds for seconds, _, _ in order],
+    )
+    stays: list[_Stay] = []
+    for i, each in enumerate(recordings):
+        stay = [
+            replace(
+                x,
+                start=moment_of[i, x.start],
+                end=moment_of.get((i, x.end), len(order)),  # one that stays does so to the last
+            )
+            for x in each.lifetimes
+        ]
+        whole.lifetimes += stay
+        whole.resets += [moment_of.get((i, moment), len(order)) for moment in each.resets]
+        if stay:
+            first, last = min(x.start for x in stay), max(x.end for x in stay)
+            stays.append(_Stay(first, last, each.capacity, stay))
+    whole.resets.sort()
+    whole.capacity = _lay_apart(stays)
+    return whole
+
+
+class _Stay(NamedTuple):
+    """What lived in one arena between its first moment and its last."""
+
+    first: int
+    last: int
+    capacity: int
+    lifetimes: Sequence[Lifetime]
+
+
+def _lay_apart(stays: Sequence[_Stay]) -> int:
+    """Move what lives in each arena above what the others have that are there then. Returns the
+    most that the arenas held at once."""
+    capacity = 0
+    there: list[tuple[int, int, _Stay]] = []  # from that offset to that, the lowest first
+    for stay in sorted(stays, key=lambda each: each.first):
+        there = [each for each in there if each[2].last > stay.first]
+        extent, base = max(x.offset + x.nbytes for x in stay.lifetimes), 0
+        for low, high, _ in there:
+            if base + extent <= low:
+                break
+            base = max(base, high)
+        insort(there, (base, base + extent, stay), key=itemgetter(0))
+        for x in stay.lifetimes:
+            x.offset += base
+        capacity = max(capacity, sum(other.capacity for _, _, other in there))
+    return capacity

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mlvm.core.errors import DTypeError, ShapeError
 
@@ -26,19 +26,20 @@ Kind = Literal["bool", "unsigned", "signed", "float", "complex"]
 
 @final
 class DType:
-    """One of the thirteen element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
+    """One of the fifteen element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
 
     It equals everything that `of` makes it of. As with numpy's dtypes, the hashes may differ.
     """
 
-    __slots__ = ("itemsize", "kind", "name", "numpy")
+    __slots__ = ("is_half", "itemsize", "kind", "name", "numpy")
     all: ClassVar[dict[str, DType]] = {}
 
-    def __init__(self, name: str, kind: Kind, numpy: type[np.generic]) -> None:
+    def __init__(self, name: str, kind: Kind, numpy: DTypeLike) -> None:
         self.name = name
         self.kind: Kind = kind
         self.numpy: np.dtype[np.generic] = np.dtype(numpy)
         self.itemsize: int = self.numpy.itemsize
+        self.is_half = name in ("f16", "bf16")  # see `mlvm.core.ops.half`
         DType.all[name] = self
 
     @staticmethod
@@ -64,6 +65,8 @@ class DType:
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
+        if str(getattr(dtype, "__name__", dtype)) == "bfloat16":  # which is not numpy's
+            return bf16
         raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
 
     def __eq__(self, other: object) -> bool:
@@ -78,7 +81,10 @@ class DType:
 
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
-        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`."""
+        """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`. It refuses bf16, as it
+        would convert numbers to that by their integer parts."""
+        if self is bf16:
+            raise AttributeError("numpy has no bfloat16")
         return self.numpy
 
     @property
@@ -117,6 +123,8 @@ u32 = DType("u32", "unsigned", np.uint32)
 u64 = DType("u64", "unsigned", np.uint64)
 f32 = DType("f32", "float", np.float32)
 f64 = DType("f64", "float", np.float64)
+f16 = DType("f16", "float", np.float16)
+bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy stores it, and does no more
 c64 = DType("c64", "complex", np.complex64)
 c128 = DType("c128", "complex", np.complex128)
 
@@ -134,6 +142,8 @@ def promote(x: DType, y: DType) -> DType:
     low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
     if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
         return high
+    if x is not y and (x.is_half or y.is_half):  # f32 has all that f16 and bf16 have
+        return f32 if x.itemsize == y.itemsize else max(x, y, key=lambda d: d.itemsize)
     both = _OF_NUMPY[np.promote_types(x.numpy, y.numpy)]
     if both.is_float and x.is_integer:
         raise DTypeError(f"{x} and {y} do not promote; convert one to {y} or {x} with astype")

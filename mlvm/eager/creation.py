@@ -25,8 +25,9 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
+from mlvm.core.ops.half import cast, shown
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bool_, f32, i64
+from mlvm.core.types import MAX_NDIM, Array, DType, TensorType, bf16, bool_, f32, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on, current_arena
 from mlvm.eager.tensor import (
@@ -40,10 +41,10 @@ from mlvm.eager.tensor import (
     is_tracked,
     one_op,
     operand,
+    values_of,
 )
 
 _CONCAT: Final = one_op("concat")
-_HALVES: Final = ("float16", "bfloat16")
 _WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
@@ -109,7 +110,7 @@ def reused(x: Tensor, device: VMProtocol) -> Tensor:
         raise GradientError(
             f"no gradient flows from {x.arena.vm.name} to {device.name}; move stop_gradient(x)"
         )
-    return from_array(x.numpy())
+    return from_array(values_of(x))
 
 
 # --- values copied in ----------------------------------------------------------------
@@ -129,9 +130,9 @@ def asarray(
     is True. Everything else is copied, and refused if `copy` is False. From Python numbers and
     nested lists of them bools become bool, ints i64, floats f32, complex numbers c64; tensors in
     nested lists are joined, and their dtypes promote; numpy arrays, and whatever has `__array__`,
-    `__dlpack__` or a buffer, keep their dtype; float16 and bfloat16 become f32, which has all of
-    their values. Of a PyTorch tensor that requires a gradient it is the value. With a `dtype`,
-    arrays and tensors are cast as by `astype`, and Python numbers must be values of it.
+    `__dlpack__` or a buffer, keep their dtype, also the bfloat16 of ml_dtypes and PyTorch. Of a
+    PyTorch tensor that requires a gradient it is the value. With a `dtype`, arrays and tensors are
+    cast as by `astype`, and Python numbers must be values of it.
 
     Raises `DTypeError` for other values and other dtypes, `OperandValueError` for an int that is
     out of range, `ShapeError` for rows of different lengths, or nested more than 64 deep,
@@ -168,7 +169,7 @@ def asarray(
         _require_values(array, target)
     # a value out of range becomes what astype makes of it
     with np.errstate(all="ignore"), placed(device, "asarray"):
-        return from_array(array.astype(target.numpy, copy=False))
+        return from_array(cast(array, target))
 
 
 def listed_beside(values: object, dtype: DType) -> DType | None:
@@ -215,23 +216,26 @@ def _buffer(obj: Any) -> memoryview | None:
 
 
 def array_of(obj: Any) -> Array:
-    """An array of the values of what has them in memory. Floats of 16 bits become f32, which has
-    all of their values."""
+    """An array of the values of what has them in memory."""
     try:
         only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")
         array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {_kind(obj)} cannot be read: {error}") from None
-    return array.astype(np.float32) if array.dtype.name in _HALVES else array
+    return (
+        array.view(bf16.numpy) if array.dtype.name == "bfloat16" else array
+    )  # as ml_dtypes has it
 
 
 def _readable(obj: Any) -> Any:
-    """A tensor of PyTorch as one that numpy reads: without its gradient, and not as bfloat16."""
+    """A tensor of PyTorch as something that numpy reads: without its gradient, bfloat16 by bits."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor):
         return obj
     value = obj.detach().resolve_conj().resolve_neg()
-    return value.float() if value.dtype is torch.bfloat16 else value
+    if value.dtype is torch.bfloat16:
+        return value.view(torch.int16).numpy(force=True).view(bf16.numpy)
+    return value
 
 
 def _of_numbers(obj: object) -> Array:
@@ -416,7 +420,7 @@ def _described(
         lengths = f"({', '.join(map(str, (*integers(shape, 'shape', name), dtype)))})"
         raise AttributeRefused(f"the shape is one argument: write {name}({lengths})").at(name, ())
     wanted = f32 if dtype is None else DType.of(dtype)
-    number: Scalar = wanted.numpy.type(value).item()
+    number: Scalar = shown(cast(np.asarray(value), wanted)).item()
     return _filled(name, shape, number, wanted, device)
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError
-from mlvm.core.types import DType, promote
+from mlvm.core.types import DType, bf16, promote
 from mlvm.eager.tensor import DEFAULTS, Tensor, dtype_beside
 
 _KINDS: Final = {
@@ -111,6 +111,9 @@ def finfo(type: object, /) -> FloatInfo:
     dtype = _dtype_of(type)
     if not dtype.is_inexact:
         raise DTypeError(f"finfo is for float and complex dtypes, not {dtype}")
+    if dtype is bf16:  # f32 without the lower half
+        most = 2.0**128 - 2.0**120
+        return FloatInfo(16, 2.0**-7, most, -most, 2.0**-126, bf16)
     info = np.finfo(dtype.real.numpy)  # type: ignore[type-var]
     eps, high, low = float(info.eps), float(info.max), float(info.min)
     return FloatInfo(info.bits, eps, high, low, float(info.smallest_normal), dtype.real)

@@ -17,7 +17,6 @@ from typing import Any, Final, NoReturn
 _GRADIENT: Final = "see ml.grad and ml.value_and_grad"
 _NO_TAPE: Final = "only ml.grad and its like record; within them, see ml.stop_gradient"
 _ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
-_NO_HALF: Final = "the floats are ml.float32 and ml.float64"
 _NO_DEVICE: Final = "a tensor is where its arena is: with ml.Arena(vm).allocating()"
 
 METHODS: Final = {
@@ -51,7 +50,7 @@ METHODS: Final = {
     "float": _ASTYPE,
     "gather": "use ml.take_along_axis(x, indices, axis=...)",
     "grad": _GRADIENT,
-    "half": _NO_HALF,
+    "half": "use x.astype(ml.float16)",
     "int": _ASTYPE,
     "is_cuda": "see x.device",
     "long": _ASTYPE,
@@ -255,15 +254,13 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager": {
         **{other: f"use ml.{n}" for n, others in _OTHER_NAMES.items() for other in others.split()},
         **{other: f"there is none; write {text}" for other, text in _NONE.items()},
-        "bfloat16": _NO_HALF,
         "cuda": _NO_DEVICE,
         "device": _NO_DEVICE,
         "device_put": _NO_DEVICE,
         "enable_grad": _GRADIENT,
-        "float16": _NO_HALF,
         "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
         "gradient": "see ml.grad for derivatives; of samples, see ml.diff",
-        "half": _NO_HALF,
+        "half": "see ml.float16",
         "inference_mode": _NO_TAPE,
         "lax": "ml.scan, ml.cond, ml.while_loop and the like are ml's own",
         "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",

@@ -27,11 +27,11 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array
+from mlvm.core.types import Array, bf16
 from mlvm.eager import primitives as op
 from mlvm.eager.context import arena_on
 from mlvm.eager.creation import asarray, placed
-from mlvm.eager.tensor import Tensor, from_array, is_tracked, stop_gradient
+from mlvm.eager.tensor import Tensor, from_array, is_tracked, stop_gradient, values_of
 
 _CPU: Final = (1, 0)  # kDLCPU
 
@@ -87,13 +87,17 @@ def _require_untracked(x: Tensor) -> None:
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """What `numpy.asarray(x)` gives: a copy, in that dtype; with `copy=False` a read-only array
-    over the bytes of x. Raises `CopyRefused` where there is none, `GradientError` where a gradient
-    goes through x, and `StaleTensor`."""
+    """What `numpy.asarray(x)` gives: a copy, in that dtype (bf16 in f32, if none is named); with
+    `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` where there is none,
+    `GradientError` where a gradient goes through x, and `StaleTensor`."""
     _require_untracked(x)
     if copy is not False:
+        if dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy:
+            return values_of(x)
         array = x.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
+    if x.dtype is bf16:
+        raise _refuse_copy(x, "is of a dtype that numpy does not have")
     if dtype is not None and np.dtype(dtype) != x.dtype.numpy:
         raise _refuse_copy(x, f"is no {np.dtype(dtype)}")
     found = lent(x)
@@ -115,10 +119,14 @@ def dlpack(
     where its VM lends them and the consumer's `max_version` can say so; else of a copy.
 
     Raises `CopyRefused` where `copy` is False and it takes a copy, `ExchangeRefused` for a stream,
-    for another device, and for a tensor without values (of a dry VM, or in a captured function),
-    `GradientError` where a gradient goes through x, `StaleTensor`.
+    for another device, for bf16, and for a tensor without values (of a dry VM, or in a captured
+    function), `GradientError` where a gradient goes through x, `StaleTensor`.
     """
     _require_untracked(x)
+    if x.dtype is bf16:
+        raise ExchangeRefused(
+            f"{x.type}: numpy, which makes the capsules, has no bfloat16; give astype(x, float32)"
+        )
     if stream is not None:
         raise ExchangeRefused(f"{x.type}: there are no streams, such as {brief(stream)}")
     if dl_device is not None and tuple(map(int, dl_device)) != _CPU:
@@ -134,7 +142,7 @@ def dlpack(
     try:
         source = lent(x)
         if source is None:
-            source = x.numpy()
+            source = values_of(x)
     except (HandleError, CaptureError) as error:
         raise ExchangeRefused(f"{x.type} has no values to give: {error}") from None
     return source.__dlpack__(max_version=max_version, copy=True)
@@ -186,7 +194,7 @@ def _copy(x: Tensor, memo: object = None, /) -> Tensor:
 
 def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
     """A pickle has the values; they load into the arena that is current then."""
-    return from_array, (x.numpy(),)
+    return from_array, (values_of(x),)
 
 
 Tensor.__array__ = as_array

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
 from mlvm.core.types import DType, TensorType, f32
-from mlvm.eager import creation, shards
+from mlvm.eager import control, creation, shards
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.collectives import all_reduce
@@ -35,6 +35,7 @@ from mlvm.eager.tensor import constant as scalar
 from mlvm.eager.tree import (
     Tree,
     leaves,
+    load,
     named_tensors,
     require_live,
     require_types,
@@ -48,9 +49,11 @@ __all__ = [
     "Group",
     "Groups",
     "Lion",
+    "LossScale",
     "Optimizer",
     "RMSProp",
     "Schedule",
+    "all_finite",
     "clip_by_global_norm",
     "constant",
     "cosine",
@@ -65,6 +68,8 @@ first is a pattern of paths, in which `*` matches "/" too, or a function of path
 
 _SCALAR = TensorType(f32)
 _MULTIPLY_ADD = one_op("multiply_add")
+_COPY = one_op("copy")
+_MOST_SCALE: Final = 2.0**126
 _Ranges: TypeAlias = Mapping[str, tuple[float, float]]
 
 _FRACTION: Final = (0, 1)
@@ -99,7 +104,7 @@ class Group(SimpleNamespace):
 class Optimizer:
     """Updates a tree of parameters in place; base of the optimizers.
 
-    `params` is a Module or another tree of float tensors. `count`, f32[], is the number of
+    `params` is a Module or another tree of f32 or f64 tensors. `count`, f32[], is the number of
     updates done. All state is allocated at construction, in the arena of the parameter that it
     belongs to. An update leaves nothing behind in the current arena.
 
@@ -115,7 +120,7 @@ class Optimizer:
     paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
 
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
-    without parameters, `DTypeError` for parameters that are not floats or none at all,
+    without parameters, `DTypeError` for parameters that are not f32 or f64 or none at all,
     `HandleError` for parameters on several VMs.
 
         >>> w = ml.ones(2)
@@ -152,6 +157,11 @@ class Optimizer:
         for path, x in self._params.items():
             if not x.dtype.is_float:
                 raise DTypeError(f"{self._name}: parameter {path!r} must be a float, not {x.type}")
+            if x.dtype.is_half:
+                raise DTypeError(
+                    f"{self._name}: parameter {path!r} is {x.type}, where small updates get lost; "
+                    f"keep it in f32, and compute with model.astype({x.dtype.name!r})"
+                )
         if not self._params:
             raise DTypeError(f"{self._name}: there are no parameters to update")
         arenas = [x.arena for x in self._params.values()]
@@ -832,6 +842,118 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
     norm = global_norm(grads)
     factor = max_norm / op.maximum(norm, max_norm)
     return substitute(lambda g: g * fn.astype(factor, g.dtype), grads)
+
+
+# --- loss scaling --------------------------------------------------------------------
+
+
+class LossScale:
+    """A factor for the loss, so that gradients in f16 neither vanish nor overflow: the least f16 is
+    6e-8, and the largest 65504. It halves where a gradient is not finite, and that update is
+    skipped; after `growth_interval` updates it doubles (Micikevicius et al., "Mixed Precision
+    Training", arXiv 1710.03740; names and defaults are those of PyTorch's `GradScaler`). bf16 has
+    the range of f32, and needs none of this.
+
+        scale = ml.optim.LossScale()
+        loss, grads = ml.value_and_grad(lambda model: scale.scale(loss_of(model)))(model)
+        scale.update(optimizer, scale.unscale(grads))
+
+    `value` and `good_steps`, f32[], are the factor and the updates since it last changed. They are
+    tensors in the current arena, so all of it can be captured. The factor is a power of two, as
+    long as what it begins with and changes by are, and so it rounds nothing; it stays within 1 and
+    2**126.
+
+    Raises `AttributeRefused` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
+    growth_interval >= 1.
+
+        >>> scale, w = ml.optim.LossScale(8.0), ml.asarray([3.0])
+        >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
+        >>> scale.update(optimizer, scale.unscale({"w": ml.asarray([16.0])})), w, scale.value
+        (Tensor(True, bool[]), Tensor([2.], f32[1]), Tensor(8., f32[]))
+        >>> scale.update(optimizer, {"w": ml.asarray([ml.inf])}), w, scale.value
+        (Tensor(False, bool[]), Tensor([2.], f32[1]), Tensor(4., f32[]))
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        *,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> None:
+        self.growth_factor = _require("LossScale", "growth_factor", growth_factor, 1)
+        self.backoff_factor = _require("LossScale", "backoff_factor", backoff_factor, *_FRACTION)
+        self.growth_interval = _require("LossScale", "growth_interval", growth_interval, 1)
+        if self.growth_factor == 1 or not self.backoff_factor:
+            raise AttributeRefused(
+                f"LossScale: growth_factor must be above 1, and backoff_factor above 0, "
+                f"given {growth_factor} and {backoff_factor}"
+            )
+        first = _require("LossScale", "init_scale", init_scale, 1, _MOST_SCALE)
+        self.value = creation.full((), first, dtype=f32)
+        self.good_steps = creation.zeros((), dtype=f32)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the factor, in the loss's own dtype, which for that is best f32."""
+        return loss * fn.astype(self.value, loss.dtype)
+
+    def unscale(self, grads: Tree) -> Tree:
+        """The same tree, each gradient divided by the factor in its own dtype."""
+        return substitute(lambda g: g / fn.astype(self.value, g.dtype), grads)
+
+    def update(self, optimizer: Optimizer, grads: Tree) -> Tensor:
+        """Update the parameters from these gradients, which are not scaled any more, if all are
+        finite; adapt the factor; and return whether they were: bool[]. Otherwise parameters and the
+        optimizer's state stay as they are, `count` too. Raises what `Optimizer.update` does."""
+        finite = all_finite(grads)
+
+        def improve() -> None:
+            optimizer.update(grads)
+
+        control.cond(finite, improve, lambda: None)
+        good = op.where(finite, self.good_steps + 1.0, 0.0)
+        grows = good >= self.growth_interval
+        larger = op.where(grows, self.value * self.growth_factor, self.value)
+        value = op.where(finite, larger, self.value * self.backoff_factor)
+        _copy_into(self.value, op.clip(value, 1.0, _MOST_SCALE))
+        _copy_into(self.good_steps, op.where(grows, 0.0, good))
+        return finite
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of state by name: `value` and `good_steps`."""
+        return {"value": self.value, "good_steps": self.good_steps}
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over the state, in place, by the names of `state`. Raises as
+        `Optimizer.load_state` does."""
+        load(self.state(), arrays, "state")
+
+    def __repr__(self) -> str:
+        return f"<LossScale: {self.value}>"
+
+
+def all_finite(tree: Tree) -> Tensor:
+    """Whether no element of a tree of float tensors is infinite or nan: bool[]. Of what members
+    have in parts (`ml.parallel.Parts`) it tells of the whole: they all call this.
+
+    Raises `DTypeError` for a leaf that is no tensor.
+
+        >>> ml.optim.all_finite({"w": ml.ones(2), "b": ml.asarray([ml.nan])})
+        Tensor(False, bool[])
+    """
+    whole, pieces = shards.parted(tree)
+    parts = [op.all(op.isfinite(x)) for x in whole]
+    if pieces:
+        of_pieces = reduce(op.logical_and, [op.all(op.isfinite(x)) for x in pieces])
+        here = fn.astype(of_pieces, f32)
+        all_reduce(here, "min")
+        parts.append(here > 0.0)
+    return reduce(op.logical_and, parts) if parts else creation.full((), True)
+
+
+def _copy_into(out: Tensor, x: Tensor) -> None:
+    apply_into(out, _COPY, x)
 
 
 # --- learning-rate schedules ---------------------------------------------------------

@@ -36,7 +36,7 @@ from mlvm.eager.collectives import (
     size,
 )
 from mlvm.eager.shards import Parts, Shard
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import Tensor, values_of
 from mlvm.eager.tree import Node, Tree
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.group import AnyGroup, Group
@@ -263,7 +263,7 @@ def _array(x: Any) -> Array:
         return np.asarray(x)
     vm = x.arena.vm
     if x.handle == STALE or not isinstance(vm, LocalVM) or not vm.on_host:
-        return x.numpy()
+        return values_of(x)
     view = vm.borrow(x.handle)
     view.flags.writeable = False
     return view

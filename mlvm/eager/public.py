@@ -11,9 +11,11 @@ from mlvm.arena.recording import Recording
 from mlvm.core import errors
 from mlvm.core.program.assembly import disassemble
 from mlvm.core.types import TensorType
+from mlvm.core.types import bf16 as bfloat16
 from mlvm.core.types import bool_ as bool
 from mlvm.core.types import c64 as complex64
 from mlvm.core.types import c128 as complex128
+from mlvm.core.types import f16 as float16
 from mlvm.core.types import f32 as float32
 from mlvm.core.types import f64 as float64
 from mlvm.core.types import i8 as int8
@@ -183,6 +185,7 @@ __all__ = [
     "asarray",
     "astype",
     "avg_pool2d",
+    "bfloat16",
     "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
@@ -220,6 +223,7 @@ __all__ = [
     "eye",
     "fft",
     "finfo",
+    "float16",
     "float32",
     "float64",
     "fori_loop",

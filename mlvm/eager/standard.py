@@ -56,10 +56,11 @@ class Info:
     def dtypes(
         self, *, device: VMProtocol | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """The dtypes, by the standard's names; those of a `kind` (see `isdtype`), or of one of
+        """The standard's dtypes, by its names; those of a `kind` (see `isdtype`), or of one of
         several kinds. Raises `AttributeRefused` for another kind."""
         with placed(device):
-            names = {dtype.numpy.name: dtype for dtype in DType.all.values()}
+            every = [dtype for dtype in DType.all.values() if not dtype.is_half]
+            names = {dtype.numpy.name: dtype for dtype in every}
         if kind is None:
             return names
         return {name: dtype for name, dtype in names.items() if isdtype(dtype, kind)}

@@ -26,10 +26,23 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.op import OPS, Attributes, Op
+from mlvm.core.ops import half
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import require
-from mlvm.core.types import Array, DType, Shape, TensorType, bool_, c64, f32, i64, promote, u64
+from mlvm.core.types import (
+    Array,
+    DType,
+    Shape,
+    TensorType,
+    bf16,
+    bool_,
+    c64,
+    f32,
+    i64,
+    promote,
+    u64,
+)
 from mlvm.eager.context import Tape, capturing, current_arena, recording
 from mlvm.eager.methods import Methods
 from mlvm.eager.number import Number, plain
@@ -385,6 +398,11 @@ def write(x: Tensor, array: Array) -> None:
         raise explain(error, vm, (x,)) from None
 
 
+def values_of(x: Tensor) -> Array:
+    """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`."""
+    return _read_held(x) if x.type.dtype is bf16 and x.handle != STALE else x.numpy()
+
+
 def _read_held(x: Tensor) -> Array:
     """The values of x, read through a view, which no update by another thread moves."""
     held = x.arena.view(x, x.type)
@@ -471,6 +489,8 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
         raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
     try:
         with np.errstate(over="ignore"):  # a float too large is inf
+            if dtype is bf16:
+                return half.cast(np.array(value, np.float64), bf16)
             return np.array(value, dtype.numpy)
     except OverflowError:
         raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
@@ -505,7 +525,8 @@ def dtype_beside(kind: type, dtype: DType) -> DType:
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
     if kind not in DEFAULTS:  # such as an IntEnum
         kind = next(each for each in DEFAULTS if issubclass(kind, each))
-    return dtype if kind is int and dtype.is_integer else promote(DEFAULTS[kind], dtype)
+    adopted = dtype.is_integer if kind is int else kind is float and dtype.is_float
+    return dtype if adopted else promote(DEFAULTS[kind], dtype)
 
 
 def operand(value: object, beside: Tensor, call: OneOp, *, first: bool = False) -> Tensor:
@@ -673,7 +694,7 @@ class Tensor(Methods, Allocation):
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
         """What `numpy.result_type(x)` takes for x, in numpy 2.4 and later; see `DType`."""
-        return self.dtype.numpy
+        return self.dtype.__numpy_dtype__
 
     @property
     def ndim(self) -> int:
@@ -709,7 +730,8 @@ class Tensor(Methods, Allocation):
     # --- values ---
 
     def numpy(self) -> Array:
-        """A copy as a numpy array. Raises `StaleTensor`."""
+        """A copy as a numpy array; of bf16, which numpy does not have, in f32. Raises
+        `StaleTensor`."""
         seen = moves[0]
         try:
             array = self.arena.vm.read(self.handle)
@@ -718,7 +740,9 @@ class Tensor(Methods, Allocation):
                 raise explain(error, self.arena.vm, (self,)) from None
         if self.handle == STALE:
             raise self.stale()
-        return array if moves[0] == seen else _read_held(self)
+        if moves[0] != seen:
+            array = _read_held(self)
+        return half.shown(array) if self.type.dtype is bf16 else array
 
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""

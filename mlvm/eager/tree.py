@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
+import numpy as np
+
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
-from mlvm.core.types import Array, TensorType
+from mlvm.core.ops.half import cast
+from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.creation import array_of
 from mlvm.eager.tensor import Tensor, own, write
 
@@ -373,7 +376,8 @@ def require_types(
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
     """Write arrays (numpy's, tensors, or others that `asarray` reads, such as PyTorch's parameters)
-    over the tensors of their paths. float16 and bfloat16 are f32, as for `asarray`.
+    over the tensors of their paths. From and to
+    float16 and bfloat16, f32 is taken where it has the very values.
 
     Everything is checked before the first write. Raises `DTypeError` for what is no mapping to
     arrays, what `require_types` raises, `StaleTensor`, and `GradientError` while a tape needs
@@ -382,6 +386,9 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
     copied = {path: array_for(path, array, what) for path, array in arrays.items()}
+    for path, array in copied.items():
+        if path in tensors:
+            copied[path] = _exactly(array, tensors[path].dtype)
     types = {path: TensorType.of(array) for path, array in copied.items()}
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_live(tensors.values())
@@ -399,6 +406,15 @@ def array_for(path: str, array: Any, what: str) -> Array:
         return array_of(array)
     except DTypeError as error:
         raise DTypeError(f"{what} {path!r}: {error.reason}") from None
+
+
+def _exactly(array: Array, dtype: DType) -> Array:
+    """A half as f32, or f32 as a half that has the same values; any other array as it is."""
+    own = DType.of(array.dtype)
+    if not (own.is_half and dtype is f32) and not (own is f32 and dtype.is_half):
+        return array
+    found = cast(array, dtype)
+    return found if np.array_equal(cast(found, f32), cast(array, f32), equal_nan=True) else array
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:

@@ -21,7 +21,7 @@ from mlvm.core.errors import (
 from mlvm.core.types import Array
 from mlvm.eager.creation import array_of
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tensor import Tensor, from_array
+from mlvm.eager.tensor import Tensor, from_array, values_of
 from mlvm.eager.tree import Node, fields, require_live
 from mlvm.eager.weights_file import WeightsFile, escaped, type_of, write
 
@@ -82,7 +82,7 @@ def save(
 
     def read(name: str) -> Array:
         x = found[name]
-        return x.numpy() if isinstance(x, Tensor) else x
+        return values_of(x) if isinstance(x, Tensor) else x
 
     try:
         write(path, types, read, metadata or {})
@@ -91,10 +91,16 @@ def save(
 
 
 @overload
-def load(file: File, *, rename: Rename | None = None) -> Loaded: ...
+def load(file: File, *, rename: Rename | None = None, keep_halves: bool = False) -> Loaded: ...
 @overload
 def load(file: File, *, into: M, rename: Rename | None = None) -> M: ...
-def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> Loaded | M:
+def load(
+    file: File,
+    *,
+    into: M | None = None,
+    rename: Rename | None = None,
+    keep_halves: bool = False,
+) -> Loaded | M:
     """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
     texts of the file. With `into`, a Module, they are written over its parameters and buffers, by
     the paths of its `state()`, and the Module is returned.
@@ -105,9 +111,10 @@ def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> 
 
     `rename` is called with each name in the file, and says under which one the tensor comes, or
     None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. F16 and BF16 are read
-    as f32, which has all of their values. The file is mapped into memory, so that its tensors need
-    no room besides their own, and whoever cuts it short meanwhile ends this process (SIGBUS); in an
-    arena of a `DryVM` they are types alone.
+    as f32, which has all of their values, unless `keep_halves`; a parameter of that dtype takes
+    them as they are. The file is mapped into memory, so that its tensors need no room besides their
+    own, and whoever cuts it short meanwhile ends this process (SIGBUS); in an arena of a `DryVM`
+    they are types alone.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is no such file or
     is damaged, and for a tensor that is left in and of a dtype that there is not; `PathError` for
@@ -129,9 +136,11 @@ def load(file: File, *, into: M | None = None, rename: Rename | None = None) -> 
         opened = WeightsFile(path)
         found = _renamed(opened, rename)
         if into is None:
-            loaded = {name: from_array(opened.read(own)) for name, own in found.items()}
+            loaded = {
+                name: from_array(opened.read(own, keep_halves)) for name, own in found.items()
+            }
             return Loaded(loaded, opened.metadata)
-        into.load_state({name: opened.read(own) for name, own in found.items()})
+        into.load_state({name: opened.read(own, True) for name, own in found.items()})
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(escaped(f"{path}: {error}")) from None
     return into

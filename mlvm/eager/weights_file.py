@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import ShapeError, WeightsError
+from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, f32
 
 METADATA: Final = "__metadata__"
@@ -33,6 +34,8 @@ _WRITTEN: Final = {
     "I8": "i8",
     "I16": "i16",
     "U16": "u16",
+    "F16": "f16",
+    "BF16": "bf16",
     "I32": "i32",
     "U32": "u32",
     "F32": "f32",
@@ -44,8 +47,6 @@ _WRITTEN: Final = {
 """Our names of the format's dtypes, in its order."""
 _ORDER: Final = [*_WRITTEN]
 _NAMES: Final = {DType.named(name): written for written, name in _WRITTEN.items()}
-_HALVES: Final = {"F16": "<f2", "BF16": "<u2"}
-"""Dtypes that no tensor has: f32 has all of their values. A bf16 is the upper half of an f32."""
 
 
 class Entry(NamedTuple):
@@ -87,28 +88,28 @@ class WeightsFile:
 
     def types(self) -> dict[str, TensorType]:
         """What `read` gives for each name. Raises `WeightsError` for a dtype that no tensor has."""
-        return {name: TensorType(self._dtype(name), x.shape) for name, x in self.entries.items()}
+        dtypes = {name: self._dtype(name) for name in self.entries}
+        return {
+            name: TensorType(f32 if dtypes[name].is_half else dtypes[name], x.shape)
+            for name, x in self.entries.items()
+        }
 
-    def read(self, name: str) -> Array:
-        """A tensor, over the bytes of the file, which cannot be written to; a copy of what was f16
-        or bf16. Raises `WeightsError` for a dtype that no tensor has, and for a bool that is
-        neither False nor True."""
+    def read(self, name: str, keep_halves: bool = False) -> Array:
+        """A tensor, over the bytes of the file, which cannot be written to; of what is f16 or bf16
+        a copy in f32, unless `keep_halves`. Raises `WeightsError` for a dtype that no tensor has,
+        and for a bool that is neither False nor True."""
         entry = self.entries[name]
-        dtype = self._dtype(name).numpy.newbyteorder("<")
-        stored = np.dtype(_HALVES.get(entry.dtype, dtype))
+        dtype = self._dtype(name)
+        stored = dtype.numpy.newbyteorder("<")
         array: Array = np.ndarray(entry.shape, stored, self.data, entry.start)
         if entry.dtype == "BOOL" and (array.view(np.uint8) > 1).any():
             raise WeightsError(f"{name} has a bool that is neither 0 nor 1")
-        if entry.dtype == "BF16":
-            return (array.astype(np.uint32) << 16).view(np.float32)
-        return array.astype(dtype) if entry.dtype == "F16" else array
+        return widened(array) if dtype.is_half and not keep_halves else array
 
     def _dtype(self, name: str) -> DType:
         dtype = self.entries[name].dtype
-        if dtype in _HALVES:
-            return f32
         if dtype not in _WRITTEN:
-            known = ", ".join([*_WRITTEN, *_HALVES])
+            known = ", ".join(_WRITTEN)
             raise WeightsError(f"{name} is {dtype}, which no tensor can be; there are {known}")
         return DType.named(_WRITTEN[dtype])
 
@@ -270,12 +271,12 @@ def _entry(name: str, entry: Any) -> Entry:
         raise WeightsError(f"{name} has no dtype, shape and place")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise WeightsError(f"{name} has a shape or place that are no numbers")
-    known = _HALVES.get(dtype) or (_WRITTEN.get(dtype) and DType.named(_WRITTEN[dtype]).numpy)
+    known = DType.named(_WRITTEN[dtype]) if dtype in _WRITTEN else None
     try:  # as what it would be read: the widest has the fewest elements
-        size = TensorType(_WRITTEN.get(dtype, f32 if dtype in _HALVES else "u8"), shape).size
+        size = TensorType(f32 if known and known.is_half else known or "u8", shape).size
     except ShapeError as error:
         raise WeightsError(f"{name}: {error}") from None
-    if known and stop - start != size * np.dtype(known).itemsize:
+    if known and stop - start != size * known.itemsize:
         raise WeightsError(f"{name} has {stop - start} bytes for {dtype} of shape {shape}")
     return Entry(dtype, shape, start, stop)
 

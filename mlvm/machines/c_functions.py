@@ -32,9 +32,11 @@ from mlvm.core.types import (
     Shape,
     TensorType,
     aligned_array,
+    bf16,
     bool_,
     c64,
     c128,
+    f16,
     f32,
     f64,
     i8,
@@ -48,7 +50,7 @@ from mlvm.core.types import (
 )
 
 ABI_VERSION: Final = 2
-DTYPES: Final = (bool_, u8, i8, i16, i32, i64, u16, u32, u64, f32, f64, c64, c128)
+DTYPES: Final = (bool_, u8, i8, i16, i32, i64, u16, u32, u64, f32, f64, c64, c128, f16, bf16)
 """The dtypes by their codes in `mlvm.h`."""
 
 _CODES: Final = {dtype.numpy: code for code, dtype in enumerate(DTYPES)}

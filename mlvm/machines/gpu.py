@@ -15,22 +15,30 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 from typing_extensions import TypeIs
 
-from mlvm.core.errors import HandleError, MachineError, MissingExtra, MlvmError, OutOfMemory
+from mlvm.core.errors import (
+    DTypeError,
+    HandleError,
+    MachineError,
+    MissingExtra,
+    MlvmError,
+    OutOfMemory,
+)
 from mlvm.core.extras import extra
-from mlvm.core.machine import fused
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Fused, Kernels
 from mlvm.core.machine.functions import Instrument
+from mlvm.core.machine.fused import Chain, run_whole
 from mlvm.core.machine.link import Code
 from mlvm.core.memory import Memory
+from mlvm.core.ops.half import is_half
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import TensorHandle
+from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import ALIGNMENT, Array, TensorType, check_array, root, u8
 from mlvm.core.vm import VM
 from mlvm.machines.gpu_graphs import Failed, Graphs, stretched
@@ -83,6 +91,19 @@ def _number(device: object) -> int:
         raise MachineError(f"no device {device!r}; there are cpu, {', '.join(names)}")
     assert match is not None
     return int(match[1])
+
+
+def refuse_halves(types: Iterable[TensorType], device: str) -> None:
+    """Raise `DTypeError` for f16 and bf16: their conversions work in memory of the host."""
+    for type in types:
+        if is_half(type):
+            raise DTypeError(f"{type}: a VM on {device} has no {type.dtype} yet")
+
+
+def _fused(*params: Array, chain: Chain) -> None:
+    """The kernel of chains, without halves."""
+    refuse_halves(chain.layout(params, whole=True).temporaries, "a GPU")
+    run_whole(*params, chain=chain)
 
 
 class GpuMemory(Memory):
@@ -142,10 +163,12 @@ class GpuMemory(Memory):
             return memory
 
     def new(self, type: TensorType) -> Array:
+        refuse_halves([type], self.device)
         return self.zeros(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
 
     def copy(self, array: Array) -> Array:
         type = TensorType.of(array)
+        refuse_halves([type], self.device)
         with self:
             copy = self._empty(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
             if isinstance(array, np.ndarray):
@@ -267,13 +290,25 @@ class GpuVM(LocalVM):
         cupy = cupy_module()
         memory = GpuMemory(cupy, number)
         with memory:
-            kernels = {**gpu_kernels(cupy), Fused.name: fused.run_whole, **kernels}
+            kernels = {**gpu_kernels(cupy), Fused.name: _fused, **kernels}
         self.graphs = Graphs(memory)
         VM.__init__(self, name, checked=checked, kernels=kernels, run=reference.run, memory=memory)
         self._equip(native=False, threads=1)
 
     def __repr__(self) -> str:
         return f"<VM {self.name!r} on {self.memory.device}>"
+
+    def alloc_tensor(self, type: TensorType) -> TensorHandle:
+        """As for any VM. Raises `DTypeError` for f16 and bf16."""
+        refuse_halves([type] if isinstance(type, TensorType) else (), self.memory.device)
+        return super().alloc_tensor(type)
+
+    def tensor_from_storage(
+        self, storage: StorageHandle, type: TensorType, offset: int
+    ) -> TensorHandle:
+        """As for any VM. Raises `DTypeError` for f16 and bf16."""
+        refuse_halves([type] if isinstance(type, TensorType) else (), self.memory.device)
+        return super().tensor_from_storage(storage, type, offset)
 
     def launch(
         self,

@@ -53,7 +53,9 @@ enum mlvm_dtype {
     MLVM_F32 = 9,
     MLVM_F64 = 10,
     MLVM_C64 = 11, /* two floats: the real part, then the imaginary part */
-    MLVM_C128 = 12 /* two doubles */
+    MLVM_C128 = 12, /* two doubles */
+    MLVM_F16 = 13,  /* IEEE 754 binary16 */
+    MLVM_BF16 = 14  /* the upper half of a float */
 };
 
 /* Packed elements in row-major order. `size` counts elements, `nbytes` bytes. */

@@ -26,6 +26,7 @@ from mlvm.core.errors import MachineError
 from mlvm.core.machine.callee import OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding
 from mlvm.core.op import Attributes, Kernel
+from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, root
 
 _MOST_TASKS: Final = 64
@@ -112,13 +113,15 @@ class Workers:
         callee = binding.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
         if isinstance(callee, OpInto):
-            self._submit(binding.watched(callee.kernel), arrays, attributes, blame)
+            kernel = half.suited(callee.op, callee.kernel, arrays)
+            self._submit(binding.watched(kernel), arrays, attributes, blame)
             return ()
         if isinstance(callee, OpFresh) and not callee.op.dynamic and binding.instrument is None:
             type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
             assert type is not None  # not dynamic
             out = aligned_array(type)
-            self._submit(callee.fill, [out, *arrays], attributes, blame)
+            kernel = half.suited(callee.op, callee.fill, (out, *arrays))
+            self._submit(kernel, [out, *arrays], attributes, blame)
             return (out,)
         if isinstance(callee, WritesInto):
             written = callee.writes(attributes)

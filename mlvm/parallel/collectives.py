@@ -28,6 +28,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, GroupError, MachineEr
 from mlvm.core.machine.callee import OUT, Callee, OpFresh, OpInto, Value
 from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
+from mlvm.core.ops.half import takes_halves
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.parallel.meeting import Collective, Meeting, Reduction
 
@@ -134,6 +135,7 @@ class Member:
                 return
         raise GroupError(f"{call}: no all_reduce.start of these tensors is under way")
 
+    @takes_halves
     def reduce_scatter(self, out: Array, x: Array, *, op: Reduction = "sum") -> None:
         """A piece of the sum, mean, maximum or minimum of all members' x. That is cut along axis 0
         into as many pieces as there are members, and each member gets the piece of its rank."""
@@ -141,6 +143,7 @@ class Member:
 
         self._meet(self._call("reduce_scatter", [x], (out, x), op=op))
 
+    @takes_halves
     def all_gather(self, out: Array, x: Array) -> None:
         """All members' x, one after the other along axis 0 in order of rank; a scalar counts as
         a tensor of one element."""
@@ -158,6 +161,7 @@ class Member:
         """Give x to the member with rank `to`, when it calls `recv`."""
         self._meet(self._call("send", [x], (x,), ranks=(self.rank, to), to=to))
 
+    @takes_halves
     def recv(self, out: Array, *, source: int, shape: tuple[int, ...], dtype: str) -> None:
         """The tensor that the member with rank `source` gives to this one with `send`."""
         self._require_writable("recv.out", out)

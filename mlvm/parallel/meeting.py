@@ -17,7 +17,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from mlvm.core.types import Array, TensorType
+from mlvm.core.ops.half import is_half, narrow, widened
+from mlvm.core.types import Array, DType, TensorType
 
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 
@@ -74,19 +75,20 @@ class Collective:
 
     def described(self) -> bytes:
         """All but the arrays, as bytes for another member; of very many types the first."""
-        types = [(dtype.str, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
+        types = [(DType.of(dtype).name, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
         return pickle.dumps((self.name, dict(self.attributes), self.key, types, self.ranks))
 
     @staticmethod
     def of(description: bytes) -> Collective:
         """The call that is described so, without its arrays."""
         name, attributes, key, types, ranks = pickle.loads(description)
-        types = [(np.dtype(dtype), shape) for dtype, shape in types]
+        types = [(DType.named(name).numpy, shape) for name, shape in types]
         return Collective(name, attributes, key, types, ranks, (), 0)
 
     def digest(self) -> bytes:
         """16 bytes that are equal for calls that fit each other, and for no others."""
-        told = repr((self.key, [(dtype.str, shape) for dtype, shape in self.types], self.ranks))
+        types = [(DType.of(dtype).name, shape) for dtype, shape in self.types]
+        told = repr((self.key, types, self.ranks))
         return hashlib.blake2b(told.encode(), digest_size=16).digest()
 
     def __str__(self) -> str:
@@ -125,6 +127,11 @@ class Meeting(Protocol):
 def combine(op: Reduction, xs: Sequence[Array], total: Array) -> None:
     """total = x0 + x1 + ... from the left, or another reduction. `total` overlaps no x, or is x0
     or x1 where there are no more than two."""
+    if is_half(total):  # in f32, rounded once
+        wide = np.empty(total.shape, np.float32)
+        combine(op, [widened(x) for x in xs], wide)
+        narrow(total, wide)
+        return
     ufunc = _UFUNCS[op]
     if len(xs) == 1:
         np.copyto(total, xs[0])

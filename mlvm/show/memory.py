@@ -16,7 +16,7 @@ import numpy as np
 
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Block, Plan, plan
-from mlvm.arena.recording import Lifetime, Recording
+from mlvm.arena.recording import Lifetime, Recording, merged_if_many
 from mlvm.core.machine.callee import Value
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
@@ -24,29 +24,37 @@ from mlvm.core.types import Array, TensorType, root
 from mlvm.core.vm import VM
 from mlvm.show.picture import MOST_RECTANGLES, timeline
 from mlvm.show.record import record_all
-from mlvm.show.report import table
+from mlvm.show.report import report_of, table
 from mlvm.show.script import run_script
 
 _LARGEST: Final = 8  # intermediates that are listed
+_MOST_ALIKE: Final = 16  # arenas of one name that are drawn one by one
 
 
 def show_script(file: Path, out: Path) -> None:
     """Run a Python script, then print a report of each arena in which something lived, and write
-    its picture to `out` as NAME.ARENA.svg.
+    its picture to `out` as NAME.ARENA.svg; also if the script fails, of what it did until then.
 
     Raises `ScriptFailed` when the script does, and `OSError`.
     """
-    with record_all(most=MOST_RECTANGLES // 2) as arenas:
-        run_script(file)
+    recordings: list[Recording] = []
+    try:
+        with record_all(most=MOST_RECTANGLES // 2) as recordings:
+            run_script(file)
+    finally:
+        kept = [each for each in recordings if each.lifetimes]
+        _show_arenas(merged_if_many(kept, _MOST_ALIKE), file, out)
+
+
+def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None:
     names: dict[str, int] = {}
-    for arena in arenas:
-        if arena.recording is None or not arena.recording.lifetimes:
-            continue
-        name = re.sub(r"[^\w.-]+", "_", arena.name)
+    for each in recordings:
+        name = re.sub(r"[^\w.-]+", "_", each.arena)
         names[name] = number = names.get(name, 0) + 1
         path = out / f"{file.stem}.{name}{f'-{number}' if number > 1 else ''}.svg"
-        arena.plot(path, title=f"Arena {arena.name} of {file.name}")
-        print(f"{arena.report()}\n\npicture  {path}\n")
+        title = f"Arena {each.arena} of {file.name}"
+        path.write_text(timeline(each, title=title), encoding="utf-8")
+        print(f"{report_of(each)}\n\npicture  {path}\n")
 
 
 # --- programs ------------------------------------------------------------------------

@@ -12,7 +12,7 @@
   const OTHER = "#a0a4aa", WAITING = "#d9544d";
   const LEFT = 78, RIGHT = 14, AXIS = 30, TITLE = 22, ROW = 16, LINE = 18; // pixels
   const SMALLEST_PANE = 125, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
-  const SMALL = 0.02, MOST_LETTERS = 72;
+  const SMALL = 0.02, MOST_LETTERS = 72, MOST_RESETS = 100;
 
   let view, tracks = [], links = new Map(), colour = new Map(), span = 1;
   let x0 = 0, x1 = 1; // what is visible, in positions
@@ -65,11 +65,28 @@
       facts.push(["on", track.name]);
     }
     facts.push(["begins", time(at.start[i])]);
-    if (view.clock || at.end[i] - at.start[i] > 1) facts.push(["ends", time(at.end[i])], ["lasts", lasts(track, i)]);
+    if (view.clock) facts.push(["ends", time(at.end[i])], ["lasts", lasts(track, i)]);
+    else if (at.end[i] - at.start[i] > 1) facts.push(["ends", `with ${time(at.end[i] - 1)}`], ["lasts", lasts(track, i)]);
     if (at.line[i]) facts.push(["line", text(at.line[i])]);
     const source = data.sources[at.line[i]];
     if (source) facts.push(["source", source]);
     return { title, facts };
+  }
+
+  /** What there is to say of a track: of a pane, how much it took up; and what is forgotten. */
+  function summary(track) {
+    const parts = [];
+    const held = view.clock ? "held at most" : "planned in";
+    if (track.isPane) parts.push(`at most ${bytes(track.most)} in use at once`, `${held} ${bytes(track.capacity)}`);
+    if (track.forgotten) {
+      const kind = track.isPane ? "tensors" : "calls or waits";
+      parts.push(`${grouped(track.forgotten)} ${kind} before ${time(track.since)} are not kept`);
+      if (track.isPane) parts.push(`since then at most ${bytes(track.bound)} in use`);
+    }
+    if (track.isPane && track.top > track.capacity) {
+      parts.push(`addresses up to ${bytes(track.top)} count what it gave back`);
+    }
+    return parts;
   }
 
   // --- what is shown ---
@@ -85,7 +102,7 @@
     for (const track of tracks) {
       track.count = track.at.start?.length ?? 0;
       if (track.isPane) track.high = track.full = 1.08 * Math.max(track.top, track.bound, 64);
-      track.closed = track.isPane && track.bound < SMALL * view.panes[0].bound;
+      track.closed = track.isPane && track.most < SMALL * view.panes[0].most;
     }
     selected = hovered = null;
     match = -1;
@@ -94,6 +111,7 @@
     list();
     place();
     fit();
+    move(view.since, span); // where all is kept of every track, or most
     search();
     details();
     byId("order").hidden = !view.clock;
@@ -264,9 +282,22 @@
     const end = 10 + pen.measureText(name).width + 14;
     pen.font = "12px system-ui, sans-serif";
     if (!track.isPane) return;
-    let about = `holds ${bytes(track.capacity)}; at most ${grouped(track.bound)} in use`;
-    if (cursor !== null) about = `${grouped(usedAt(track, cursor))} bytes in use at ${timeAt(cursor)}`;
-    if (end + pen.measureText(about).width < width - 8) write(about, width - RIGHT, y + 15, ink.soft, "right");
+    let about = summary(track);
+    if (cursor !== null && cursor < position(track.since)) about = ["what was in use is not kept"];
+    else if (cursor !== null) about = [`${grouped(usedAt(track, cursor))} bytes in use at ${timeAt(cursor)}`];
+    while (about.length && end + pen.measureText(about.join("; ")).width >= width - RIGHT) about.pop();
+    write(about.join("; "), width - RIGHT, y + 15, ink.soft, "right");
+  }
+
+  /** Grey out the time of which a track has forgotten what there was. */
+  function paintForgotten(track) {
+    if (!track.forgotten) return;
+    const left = Math.max(toX(0), LEFT), right = toX(position(track.since));
+    if (right <= LEFT) return;
+    pen.fillStyle = ink.grid;
+    pen.fillRect(left, bodyTop(track) - 3, right - left, bodyHeight(track) + 3);
+    const [said] = summary(track).slice(track.isPane ? 2 : 0);
+    if (pen.measureText(said).width < right - left - 12) write(said, left + 6, bodyTop(track) + 12);
   }
 
   const timeAt = (at) =>
@@ -279,6 +310,7 @@
 
   function paintPane(track) {
     const bottom = bodyTop(track) + bodyHeight(track);
+    paintForgotten(track);
     const step = roundBytes((track.high - track.low) / 5);
     for (let a = Math.ceil(track.low / step) * step; a <= track.high; a += step) {
       const y = Math.round(toY(track, a)) + 0.5;
@@ -307,12 +339,13 @@
       }
     }
     pen.globalAlpha = 1;
-    for (const at of track.resetAt) {
+    const resets = track.resetAt.slice(lowerBound(track.resetAt, x0), lowerBound(track.resetAt, x1));
+    for (const at of resets.length > MOST_RESETS ? [] : resets) { // more would hide all else
       pen.fillStyle = ink.soft;
       for (let y = bodyTop(track); y < bottom; y += 5) pen.fillRect(toX(at), y, 0.7, 1.5);
     }
     paintUsed(track);
-    level(track, track.bound, ink.bound, "most bytes in use");
+    level(track, track.bound, ink.bound, track.forgotten ? "most bytes in use since" : "most bytes in use");
     outline(track);
     pen.restore();
     pen.fillStyle = ink.soft;
@@ -376,6 +409,7 @@
     pen.beginPath();
     pen.rect(LEFT, bodyTop(track) - 3, width - LEFT - RIGHT, track.height);
     pen.clip();
+    paintForgotten(track);
     const painted = new Float64Array(track.rows).fill(-Infinity); // up to which pixel, by row
     const count = Math.min(lowerBound(track.start, x1 + 1e-9), track.count);
     for (let i = 0; i < count; i++) {
@@ -584,10 +618,11 @@
     } else {
       parts.push(`<h2>${escaped(view.name)}</h2><dl>`);
       for (const track of tracks) {
-        if (!track.isPane) continue;
-        const about = `${grouped(track.count)} tensors; at most ${bytes(track.bound)} in use, of ${grouped(track.capacity)}`;
-        parts.push(`<dt>${escaped(track.name)}</dt><dd>${about}</dd>`);
+        const about = summary(track);
+        if (track.isPane) about.unshift(`${grouped(track.count)} tensor${track.count === 1 ? "" : "s"}`);
+        if (about.length) parts.push(`<dt>${escaped(track.name)}</dt><dd>${about.join("; ")}</dd>`);
       }
+      if (view.since) parts.push(`<dt>the view</dt><dd>begins at ${time(view.since)}: 0 shows what is kept of before</dd>`);
       parts.push("</dl><p>Click a tensor or an instruction to see where it comes from. Press ? for keys.</p>");
     }
     byId("details").innerHTML = parts.join("");
@@ -772,7 +807,7 @@
   new ResizeObserver(() => requestAnimationFrame(layOut)).observe(scroll);
   new ResizeObserver(() => requestAnimationFrame(paintRows)).observe(listing);
   const [whichTrack, whichItem] = (given.get("select") ?? "").split(".").map(Number);
-  if (tracks[whichTrack] && whichItem < tracks[whichTrack].count) {
+  if (tracks[whichTrack] && whichItem >= 0 && whichItem < tracks[whichTrack].count && Number.isInteger(whichItem)) {
     select({ track: tracks[whichTrack], i: whichItem }, { inChart: true });
   }
 

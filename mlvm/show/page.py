@@ -6,27 +6,31 @@ numbers, with texts by their place in one list.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mlvm.arena.recording import Recording
+from mlvm.arena.recording import Recording, merged_if_many
 from mlvm.core.errors import line_of
-from mlvm.core.machine.callee import OUT
 from mlvm.core.program.assembly import format_constant, format_function
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, TensorType
+from mlvm.show.calls import calls_in, label_of, name_of
 from mlvm.show.report import short
 from mlvm.show.session import Session
-from mlvm.show.trace import Trace, calls_in
+from mlvm.show.trace import Span, Trace
 
 _MOST_ELEMENTS: Final = 16  # of a constant that is listed
-_MOST_NAMES: Final = 3  # of a program's ops that name it
+MOST_ALIKE: Final = 16
+"""Of more arenas or VMs of one name a page shows one for all."""
+
 _LONGEST_ABOUT: Final = 300
 _LARGEST_SOURCE: Final = 4 << 20  # bytes
 
@@ -118,6 +122,7 @@ class _Content:
                 "name": name,
                 "clock": False,
                 "last": max(recording.moments, known),
+                "since": 0,
                 "panes": [pane],
                 "lanes": [spans.lane("calls")] if known else [],
                 "programs": [program],
@@ -128,30 +133,29 @@ class _Content:
         """A view of arenas, VMs and queues over the time that passed."""
         for number, step in enumerate(steps, 1):
             self._program(step.program, f"captured step {number}", step.lines, step.arguments)
-        recordings = [
-            (f"{arena.name} on {arena.vm.name}", arena.recording)
-            for arena in session.arenas
-            if arena.recording is not None
-            and arena.recording.lifetimes
-            and arena.vm.stands_for is arena.vm  # not of a function that is captured
-        ]
-        recordings.sort(key=lambda each: max(each[1].used()), reverse=True)
+        recordings = [each for each in session.recordings if each.lifetimes]
+        recordings = merged_if_many(recordings, MOST_ALIKE)
+        recordings.sort(key=lambda each: each.high_water, reverse=True)
         session.began = _first(session)
-        lanes = [lane for trace in session.traces for lane in self._vm_lanes(trace, session.began)]
-        panes = [self._pane(name, each, session) for name, each in recordings]
+        lanes = [lane for vm in _by_name(session.traces) for lane in self._vm_lanes(*vm, session)]
+        panes = [self._pane(_name_of_pane(each), each, session) for each in recordings]
+        lanes += self._wait_lanes(session)
+        partly = [track["since"] for track in (*panes, *lanes) if track["forgotten"]]
         self._views.append(
             {
                 "name": name,
                 "clock": True,
                 "last": _us(session.ended - session.began),
+                "since": min(partly, default=0),
                 "panes": panes,
-                "lanes": [*lanes, *self._wait_lanes(session)],
+                "lanes": lanes,
                 "programs": list(range(len(self._programs))),
             }
         )
 
     def _pane(self, name: str, recording: Recording, session: Session | None) -> dict[str, Any]:
-        """What lived in an arena. Its moments are times where these were taken."""
+        """What lived in an arena. Its moments are times where these were taken. Of those before
+        `since` so many tensors are forgotten."""
         first, times = recording.first, recording.times
 
         def at(moment: int) -> float:
@@ -168,7 +172,10 @@ class _Content:
         return {
             "name": name,
             "capacity": recording.capacity,
+            "most": max([recording.high_before, *used]),
             "bound": max(used),
+            "forgotten": recording.forgotten,
+            "since": at(first) if recording.forgotten else 0,
             "top": max((x.offset + x.nbytes for x in lifetimes), default=0),
             "resets": [at(moment) for moment in recording.resets if moment > first],
             "used": {"at": [at(i + first) for i in changes], "bytes": [used[i] for i in changes]},
@@ -181,7 +188,10 @@ class _Content:
                 "end": [at(x.end) for x in lifetimes],
                 "line": [self._line(x.line) for x in lifetimes],
                 "program": programs,
-                "pc": [self._first_call(program) for program in programs],
+                "pc": [
+                    self._first_call(program) if x.pc is None else x.pc
+                    for x, program in zip(lifetimes, programs, strict=True)
+                ],
             },
         }
 
@@ -189,16 +199,21 @@ class _Content:
         calls: list[int] = self._programs[program]["calls"] if program >= 0 else []
         return calls[0] if calls else -1
 
-    def _vm_lanes(self, trace: Trace, began: int) -> list[dict[str, Any]]:
-        """A lane for each thread that ran something."""
+    def _vm_lanes(
+        self, traces: Sequence[Trace], alike: str, session: Session
+    ) -> list[dict[str, Any]]:
+        """A lane for each thread that ran something, on one VM or on several that are shown as
+        one."""
         lanes: dict[int, _Spans] = {}
-        for span in sorted(trace.spans, key=lambda each: (each.began, -each.ended)):
+        began, spans = session.began, [span for trace in traces for span in trace.spans]
+        rows = {thread: name for trace in traces for thread, name in trace.rows.items()}
+        for span in sorted(spans, key=_by_time):
             program = self._program(span.program) if span.program is not None else -1
             pc = span.pc
             if pc is None and program >= 0:  # of a program with jumps
                 pc = self._only[program].get(span.name)
             name = self._labels[program].get(pc, "") if pc is not None else ""
-            name = name or _label(span.name, span.about.get("attributes"))
+            name = name or label_of(span.name, span.about.get("attributes"))
             if name == "launch" and program >= 0:
                 name = f"launch: {self._programs[program]['name']}"
                 pc = self._first_call(program)
@@ -210,23 +225,29 @@ class _Content:
                 about=self._string(_about(span.about)), bytes=span.about.get("bytes", 0),
                 line=line, program=program, pc=-1 if pc is None else pc,
             )  # fmt: skip
-        rows = trace.rows
         same = len(set(rows.values())) < len(rows)
+        forgotten = sum(trace.spans.forgotten for trace in traces)
+        since = _us(min((span.began for span in spans), default=began) - began)
         return [
-            spans.lane(f"VM {rows[thread]}{f', thread {number}' if same else ''}")
-            for number, (thread, spans) in enumerate(lanes.items(), 1)
+            found.lane(
+                f"VM {rows[thread]}{f', thread {number}' if same else ''}{alike}", forgotten, since
+            )
+            for number, (thread, found) in enumerate(lanes.items(), 1)
         ]
 
     def _wait_lanes(self, session: Session) -> list[dict[str, Any]]:
         """A lane for each queue and side of it that was waited on."""
         lanes: dict[str, _Spans] = {}
-        for wait in sorted(session.waits, key=lambda each: each.began):
+        waits = sorted(session.waits, key=lambda each: each.began)
+        for wait in waits:
             began, ended = _us(wait.began - session.began), _us(wait.ended - session.began)
             lanes.setdefault(f"queue {wait.queue}: waits for {wait.what}", _Spans()).add(
                 began, ended, name=self._string(f"waits for {wait.what}"),
                 about=self._string(f"thread {wait.thread}"), bytes=0, line=0, program=-1, pc=-1,
             )  # fmt: skip
-        return [spans.lane(name) for name, spans in lanes.items()]
+        forgotten = session.waits.forgotten
+        since = _us(waits[0].began - session.began) if waits else 0
+        return [spans.lane(name, forgotten, since) for name, spans in lanes.items()]
 
     def _program(
         self,
@@ -259,7 +280,7 @@ class _Content:
                         at.append(len(rows))
                     pc += 1
                 rows.append(row)
-        calls = {pc: _label(*call) for pc, *call in _calls(program)}
+        calls = {pc: label_of(*call) for pc, *call in _calls(program)}
         times = Counter(called for _, called in calls_in(program))
         only = {called: pc for pc, called in calls_in(program) if times[called] == 1}
         number = self._known[id(program)] = self._numbers[program] = len(self._programs)
@@ -267,7 +288,7 @@ class _Content:
         self._only.append(only)
         self._programs.append(
             {
-                "name": name or _name_of(calls.values()),
+                "name": name or name_of(calls.values()),
                 "rows": rows,
                 "notes": notes,
                 "at": at,
@@ -300,9 +321,32 @@ def _first(session: Session) -> int:
     """When the first thing happened."""
     times = [span.began for trace in session.traces for span in trace.spans]
     times += [wait.began for wait in session.waits]
-    recordings = [arena.recording for arena in session.arenas if arena.recording is not None]
-    times += [round(each.times[0] * 1e9) for each in recordings if each.times]
+    times += [round(each.times[0] * 1e9) for each in session.recordings if each.times]
     return min(times, default=session.began)
+
+
+def _name_of_pane(recording: Recording) -> str:
+    count = f": {recording.arenas:,} arenas" if recording.arenas > 1 else ""
+    return f"{recording.arena} on {recording.vm}{count}"
+
+
+def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
+    """The traces to show apart, and what to say of those that are several. Very many VMs of one
+    name are shown as one."""
+    groups: dict[str, list[Trace]] = {}
+    for trace in traces:
+        groups.setdefault(trace.vm, []).append(trace)
+    found: list[tuple[list[Trace], str]] = []
+    for group in groups.values():
+        if len(group) > MOST_ALIKE:
+            found.append((group, f": {len(group):,} VMs"))
+        else:
+            found += [([trace], "") for trace in group]
+    return found
+
+
+def _by_time(span: Span) -> tuple[int, int]:
+    return span.began, -span.ended
 
 
 @dataclass
@@ -319,8 +363,45 @@ class _Spans:
         for name, value in {"start": start, "end": end, "row": row, **values}.items():
             self.columns.setdefault(name, []).append(value)
 
-    def lane(self, name: str) -> dict[str, Any]:
-        return {"name": name, "rows": len(self._ends), "spans": self.columns}
+    def lane(self, name: str, forgotten: int = 0, since: float = 0) -> dict[str, Any]:
+        """The lane, of whose VM or queue so many spans before `since` are forgotten."""
+        known = {"forgotten": forgotten, "since": since if forgotten else 0}
+        return {"name": name, "rows": len(self._ends), "spans": self.columns, **known}
+
+
+def check_writable(path: Path) -> None:
+    """Raise `OSError` unless a page can be written there."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if path.is_file() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    if path.is_file() or not path.exists():
+        beside = _beside(path)
+        try:
+            beside.open("x").close()
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+        beside.unlink()
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page, and replace what is there only when it is whole. Lone surrogates, as names of
+    files may have, are spelled out. Raises `OSError`."""
+    if path.exists() and not path.is_file():  # a pipe
+        path.write_text(html, encoding="utf-8", errors="backslashreplace")
+        return
+    check_writable(path)
+    beside = _beside(path)
+    try:
+        beside.write_text(html, encoding="utf-8", errors="backslashreplace")
+        beside.replace(os.path.realpath(path))
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _beside(path: Path) -> Path:
+    return Path(os.path.realpath(path)).with_name(f".{os.getpid()}.mlvm-page")
 
 
 def in_script(data: object) -> str:
@@ -344,23 +425,6 @@ def _calls(program: Program) -> list[tuple[int, str, Any]]:
     """The pc, the name and the attributes of each call of a host function in main."""
     code = program.main.code
     return [(pc, name, (*code[pc].immediates, {})[2]) for pc, name in calls_in(program)]
-
-
-def _label(name: str, attributes: Any) -> str:
-    """What a call is called: its op, or those of its chain."""
-    chain = attributes.get("chain") if isinstance(attributes, Mapping) else None
-    if isinstance(chain, (list, tuple)) and chain:
-        return _name_of(
-            [str(link[0]) for link in chain if isinstance(link, (list, tuple)) and link]
-        )
-    return name.removesuffix(OUT)
-
-
-def _name_of(names: Iterable[str]) -> str:
-    """The names in a row, as far as they are few."""
-    few = list(dict.fromkeys(names))
-    more = f" and {len(few) - _MOST_NAMES} more" if len(few) > _MOST_NAMES else ""
-    return (", ".join(few[:_MOST_NAMES]) or "no calls") + more
 
 
 def _about(about: Mapping[str, Any]) -> str:

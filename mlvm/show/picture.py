@@ -12,7 +12,7 @@ from typing import Final
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.show.record import snapshot
-from mlvm.show.report import short
+from mlvm.show.report import forgotten_of, short
 from mlvm.show.svg import Scale, axes, document, fitted, px, text, width_of
 
 MOST_RECTANGLES: Final = 4000
@@ -73,21 +73,27 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         f"{total:,} tensors" if count == total else f"the largest {count:,} of {total:,} tensors"
     )
     ratio = f" ({top / bound:.2f} of it)" if bound else ""
-    about = (
+    abouts = [
         f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
-        f"{bound:,}; highest address {top:,}{ratio}"
-    )
+        f"{max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
+    ]
+    if recording.forgotten:
+        abouts.append(forgotten_of(recording))
+    first = 66 - 8 * len(abouts)  # line of these: the label of the axis is below them
     return document(
         _WIDTH,
         _HEIGHT,
         _STYLE,
         text(
             _LEFT,
-            34,
+            first - 24,
             fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20),
             attributes='font-size="20"',
         ),
-        text(_LEFT, 58, fitted(about, _WIDTH - _LEFT), "soft"),
+        *(
+            text(_LEFT, first + 16 * i, fitted(about, _WIDTH - _LEFT), "soft")
+            for i, about in enumerate(abouts)
+        ),
         axes(
             x,
             Scale(0, y.high / unit, y.start, y.stop),

@@ -9,17 +9,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
-from mlvm.arena.arena import Allocation, Arena, on_made
+from mlvm.arena.arena import Allocation, Arena, on_made, regions
 from mlvm.arena.placement import Region
 from mlvm.arena.recording import Lifetime, Recording
-from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import observed
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
+from mlvm.show.calls import OfPrograms, writes_in
 
 COPIED_IN: Final = "copied in"
 """Stands for the op of a tensor whose first value came from outside the VM."""
@@ -35,7 +35,8 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
 
     A tensor that exists before the block is there from the first moment on; one that exists after
     it is there to the last. With `most`, of the tensors that have ended only about the latest so
-    many are kept. Recordings of an arena may lie within each other.
+    many are kept; the recording says how many are forgotten, and the most bytes that were in use.
+    Recordings of an arena may lie within each other.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.ones(16)
@@ -43,41 +44,77 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
         ['64', '1', 'f32[16]', 'full']
     """
     watcher = _Watcher(arena, most)
-    noted = arena.note_lines()
-    watcher.begin_all(arena.live())
-    arena.watch(watcher)
-    arena.recording = watcher.recording
+    watcher.start(arena)
     try:
-        with arena.vm.attached(_Writes).told_to(watcher.written):
-            yield watcher.recording
+        yield watcher.recording
     finally:
-        arena.unwatch(watcher)
-        arena.note_lines(noted)
-        arena.recording = watcher.recording
-        watcher.finish()
+        watcher.stop()
 
 
 class _Watcher:
-    """Notes in a recording when an arena's tensors are made and end, and what writes them."""
+    """Notes in a recording when an arena's tensors are made and end, and what writes them. It does
+    not keep the arena alive, nor its VM."""
 
-    def __init__(self, arena: Arena, most: int | None) -> None:
-        self.recording = Recording(arena.name, times=[time.perf_counter()])
-        self._arena = arena
+    def __init__(self, arena: Arena, most: int | None, *, programs: bool = False) -> None:
+        self.recording = Recording(arena.name, times=[time.perf_counter()], vm=arena.vm.name)
+        self._arena = weakref.ref(arena)
+        self._writes = weakref.ref(arena.vm.attached(_Writes))
+        self._regions = regions(arena.vm)
+        self._noted = False
         self._most = most
+        self._programs = programs
         self._lock = threading.RLock()
         self._living: dict[Region, tuple[Lifetime, weakref.ref[Allocation]]] = {}
         self._unwritten: dict[TensorHandle, Lifetime] = {}
+        self._ended: weakref.finalize[Any, Arena] | None = None
 
-    def begin_all(self, present: list[Allocation]) -> None:
-        """Note the tensors that exist before the first moment, and have been written."""
+    def start(self, arena: Arena) -> None:
+        """Begin to note, with the tensors that exist already, and have been written."""
+        self._noted = arena.note_lines()
+        present = arena.live()
         while present:  # a for loop's variable would keep the last one alive
-            self._begin(present.pop(0), 0)
+            self._begin(present.pop(0), 0, arena)
         self._unwritten.clear()
+        arena.watch(self)
+        arena.recording = self.recording
+        writes = self._writes()
+        if writes is not None:
+            writes.tell(self.written)
+        self._ended = weakref.finalize(arena, self._arena_ended)
+        self._ended.atexit = False
+
+    def stop(self) -> None:
+        """End it: the tensors that live now end at the last moment."""
+        arena, writes = self._arena(), self._writes()
+        if writes is not None:
+            writes.tell_no_more(self.written)
+        if self._ended is not None:
+            self._ended.detach()
+        if arena is not None:
+            arena.unwatch(self)
+            arena.note_lines(self._noted)
+            arena.recording = self.recording
+            self.recording.hold(arena.chunks())
+        self._finish()
+
+    def _arena_ended(self) -> None:
+        """What can be done of it anywhere, as the garbage collector may be who ends an arena."""
+        writes = self._writes()
+        if writes is not None:
+            writes.drop(self.written)
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            for lifetime, _ in self._living.values():
+                lifetime.end = self.recording.moments
+            self._living.clear()
+            self._unwritten.clear()
 
     def made(self, tensor: Allocation) -> None:
         recording = self.recording
         with self._lock:
-            self._begin(tensor, recording.next_moment())
+            self._begin(tensor, recording.next_moment(), tensor.arena)
             kept, most = len(recording.lifetimes) - len(self._living), self._most
             if most is not None and kept > 2 * most:
                 recording.forget(most)
@@ -97,23 +134,25 @@ class _Watcher:
         with self._lock:
             self.recording.resets.append(self.recording.moments)
 
-    def written(self, handle: TensorHandle, op: str, program: Program | None) -> None:
+    def written(
+        self, handle: TensorHandle, op: str, program: Program | None, pc: int | None
+    ) -> None:
+        if not self._unwritten:
+            return
         lifetime = self._unwritten.pop(handle, None)
+        region = self._regions.get(handle) if lifetime is None else None
+        for other in region.handles.values() if region is not None else ():  # it is seen otherwise
+            lifetime = lifetime or self._unwritten.pop(other, None)
         if lifetime is not None:
-            lifetime.op, lifetime.program = op, program
+            lifetime.op = op
+            if self._programs:
+                lifetime.program, lifetime.pc = program, pc
 
-    def finish(self) -> None:
-        """End the tensors that live now at the last moment."""
-        for lifetime, _ in self._living.values():
-            lifetime.end = self.recording.moments
-        self._living.clear()
-        self.recording.hold(self._arena.chunks())
-
-    def _begin(self, tensor: Allocation, moment: int) -> None:
+    def _begin(self, tensor: Allocation, moment: int, arena: Arena) -> None:
         region = tensor.region
         if region is None:
             return
-        offset = self.recording.offset(region, self._arena.chunks())
+        offset = self.recording.offset(region, arena.chunks())
         place = region.made_at
         lifetime = Lifetime(tensor.type, offset, region.nbytes, moment, moment, place=place)
         self.recording.lifetimes.append(lifetime)
@@ -128,23 +167,33 @@ class _Watcher:
             entry = self._living.pop(region, None)
             if entry is not None:
                 entry[0].end = self.recording.next_moment()
+            for handle in region.handles.values() if self._unwritten else ():
+                self._unwritten.pop(handle, None)
 
 
 @contextmanager
-def record_all(*, most: int | None = None) -> Iterator[list[Arena]]:
-    """Record every arena made inside the block from its first moment on; yields a list of them."""
-    arenas: list[Arena] = []
-    with ExitStack() as stack:
+def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[list[Recording]]:
+    """Record every arena made inside the block from its first moment on; yields a list of the
+    recordings, which are complete after it. No arena is kept for it; programs are if asked.
 
-        def begin(arena: Arena) -> None:
-            arenas.append(arena)
-            stack.enter_context(record(arena, most=most))
+    An arena of a VM that stands for another, while a function is captured, is left out."""
+    watchers: list[_Watcher] = []
+    recordings: list[Recording] = []
 
-        on_made.append(begin)
-        try:
-            yield arenas
-        finally:
-            on_made.remove(begin)
+    def begin(arena: Arena) -> None:
+        if arena.vm.stands_for is arena.vm:
+            watcher = _Watcher(arena, most, programs=programs)
+            watcher.start(arena)
+            watchers.append(watcher)
+            recordings.append(watcher.recording)
+
+    on_made.append(begin)
+    try:
+        yield recordings
+    finally:
+        on_made.remove(begin)
+        for watcher in watchers:
+            watcher.stop()
 
 
 def snapshot(arena: Arena) -> Recording:
@@ -161,7 +210,8 @@ def snapshot(arena: Arena) -> Recording:
 
 # --- who writes what -----------------------------------------------------------------
 
-Written: TypeAlias = Callable[[TensorHandle, str, Program | None], None]
+Written: TypeAlias = Callable[[TensorHandle, str, Program | None, int | None], None]
+"""Is told the handle that was written, the op, and the program and the pc of the call."""
 
 
 class _Writes:
@@ -172,29 +222,33 @@ class _Writes:
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = weakref.ref(vm)
-        self._names: dict[Program, str] = {}
+        self._known = OfPrograms(writes_in)
         self._told: list[Written] = []
         self._lock = threading.Lock()
         self._observing: AbstractContextManager[None] | None = None
 
-    @contextmanager
-    def told_to(self, written: Written) -> Iterator[None]:
-        """Inside the block `written(handle, op, program)` is called for every write."""
+    def tell(self, written: Written) -> None:
+        """Call `written` for every write from here on."""
         with self._lock:
             vm = self._vm()
-            if not self._told and vm is not None:
+            if self._observing is None and vm is not None:
                 self._observing = observed(vm, launch=self._launched, write=self._copied_in)
                 self._observing.__enter__()
             self._told.append(written)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._told.remove(written)
-                if not self._told and self._observing is not None:
-                    self._observing.__exit__(None, None, None)
-                    self._observing = None
-                    self._names.clear()  # which keeps the programs
+
+    def tell_no_more(self, written: Written) -> None:
+        """Do not call it any more, and observe the VM no longer if there is nobody to tell."""
+        self.drop(written)
+        with self._lock:
+            if not self._told and self._observing is not None:
+                self._observing.__exit__(None, None, None)
+                self._observing = None
+                self._known.clear()  # which keeps the programs
+
+    def drop(self, written: Written) -> None:
+        """Do not call it any more; takes no lock. Idempotent."""
+        with suppress(ValueError):
+            self._told.remove(written)
 
     def _launched(
         self,
@@ -204,22 +258,12 @@ class _Writes:
         **options: Any,
     ) -> list[Array]:
         outputs = proceed(program, args, **options)
-        name = self._names.get(program)
-        if name is None:
-            name = self._names[program] = _op_into_first(program)
-        if name and args:
-            for written in self._told.copy():
-                written(args[0], name, program)
+        for number, (name, pc) in self._known[program].items():
+            for written in self._told.copy() if number < len(args) else ():
+                written(args[number], name, program, pc)
         return outputs
 
     def _copied_in(self, proceed: Callable[..., None], handle: TensorHandle, array: Array) -> None:
         proceed(handle, array)
         for written in self._told.copy():
-            written(handle, COPIED_IN, None)
-
-
-def _op_into_first(program: Program) -> str:
-    """The op that a one-op program writes its first argument with, or nothing."""
-    calls = [each for each in program.main.code if each.opcode is Opcode.push_str]
-    text: Any = calls[0].immediates[0] if len(calls) == 1 else ""
-    return text.removesuffix(OUT) if text.endswith(OUT) else ""
+            written(handle, COPIED_IN, None, None)

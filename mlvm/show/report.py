@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlvm.arena.arena import Arena
+from mlvm.arena.recording import Recording
 from mlvm.core.types import TensorType
 
 
@@ -27,22 +28,56 @@ def report(arena: Arena, *, holders: int = 8) -> str:
         ("capacity", capacity),
         ("tensors", f"{len(live):,}"),
     ]
-    lines = [f"{name:10}  {value}" for name, value in rows]
+    lines = _rows(rows)
     if live:
         lines += ["", *_largest([(x.type, "", x.line or "", x.nbytes) for x in live], holders)]
     if arena.recording is not None and arena.recording.lifetimes:
-        recording = arena.recording.so_far()
-        used = recording.used()
-        most = max(used)
-        moment = used.index(most) + recording.first
-        then = [
-            (x.type, x.op, x.line, x.nbytes)
-            for x in recording.lifetimes
-            if x.start <= moment < x.end
-        ]
-        lines += ["", f"recorded: at most {most:,} bytes in use, at moment {moment:,}"]
-        lines += _largest(then, holders)
+        lines += ["", *_recorded(arena.recording, holders)]
     return "\n".join(lines)
+
+
+def report_of(recording: Recording, *, holders: int = 8) -> str:
+    """A table of what was recorded of an arena, which may have ended."""
+    rows = [
+        ("arena", recording.arena),
+        ("on", recording.vm),
+        ("high water", f"{recording.high_water:,}"),
+        ("capacity", f"{recording.capacity:,}"),
+        ("tensors", f"{len(recording.lifetimes) + recording.forgotten:,}"),
+    ]
+    if recording.arenas > 1:
+        rows.insert(1, ("arenas", f"{recording.arenas:,}, of that name"))
+    return "\n".join([*_rows(rows), "", *_recorded(recording, holders)])
+
+
+def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{name:10}  {value}" for name, value in rows]
+
+
+def _recorded(recording: Recording, holders: int) -> list[str]:
+    """When most bytes were in use, and a table of what lived then, as far as that is kept."""
+    recording = recording.so_far()
+    used = recording.used()
+    most = max(used)
+    moment = used.index(most) + recording.first
+    lines = [f"recorded: at most {most:,} bytes in use, at moment {moment:,}"]
+    if recording.forgotten:
+        lines = [
+            f"recorded: at most {max(most, recording.high_before):,} bytes in use",
+            forgotten_of(recording, f", at moment {moment:,}"),
+        ]
+    then = [
+        (x.type, x.op, x.line, x.nbytes) for x in recording.lifetimes if x.start <= moment < x.end
+    ]
+    return [*lines, *_largest(then, holders)]
+
+
+def forgotten_of(recording: Recording, when: str = "") -> str:
+    """What is to be said of a recording that has forgotten something."""
+    return (
+        f"{recording.forgotten:,} tensors that ended by moment {recording.first:,} are forgotten; "
+        f"since then at most {max(recording.used()):,} bytes in use{when}"
+    )
 
 
 def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> list[str]:

@@ -5,35 +5,69 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Final
 
 from mlvm.core.errors import MlvmError
 
+INTERRUPTED: Final = 130
+"""The exit status after Ctrl-C, as shells set it."""
+
 
 class ScriptFailed(MlvmError):
-    """A script ended with an error; the text says which, and on what line."""
+    """A script ended with an error; the text says which, and on what line. `said` is what Python
+    says then, such as the traceback, and `status` the exit status."""
+
+    def __init__(self, text: str, said: str, status: int) -> None:
+        super().__init__(text)
+        self.said = said
+        self.status = status
 
 
 def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script with its arguments, as `python FILE ...` does. Raises `ScriptFailed`."""
-    before, path = sys.argv, sys.path
+    """Run a Python script with its arguments, as `python FILE ...` does. What it changed of the
+    current directory is undone. Raises `ScriptFailed`."""
+    before, path, directory = sys.argv, sys.path, Path.cwd()
     sys.argv, sys.path = [os.fspath(file), *arguments], [os.fspath(file.parent), *path]
     try:
         runpy.run_path(os.fspath(file), run_name="__main__")
     except SystemExit as end:
         if end.code:
-            raise ScriptFailed(f"{file}: it ended with {end.code!r}") from None
+            said, status = ("", end.code) if isinstance(end.code, int) else (f"{end.code}\n", 1)
+            raise ScriptFailed(f"{file}: it ended with {end.code!r}", said, status) from None
+    except KeyboardInterrupt as error:
+        said = _traceback(file, error)
+        raise ScriptFailed(f"{file}: it was interrupted", said, INTERRUPTED) from error
     except Exception as error:
-        raise ScriptFailed(_what_happened(file, error)) from error
+        raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
         sys.argv, sys.path = before, path
+        with suppress(OSError):  # it may be gone
+            os.chdir(directory)
+
+
+def _in_script(file: Path, error: BaseException) -> TracebackType | None:
+    """The traceback from the first frame of the script on."""
+    place = error.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename != os.fspath(file):
+        place = place.tb_next
+    return place
+
+
+def _traceback(file: Path, error: BaseException) -> str:
+    """What `python FILE` says of the error."""
+    shown = traceback.TracebackException(type(error), error, _in_script(file, error))
+    return "".join(shown.format())
 
 
 def _what_happened(file: Path, error: Exception) -> str:
     """The error, and the innermost line of the script that led to it."""
     line = error.lineno if isinstance(error, SyntaxError) else None
-    place = error.__traceback__
+    place = _in_script(file, error)
     while place is not None:
         if place.tb_frame.f_code.co_filename == os.fspath(file):
             line = place.tb_lineno

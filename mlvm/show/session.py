@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 from mlvm.arena.arena import Arena, on_made
+from mlvm.arena.recording import Recording
+from mlvm.core.machine.callee import Value
+from mlvm.core.machine.functions import Instrument
 from mlvm.core.observe import observed, on_wait
+from mlvm.core.op import Attributes
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.vm import VM
 from mlvm.show.record import record_all
-from mlvm.show.trace import Trace
+from mlvm.show.trace import Latest, Trace
 
 MOST_TENSORS: Final = 20_000
-"""So many of each arena that have ended are kept, the latest."""
+"""At most so many of each arena that have ended are kept, and at least half: the latest."""
 
 MOST_SPANS: Final = 100_000
 """So many of each VM are kept, and so many waits, the latest."""
@@ -38,47 +42,125 @@ class Session:
     """What was recorded, between two times in nanoseconds of `time.perf_counter_ns`."""
 
     def __init__(self) -> None:
-        self.arenas: list[Arena] = []
+        self.recordings: list[Recording] = []
         self.traces: list[Trace] = []
-        self.waits: deque[Wait] = deque(maxlen=MOST_SPANS)
+        self.waits: Latest[Wait] = Latest(MOST_SPANS)
         self.began = self.ended = time.perf_counter_ns()
 
 
 @contextmanager
 def all_recorded() -> Iterator[Session]:
     """Record every arena that is made inside the block, every VM that it is made on, and every wait
-    for a queue tensor."""
-    session, seen = Session(), set[int]()
+    for a queue tensor. No arena and no VM is kept for it."""
+    session, listened = Session(), list[weakref.ref[_Listened]]()
 
-    with ExitStack() as stack:
+    def begin(arena: Arena) -> None:
+        if arena.vm.stands_for is arena.vm:
+            listener = arena.vm.attached(_Listened)
+            if listener.session is not session:
+                session.traces.append(listener.start(arena.vm, session))
+                listened.append(weakref.ref(listener))
 
-        def begin(arena: Arena) -> None:
-            if id(arena.vm) not in seen and arena.vm.stands_for is arena.vm:
-                seen.add(id(arena.vm))
-                session.traces.append(stack.enter_context(_traced(arena.vm)))
+    def waited(queue: str, what: str, began: float) -> None:
+        span = round(began * 1e9), time.perf_counter_ns()
+        session.waits.add(Wait(queue, what, threading.current_thread().name, *span))
 
-        def waited(queue: str, what: str, began: float) -> None:
-            span = round(began * 1e9), time.perf_counter_ns()
-            session.waits.append(Wait(queue, what, threading.current_thread().name, *span))
-
-        session.arenas = stack.enter_context(record_all(most=MOST_TENSORS // 2))
+    with record_all(most=MOST_TENSORS // 2, programs=True) as session.recordings:
         on_made.append(begin)
-        stack.callback(on_made.remove, begin)
         on_wait.append(waited)
-        stack.callback(on_wait.remove, waited)
         try:
             yield session
         finally:
+            on_made.remove(begin)
+            on_wait.remove(waited)
+            for reference in listened:
+                listener = reference()
+                if listener is not None:
+                    listener.stop()
             session.ended = time.perf_counter_ns()
 
 
-@contextmanager
-def _traced(vm: VMProtocol) -> Iterator[Trace]:
-    """Time what the VM runs, or, of one elsewhere, the calls that it answers."""
-    seen = Trace(vm.name, most=MOST_SPANS)
-    if isinstance(vm, VM):
-        with vm.instrumented(seen), observed(vm, launch=seen.launching):
-            yield seen
-    else:
-        with observed(vm, **seen.layers()):
-            yield seen
+class _Listened:
+    """What listens to one VM for a session. It is the VM's own, and so ends with it."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.session: Session | None = None
+        self._layers = ExitStack()
+
+    def start(self, vm: VMProtocol, session: Session) -> Trace:
+        """Time what the VM runs, or, of one elsewhere, the calls that it answers."""
+        self.session, seen = session, Trace(vm.name, most=MOST_SPANS)
+        if isinstance(vm, VM):
+            instrument = _Instrument(vm, seen)
+            self._layers.callback(instrument.stop)
+            layers = observed(vm, launch=seen.launching, instrumented=instrument.beside)
+        else:
+            layers = observed(vm, **seen.layers())
+        self._layers.enter_context(layers)
+        return seen
+
+    def stop(self) -> None:
+        self.session = None
+        self._layers.close()
+
+
+class _Instrument:
+    """A trace that is a VM's instrument, and shares the VM with one that a script has itself."""
+
+    def __init__(self, vm: VM, seen: Trace) -> None:
+        self._seen = seen
+        self._alone = vm.instrumented  # without the layer that comes around it
+        self._own = ExitStack()
+        self._own.enter_context(self._alone(seen))
+        self._is_shared = self._has_ended = False
+
+    def stop(self) -> None:
+        self._has_ended = True
+        self._own.close()
+
+    @contextmanager
+    def beside(
+        self, proceed: Callable[[Instrument], AbstractContextManager[None]], another: Instrument
+    ) -> Iterator[None]:
+        """The layer around `instrumented`. Raises `MachineError` for a second one of the script's,
+        as always."""
+        if self._is_shared:
+            with proceed(another):
+                yield
+            return
+        self._is_shared = True
+        self._own.close()
+        try:
+            with proceed(_Both(self._seen, another)):
+                yield
+        finally:
+            self._is_shared = False
+            if not self._has_ended:
+                self._own.enter_context(self._alone(self._seen))
+
+
+class _Both:
+    """Two instruments as one. The second may give results, as it does alone."""
+
+    def __init__(self, first: Instrument, second: Instrument) -> None:
+        self._first = first
+        self._second = second
+
+    def before(
+        self, name: str, params: Sequence[Value], attributes: Attributes
+    ) -> Sequence[Value] | None:
+        self._first.before(name, params, attributes)
+        given = self._second.before(name, params, attributes)
+        if given is not None:
+            self._first.after(name, params, attributes, given)
+        return given
+
+    def after(
+        self,
+        name: str,
+        params: Sequence[Value],
+        attributes: Attributes,
+        results: Sequence[Value],
+    ) -> None:
+        self._second.after(name, params, attributes, results)
+        self._first.after(name, params, attributes, results)

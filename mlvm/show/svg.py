@@ -9,13 +9,19 @@ background of their own, and no variables, media queries or transforms.
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Final
 
 _SIZE: Final = 13  # of letters, in pixels
 _WIDEST: Final = 0.62
 """What a letter of text takes on average, in a wide font: DejaVu Sans; as a part of its size."""
+
+_NO_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What is no character of XML 1.0 (section 2.2)."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,15 @@ class Scale:
 
 
 def document(width: int, height: int, style: str, *parts: str) -> str:
-    """A picture of that size in pixels, its parts painted one over another on white."""
+    """A picture of that size in pixels, its parts painted one over another on white. What no XML
+    may have, such as control characters in names, is replaced by U+FFFD."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="{_SIZE}">'
     )
     paper = f'<rect width="{width}" height="{height}" fill="#fff"/>'
-    return "\n".join([head, f"<style>{style}</style>", paper, *parts, "</svg>\n"])
+    whole = "\n".join([head, f"<style>{style}</style>", paper, *parts, "</svg>\n"])
+    return _NO_XML.sub("\ufffd", whole)
 
 
 def px(value: float) -> str:
@@ -66,13 +74,21 @@ def px(value: float) -> str:
 
 def width_of(content: str, size: int = _SIZE) -> float:
     """How many pixels a text of that size takes at most, as far as that can be told."""
-    return len(content) * size * _WIDEST
+    return sum(map(_width, content)) * size
+
+
+def _width(letter: str) -> float:
+    """As a part of its size: 1 for the wide letters of East Asia (Unicode Annex 11)."""
+    return 1.0 if unicodedata.east_asian_width(letter) in "WF" else _WIDEST
 
 
 def fitted(content: str, width: float, size: int = _SIZE) -> str:
     """The text, cut where it would be wider."""
-    most = max(int(width / (size * _WIDEST)), 1)
-    return content if len(content) <= most else f"{content[: most - 1]}…"
+    if width_of(content, size) <= width:
+        return content
+    ends = accumulate(map(_width, content), initial=_WIDEST)  # with the sign for the rest
+    letters = sum(end * size <= width for end in ends) - 1
+    return f"{content[: max(letters, 0)]}…"
 
 
 def text(x: float, y: float, content: str, kind: str = "", attributes: str = "") -> str:

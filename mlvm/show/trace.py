@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, Generic, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from mlvm.core.errors import Place, brief, user_place
 from mlvm.core.machine.callee import Value, describe, is_tensor
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import Attributes
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
+from mlvm.show.calls import OfPrograms, calls_in, is_straight
 
 _CALLS: Final = [
     "alloc_tensor",
@@ -56,6 +57,30 @@ class Span(NamedTuple):
     """Where in Python that was launched."""
 
 
+T = TypeVar("T")
+
+
+class Latest(Generic[T]):
+    """The last `most` of the items added, in their order; so many before them are `forgotten`.
+    Threads may add to it."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.forgotten = 0
+        self._items: deque[T] = deque(maxlen=most)
+        self._lock = threading.Lock()
+
+    def add(self, item: T) -> None:
+        with self._lock:
+            self.forgotten += len(self._items) == self._items.maxlen
+            self._items.append(item)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items.copy())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
 class Trace:
     """An instrument that times every function; each thread that runs them has a row. Its `layers`
     time calls of a VM, and its `launching` tells the programs of functions. Of very many `spans`
@@ -63,11 +88,11 @@ class Trace:
 
     def __init__(self, vm: str, *, most: int | None = None) -> None:
         self.vm = vm
-        self.spans: deque[Span] = deque(maxlen=most)
+        self.spans: Latest[Span] = Latest(most)
         self.rows: dict[int, str] = {}
         self._start = time.perf_counter_ns()
         self._began = threading.local()
-        self._calls: dict[Program, tuple[int, list[tuple[int, str]]]] = {}
+        self._calls = OfPrograms(_in_order)
 
     def before(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
         stack = self._began.__dict__.setdefault("stack", [])
@@ -117,11 +142,7 @@ class Trace:
         self, proceed: Callable[..., list[Array]], program: Program, *args: Any, **options: Any
     ) -> list[Array]:
         """A layer around `launch` of a VM of this process. One of several calls has a span."""
-        known = self._calls.get(program)
-        if known is None:
-            calls = calls_in(program)
-            known = self._calls[program] = len(calls), calls if _is_straight(program) else []
-        ncalls, in_order = known
+        ncalls, in_order = self._calls[program]
         outer = getattr(self._began, "launch", None)
         self._began.launch = program, iter(in_order)
         began = time.perf_counter_ns()
@@ -157,7 +178,7 @@ class Trace:
         thread = threading.current_thread()
         row = threading.get_ident()
         self.rows[row] = thread.name if thread.name.startswith(f"{self.vm}_") else self.vm
-        self.spans.append(Span(name, row, began, ended, about, program, pc, place))
+        self.spans.add(Span(name, row, began, ended, about, program, pc, place))
 
     def write(self, file: TextIO) -> None:
         """Write all events, with the names of the rows first."""
@@ -182,21 +203,10 @@ class Trace:
         json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file, default=repr)
 
 
-def calls_in(program: Program) -> list[tuple[int, str]]:
-    """The pc and the name of each call of a host function in main; without jumps and functions
-    they run in this order."""
-    code = program.main.code
-    return [
-        (pc, code[pc - 1].immediates[0] if pc and code[pc - 1].opcode is Opcode.push_str else "")
-        for pc, each in enumerate(code)
-        if each.opcode is Opcode.cfunc
-    ]
-
-
-def _is_straight(program: Program) -> bool:
-    """Whether all calls of main run in their order, each once."""
-    leaving = Opcode.jump, Opcode.jump_if_false, Opcode.call
-    return not any(each.opcode in leaving for each in program.main.code)
+def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
+    """How many calls main has, and these where they run in their order."""
+    calls = calls_in(program)
+    return len(calls), calls if is_straight(program) else []
 
 
 @contextmanager

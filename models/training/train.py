@@ -37,6 +37,7 @@ DEFAULT: Final = "mlp_mixer"
 LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
 LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
+DTYPES: Final = ("f32", "bf16", "f16")
 
 
 class Diverged(ml.errors.MlvmError, ArithmeticError):
@@ -53,6 +54,7 @@ class Options(NamedTuple):
     learning_rate: float
     seed: int
     init: str | None = None
+    dtype: str = "f32"
 
 
 class Result(TypedDict):
@@ -82,6 +84,7 @@ def train(
     batch_size: int = 32,
     learning_rate: float = 5e-3,
     seed: int = 0,
+    dtype: str = "f32",
     workers: int = 0,
     group: ml.parallel.AnyGroup | str | None = None,
     shard: ml.parallel.Shard | None = None,
@@ -95,6 +98,7 @@ def train(
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
 
+    With a `dtype` of "f16" or "bf16" the model computes in that, and its weights stay f32.
     `workers` threads prepare the batches; their number changes no result. The members of `group`,
     such as "threads:2" (see `ml.parallel.group`), share every batch, and with `shard` the optimizer
     and the weights (see `ml.parallel.data_parallel`). How many members there are changes how
@@ -121,9 +125,8 @@ def train(
     if model not in MODELS:
         raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
     data = MODELS[model].data if data is None else data
-    options = Options(
-        model, data, epochs, batch_size, learning_rate, seed, None if init is None else str(init)
-    )
+    begun = None if init is None else str(init)
+    options = Options(model, data, epochs, batch_size, learning_rate, seed, begun, dtype)
     _require_possible(options, workers, save_every)
     if vm is not None and group is not None:
         raise OptionError(
@@ -143,7 +146,9 @@ def train(
         dataset.classes,
         approximate=start.options["approximate"] if start else None,
     )
-    make = Making(model, data, seed, epochs * steps, learning_rate, init, image_shape, dataset)
+    make = Making(
+        model, data, seed, epochs * steps, learning_rate, init, image_shape, dataset, dtype
+    )
     losses: list[float] = []
     seconds: list[float] = []
     score = held_then = None
@@ -221,7 +226,9 @@ def train(
 
 
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
-    _, _, epochs, batch_size, learning_rate, seed, _ = options
+    _, _, epochs, batch_size, learning_rate, seed, _, dtype = options
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}")
     if epochs < 1 or batch_size < 1:
         raise OptionError(f"epochs and batch_size must be >= 1, not {epochs} and {batch_size}")
     if not (0 < learning_rate < math.inf):
@@ -305,6 +312,7 @@ def _resumed(
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{file} was not written by a training") from None
     now = options._asdict()
+    then = {**Options._field_defaults, **then}  # what there was no option for
     differing = [name for name in now if then.get(name) != now[name]]
     if differing:
         begin = " (init begins anew with its weights)" if options.model in weights.KINDS else ""
@@ -345,6 +353,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")
     add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
     add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
+    add("--dtype", choices=DTYPES, default="f32", help="what the model computes in")
     add(
         "--group",
         metavar="GROUP",

@@ -45,9 +45,10 @@ class Replica:
     """A model and its optimizer, AdamW under a cosine schedule, on one VM, alone or as a member of
     a group. Members call the same methods together.
 
-    With `init`, a file that `models.weights` reads, the model begins with the weights in it. What
-    lasts is in the arena `weights`; each step works in `batch`, which it leaves empty, and in
-    the scratch memory of its program.
+    With `init`, a file that `models.weights` reads, the model begins with the weights in it. With
+    "f16" or "bf16" for `dtype` a step computes in that, for f16 under a loss scale; weights, the
+    optimizer's state and the loss are f32 all the same. What lasts is in the arena `weights`; each
+    step works in `batch`, which it leaves empty, and in the scratch memory of its program.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class Replica:
         learning_rate: float,
         seed: int,
         init: Path | None = None,
+        dtype: str = "f32",
     ) -> None:
         self.vm = vm
         self.dataset = dataset
+        self.dtype = dtype
         self.weights = ml.Arena(vm, "weights")
         self.batch = ml.Arena(vm, "batch")
         schedule = ml.optim.cosine(learning_rate, steps, warmup_steps=round(WARMUP * steps))
@@ -74,17 +77,35 @@ class Replica:
                 else weights.read(init).build(dataset.shape, dataset.num_classes, key=key)
             )
             self.optimizer = ml.optim.AdamW(self.model, schedule, weight_decay=WEIGHT_DECAY)
+            self.scale = ml.optim.LossScale() if dtype == "f16" else None
+        self._loss_and_grads = ml.parallel.value_and_grad(self._loss)
         self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
         self.guess: ml.Captured[..., tuple[Tensor, Tensor]] = ml.capture(self._guess)
 
     def _improve(self, samples: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
-        loss, grads = _loss_and_grads(self.model, samples, labels)
-        self.optimizer.update(grads)
+        loss, grads = self._loss_and_grads(self.model, samples, labels)
+        if self.scale is None:
+            self.optimizer.update(grads)
+            return loss
+        loss, grads = self.scale.unscale((loss, grads))
+        self.scale.update(self.optimizer, grads)
         return loss
 
+    def _loss(self, model: nn.Module, samples: Tensor, labels: Tensor) -> Tensor:
+        logits = self._logits(model, samples)
+        loss = ml.softmax_cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="mean")
+        return loss if self.scale is None else self.scale.scale(loss)
+
+    def _logits(self, model: nn.Module, samples: Tensor) -> Tensor:
+        if self.dtype == "f32":
+            return model(samples)  # type: ignore[no-any-return]
+        if ml.isdtype(samples.dtype, "real floating"):
+            samples = ml.astype(samples, self.dtype)
+        return ml.astype(model.astype(self.dtype)(samples), ml.float32)
+
     def _guess(self, samples: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.model(samples)
+        logits = self._logits(self.model, samples)
         losses = ml.softmax_cross_entropy(logits, labels, ignore_index=NO_LABEL)
         return ml.argmax(logits, axis=-1), losses
 
@@ -123,6 +144,9 @@ class Replica:
         return {
             **{f"model/{path}": x for path, x in self.model.state().items()},
             **{f"optimizer/{path}": x for path, x in self.optimizer.state().items()},
+            **{
+                f"scale/{name}": x for name, x in (self.scale.state() if self.scale else {}).items()
+            },
         }
 
     def _random(self) -> Array:
@@ -147,6 +171,8 @@ class Replica:
                 raise CheckpointError(f"{name} is {dtype} {shape}, not {given.dtype} {given.shape}")
         self.model.load_state(_below("model/", arrays))
         self.optimizer.load_state(_below("optimizer/", arrays))
+        if self.scale is not None:
+            self.scale.load_state(_below("scale/", arrays))
         with self.weights.allocating():
             ml.random.set_state(arrays["random"])
 
@@ -187,6 +213,7 @@ class Making:
     init: Path | None
     image_shape: tuple[int, int, int] | None
     dataset: DataSet | None = None
+    dtype: str = "f32"
 
     def __call__(self, vm: ml.VM | ml.RemoteVM) -> Callable[..., Any]:
         dataset = self.dataset or load(self.data, seed=self.seed, image_shape=self.image_shape)
@@ -198,6 +225,7 @@ class Making:
             learning_rate=self.learning_rate,
             seed=self.seed,
             init=self.init,
+            dtype=self.dtype,
         )
         return partial(_asked, replica)
 
@@ -260,8 +288,3 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
         for name, array in arrays.items()
         if name.startswith(prefix)
     }
-
-
-@ml.parallel.value_and_grad
-def _loss_and_grads(model: nn.Module, samples: Tensor, labels: Tensor) -> Tensor:
-    return ml.softmax_cross_entropy(model(samples), labels, ignore_index=NO_LABEL, reduction="mean")

@@ -15,9 +15,8 @@ from bench.sizes import MixerSize
 from mlvm.core.errors import MlvmError, PositionRefused
 from mlvm.core.op import OPS
 from mlvm.machines import gpu
-from tests.core.ops.cases import CASES
 from tests.core.ops.evaluate import evaluate
-from tests.machines.test_gpu import THREE, f32, launched, of_three, sent, straight
+from tests.machines.test_gpu import THREE, f32, launched, of_three, sent, straight, without_halves
 
 pytestmark = pytest.mark.cuda
 
@@ -37,7 +36,7 @@ def vm() -> gpu.GpuVM:
 
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_gives_what_it_gives_on_the_host(vm: gpu.GpuVM, name: str) -> None:
-    for case in CASES[name]:
+    for case in without_halves(name):
         expected = evaluate(name, *case.inputs, **case.attributes)
         close = TOLERANCE.get(expected.dtype.name, 0)
         for result in launched(vm, name, case, graph=True):

@@ -35,7 +35,7 @@ def lent(x: ml.Tensor) -> np.ndarray[Any, Any]:
 
 
 @local
-@pytest.mark.parametrize("dtype", DType.all)
+@pytest.mark.parametrize("dtype", [name for name in DType.all if name != "bf16"])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_memory_is_lent_read_only(dtype: str, shape: tuple[int, ...]) -> None:
     x = ml.ones(shape, dtype)
@@ -208,8 +208,9 @@ def test_torch() -> None:
     tracked = torch.tensor([1.0, 2.5], requires_grad=True)
     for read in (ml.asarray, ml.from_dlpack):
         assert read(torch.arange(3)).type == ml.TensorType("i64", (3,))
-        for source in (tracked, tracked.bfloat16(), tracked.half().detach()):
-            assert read(source).type == ml.TensorType("f32", (2,))
+        sources = {"f32": tracked, "bf16": tracked.bfloat16(), "f16": tracked.half().detach()}
+        for dtype, source in sources.items():
+            assert read(source).type == ml.TensorType(dtype, (2,))
             assert read(source).tolist() == [1.0, 2.5]
         assert read(torch.tensor([1j]).conj()).tolist() == [-1j]
     x = ml.asarray([1.0, 2.0])
@@ -227,7 +228,7 @@ def test_torch() -> None:
         (array.array("d", [1, 1]), "f64"),
         (array.array("B", [1, 1]), "u8"),
         (bytearray(b"\1\1"), "u8"),
-        (np.ones(2, np.float16), "f32"),
+        (np.ones(2, np.float16), "f16"),
     ],
 )
 def test_memory_of_python_keeps_its_dtype(source: Any, dtype: str) -> None:

@@ -153,6 +153,13 @@ def test_halves_are_read_as_f32(tmp_path: Path) -> None:
     assert loaded["b"].dtype is ml.float32
     expected = upper.astype(np.uint32) << 16
     assert loaded["b"].numpy().view(np.uint32).tolist() == expected.tolist()
+    kept = ml.load(file, keep_halves=True)
+    assert [x.dtype for x in kept.values()] == [ml.float16, ml.bfloat16]
+    np.testing.assert_array_equal(kept["h"].numpy(), halves.reshape(2, 4))
+    assert kept["b"].numpy().view(np.uint32).tolist() == expected.tolist()
+    ml.save(file, kept)
+    assert bits(ml.load(file)) == bits(loaded)
+    assert file.read_bytes().endswith(upper.tobytes() + halves.tobytes())
     torch = pytest.importorskip("torch")
     theirs = torch.tensor(upper.astype(np.int32).astype(np.int16)).view(torch.bfloat16).float()
     np.testing.assert_array_equal(loaded["b"], theirs.numpy())

@@ -146,7 +146,7 @@ def test_what_is_lent_is_not_copied() -> None:
     [
         ([1.0], MachineError),
         (np.zeros((3, 4)).T, MachineError),
-        (np.zeros(3, np.float16), DTypeError),
+        (np.zeros(3, np.longdouble), DTypeError),
         (read_only(), MachineError),
     ],
 )

@@ -206,7 +206,7 @@ WRONG = {
     2: "status 7",
     3: "an error without a message",
     4: "caf�",
-    10: "new_tensor: no dtype has the code 13",
+    10: "new_tensor: no dtype has the code 15",
     11: "new_tensor: no dtype has the code -1",
     12: "new_tensor: ndim is 0 to 64, not 65",
     13: "new_tensor: ndim is 0 to 64, not -1",

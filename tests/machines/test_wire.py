@@ -507,7 +507,7 @@ def of_fields(kind: Kind, *texts: str) -> bytes:
         (of_fields(Kind.call, "__init__"), "no call '__init__'"),
         (of_fields(Kind.call, "read"), "1 bytes are wanted; 0 are left"),
         (of_fields(Kind.call, "name", ""), "4 bytes too many"),
-        (of_fields(Kind.call, "alloc_tensor", "f16"), "no dtype 'f16'"),
+        (of_fields(Kind.call, "alloc_tensor", "f8"), "no dtype 'f8'"),
     ],
 )
 def test_the_server_answers_what_is_no_call(message: bytes, text: str) -> None:

@@ -18,6 +18,7 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
 )
+from mlvm.core.ops.half import cast, is_half, widened
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
@@ -45,11 +46,13 @@ def inputs(size: int, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0)
     rng = np.random.default_rng(seed)
     drawn = [np.asarray(100 * rng.standard_normal(shape)) for _ in range(size)]
     with np.errstate(invalid="ignore"):
-        return [x.astype(DType.named(dtype).numpy) for x in drawn]
+        return [cast(x, DType.named(dtype)) for x in drawn]
 
 
 def reduced(xs: list[Array], op: str) -> Array:
-    """From the left, in order of rank."""
+    """From the left, in order of rank; of halves in f32, rounded once."""
+    if is_half(xs[0]):
+        return cast(reduced([widened(x) for x in xs], op), DType.of(xs[0].dtype))
     total = functools.reduce(FOLD["sum" if op == "mean" else op], xs)
     return np.divide(total, len(xs), dtype=total.dtype) if op == "mean" else total
 

@@ -20,7 +20,15 @@ from mlvm.arena.recording import Recording
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Opcode
 from mlvm.machines.wire import WireVM
-from mlvm.show.page import Step, in_script, session_page, step_page
+from mlvm.show.page import (
+    MOST_ALIKE,
+    Step,
+    check_writable,
+    in_script,
+    session_page,
+    step_page,
+    write_page,
+)
 from mlvm.show.report import short
 from mlvm.show.session import Session, all_recorded
 from mlvm.step.compile import Planned, on_planned
@@ -226,6 +234,112 @@ def test_a_session_has_arenas_vms_and_waits(session: tuple[Session, list[Planned
     assert all(span["end"] >= span["start"] >= 0 for spans in lanes.values() for span in spans)
 
 
+def test_a_session_says_what_it_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlvm.show.session.MOST_TENSORS", 8)
+    monkeypatch.setattr("mlvm.show.session.MOST_SPANS", 10)
+    with all_recorded() as session:
+        vm = ml.VM("m")
+        weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+        with weights.allocating():
+            w = ml.ones(100)
+        with batch:
+            large = ml.ones(1000)
+        del large
+        for _ in range(20):
+            with batch:
+                ml.sin(ml.ones(3))
+    data = data_of(session_page(session, [], "script.py"))
+    [view] = data["views"]
+    panes = {pane["name"]: pane for pane in view["panes"]}
+    assert [*panes][:2] == ["batch on m", "weights on m"]  # by what was most in use
+    pane = panes["batch on m"]
+    assert (pane["most"], pane["bound"], pane["forgotten"]) == (4032, 128, 41 - len(blocks(pane)))
+    assert 0 < pane["since"] == pane["used"]["at"][0]
+    assert panes["weights on m"]["forgotten"] == panes["weights on m"]["since"] == 0
+    [lane] = view["lanes"]
+    assert lane["forgotten"] == 42 - 10
+    assert lane["since"] == lane["spans"]["start"][0] > 0
+    assert view["since"] == min(pane["since"], lane["since"])
+    del w
+
+
+def blocks(pane: Any) -> list[Any]:
+    return list(zip(*pane["blocks"].values(), strict=True))
+
+
+def test_many_vms_of_one_name_share_lanes_and_panes() -> None:
+    with all_recorded() as session:
+        for _ in range(MOST_ALIKE + 1):
+            with ml.Arena(ml.VM("v"), "a"):
+                ml.ones(3)
+    [view] = data_of(session_page(session, [], "script.py"))["views"]
+    panes = {pane["name"]: len(blocks(pane)) for pane in view["panes"]}
+    assert panes == {f"{name} on v: 17 arenas": 17 for name in ("a", "constants")}
+    assert [(each["name"], len(each["spans"]["start"])) for each in view["lanes"]] == [
+        ("VM v: 17 VMs", 17)
+    ]
+
+
+def test_a_captured_result_is_linked_to_the_call_that_wrote_it() -> None:
+    planned: list[Planned] = []
+    on_planned.append(planned.append)
+    with all_recorded() as session, ml.Arena(ml.VM("here"), "batch"):
+        step = ml.capture(lambda x: (ml.exp(x), x @ x))
+        _, y = step(ml.ones((4, 4)))
+        y += 1.0
+    on_planned.remove(planned.append)
+    steps = [Step(x.program, x.recording(), x.moments, x.lines, ()) for x in planned]
+    data = data_of(session_page(session, steps, "script.py"))
+    [pane] = [pane for pane in data["views"][0]["panes"] if pane["name"] == "batch on here"]
+    made = {each["name"]: each for each in items(data, pane["blocks"])}
+    assert list(made) == ["full", "exp", "matmul"]
+    for name in ("exp", "matmul"):
+        program = data["programs"][made[name]["program"]]
+        assert program["name"] == "captured step 1"
+        assert f'"{name}.out"' in program["rows"][program["at"][made[name]["pc"]] - 1]
+
+
+def test_a_script_may_trace_its_vm_itself(tmp_path: Path) -> None:
+    vm = ml.VM("here")
+    with all_recorded() as session, ml.Arena(vm, "batch"):
+        x = ml.ones(3)
+        with vm.trace(tmp_path / "trace.json"):
+            x = x + x
+            with pytest.raises(ml.errors.MachineError, match="here has an instrument already"):
+                vm.trace(tmp_path / "other.json").__enter__()
+        x = x * x
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [each["name"] for each in events if each["ph"] == "X"] == ["add.out"]
+    [trace] = session.traces
+    assert [span.name for span in trace.spans] == ["full.out", "add.out", "multiply.out"]
+    assert not {"launch", "write", "instrumented"} & set(vars(vm))
+    assert vm.functions.instrument is None
+
+
+def test_a_page_replaces_another_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    page.write_text("old")
+    link.symlink_to(page)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fails)
+        with pytest.raises(MemoryError):
+            write_page(page, "new")
+    assert page.read_text() == "old"
+    write_page(link, "new \udcff")
+    assert page.read_text("utf-8") == "new \\udcff"
+    assert link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, page]
+    check_writable(tmp_path / "another.html")
+    with pytest.raises(FileNotFoundError, match=r"x\.html"):
+        check_writable(tmp_path / "no" / "x.html")
+
+
 # --- in a browser ------------------------------------------------------------------------
 
 
@@ -249,6 +363,7 @@ const said = (id) => byId(id).innerText.replaceAll("\\n", " | ");
 const marked = () => [...document.querySelectorAll(".marked")].map((row) => row.innerText.trim());
 const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
 setTimeout(() => {
+  tell("start: " + said("details"));
   point("pointermove", 200, canvas.clientHeight - 120);
   tell("tip: " + said("tip"));
   point("pointerdown", 200, canvas.clientHeight - 120);
@@ -285,7 +400,7 @@ def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
             ),
             *("--virtual-time-budget=3000", "--enable-logging=stderr", "--dump-dom"),
             f"--user-data-dir={tmp_path / 'profile'}",
-            (tmp_path / "probed.html").as_uri(),
+            (tmp_path / "probed.html").as_uri() + "#select=0.-1",  # which is nothing
         ],
         capture_output=True,
         text=True,
@@ -298,10 +413,13 @@ def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
     [probe] = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
     told = dict(line.split(": ", 1) for line in html.unescape(probe).splitlines())
     assert "error" not in told
+    assert told["start"].startswith("step.mlvm | ")
+    assert "at most 832 bytes in use at once; planned in 832 bytes" in told["start"]
     first = next(x for x in SavedStep.from_bytes(saved.read_bytes()).planned.lifetimes)
     line = line_with("ml.matmul(x, w)  # first")
     assert told["tip"].startswith(f"{first.op}: f32[8,8] | size 256 bytes | address ")
     assert f"line {line} | y = ml.matmul(x, w)  # first" in told["tip"]
+    assert f"ends with moment {first.end - 1} | lasts {first.end - first.start} m" in told["tip"]
     assert told["details"].startswith(f"{first.op}: f32[8,8] | size | 256 bytes | address | ")
     assert told["marked"].startswith("load_arg ")
     assert re.search(r'push_str "[\w.]+" \| cfunc \d 0 ', told["marked"])

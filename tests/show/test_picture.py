@@ -122,6 +122,23 @@ def test_an_arena_in_which_nothing_happened_can_be_drawn() -> None:
     assert not hovers(parse(timeline(Recording("batch"))))
 
 
+def test_a_picture_says_what_is_forgotten(tmp_path: Path) -> None:
+    batch = ml.Arena(ml.VM(), "batch \x1b \ud800")
+    with ml.record(batch, most=5) as recording, batch:
+        ml.ones(100)
+        for _ in range(20):
+            ml.ones(3)
+    batch.plot(tmp_path / "a.svg")
+    said = texts(parse((tmp_path / "a.svg").read_text("utf-8")))
+    assert said[0] == "Arena batch \ufffd \ufffd"
+    assert "in use at once at most 448" in said[1]
+    assert said[2] == (
+        f"{recording.forgotten} tensors that ended by moment {recording.first} are forgotten; "
+        "since then at most 64 bytes in use"
+    )
+    assert "lower bound: 64 bytes alive at once" in said
+
+
 def test_a_picture_is_drawn_alike_everywhere(tmp_path: Path) -> None:
     """Nothing is in it that some editor or converter does not know, and no text leaves it."""
     name = "an_op_of_a_very_long_name_indeed"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Allocation, Arena
-from mlvm.arena.recording import Lifetime, Recording
+from mlvm.arena.recording import Lifetime, Recording, merged_if_many
 from mlvm.core.errors import ArenaOverflow
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
+from mlvm.show.calls import writes_in
 from mlvm.show.record import COPIED_IN, record, record_all
+from mlvm.show.report import report_of
+from mlvm.show.session import all_recorded
 
 SMALL, LARGE = TensorType("f32", (3,)), TensorType("f64", (4, 5))  # take up 64 and 192 bytes
 
@@ -201,7 +208,91 @@ def test_a_recording_can_forget_what_is_long_past(arena: Arena) -> None:
     assert recording.first > 50
     assert len(recording.used()) == recording.moments - recording.first
     assert max(recording.used()) == 256
+    assert recording.forgotten == 41 - len(recording.lifetimes)
+    assert recording.so_far() == recording
     del held
+
+
+def test_the_most_in_use_is_not_forgotten(arena: Arena) -> None:
+    with record(arena, most=4) as recording:
+        peak = [arena.alloc(LARGE, Allocation) for _ in range(4)]
+        del peak
+        for _ in range(40):
+            arena.alloc(SMALL, Allocation)
+    assert max(recording.used()) == 64
+    assert recording.high_water == recording.high_before == arena.high_water == 768
+    [said, forgotten] = arena.report().split("\n\n")[1].splitlines()[:2]
+    assert said == "recorded: at most 768 bytes in use"
+    assert forgotten.startswith(
+        f"{recording.forgotten} tensors that ended by moment {recording.first} are forgotten; "
+        f"since then at most 64 bytes in use, at moment "
+    )
+    assert report_of(recording).splitlines()[2:5] == [
+        "high water  768",
+        "capacity    1,024",
+        "tensors     44",
+    ]
+
+
+def test_what_a_captured_function_returns_has_the_op_that_wrote_it() -> None:
+    with record_all(programs=True) as recordings:
+        arena = ml.Arena(ml.VM("captured"), "a")
+
+        @ml.function
+        def half(x: ml.Tensor) -> Any:
+            return ml.cond(ml.sum(x) > 1, lambda x: half(x * 0.5), lambda x: x, x)
+
+        @ml.capture
+        def step(x: ml.Tensor) -> tuple[ml.Tensor, ...]:
+            loop = ml.while_loop(lambda x: ml.max(x) > 0.5, ml.sin, x)
+            return x @ x, ml.exp(x) * 2 + x, ml.reshape(ml.cos(x), (16,)), loop, half(x)
+
+        with arena:
+            results = step(ml.ones((4, 4)))
+            y = results[0]
+            y += 1  # which is not what wrote it first
+        program = step.program
+        step.close()
+    [recording] = [each for each in recordings if each.arena == "a"]
+    found = {each.op: each for each in recording.lifetimes}
+    assert list(found) == ["full", "matmul", "exp, multiply, add", "cos", "copy"]
+    assert [each.op for each in recording.lifetimes][-2:] == ["copy", "copy"]
+    code = program.main.code
+    for each in recording.lifetimes[1:]:
+        assert each.program is program
+        assert each.pc is not None
+    assert found["matmul"].pc is not None
+    assert code[found["matmul"].pc - 1].immediates == ("matmul.out",)
+    last = recording.lifetimes[-1].pc
+    assert last is not None
+    assert code[last].opcode in (Opcode.cfunc, Opcode.call)
+
+
+def test_what_is_written_through_a_view_has_its_op(arena: Arena) -> None:
+    source = arena.alloc(SMALL)
+    with record(arena) as recording:
+        x, y = arena.alloc(SMALL), arena.alloc(SMALL)
+        views = [arena.view(each, TensorType("f32", (1, 3))) for each in (x, source)]
+        copy = Program.of_op("copy.out", 2, {}, 0)
+        arena.vm.launch(copy, [each.handle for each in views])
+    assert [each.op for each in recording.lifetimes] == ["", "copy", ""]
+    del y
+
+
+@pytest.mark.parametrize(
+    ("code", "writes"),
+    [
+        ('load_arg 1\nload_arg 0\npush_str "exp.out"\ncfunc 2 0', {1: ("exp", 3)}),
+        ('load_arg 0\npush_str "exp"\ncfunc 1 1\nload_arg 1\nget 0\npush_str "copy.out"\ncfunc 2 0',
+         {1: ("copy", 6)}),
+        ('load_arg 2\nload_arg 0\npush_str "mine"\ncfunc * 0', {2: ("mine", 3), 0: ("mine", 3)}),
+        ('load_arg 1\nload_arg 0\ncall inner', {1: ("sin", 2)}),
+        ('push_int 7\nload_global\nload_arg 0\npush_str "exp.out"\ncfunc 2 0', {}),
+    ],
+)  # fmt: skip
+def test_which_arguments_a_program_writes(code: str, writes: dict[int, tuple[str, int]]) -> None:
+    inner = '.func inner 2 0\nget -2\nget -1\npush_str "sin.out"\ncfunc 2 0\nreturn 0\n'
+    assert writes_in(assemble(f".func main 0 *\n{code}\nhalt\n{inner}")) == writes
 
 
 def test_a_running_recording_so_far_is_complete(arena: Arena) -> None:
@@ -227,17 +318,65 @@ def test_offsets_stay_apart_when_storages_come_and_go() -> None:
 
 def test_every_arena_made_inside_the_block_is_recorded() -> None:
     before = ml.Arena(ml.VM(), "before")
-    with record_all() as arenas:
+    with record_all() as recordings:
         batch = ml.Arena(before.vm, "batch")
         inner = ml.Arena(before.vm, "inner")
         inner.alloc(SMALL)
-    assert [(each.name, len(each.recording.lifetimes)) for each in arenas if each.recording] == [
+    assert [(each.arena, len(each.lifetimes)) for each in recordings] == [
         ("batch", 0),
         ("inner", 1),
     ]
-    assert arenas == [batch, inner]
+    assert recordings == [batch.recording, inner.recording]
     after = ml.Arena(before.vm, "after")
     assert after.recording is before.recording is None
+
+
+def test_no_arena_and_no_vm_is_kept_to_be_recorded() -> None:
+    vms: list[weakref.ref[ml.VM]] = []
+    with all_recorded() as session:
+        for _ in range(3):
+            vm = ml.VM("v")
+            arena = ml.Arena(vm, "a")
+            with arena:
+                x = ml.ones(1000)
+            end = weakref.ref(arena)
+            vms.append(weakref.ref(vm))
+            del vm, arena, x
+            assert end() is None  # at once, and its memory with it
+        gc.collect()
+        assert [vm() for vm in vms] == [None] * 3
+    found = [each for each in session.recordings if each.arena == "a"]
+    assert [(each.vm, each.high_water, len(each.lifetimes)) for each in found] == [
+        ("v", 4032, 1)
+    ] * 3
+    assert [each.lifetimes[0].end for each in found] == [2] * 3
+    assert [len(trace.spans) for trace in session.traces] == [1] * 3
+
+
+def test_many_arenas_of_one_name_are_one() -> None:
+    with record_all() as recordings:
+        for _ in range(5):
+            arena = Arena(VM("v"), "a")
+            x = arena.alloc(SMALL)
+            del x, arena
+        first, second = Arena(VM("v"), "a"), Arena(VM("v"), "a")
+        held = [first.alloc(LARGE), second.alloc(SMALL)]
+        other = Arena(VM("w"), "a")
+        other.alloc(SMALL)
+    assert merged_if_many(recordings, 7) == recordings
+    [whole, apart_from_it] = merged_if_many(recordings, 6)
+    assert apart_from_it is other.recording
+    assert (whole.arena, whole.vm, whole.arenas, len(whole.lifetimes)) == ("a", "v", 7, 7)
+    assert whole.high_water == 192 + 64
+    assert whole.capacity == first.capacity + second.capacity
+    assert [each.offset for each in whole.lifetimes] == [0, 0, 0, 0, 0, 0, 192]
+    assert whole.times == sorted(whole.times)
+    assert len(whole.times) == whole.moments == len(whole.used())
+    for i, one in enumerate(whole.lifetimes):
+        assert 0 < one.start < one.end <= whole.moments
+        assert all(apart(one, another) for another in whole.lifetimes[:i])
+    assert report_of(whole).splitlines()[1] == "arenas      7, of that name"
+    del held
 
 
 def test_the_report_is_a_table() -> None:

@@ -56,6 +56,22 @@ def test_a_text_is_cut_where_it_would_be_too_wide() -> None:
     assert width_of(cut) <= 100 < width_of(f"{cut}xx")
 
 
+def test_wide_letters_count_as_much_as_they_take() -> None:
+    assert width_of("重み", 10) == 20 == width_of("ＡＢ", 10)
+    assert fitted("重み行列", 40, 10) == "重み行列"
+    cut = fitted("重み行列の形", 40, 10)
+    assert cut == "重み行…"
+    assert width_of(cut, 10) <= 40
+    assert fitted("重み", 1) == "…"
+
+
+def test_what_no_xml_may_have_is_replaced() -> None:
+    svg = document(9, 9, "", text(1, 2, "a\x00b\x1b\ud800c\ufffe重\U0001f600\t."))
+    assert "\ud800" not in svg
+    [found] = ElementTree.fromstring(svg.encode()).iter(f"{SVG}text")
+    assert found.text == "a\ufffdb\ufffd\ufffdc\ufffd重\U0001f600\t."
+
+
 def test_axes_have_a_line_and_a_number_for_each_tick() -> None:
     x, y = Scale(0, 4, 50, 250, whole=True), Scale(0, 1, 150, 20)
     root = ElementTree.fromstring(document(300, 200, "", axes(x, y, "steps", "loss")))

@@ -24,6 +24,7 @@ from mlvm.core.errors import (
 from mlvm.core.machine import fused
 from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
+from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType
 
 Value = Array | int | str
@@ -98,6 +99,10 @@ class OpInto(WritesInto):
         self.op = op
         self.bind = op.bind
         self.kernel = kernel or op.kernel
+
+    def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
+        half.suited(self.op, self.kernel, params)(*params, **attributes)
+        return ()
 
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         name = self.op.name + OUT
@@ -211,9 +216,10 @@ class OpFresh:
     def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
         if type is None:  # a dynamic op makes the array itself
-            return (self.memory.copy(self.fill(*params, **attributes)),)
+            fill = half.suited(self.op, self.fill, params)
+            return (self.memory.copy(fill(*params, **attributes)),)
         out = self.memory.new(type)
-        self.fill(out, *params, **attributes)
+        half.suited(self.op, self.fill, (out, *params))(out, *params, **attributes)
         return (out,)
 
 

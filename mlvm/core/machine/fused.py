@@ -22,6 +22,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
+from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
@@ -162,7 +163,7 @@ class Chain:
         place = {number: len(types) + i for i, number in enumerate(temporaries)}
         steps = [
             _Step(
-                self.kernel(op),
+                half.suited(op, self.kernel(op), [known[number] for number in (target, *sources)]),
                 itemgetter(*[place.get(number, number) for number in (target, *sources)]),
                 attributes or None,
             )

@@ -21,6 +21,7 @@ from mlvm.core.machine.callee import Fused, UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import Verdict
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.ops.half import OnHalves, have_halves
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 
@@ -237,6 +238,8 @@ def bind(
                 binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
             if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
                 rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
+            elif have_halves(arrays):
+                binding = OnHalves(binding, arrays)
             number = arrays
         steps.append((kind, binding, number, rest))
     return Code(code.function, steps, code.starts, code.ends)

@@ -43,6 +43,7 @@ from mlvm.core.machine.link import (
     Code,
 )
 from mlvm.core.op import Attributes
+from mlvm.core.ops.half import shown
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
@@ -251,7 +252,7 @@ def _truth(condition: Any) -> bool:
     if isinstance(condition, int):
         return condition != 0
     if is_tensor(condition) and condition.size == 1:
-        return bool(condition.item())
+        return bool(shown(condition).item())
     raise MachineError(
         f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
     )

@@ -21,6 +21,7 @@ import numpy as np
 
 from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief
 from mlvm.core.op import canonical
+from mlvm.core.ops import half
 from mlvm.core.program.builder import Body
 from mlvm.core.program.program import (
     NAME,
@@ -33,7 +34,7 @@ from mlvm.core.program.program import (
     Program,
     is_int,
 )
-from mlvm.core.types import Array, DType, TensorType
+from mlvm.core.types import Array, DType, TensorType, f64
 
 
 def disassemble(program: Program) -> str:
@@ -54,7 +55,7 @@ def disassemble(program: Program) -> str:
 
 def format_constant(value: Array) -> str:
     """`f32[2] 1.5 nan`: the type, then the elements in row-major order."""
-    elements = " ".join(_format_element(x) for x in value.ravel())
+    elements = " ".join(_format_element(x) for x in half.shown(value).ravel())
     return f"{TensorType.of(value)} {elements}".rstrip()
 
 
@@ -305,10 +306,11 @@ def _read_value(head: _Token, elements: list[_Token]) -> Array:
         type = TensorType.parse(head.text)
     if len(elements) != type.size:
         raise head.error(f"{type} has {type.size} elements; {len(elements)} are given")
-    values = np.empty(type.size, type.dtype.numpy)
+    dtype = f64 if type.dtype.is_half else type.dtype
+    values = np.empty(type.size, dtype.numpy)
     for i, word in enumerate(elements):
-        values[i] = _read_element(word, type.dtype)
-    return values.reshape(type.shape)
+        values[i] = _read_element(word, dtype)
+    return half.cast(values, type.dtype).reshape(type.shape)
 
 
 def _read_element(word: _Token, dtype: DType) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 
 from mlvm.arena.arena import Arena
 from mlvm.core.observe import observed
-from mlvm.core.program.concatenate import Launch, concatenate
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import Array
 from mlvm.eager.context import current_arena
+from mlvm.step.concatenate import Launch, concatenate
 
 
 def program_of(fn: Callable[..., Any], *args: Any) -> Program:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
+from mlvm.core.types import DType
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import taken
 from mlvm.eager.elsewhere import require_keywords
+from mlvm.eager.functions import astype
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import (
     Buffer,
@@ -21,6 +23,7 @@ from mlvm.eager.tree import (
     leaves,
     load,
     map_tree,
+    substitute,
 )
 from mlvm.eager.tree import named_tensors as _named_tensors
 
@@ -73,6 +76,27 @@ class Module(Node):
     def eval(self) -> Self:
         """Set `training` to False in all parts, those in buffers too; return self."""
         return self.train(False)
+
+    def astype(self, dtype: object) -> Self:
+        """Another Module with the float parameters in that dtype, and the same buffers: to compute
+        with in f16 or bf16, while these are trained in f32. Gradients flow through it.
+
+            def loss_of(model, x, labels):
+                logits = model.astype(ml.bfloat16)(ml.astype(x, ml.bfloat16))
+                return ml.softmax_cross_entropy(ml.astype(logits, ml.float32), labels)
+
+        A buffer that the other Module assigns, and does not update in place, is its own. Raises
+        `DTypeError` for a dtype that is no float.
+
+            >>> half = ml.nn.Linear(2, 3).astype(ml.bfloat16)
+            >>> half(ml.ones((1, 2), dtype=ml.bfloat16)).type
+            bf16[1,3]
+        """
+        wanted = DType.of(dtype)
+        if not wanted.is_float:
+            raise DTypeError(f"parameters are floats, not {wanted}").at("Module.astype", ())
+        found: Self = substitute(lambda x: astype(x, wanted) if x.dtype.is_float else x, self)
+        return found
 
     def parameters(self) -> dict[str, Tree]:
         """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""

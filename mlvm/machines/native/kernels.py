@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,8 +14,10 @@ from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
 from mlvm.core.machine.fused import HEADS, Chain, Link
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
+from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
-from mlvm.core.types import Array, TensorType
+from mlvm.core.ops.half import is_half
+from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.native import twins
 from mlvm.machines.native._native import Plan, Pool
 from mlvm.machines.native.twin import TWINS, Twin, Types
@@ -48,7 +51,13 @@ class NativeKernel:
     """A kernel that runs its twin's plan, or what it stands for where there is none.
 
     Values that the plan refuses go to the reference kernel, which says what is wrong with them.
+    Halves that no plan takes are computed with in f32, by the f32's plan.
     """
+
+    takes_halves = True
+
+    convert: half.Convert
+    """How halves are converted: `native_kernels` says."""
 
     def __init__(self, op: Op, prepare: Twin, pool: Pool) -> None:
         self._op = op
@@ -72,15 +81,22 @@ class NativeKernel:
         moves = self._op.name in _MOVES or self._op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
+        if any(map(is_half, types)) and not (self._op.moves or self._op.links):
+            return False
         try:
             return self._op.infer(types[1:], attributes) is types[0]
         except OpError:
             return False
 
     def __call__(self, *arrays: Array, **attributes: Any) -> None:
-        plan = self.plan([TensorType.of(x) for x in arrays], attributes)
-        if plan is None or not plan.run(self._pool, *arrays):
-            self._op.kernel(*arrays, **attributes)
+        types = [TensorType.of(x) for x in arrays]
+        plan = self.plan(types, attributes)
+        if plan is not None and plan.run(self._pool, *arrays):
+            return
+        kernel = self._op.kernel
+        if any(map(is_half, types)):
+            kernel = partial(half.run, self._op, self if plan is None else kernel, self.convert)
+        kernel(*arrays, **attributes)
 
 
 class NativeFused:
@@ -192,4 +208,10 @@ def native_kernels(pool: Pool) -> Kernels:
     """A native kernel for each op that has a twin, and for `fused`. They share the pool's
     threads."""
     ops = {name: NativeKernel(OPS[name], prepare, pool) for name, prepare in TWINS.items()}
+
+    def convert(out: Array, x: Array) -> None:
+        ops["astype"](out, x, dtype=DType.of(out.dtype).name)
+
+    for name, kernel in ops.items():
+        kernel.convert = half.convert if name == "astype" else convert
     return {**ops, Fused.name: NativeFused(pool)}

@@ -174,7 +174,7 @@ def test_what_is_no_value_is_no_result(value: Any) -> None:
         vm.launch(call_f())
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ">f4", object, "U1"])
+@pytest.mark.parametrize("dtype", [np.longdouble, ">f4", object, "U1"])
 def test_a_result_is_of_a_dtype_that_there_is(dtype: Any) -> None:
     vm = host(lambda frame: frame.push(np.zeros(2, dtype)))
     with pytest.raises(DTypeError, match=r"f\(\): no dtype for"):

@@ -197,7 +197,7 @@ def test_what_is_no_key_is_refused(
         (AttributeRefused, "'shape' is missing", "normal", (), {}),
         (DTypeError, "f32 is not allowed", "randint", (), {**_SEVEN, "dtype": "f32"}),
         (DTypeError, "i32 is not allowed", "normal", (), {**_DRAW, "dtype": "i32"}),
-        (DTypeError, "no dtype 'f16'", "uniform", (), {**_DRAW, "dtype": "f16"}),
+        (DTypeError, "no dtype 'f8'", "uniform", (), {**_DRAW, "dtype": "f8"}),
         (ShapeError, "-1", "normal", (), {"shape": (-1,)}),
         (ShapeError, "does not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (3, 1)}),
         (ShapeError, "do not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (4,)}),

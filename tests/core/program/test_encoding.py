@@ -177,7 +177,7 @@ def test_fields_refuse_other_values() -> None:
     with pytest.raises(EncodingError, match="too many for one field"):
         Writer().count(2**32)
     with pytest.raises(DTypeError, match="no dtype for dtype"):
-        Writer().array(np.zeros(2, np.float16))
+        Writer().array(np.zeros(2, np.longdouble))
 
 
 # --- bytes that are no program -------------------------------------------------------
@@ -242,7 +242,7 @@ def of_constant(array: bytes) -> bytes:
         (with_header(b"\1\0\0\0" + text("main") + b"\1\0t" + bytes(8)), "results, or .*not True"),
         (of_code(b"\1\0\0\0" + text("jmp") + bytes(4)), "no instruction 'jmp'"),
         (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0x"), "no value has the tag b'x'"),
-        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0D" + text("f16")), "no dtype 'f16'"),
+        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0D" + text("f8")), "no dtype 'f8'"),
         (
             of_code(
                 b"\1\0\0\0" + text("pop") + b"\1\0\0\0{\2\0\0\0" + 2 * (text("a") + b"n") + bytes(4)

@@ -501,3 +501,27 @@ def test_groups_that_are_refused() -> None:
     for group in ("threads", "threads:0", "threads:x", "sockets:2", ""):
         with pytest.raises(OptionError, match="group: a group "):
             train(group=group)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_model_learns_in_halves_and_its_checkpoint_has_f32_weights(
+    dtype: str, tmp_path: Path
+) -> None:
+    options: Any = {"model": "mlp", "epochs": 2, "batch_size": 64, "seed": 3}
+    file = tmp_path / "half"
+    result = train(**options, dtype=dtype, save=file, save_every=22)
+    wide = train(**options)
+    assert result["test_accuracy"] > wide["test_accuracy"] - 0.03 > 0.8
+    assert result["train_loss"] != wide["train_loss"]
+    tensors, _ = load(file)
+    assert {x.dtype.name for name, x in tensors.items() if name.startswith("model/")} == {"float32"}
+    assert ("scale/value" in tensors) == (dtype == "f16")
+    with pytest.raises(CheckpointError, match=f"with dtype {dtype}, not dtype f32"):
+        train(**options, resume=file)
+    again = train(**options, dtype=dtype, resume=file)
+    assert again["test_loss"] == result["test_loss"]
+
+
+def test_a_dtype_that_no_training_has() -> None:
+    with pytest.raises(OptionError, match="dtype must be one of f32, bf16, f16, not i8"):
+        train(dtype="i8")

@@ -739,6 +739,9 @@ static int truth(Value value)
         return *single != 0;
     case MLVM_F64:
         return *twice != 0;
+    case MLVM_F16:
+    case MLVM_BF16:
+        return (*(const uint16_t *)x->address & 0x7FFF) != 0; /* of zeros of both signs, none */
     case MLVM_C64:
         return single[0] != 0 || single[1] != 0;
     case MLVM_C128:

@@ -101,6 +101,10 @@ static int dtype_of(const char *format, Py_ssize_t itemsize)
     static const char kinds[] = "?BbHhIiLlQqfd";
     if (format && format[0] == 'Z' && format[1] && !format[2]) /* complex */
         return format[1] == 'f' ? MLVM_C64 : format[1] == 'd' ? MLVM_C128 : -1;
+    if (format && !strcmp(format, "e"))
+        return MLVM_F16;
+    if (format && !strcmp(format, "T{H:bf16:}"))
+        return MLVM_BF16;
     const char *kind = format && format[0] && !format[1] ? strchr(kinds, format[0]) : NULL;
     if (!kind)
         return -1;

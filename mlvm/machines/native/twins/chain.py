@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes, Op
-from mlvm.core.types import DType, Shape, TensorType
+from mlvm.core.types import DType, Shape, TensorType, f32
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.twin import Types, twin
@@ -61,12 +61,18 @@ class _Steps:
         if not out or not row:
             return False
         for x, dtype in zip(operands, row.dtypes, strict=True):
-            if x.dtype is not dtype and conversion(x.dtype, dtype) not in ROWS:
+            x_dtype = f32 if x.dtype.is_half else x.dtype  # which `_converted` makes of it
+            if dtype not in (x.dtype, x_dtype) and conversion(x_dtype, dtype) not in ROWS:
                 return False
         sources = [self._converted(*pair) for pair in zip(sources, row.dtypes, strict=True)]
         target = link.target if link.target >= 0 else self._temporary(out)
         self._number[link.target] = target
-        self.steps.append(_Step(row.name, (target, *sources)))
+        if row.result is out.dtype:
+            self.steps.append(_Step(row.name, (target, *sources)))
+        else:
+            exact = self._temporary(out.with_dtype(row.result))
+            self.steps.append(_Step(row.name, (exact, *sources)))
+            self.steps.append(_Step(conversion(row.result, out.dtype), (target, exact)))
         self.cost += row.cost
         return True
 
@@ -74,6 +80,8 @@ class _Steps:
         type = self.types[source]
         if type.dtype is dtype:
             return source
+        if type.dtype.is_half and dtype is not f32:
+            return self._converted(self._converted(source, f32), dtype)
         target = self._temporary(type.with_dtype(dtype))
         self.steps.append(_Step(conversion(type.dtype, dtype), (target, source)))
         return target

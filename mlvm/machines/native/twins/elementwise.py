@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from mlvm.core.op import Attributes, Op
 from mlvm.core.rules import common_dtype
-from mlvm.core.types import DType, TensorType, bool_
+from mlvm.core.types import DType, TensorType, bool_, f32, f64
 from mlvm.machines.native import _native
 
 ROWS: Final = frozenset(_native.rows())
@@ -27,10 +27,12 @@ _COSTS: Final = {
 
 
 class Row(NamedTuple):
-    """The name of a row function, the dtypes of its operands, and what it costs an element."""
+    """The name of a row function, the dtypes of its operands and its result, and what it costs an
+    element. Operands of other dtypes are converted; of a result that is a half, that in f32 is."""
 
     name: str
     dtypes: tuple[DType, ...]
+    result: DType
     cost: float
 
 
@@ -41,25 +43,37 @@ def row_of(
     cost = out.dtype.itemsize * _COSTS.get(op.name, _SIMPLE)
     name, dtypes = op.name, tuple([x.dtype for x in operands])
     if name == "where":
-        return Row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), cost)
+        return Row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), out.dtype, cost)
     if name == "astype" and dtypes != (out.dtype,):
-        row = conversion(dtypes[0], out.dtype)
-        return Row(row, dtypes, cost) if row in ROWS else None
+        through = _through(dtypes[0], out.dtype)
+        row = conversion(through, out.dtype)
+        return Row(row, (through,), out.dtype, cost) if row in ROWS else None
     if (
         name in ("copy", "broadcast_to", "astype")
         or (name in _ROUNDING and out.dtype.is_integer)
         or (name == "abs" and out.dtype.kind == "unsigned")
         or (name in ("real", "conj") and dtypes[0].kind != "complex")
     ):
-        return Row(f"copy_{out.dtype.itemsize}", dtypes, cost)
+        return Row(f"copy_{out.dtype.itemsize}", dtypes, out.dtype, cost)
     if name in ("gelu", "gelu_vjp"):
         form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
         name = name.replace("gelu", form)
     dtype = common_dtype(operands)
     if out.dtype.is_float and not dtype.is_inexact:
         dtype = out.dtype  # exp and the like, of integers
-    row = f"{name}_{dtype}"
-    return Row(row, (dtype,) * len(dtypes), cost) if row in ROWS else None
+    dtype = f32 if dtype.is_half else dtype
+    row, result = f"{name}_{dtype}", f32 if out.dtype.is_half else out.dtype
+    return Row(row, (dtype,) * len(dtypes), result, cost) if row in ROWS else None
+
+
+def _through(x: DType, out: DType) -> DType:
+    """The dtype from which x becomes `out`: a half is widened first, and what becomes one is in a
+    float that has all of its values (an integer of more than 53 bits is rounded to one)."""
+    if x.is_half and out is not f32:
+        return f32
+    if out.is_half and not (x.is_float or x.is_half):
+        return f32 if x.itemsize <= 2 else f64
+    return x
 
 
 def conversion(x: DType, y: DType) -> str:

@@ -327,6 +327,74 @@ BOOL(CONVERSIONS)
 INTEGERS(CONVERSIONS)
 FLOATS(CONVERSIONS)
 
+/* --- halves: f16 is IEEE 754's binary16, bf16 the upper half of an f32 --- */
+
+static inline float float_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t bits_of_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float widen_bf16(uint16_t x)
+{
+    return float_of_bits((uint32_t)x << 16);
+}
+
+/* To nearest even: half a unit of the last place, or one less where that is even, carries. */
+static inline uint16_t narrow_bf16(float x)
+{
+    uint32_t bits = bits_of_float(x), upper = bits >> 16;
+    uint32_t rounded = (bits + 0x7FFF + (upper & 1)) >> 16;
+    return (uint16_t)(x != x ? upper | 0x40 : rounded);
+}
+
+/* The product moves the exponent from where f16 has it, subnormal numbers too; it is exact. */
+static inline float widen_f16(uint16_t x)
+{
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7FFF) << 13;
+    uint32_t bits = bits_of_float(float_of_bits(rest) * 0x1p112f);
+    return float_of_bits(sign | (rest >= 0x0F800000 ? rest | 0x7F800000 : bits));
+}
+
+/* To nearest even. The sum that a subnormal result is read from rounds it at its last bit. */
+static inline uint16_t narrow_f16(float x)
+{
+    uint32_t all = bits_of_float(x), sign = all >> 16 & 0x8000, bits = all & 0x7FFFFFFF;
+    uint32_t small = bits_of_float(float_of_bits(bits) + 0.5f) - 0x3F000000;
+    uint32_t normal = (bits - 0x38000000 + 0xFFF + (bits >> 13 & 1)) >> 13;
+    uint32_t nan = 0x7E00 | (bits >> 13 & 0x1FF);
+    uint32_t rest = bits < 0x38800000 ? small : normal;
+    rest = bits >= 0x47800000 ? 0x7C00 : rest;
+    rest = bits > 0x7F800000 ? nan : rest;
+    return (uint16_t)(sign | rest);
+}
+
+/* An f64 as an f32 with an odd last bit where it is between two: rounded again, that gives what the
+ * f64 does. */
+static inline float to_odd(double x)
+{
+    float nearest = (float)x;
+    uint32_t bits = bits_of_float(nearest);
+    bits -= fabs((double)nearest) > fabs(x);
+    bits |= nearest != x && x == x;
+    return float_of_bits(bits);
+}
+
+#define HALF(t, T, W)                                                                    \
+    UNARY(astype_##t##_f32, float, uint16_t, widen_##t(x))                               \
+    UNARY(astype_f32_##t, uint16_t, float, narrow_##t(x))                                \
+    UNARY(astype_f64_##t, uint16_t, double, narrow_##t(to_odd(x)))
+#define HALVES(X) X(f16, , ) X(bf16, , )
+HALVES(HALF)
+
 /* --- the table --- */
 
 #define ROW(name) {#name, name##_row},
@@ -350,6 +418,7 @@ FLOATS(CONVERSIONS)
     ROW(gelu_tanh_vjp_##t) ROW(gelu_erf_vjp_##t)          \
     ROW(logaddexp_##t)
 #define ROWS_OF_FUNCTION(name) ROW(name##_f32) ROW(name##_f64)
+#define ROWS_OF_HALF(t, T, W) ROW(astype_##t##_f32) ROW(astype_f32_##t) ROW(astype_f64_##t)
 #define ROWS_OF_SIZE(size, T, unused) ROW(where_##size) ROW(copy_##size)
 
 const RowEntry TARGETED(elementwise_rows)[] = {
@@ -360,7 +429,7 @@ const RowEntry TARGETED(elementwise_rows)[] = {
     BOOL(ROWS_OF_BITS) INTEGERS(ROWS_OF_BITS) INTEGERS(ROWS_OF_INTEGERS)
     FLOATS(ROWS_OF_FLOATS) FUNCTIONS(ROWS_OF_FUNCTION) SIZES(ROWS_OF_SIZE)
     ROW(logical_and_bool) ROW(logical_or_bool) ROW(logical_xor_bool) ROW(logical_not_bool)
-    ROW(bitwise_invert_bool)
+    ROW(bitwise_invert_bool) HALVES(ROWS_OF_HALF)
     {NULL, NULL}
     /* clang-format on */
 };

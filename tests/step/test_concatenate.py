@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import ProgramError
-from mlvm.core.program.concatenate import Launch, concatenate
 from mlvm.core.program.program import Function, Program
 from mlvm.core.vm import VM
+from mlvm.step.concatenate import Launch, concatenate
 from tests.core.programs import ADD_INTO, f32s, instruction, put, straight
 
 one_op = st.tuples(

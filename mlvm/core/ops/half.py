@@ -1,0 +1,181 @@
+"""Floats of 16 bits, f16 (IEEE 754 binary16) and bf16 (the upper half of an f32): tensors store
+them, and ops compute with them in f32.
+
+An op with a half among its operands, or as its result, runs the kernel that f32 has: its half
+operands are widened, which is exact, and the result is rounded once, to nearest even. So sums and
+products are accumulated in f32. What only moves elements moves those of 16 bits as they are.
+
+numpy has f16, and no bf16: the dtype of our arrays of these is one that it stores, and refuses to
+compute with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.op import Kernel, Op
+from mlvm.core.ops.blocks import BLOCK_SIZE, blocks, memory_of
+from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64
+
+Convert: TypeAlias = Callable[[Array, Array], None]
+
+_PLACES: Final = frozenset({"condition", "indices", "mask", "start"})
+"""Operands that say where elements are, not what they are."""
+
+
+def is_half(x: Array | TensorType) -> bool:
+    """Whether the elements are f16 or bf16."""
+    return x.dtype.itemsize == 2 and x.dtype in (f16.numpy, bf16.numpy)
+
+
+def have_halves(arrays: Iterable[Array | TensorType]) -> bool:
+    """Whether any of these have."""
+    arrays = tuple(arrays)
+    return 2 in [x.dtype.itemsize for x in arrays] and any(map(is_half, arrays))
+
+
+def suited(op: Op, kernel: Kernel, arrays: Iterable[Array | TensorType]) -> Kernel:
+    """What runs the op on these arrays, or types: the kernel, or `run` with it where one of them
+    has halves and the kernel does not say `takes_halves`."""
+    if not have_halves(arrays) or getattr(kernel, "takes_halves", False):
+        return kernel
+    return partial(run, op, kernel, convert)
+
+
+class OnHalves:
+    """What stands for the binding of an op's name in a call on these arrays, some of which have
+    halves: its `kernel` is one that suits them. All else is the binding's, also when it changes."""
+
+    def __init__(self, binding: Any, arrays: Sequence[Array]) -> None:
+        self._binding = binding
+        self._arrays = arrays
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._binding, name)
+
+    @property
+    def kernel(self) -> Kernel:
+        callee = self._binding.callee
+        if callee.kernel is None or not hasattr(callee, "op"):  # no op has the name any more
+            return self._binding.kernel  # type: ignore[no-any-return]
+        kernel = suited(callee.op, callee.kernel, self._arrays)
+        return self._binding.watched(kernel)  # type: ignore[no-any-return]
+
+
+def takes_halves(kernel: Kernel) -> Kernel:
+    """Say of a kernel that it is to get halves as they are."""
+    setattr(kernel, "takes_halves", True)  # noqa: B010
+    return kernel
+
+
+def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attributes: Any) -> Any:
+    """The op on arrays some of which have halves, by a kernel that takes none, and by what converts
+    from one dtype to another."""
+    if op.name == "astype":
+        return convert(*arrays)
+    outs, operands = ((), arrays) if op.dynamic else (arrays[:1], arrays[1:])
+    if op.moves and _is_moved(op, outs, operands):
+        moved = kernel(*[x.view(np.uint16) if is_half(x) else x for x in arrays], **attributes)
+        return moved.view(operands[0].dtype) if op.dynamic else None
+    wide = list(operands)
+    for i, x in enumerate(operands):
+        if is_half(x):
+            wide[i] = memory_of(*x.shape, dtype=f32.numpy)
+            convert(wide[i], x)
+    if op.dynamic or not is_half(arrays[0]):
+        return kernel(*outs, *wide, **attributes)
+    computed = f64 if op.room == "creation" else f32
+    if attributes.get("dtype") in (f16.name, bf16.name):
+        attributes["dtype"] = computed.name
+    out = arrays[0]
+    result = memory_of(*out.shape, dtype=computed.numpy)
+    kernel(result, *wide, **attributes)
+    if op.name == "uniform":  # rounded towards 0, so that it stays below 1
+        bits = result.view(np.uint32)
+        bits &= np.uint32(0xFFFFE000 if out.dtype == f16.numpy else 0xFFFF0000)
+    convert(out, result)
+    return None
+
+
+def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
+    """Whether result and operands have one dtype, but for operands that say where elements are."""
+    names = [*op.inputs, *op.inputs[-1:] * (len(operands) - len(op.inputs))]
+    values = [x for name, x in zip(names, operands, strict=True) if name not in _PLACES]
+    return len({x.dtype for x in (*outs, *values)}) == 1
+
+
+def convert(out: Array, x: Array) -> None:
+    """The values of x in the dtype of `out`, where one of the two is a half: rounded once, an
+    integer of more than 53 bits first to f64."""
+    if is_half(x):
+        x = widened(x)
+    if is_half(out):
+        narrow(out, x)
+    else:
+        np.copyto(out, x, casting="unsafe")
+
+
+def cast(x: Array, dtype: DType) -> Array:
+    """The array in that dtype, each element converted as `astype` does; itself if it has that."""
+    if x.dtype == dtype.numpy:
+        return x
+    out = np.empty(x.shape, dtype.numpy)
+    with np.errstate(all="ignore"):
+        convert(out, x)
+    return out
+
+
+def shown(x: Array) -> Array:
+    """The array, as numpy can compute with it: bf16 in f32."""
+    return widened(x) if x.dtype == bf16.numpy else x
+
+
+def widened(x: Array) -> Array:
+    """The halves in f32, which has all of their values."""
+    out = memory_of(*x.shape, dtype=f32.numpy)
+    if x.dtype == f16.numpy:
+        np.copyto(out, x)
+    else:
+        bits = out.view(np.uint32)
+        np.copyto(bits, x.view(np.uint16))
+        np.left_shift(bits, 16, bits)
+    return out
+
+
+def narrow(out: Array, x: Array) -> None:
+    """Write real numbers as halves, rounded to nearest even: what is too large becomes an infinity,
+    and a nan stays one."""
+    if out.dtype == f16.numpy:
+        np.copyto(out, x, casting="unsafe")  # numpy rounds once, of f64 too
+        return
+    if x.size > BLOCK_SIZE and x.flags.c_contiguous and out.flags.c_contiguous:
+        flat_out, flat = out.reshape(-1), x.reshape(-1)
+        for block in blocks(x.size):
+            _write_bf16(flat_out[block], flat[block])
+    else:
+        _write_bf16(out, x)
+
+
+def _write_bf16(out: Array, x: Array) -> None:
+    if x.dtype != np.float32:
+        x = _to_odd(x.astype(np.float64, copy=False))
+    bits: Array = np.asarray(x).view(np.uint32)
+    upper = np.right_shift(bits, 16)
+    # Half a unit of the last place, or one less where that is even, carries into the upper half.
+    rounded = np.right_shift(bits + (0x7FFF + (upper & np.uint32(1))), 16)
+    np.copyto(out.view(np.uint16), np.where(np.isnan(x), upper | 0x40, rounded), casting="unsafe")
+
+
+def _to_odd(x: Array) -> Array:
+    """f64 as f32, what is between two of these as the one with an odd last bit: rounding that to
+    fewer bits gives what rounding x does (Boldo and Melquiond, "Emulation of FMA and correctly
+    rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57, 2008)."""
+    nearest = np.asarray(x.astype(np.float32))
+    bits = nearest.view(np.uint32)
+    bits -= np.abs(nearest) > np.abs(x)
+    bits |= (nearest != x) & (x == x)
+    return nearest

@@ -1,0 +1,378 @@
+"""f16 and bf16: how they promote and convert, and every op against its kernel for f32."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from mlvm.core.errors import OpError
+from mlvm.core.op import OPS
+from mlvm.core.ops import half
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64, promote
+from mlvm.core.vm import VM
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native import extension
+from tests.core.ops.cases import CASES, Case
+
+HALVES = (f16, bf16)
+REFERENCE, WORKERS = VM("reference"), LocalVM("workers", workers=2, native=False)
+MACHINES = [REFERENCE, WORKERS]
+if extension.EXTENSION is not None:
+    MACHINES += [LocalVM("native", native=True), LocalVM("threads", native=True, threads=3)]
+
+
+def bits(x: Array) -> Array:
+    """What tells equal values apart: the bytes of each element, of any nan those of one."""
+    x = np.asarray(x)
+    if x.dtype in (f16.numpy, bf16.numpy):
+        return np.where(np.isnan(half.widened(x)), np.uint16(0x7FFF), x.view(np.uint16))
+    if x.dtype.kind in "fc":
+        x = np.where(np.isnan(x), x.dtype.type(np.nan), x)
+    return np.ascontiguousarray(x).view(np.uint8)
+
+
+# --- conversion ----------------------------------------------------------------------
+
+
+def exactly(value: float, dtype: DType) -> float:
+    """The value rounded to nearest even by the definition: among the halves next to it."""
+    significant, lowest = (11, -24) if dtype is f16 else (8, -133)
+    if value == 0 or not np.isfinite(value):
+        return value
+    exponent = max(int(np.frexp(value)[1]) - significant, lowest)
+    rounded = float(np.ldexp(np.rint(np.ldexp(value, -exponent)), exponent))
+    most = 65504.0 if dtype is f16 else float(2.0**128 - 2.0**120)
+    return rounded if abs(rounded) <= most else float(np.copysign(np.inf, value))
+
+
+def near_halves(draw: Any, dtype: DType) -> float:
+    """A half, the middle of two, or what is next to either as an f32 or f64."""
+    words = draw(st.integers(0, 0x7BFF if dtype is f16 else 0x7F7F))
+    pair = np.array([words, words + 1], np.uint16).view(dtype.numpy)
+    low, high = half.widened(pair).astype(np.float64)
+    value = draw(st.sampled_from([low, low + (min(high, 2.0**128) - low) / 2]))
+    step = draw(st.sampled_from([-1.0, 0.0, 1.0])) * draw(st.sampled_from([2.0**-23, 2.0**-50]))
+    return float(value * (1 + step) * draw(st.sampled_from([1, -1])))
+
+
+@given(st.data(), st.sampled_from(HALVES), st.sampled_from([f32, f64]))
+def test_values_are_rounded_once_to_nearest_even(data: Any, dtype: DType, source: DType) -> None:
+    values = np.array([near_halves(data.draw, dtype) for _ in range(8)]).astype(source.numpy)
+    expected = [exactly(float(x), dtype) for x in values]
+    for vm in MACHINES[::2]:
+        found = launched(vm, "astype", [values], dtype=dtype.name)
+        np.testing.assert_array_equal(half.widened(found), expected)
+
+
+@given(arrays(np.uint16, (16,), elements=st.integers(0, 0xFFFF)), st.sampled_from(HALVES))
+def test_halves_survive_the_way_through_f32(words: Array, dtype: DType) -> None:
+    x = words.view(dtype.numpy)
+    for vm in MACHINES[::2]:
+        wide = launched(vm, "astype", [x], dtype="f32")
+        assert np.array_equal(bits(launched(vm, "astype", [wide], dtype=dtype.name)), bits(x))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_half_becomes_what_numpy_and_the_machines_agree_on(dtype: DType) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy)
+    wide = half.widened(every)
+    if dtype is f16:
+        expected = every.astype(np.float32)
+    else:
+        expected = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    assert np.array_equal(bits(wide), bits(expected))
+    for vm in MACHINES[1:]:
+        for to in ("f32", "f64", "bool", "f16", "bf16", "c64"):
+            ours = launched(vm, "astype", [every], dtype=to)
+            assert np.array_equal(
+                bits(ours), bits(launched(REFERENCE, "astype", [every], dtype=to))
+            )
+
+
+def test_integers_become_halves_with_one_rounding() -> None:
+    whole = np.array([0, 1, -257, 2049, 2051, 65519, 65520, 2**24 + 1, 2**31 - 1], np.int64)
+    for vm, dtype in itertools.product(MACHINES, HALVES):
+        for kind in (np.int64, np.int32, np.uint16, np.uint8):
+            x = whole.astype(kind)
+            found = half.widened(launched(vm, "astype", [x], dtype=dtype.name))
+            assert found.tolist() == [exactly(float(n), dtype) for n in x]
+
+
+def test_numpy_does_not_compute_with_bf16() -> None:
+    x = half.cast(np.array([1.5, 2.0]), bf16)
+    with pytest.raises(TypeError):
+        x + x
+    untyped: Any = bf16
+    for convert in (np.ones(2).astype, np.dtype):
+        with pytest.raises(TypeError):
+            convert(untyped)  # by its name alone, numpy would convert to it by integer parts
+    assert half.shown(x).tolist() == [1.5, 2.0]
+    assert TensorType.of(x) is TensorType("bf16", (2,))
+
+
+def test_torch_and_ml_dtypes_round_alike() -> None:
+    torch = pytest.importorskip("torch")
+    drawn = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32).view(np.float32)
+    drawn = drawn[~np.isnan(drawn)]
+    for dtype, other in ((f16, torch.float16), (bf16, torch.bfloat16)):
+        theirs = torch.tensor(drawn).to(other).view(torch.int16).numpy().view(np.uint16)
+        assert np.array_equal(half.cast(drawn, dtype).view(np.uint16), theirs)
+
+
+def test_promotion_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    theirs = {
+        "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
+        "i32": torch.int32, "i64": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
+        "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64,
+        "c128": torch.complex128,
+    }  # fmt: skip
+    names = {dtype: name for name, dtype in theirs.items()}
+    for name, other in itertools.product(theirs, HALVES):
+        if (name, other) == ("c64", f16):  # which has a complex number of its own there
+            continue
+        expected = names[torch.promote_types(theirs[name], theirs[other.name])]
+        assert promote(DType.named(name), other).name == expected
+        assert promote(other, DType.named(name)).name == expected
+
+
+# --- ops -----------------------------------------------------------------------------
+
+
+def launched(vm: VM, name: str, operands: Sequence[Array], **attributes: Any) -> Array:
+    """The op's result on a VM: written where it has a type beforehand."""
+    op = OPS[name]
+    bound = op.bind(attributes)
+    type = op.infer([TensorType.of(x) for x in operands], bound)
+    handles = [vm.alloc_tensor(TensorType.of(x)) for x in operands]
+    for handle, x in zip(handles, operands, strict=True):
+        vm.write(handle, x)
+    try:
+        if type is None:
+            [result] = vm.launch(Program.of_op(name, len(handles), bound, 1), handles)
+            return result
+        handles = [vm.alloc_tensor(type), *handles]
+        vm.launch(Program.of_op(name + ".out", len(handles), bound, 0), handles)
+        written = vm.read(handles[0])
+        [made] = vm.launch(Program.of_op(name, len(handles) - 1, bound, 1), handles[1:])
+        assert np.array_equal(bits(made), bits(written))
+        return written
+    finally:
+        for handle in handles:
+            vm.dealloc_tensor(handle)
+
+
+def halved(case: Case, dtype: DType) -> tuple[list[Array], dict[str, Any]]:
+    """The case with halves for its floats, in operands and in the attribute `dtype`."""
+    named = case.attributes.get("dtype") in ("f32", "f64")
+    attributes = {**case.attributes, **({"dtype": dtype.name} if named else {})}
+    with np.errstate(all="ignore"):
+        floats = [half.cast(x, dtype) if x.dtype.kind == "f" else x for x in case.inputs]
+    return floats, attributes
+
+
+def _cases() -> list[Any]:
+    """The first case with floats, or with a float dtype, of every op; those without are of ops of
+    integers and bools."""
+    found = []
+    for name, cases in CASES.items():
+        suited = [
+            case
+            for case in cases
+            if any(x.dtype.kind == "f" for x in case.inputs)
+            or case.attributes.get("dtype") in ("f32", "f64")
+        ]
+        found += [pytest.param(name, case, id=f"{name}-{i}") for i, case in enumerate(suited[:1])]
+    return found
+
+
+@pytest.mark.parametrize(("name", "case"), _cases())
+def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
+    op = OPS[name]
+    for dtype in HALVES:
+        operands, attributes = halved(case, dtype)
+        type = op.infer([TensorType.of(x) for x in operands], op.bind(attributes))
+        wide = [half.widened(x) if half.is_half(x) else x for x in operands]
+        computed = "f64" if op.room == "creation" else "f32"
+        if "dtype" in attributes and name != "astype":
+            attributes_in_f32 = {**attributes, "dtype": computed}
+        else:
+            attributes_in_f32 = attributes
+        results = {vm: launched(vm, name, operands, **attributes) for vm in MACHINES}
+        for vm, found in results.items():
+            exact = launched(vm, name, wide, **attributes_in_f32)
+            if type is not None:
+                assert TensorType.of(found) is type
+                if name == "uniform":
+                    assert (half.widened(found) < 1).all()
+                    assert (half.widened(found) <= exact).all()
+                    continue
+                exact = half.cast(exact, type.dtype)
+            elif op.moves:
+                exact = half.cast(exact, dtype)
+            assert np.array_equal(bits(found), bits(exact)), vm.name
+
+
+def test_the_walk_leaves_no_op_of_floats_out() -> None:
+    walked = {param.values[0] for param in _cases()}
+    left = set(OPS) - walked
+    for name in left:
+        op = OPS[name]
+        defaults = {each.name: each.default for each in op.attributes.values()}
+        for dtype in HALVES:
+            operands = [TensorType(dtype, (2, 2))] * max(1, len(op.inputs))
+            with pytest.raises((OpError, TypeError)):
+                op.infer(operands, defaults)
+
+
+@pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_sum_is_accumulated_in_f32(vm: VM, dtype: DType) -> None:
+    """In the half itself it would stop growing at 2048, or at 256."""
+    ones = half.cast(np.ones(5000), dtype)
+    assert half.widened(launched(vm, "sum", [ones])) == exactly(5000.0, dtype)
+    row = ones.reshape(1, -1)
+    product = launched(vm, "matmul", [row, row], transpose_y=True)
+    assert half.widened(product) == exactly(5000.0, dtype)
+
+
+@pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
+def test_operands_of_several_dtypes(vm: VM) -> None:
+    x = np.array([0.1, 1.0, 300.0])
+    values = {dtype: half.cast(x, dtype) for dtype in (f16, bf16, f32, f64)}
+    whole = np.array([1, 2, 3])
+    for a, b in itertools.product((f16, bf16), (f16, bf16, f32, f64)):
+        out = promote(a, b)
+        found = launched(vm, "multiply", [values[a], values[b]])
+        assert TensorType.of(found).dtype is out
+        wide = np.float64 if out is f64 else np.float32
+        exact = half.shown(values[a]).astype(wide) * half.shown(values[b]).astype(wide)
+        assert np.array_equal(bits(found), bits(half.cast(exact, out)))
+    for dtype in HALVES:
+        for name in ("add", "less", "where", "concat"):
+            operands = [values[dtype], whole]
+            first = [np.array([True, False, True])] if name == "where" else []
+            found = launched(vm, name, [*first, *operands])
+            exact = launched(vm, name, [*first, half.widened(values[dtype]), whole])
+            assert np.array_equal(bits(found), bits(half.cast(exact, TensorType.of(found).dtype)))
+
+
+@pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_chain_has_the_bits_of_its_links(vm: VM, dtype: DType) -> None:
+    rng = np.random.default_rng(3)
+    shape = (3, 700)
+    x, y = (half.cast(rng.normal(size=shape), dtype) for _ in range(2))
+    w = half.cast(rng.normal(size=(700, 5)), dtype)
+    chain = [["add", -1, 2, 3], ["tanh", -2, -1], ["multiply", 0, -2, 2], ["sum", 1, 0, {"axis": 1, "keepdims": False, "dtype": None}]]  # fmt: skip  # noqa: E501
+    outs = [TensorType(dtype, shape), TensorType(dtype, (3,))]
+    program = Program.of_op("fused", 4, {"chain": chain, "outputs": 2}, 0)
+    handles = [vm.alloc_tensor(type) for type in [*outs, *map(TensorType.of, (x, y))]]
+    vm.write(handles[2], x)
+    vm.write(handles[3], y)
+    vm.launch(program, handles)
+    step = partial(launched, vm)
+    product = step("multiply", [step("tanh", [step("add", [x, y])]), x])
+    assert np.array_equal(bits(vm.read(handles[0])), bits(product))
+    assert np.array_equal(bits(vm.read(handles[1])), bits(step("sum", [product], axis=1)))
+    headed = [["matmul", -1, 1, 2, {"transpose_x": False, "transpose_y": False}], ["exp", 0, -1]]
+    program = Program.of_op("fused", 3, {"chain": headed, "outputs": 1}, 0)
+    handles = [vm.alloc_tensor(TensorType(dtype, (3, 5))), handles[2], vm.alloc_tensor(TensorType.of(w))]  # fmt: skip  # noqa: E501
+    vm.write(handles[2], w)
+    vm.launch(program, handles)
+    expected = step("exp", [step("matmul", [x, w])])
+    assert np.array_equal(bits(vm.read(handles[0])), bits(expected))
+
+
+def test_machines_give_the_same_bits() -> None:
+    """Where the kernels of f32 do: nothing is added by how halves are converted."""
+    rng = np.random.default_rng(4)
+    for dtype, n in itertools.product(HALVES, (1, 513, 70_000)):
+        x, y = (half.cast(rng.normal(size=n) * 100, dtype) for _ in range(2))
+        for name, operands in {
+            "add": [x, y], "divide": [x, y], "sqrt": [x], "less": [x, y], "maximum": [x, y],
+            "floor": [x], "flip": [x], "isnan": [x], "negative": [x], "square": [y],
+        }.items():  # fmt: skip
+            results = [bits(launched(vm, name, operands)) for vm in MACHINES]
+            assert all(np.array_equal(results[0], other) for other in results[1:]), (name, n)
+
+
+@pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
+def test_in_place(vm: VM) -> None:
+    x = half.cast(np.array([1.0, 2.0, 3.0, 4.0]), bf16)
+    handle, other = (vm.alloc_tensor(TensorType.of(x)) for _ in range(2))
+    vm.write(handle, x)
+    vm.write(other, x)
+    vm.launch(Program.of_op("add.out", 3, {}, 0), [handle, handle, other])
+    assert half.widened(vm.read(handle)).tolist() == [2.0, 4.0, 6.0, 8.0]
+    part = vm.alloc_tensor(TensorType(bf16, (2,)))
+    vm.write(part, x[:2])
+    attributes = {"start": (1,), "step": (2,)}
+    vm.launch(Program.of_op("slice_add.out", 3, attributes, 0), [handle, handle, part])
+    assert half.widened(vm.read(handle)).tolist() == [2.0, 5.0, 6.0, 10.0]
+    attributes = {"start": (0,), "length": (2,), "step": (1,)}
+    vm.launch(Program.of_op("slice_set.out", 3, attributes, 0), [handle, handle, part])
+    assert half.widened(vm.read(handle)).tolist() == [1.0, 2.0, 6.0, 10.0]
+
+
+def test_an_index_out_of_range_is_named() -> None:
+    x = half.cast(np.ones((3, 2)), bf16)
+    for vm in MACHINES:
+        with pytest.raises(OpError, match=r"index 3 .*out of range"):
+            launched(vm, "take", [x, np.array([3])], axis=0)
+
+
+def test_kernels_of_ones_own_get_f32() -> None:
+    seen = []
+
+    def add(out: Array, x: Array, y: Array) -> None:
+        seen.append({a.dtype.name for a in (out, x, y)})
+        np.add(x, y, out)
+
+    vm = VM(kernels={"add": add})
+    x = half.cast(np.array([1.5]), bf16)
+    assert half.widened(launched(vm, "add", [x, x])).tolist() == [3.0]
+    assert seen == [{"float32"}] * 2
+
+
+def test_an_instrument_sees_the_halves_themselves() -> None:
+    class Watch:
+        def __init__(self) -> None:
+            self.seen: list[list[str]] = []
+
+        def before(self, name: str, params: Sequence[Any], attributes: Any) -> None:
+            self.seen.append([str(TensorType.of(x)) for x in params])
+
+        def after(self, *_: Any) -> None:
+            pass
+
+    x = half.cast(np.array([1.5]), bf16)
+    for vm in MACHINES:
+        watch = Watch()
+        with vm.instrumented(watch):
+            launched(vm, "add", [x, x])
+        assert watch.seen[0] == ["bf16[1]"] * 3
+
+
+@pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_zero_of_either_sign_is_false(vm: VM, dtype: DType) -> None:
+    program = assemble(
+        ".const one i64[] 1\n.const zero i64[] 0\n.func main 0 *\n    load_arg 0\n"
+        "    jump_if_false no\n    push_const one\n    halt\nno:\n    push_const zero\n    halt\n"
+    )
+    handle = vm.alloc_tensor(TensorType(dtype))
+    for value, expected in ((0.0, 0), (-0.0, 0), (1e-7, 1), (float("nan"), 1)):
+        vm.write(handle, half.cast(np.array(value), dtype))
+        [found] = vm.launch(program, [handle])
+        assert found == expected
