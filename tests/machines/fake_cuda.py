@@ -1,11 +1,13 @@
 """Devices that are none: memory, streams, events and graphs with the names of `cupy.cuda`.
 
 Memory is numpy's, full of 0xFF bytes where CUDA gives none in particular, at addresses that no
-pointer of this process reaches. What a launch does, it does at once; while a stream is captured it
-is only noted, and `Graph.launch` does it again on the same memory. A wait or a transfer then ends
-the capture with CUDA's own error, and so does an allocation that no pool has at hand, but for the
-mode "relaxed" (CUDA Programming Guide, "Prohibited and Unhandled Operations"). What is copied to
-the host without blocking is there once something waits for it.
+pointer of this process reaches. A stream does what it was given as late as it may: once the host
+waits for it, or for an event behind it. Pinned memory is read and written then, other memory of the
+host is copied when the call is made; pinned memory that nobody has is handed out again at once.
+While a stream is captured, what it is given is only noted, and `Graph.launch` does it on the same
+memory. A wait then ends the capture with CUDA's own error, and so does an allocation that no pool
+has at hand, but for the mode "relaxed" (CUDA Programming Guide, "Prohibited and Unhandled
+Operations"). A transfer is a RuntimeError of CuPy's then, and the capture goes on.
 
 `Machine` counts. The module `cuda` that programs see is made by `fake_cupy`.
 """
@@ -14,10 +16,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -31,9 +36,11 @@ GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # cudaStreamCaptureMode
 class CUDARuntimeError(RuntimeError):
     """An error of the driver, by CUDA's name and number."""
 
+    __module__ = "cupy_backends.cuda.api.runtime"
     NAMES: Final = {
         2: ("cudaErrorMemoryAllocation", "out of memory"),
         101: ("cudaErrorInvalidDevice", "invalid device ordinal"),
+        700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
         900: (
             "cudaErrorStreamCaptureUnsupported",
             "operation not permitted when stream is capturing",
@@ -85,6 +92,10 @@ class Machine:
         self.used = [0] * devices
         self.counts = Counts()
         self.local = threading.local()
+        self.lock = threading.RLock()
+        self.made: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self.pinned: list[bytearray] = []
+        self.pinned_free: dict[int, list[bytearray]] = {}
         self.top = 0x7F00_0000_0000
         self.null = [Stream.of(0, i) for i in range(devices)]
         self.pool = MemoryPool()
@@ -106,6 +117,12 @@ class Machine:
         streams: dict[int, Stream] = self.local.__dict__.setdefault("streams", {})
         return streams
 
+    def stack(self, of: str) -> list[Any]:
+        """The thread's "devices" or "streams" that were current before, of all `with` statements:
+        they are not those of a Device or a Stream."""
+        stack: list[Any] = self.local.__dict__.setdefault(f"before_{of}", [])
+        return stack
+
     @property
     def stream(self) -> Stream:
         return self.streams.get(self.device, self.null[self.device])
@@ -114,21 +131,26 @@ class Machine:
         """The one door for all that computes."""
         self.counts.launches += 1
         if self.stream.nodes is None:
-            run()
+            self.stream.queue.append(run)
         else:
             self.stream.nodes.append(run)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """The host waits for a stream."""
+        """The host waits for a stream, or for all."""
         self.forbid_in_capture(stream)
         self.counts.waits += 1
-        for each in [stream] if stream else [*self.null, *self.streams.values()]:
-            each.settle()
+        for each in [stream] if stream else [*self.null, *self.made]:
+            each.run()
 
-    def transfer(self, way: str, stream: Stream | None = None) -> None:
+    def transfer(self, way: str, run: Launch, stream: Stream | None = None) -> None:
         """Bytes cross between host and device: "to_host" or "to_device"."""
-        self.forbid_in_capture(stream)
+        stream = stream or self.stream
+        if stream.nodes is not None:
+            raise RuntimeError(
+                "the current stream is capturing, so synchronous API calls are disallowed"
+            )
         setattr(self.counts, way, getattr(self.counts, way) + 1)
+        stream.queue.append(run)
 
     def forbid_in_capture(self, stream: Stream | None = None) -> None:
         stream = stream or self.stream
@@ -305,16 +327,15 @@ class MemoryPointer:
         self.copy_from_device_async(src, size)
 
     def copy_from_host_async(self, mem: Any, size: int, stream: Stream | None = None) -> None:
-        machine.transfer("to_device", stream)
-        self.bytes(size)[...] = _host(mem, size)
+        target, source = self.bytes(size), sent(_host(mem, size))
+        machine.transfer("to_device", lambda: target.__setitem__(..., source), stream)
 
     def copy_from_host(self, mem: Any, size: int) -> None:
         self.copy_from_host_async(mem, size)
 
     def copy_to_host_async(self, mem: Any, size: int, stream: Stream | None = None) -> None:
-        machine.transfer("to_host", stream)
-        target, found = _host(mem, size), self.bytes(size).copy()
-        (stream or machine.stream).pending.append(lambda: target.__setitem__(..., found))
+        target, source = _host(mem, size), self.bytes(size)
+        machine.transfer("to_host", lambda: target.__setitem__(..., source), stream)
 
     def copy_to_host(self, mem: Any, size: int) -> None:
         self.copy_to_host_async(mem, size)
@@ -369,19 +390,46 @@ def using_allocator(allocator: Callable[[int], MemoryPointer] | None = None) -> 
         machine.local.allocator = before
 
 
-class PinnedMemoryPointer(bytearray):
+class PinnedMemoryPointer:
     """`cupy.cuda.PinnedMemoryPointer`: host memory that numpy's `frombuffer` reads."""
 
     @property
     def ptr(self) -> int:
-        return ctypes.addressof(ctypes.c_char.from_buffer(self))
+        return ctypes.addressof(self)  # type: ignore[arg-type]
 
     def size(self) -> int:
-        return len(self)
+        return len(self)  # type: ignore[arg-type]
+
+
+@cache
+def _pinned_of(size: int) -> Any:
+    return type("PinnedMemoryPointer", (PinnedMemoryPointer, ctypes.c_uint8 * size), {})
 
 
 def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:
-    return PinnedMemoryPointer(max(size, 1))
+    """`cupy.cuda.alloc_pinned_memory`: the memory that was given back last, if it is of the size,
+    whatever a stream may still do with it."""
+    size = max(UNIT, 1 << (size - 1).bit_length())
+    free = machine.pinned_free.setdefault(size, [])
+    if free:
+        block = free.pop()
+    else:
+        block = bytearray(size)
+        machine.pinned.append(block)
+    pointer: PinnedMemoryPointer = _pinned_of(size).from_buffer(block)
+    weakref.finalize(pointer, free.append, block)
+    return pointer
+
+
+def sent(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What a copy of the array to a device reads when it runs: pinned memory as it is then, other
+    memory as it is now."""
+    address = array.ctypes.data
+    for block in machine.pinned if array.size else ():
+        skip = address - np.frombuffer(block, np.uint8).ctypes.data
+        if 0 <= skip < len(block):
+            return np.ndarray(array.shape, array.dtype, block, skip, array.strides)
+    return array.copy()
 
 
 class PinnedMemoryPool:
@@ -405,7 +453,6 @@ class Device:
 
     def __init__(self, device: int | Device | None = None) -> None:
         self.id = machine.device if device is None else int(device)
-        self._before: list[int] = []
 
     def __int__(self) -> int:
         return self.id
@@ -420,12 +467,13 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
     def __enter__(self) -> Device:
-        self._before.append(machine.device)
+        before = machine.device
         machine.device = self.id
+        machine.stack("devices").append(before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        machine.device = self._before.pop()
+        machine.device = machine.stack("devices").pop()
 
     def use(self) -> None:
         machine.device = self.id
@@ -464,6 +512,7 @@ class Stream:
     ) -> None:
         self._set(0 if null else id(self) or 2, machine.device)
         self.is_non_blocking = non_blocking
+        machine.made.add(self)
 
     @classmethod
     def of(cls, ptr: int, device_id: int) -> Stream:
@@ -478,8 +527,7 @@ class Stream:
         self.nodes: list[Launch] | None = None
         self.mode = RELAXED
         self.valid = True
-        self.pending: list[Launch] = []
-        self._before: list[tuple[int, Stream | None]] = []
+        self.queue: deque[Launch] = deque()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and self.ptr == other.ptr
@@ -487,29 +535,28 @@ class Stream:
     def __hash__(self) -> int:
         return self.ptr
 
-    def settle(self) -> None:
-        """The fake's own: what was on its way to the host arrives."""
-        pending, self.pending = self.pending, []
-        for copy in pending:
-            copy()
+    def run(self, until: _Mark | None = None) -> None:
+        """The fake's own: do what it was given, all or up to the mark."""
+        with machine.lock, np.errstate(all="ignore"):
+            while self.queue and not (until and until.passed):
+                self.queue.popleft()()
 
     def use(self) -> Stream:
         machine.streams[self.device_id] = self
         return self
 
     def __enter__(self) -> Stream:
-        self._before.append((self.device_id, machine.streams.get(self.device_id)))
+        machine.stack("streams").append((self.device_id, machine.streams.get(self.device_id)))
         return self.use()
 
     def __exit__(self, *_: object) -> None:
-        device_id, before = self._before.pop()
+        device_id, before = machine.stack("streams").pop()
         machine.streams[device_id] = before or machine.null[device_id]
 
     @property
     def done(self) -> bool:
         machine.forbid_in_capture(self)
-        self.settle()
-        return True
+        return not self.queue
 
     def synchronize(self) -> None:
         machine.wait(self)
@@ -520,7 +567,8 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        pass  # whatever was before an event has happened
+        if event.mark is not None:
+            self.queue.append(event.mark.reach)
 
     def begin_capture(self, mode: int | None = None) -> None:
         if self.ptr == 0:
@@ -541,24 +589,41 @@ class Stream:
         return self.nodes is not None
 
 
+class _Mark:
+    """A place in the row of what a stream was given."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.passed = False
+        stream.queue.append(self._pass)
+
+    def _pass(self) -> None:
+        self.passed = True
+
+    def reach(self) -> None:
+        self.stream.run(until=self)
+
+
 class Event:
     """`cupy.cuda.Event`"""
 
     def __init__(
         self, block: bool = False, disable_timing: bool = False, interprocess: bool = False
     ) -> None:
-        self._stream: Stream | None = None
+        self.mark: _Mark | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self._stream = stream or machine.stream
+        self.mark = _Mark(stream or machine.stream)
 
     def synchronize(self) -> None:
-        if self._stream is not None:
-            machine.wait(self._stream)
+        if self.mark is not None:
+            machine.forbid_in_capture(self.mark.stream)
+            machine.counts.waits += 1
+            self.mark.reach()
 
     @property
     def done(self) -> bool:
-        return self._stream is None or self._stream.done
+        return self.mark is None or self.mark.passed
 
 
 class Graph:
@@ -581,9 +646,7 @@ class Graph:
     def launch(self, stream: Stream | None = None) -> None:
         machine.forbid_in_capture(stream)
         machine.counts.replays += 1
-        with np.errstate(all="ignore"):
-            for run in self.nodes:
-                run()
+        (stream or machine.stream).queue.extend(self.nodes)
 
     def upload(self, stream: Stream | None = None) -> None:
         pass

@@ -105,8 +105,8 @@ def hosts(x: Any) -> Any:
 def compute(
     run: Callable[[], Any], out: ndarray | None = None, casting: str = "same_kind"
 ) -> ndarray:
-    """An array of what `run` gives, or `out` with it. While a stream is captured, `run` only tells
-    the type."""
+    """An array of what `run` gives once the stream comes to it, or `out` with that. Now `run` only
+    tells the type."""
     with np.errstate(all="ignore"):
         value = np.asarray(run())
     if out is None:
@@ -118,9 +118,8 @@ def compute(
         raise ValueError("Out shape is mismatched")
     if not np.can_cast(value.dtype, out.dtype, casting):
         raise TypeError(f"output operand: Cannot cast {value.dtype} to {out.dtype} by {casting}")
-    captured = fake_cuda.machine.stream.nodes is not None
     if target.size:
-        fake_cuda.machine.launch(lambda: _write(target, run() if captured else value))
+        fake_cuda.machine.launch(lambda: _write(target, run()))
     return out
 
 
@@ -131,10 +130,10 @@ def _write(target: Any, value: Any) -> None:
 
 def to_device(x: Any, dtype: Any = None) -> ndarray:
     """`cupy.array` of what lies on the host."""
-    found = np.asarray(x, dtype)
-    fake_cuda.machine.transfer("to_device")
+    found = np.array(x, dtype)
     array = ndarray(found.shape, found.dtype)
-    array._host[...] = found
+    target = array._host
+    fake_cuda.machine.transfer("to_device", lambda: target.__setitem__(..., found))
     return array
 
 
@@ -147,6 +146,9 @@ def _by_library(name: str) -> None:
 
 
 def _wait() -> None:
+    """As for a value that is read, but that is not counted."""
+    if fake_cuda.machine.stream.nodes is not None:
+        fake_cuda.machine.transfer("to_host", lambda: None)  # which refuses
     fake_cuda.machine.wait(fake_cuda.machine.stream)
 
 
@@ -423,11 +425,10 @@ class ndarray:
                 raise ValueError(f"Shape mismatch. Expected {self.shape}, actual {out.shape}")
         elif not self.size:
             return np.empty(self.shape, self.dtype)
-        stream = stream or fake_cuda.machine.stream
-        fake_cuda.machine.transfer("to_host", stream)
+        stream = stream or fake_cuda.get_current_stream(self.data.device_id)
         target = np.empty(self.shape, self.dtype, order) if out is None else out
-        found = self._host.copy()
-        stream.pending.append(lambda: target.__setitem__(..., found))
+        source = self._host
+        fake_cuda.machine.transfer("to_host", lambda: target.__setitem__(..., source), stream)
         if blocking:
             fake_cuda.machine.wait(stream)
         return target
@@ -441,8 +442,8 @@ class ndarray:
             raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
         if not self.flags.forc:
             raise RuntimeError("Cannot set to non-contiguous array")
-        fake_cuda.machine.transfer("to_device", stream)
-        self._host[...] = arr
+        target, source = self._host, fake_cuda.sent(arr)
+        fake_cuda.machine.transfer("to_device", lambda: target.__setitem__(..., source), stream)
 
     def item(self) -> Any:
         if self.size != 1:
@@ -881,15 +882,48 @@ def _as_numpy(name: str, waits: bool = False, library: str = "") -> None:
     run = np
     for part in name.split("."):
         run = getattr(run, part)
+    names = list(signature(TABLE["functions"][name]).parameters)
+    place = names.index("out") if "out" in names else len(names)
 
     @_function(name)
-    def call(*args: Any, out: Any = None, **options: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        options |= zip(names[place:], args[place:], strict=False)
+        out = options.pop("out", None)
         if waits:
             _wait()
         if library:
             _by_library(library)
-        found, options = hosts(args), hosts(options)
+        found, options = hosts(args[:place]), hosts(options)
         return compute(lambda: run(*found, **options), out)
+
+
+class Plan:
+    """cuFFT's plan of a transform, with the memory that it works in."""
+
+    alive = True
+
+
+def _transform(name: str) -> None:
+    """Declare a transform. A thread keeps the plans of the last 16 kinds (`cupy/fft/_cache.pyx`);
+    a graph keeps none."""
+    run = getattr(np.fft, name)
+
+    @_function(f"fft.{name}")
+    def call(a: Any, *args: Any, **options: Any) -> Any:
+        x, machine = host(a), fake_cuda.machine
+        plans: dict[str, Plan] = machine.local.__dict__.setdefault("plans", {})
+        kind = repr((name, x.shape, x.dtype, args, options))
+        plan = plans[kind] = plans.pop(kind, None) or Plan()
+        if len(plans) > 16:
+            plans.pop(next(iter(plans))).alive = False
+        recorded = machine.stream.nodes is not None
+
+        def transformed() -> Any:
+            if recorded and not plan.alive:
+                raise fake_cuda.CUDARuntimeError(700)
+            return run(x, *args, **options)
+
+        return compute(transformed)
 
 
 def _as_method(name: str) -> None:
@@ -904,13 +938,14 @@ def _as_method(name: str) -> None:
 
 
 for _name in words(
-    "where concatenate stack zeros_like tile expand_dims count_nonzero cross outer "
+    "where zeros_like tile expand_dims count_nonzero cross outer "
     "searchsorted kron diff tril triu trace isclose "
-    "flip roll rot90 broadcast_to moveaxis fft.fftn fft.ifftn fft.rfft fft.irfft fft.fft fft.ifft "
-    "linalg.norm "
+    "flip roll rot90 broadcast_to moveaxis linalg.norm "
     "nan_to_num angle real imag var std"
 ):
     _as_numpy(_name)
+for _name in words("fftn ifftn rfft irfft fft ifft"):
+    _transform(_name)
 for _name in ("einsum", "tensordot", "vdot"):
     _as_numpy(_name, library="cuBLAS")
 for _name in ("linalg.det", "linalg.pinv"):
@@ -935,6 +970,30 @@ def _views(name: str) -> None:
 
 for _name in ("flip", "broadcast_to", "moveaxis", "expand_dims"):
     _views(_name)
+
+
+@_function("concatenate")
+def _concatenate(
+    tup: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
+    """Of more than 8 arrays the addresses are sent (`_routines_manipulation.pyx`), and where the
+    arrays are not alike, their places and strides."""
+    parts = [host(x) for x in tup]
+    made = out.dtype if out is not None else dtype or np.result_type(*[x.dtype for x in parts])
+    small = sum(x.nbytes for x in parts) < (len(parts) << 21)
+    if len(parts) > 8 and all(x.dtype == made for x in parts) and small:
+        alike = all(x.flags.c_contiguous and x.shape == parts[0].shape for x in parts)
+        for _ in range(1 if alike else 3):
+            to_device(range(len(parts)))
+    return compute(lambda: np.concatenate(parts, axis, dtype=dtype, casting=casting), out)
+
+
+@_function("stack")
+def _stack(
+    tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
+    views = [x._view(np.expand_dims(host(x), axis)) for x in tup]
+    return _concatenate(views, axis, out, dtype=dtype, casting=casting)
 
 
 @_function("take_along_axis")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -185,43 +186,164 @@ def test_what_costs_is_counted(fake: Fake, x: Any) -> None:
 
 
 def test_a_copy_that_does_not_block_arrives_with_a_wait(fake: Fake, x: Any) -> None:
+    expected = x.get()
     stream = fake.cupy.cuda.Stream(non_blocking=True)
     memory = fake.cupy.cuda.alloc_pinned_memory(x.nbytes)
     out = np.frombuffer(memory, np.float32, x.size).reshape(x.shape)
+    out[...] = 0
     x.get(stream, out=out, blocking=False)
-    assert not out.any()
     event = stream.record()
+    assert not event.done
+    assert not out.any()
     event.synchronize()
-    np.testing.assert_array_equal(out, x.get())
+    assert event.done
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_a_stream_is_late_unless_it_is_waited_for(fake: Fake, x: Any) -> None:
+    """Another stream sees what it has done after an event of it, and not before."""
+    cp = fake.cupy
+    one, other = (cp.cuda.Stream(non_blocking=True) for _ in range(2))
+    y = cp.zeros(2)
+    y.get()
+    with one:
+        y += 1
+        event = one.record()
+        y += 1
+    with other:
+        assert y.get().tolist() == [0, 0]
+        other.wait_event(event)
+        assert y.get().tolist() == [1, 1]
+        one.synchronize()
+        assert y.get().tolist() == [2, 2]
+
+
+def test_pinned_memory_is_read_when_the_copy_runs_and_handed_out_at_once(fake: Fake) -> None:
+    cp = fake.cupy
+    y = cp.empty((2, 3), np.float32)
+    for pinned, value in ((False, 1), (True, 2)):
+        memory = cp.cuda.alloc_pinned_memory(24)
+        place = memory.ptr
+        values = (
+            np.frombuffer(memory, np.float32, 6).reshape(2, 3)
+            if pinned
+            else np.empty((2, 3), np.float32)
+        )
+        values[...] = 1
+        y.set(values)
+        values[...] = 2
+        assert (y.get() == value).all()
+    del memory, values
+    assert cp.cuda.alloc_pinned_memory(24).ptr == place
+
+
+def test_what_is_current_before_is_a_matter_of_the_thread(fake: Fake) -> None:
+    """Threads may be in one stream at the same time."""
+    stream = fake.cupy.cuda.Stream(non_blocking=True)
+    current = fake.cupy.cuda.get_current_stream
+    inside, leave, found = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        with stream:
+            inside.set()
+            leave.wait(20)
+        found.append(current() == stream)
+
+    thread = threading.Thread(target=other)
+    with stream:
+        with stream:
+            thread.start()
+            inside.wait(20)
+        assert current() == stream
+        leave.set()
+        thread.join()
+    assert found == [False]
+    assert current() != stream
 
 
 def test_a_graph_replays_on_the_same_memory(fake: Fake, x: Any) -> None:
     cp, y = fake.cupy, fake.cupy.zeros((2, 3), np.float32)
     stream = cp.cuda.Stream(non_blocking=True)
+    assert not y.get().any()
     with stream:
         stream.begin_capture()
         cp.add(x * 2, 1, y)
         graph = stream.end_capture()
-    assert not y.get().any()
-    for value in (1, 4):
-        x[...] = value
-        graph.launch(stream)
-        assert (y.get() == 2 * value + 1).all()
+        assert not y.get().any()
+        for value in (1, 4):
+            x[...] = value
+            graph.launch()
+            assert (y.get() == 2 * value + 1).all()
     assert (fake.counts.captures, fake.counts.replays) == (1, 2)
 
 
-CAPTURED: list[Call] = [
+def test_a_graph_does_not_keep_the_plan_of_a_transform(fake: Fake, x: Any) -> None:
+    cp = fake.cupy
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        found = cp.fft.rfft(x)
+        graph = stream.end_capture()
+        graph.launch()
+        found.get()
+        for n in range(1, 17):
+            cp.fft.rfft(cp.ones(n))
+        graph.launch()
+        with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+            found.get()
+
+
+def test_many_arrays_are_joined_by_a_table_of_them(fake: Fake, x: Any) -> None:
+    cp, before = fake.cupy, fake.counts.to_device
+    out = cp.empty((18, 3), np.float32)
+    for parts, tables in (([x] * 8, 0), ([x] * 9, 1), ([x[:1]] * 8 + [x], 3)):
+        np.concatenate(parts, 0, out[: sum(map(len, parts))])
+        assert fake.counts.to_device == before + tables
+        before += tables
+
+
+def test_an_out_by_place_is_written_by_the_graph_only(fake: Fake, x: Any) -> None:
+    cp, out = fake.cupy, fake.cupy.zeros((4, 3), np.float32)
+    assert not out.get().any()
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        np.concatenate((x + 1, x), 0, out)
+        graph = stream.end_capture()
+        assert not out.get().any()
+        graph.launch()
+        assert out.get()[0, 0] == 1
+
+
+REFUSED_IN_A_CAPTURE: list[Call] = [
     lambda cp, x: x.get(),
-    lambda cp, x: x.set(x.get()),
+    lambda cp, x: x.set(np.ones((2, 3), np.float32)),
     lambda cp, x: bool(x[0, 0]),
     lambda cp, x: x[x > 0],
     lambda cp, x: cp.asarray([1]),
-    lambda cp, x: cp.cuda.get_current_stream().synchronize(),
+    lambda cp, x: cp.concatenate([x] * 9),
 ]
 
 
-@pytest.mark.parametrize("call", CAPTURED)
-def test_what_cannot_be_recorded_ends_the_capture(fake: Fake, x: Any, call: Call) -> None:
+@pytest.mark.parametrize("call", REFUSED_IN_A_CAPTURE)
+def test_a_transfer_is_refused_in_a_capture_which_goes_on(fake: Fake, x: Any, call: Call) -> None:
+    stream = fake.cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="stream is capturing") as caught:
+            call(fake.cupy, x)
+        assert not isinstance(caught.value, fake.cupy.cuda.runtime.CUDARuntimeError)
+        stream.end_capture()
+
+
+WAITING: list[Call] = [
+    lambda cp, x: cp.cuda.get_current_stream().synchronize(),
+    lambda cp, x: cp.cuda.get_current_stream().done,
+]
+
+
+@pytest.mark.parametrize("call", WAITING)
+def test_a_wait_ends_the_capture(fake: Fake, x: Any, call: Call) -> None:
     stream = fake.cupy.cuda.Stream(non_blocking=True)
     refused = fake.cupy.cuda.runtime.CUDARuntimeError
     with stream:

@@ -130,12 +130,9 @@ def test_what_waits_cannot_be_recorded_and_all_else_can(rig: Rig, name: str) -> 
         stream.begin_capture()
         try:
             result = rig.run(name, *given)
-        except (rig.cupy.cuda.runtime.CUDARuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError):
             waited = True
-        try:
-            graph = stream.end_capture()
-        except rig.cupy.cuda.runtime.CUDARuntimeError:
-            waited = True
+        graph = stream.end_capture()
     assert waited == (name in WAITS | LIBRARIES)
     if not waited:
         graph.launch()
