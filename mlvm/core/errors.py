@@ -491,7 +491,7 @@ class WorkerDied(MlvmError, RuntimeError):
 
 
 class MissingExtra(MlvmError, ImportError):
-    """An optional package is not installed; the text says what to install.
+    """An optional package is not installed, or not whole; the text says what to install.
 
     >>> from mlvm.core.extras import extra
     >>> try: extra('fortune', 'luck')

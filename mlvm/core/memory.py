@@ -43,6 +43,9 @@ class Memory:
         """Copy values of the host into an array of the same type."""
         np.copyto(array, values)
 
+    def forget(self, memory: Array) -> None:
+        """The storage with that memory has ended."""
+
     def root(self, array: Array) -> int:
         """The number of the memory that the array lies in, unique while that lives."""
         return id(root(array))

@@ -213,6 +213,7 @@ class FreeStore:
         if not storage.holders:
             self.consumed -= storage.nbytes
             del self._by_root[self.memory.root(storage.data)]
+            self.memory.forget(storage.data)
 
     def _clear_caches(self) -> None:
         caches, self.caches = self.caches, {}

@@ -15,6 +15,7 @@ import os
 import re
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -46,6 +47,8 @@ from mlvm.machines.gpu_kernels import gpu_kernels
 from mlvm.machines.local import LocalVM
 
 _NAME: Final = re.compile(r"cuda:(\d{1,4})")
+_CUPY: Final = "cupy", "cupy_backends"
+"""Packages whose classes of errors are of the driver, the compiler and CUDA's libraries."""
 
 
 def cupy_module() -> Any:
@@ -124,6 +127,7 @@ class GpuMemory(Memory):
         self._pinned: set[int] = set()  # ids of arrays
         self._sent: dict[int, Any] = {}  # by the place of a tensor: the event of the copy to it
         self._unused: dict[int, Any] = {}  # the event after which it may be written
+        self._on_its_way: deque[tuple[Any, Array]] = deque()  # pinned memory, till that event
 
     def __enter__(self) -> GpuMemory:
         self._device.__enter__()
@@ -142,7 +146,7 @@ class GpuMemory(Memory):
             return
         if isinstance(error, MemoryError):
             typed = OutOfMemory(f"{self.device}: {error}")
-        elif isinstance(error, self.cupy.cuda.runtime.CUDARuntimeError):
+        elif any(kind.__module__.partition(".")[0] in _CUPY for kind in type(error).__mro__):
             typed = MachineError(f"{self.device}: {error}")
         else:
             return
@@ -193,6 +197,7 @@ class GpuMemory(Memory):
     def read(self, array: Array) -> Array:
         with self.lock, self:
             values: Array = array.get()  # type: ignore[attr-defined]
+            self._let_go()
             return values
 
     def write(self, array: Array, values: Array) -> None:
@@ -211,8 +216,22 @@ class GpuMemory(Memory):
         place = array.data.ptr  # type: ignore[attr-defined]
         self._copies.wait_event(self._unused.pop(place, None) or self.stream.record())
         array.set(values, self._copies)  # type: ignore[attr-defined]
-        self._sent[place] = self._copies.record()
-        self.stream.wait_event(self._sent[place])
+        self._sent[place] = sent = self._copies.record()
+        self._on_its_way.append((sent, values))
+        self.stream.wait_event(sent)
+
+    def _let_go(self) -> None:
+        """Let go of the pinned memory that is copied: CuPy hands it out again at once."""
+        while self._on_its_way and self._on_its_way[0][0].done:
+            self._on_its_way.popleft()
+
+    def forget(self, memory: Array) -> None:
+        """What comes to lie in that place has been sent nowhere."""
+        first = memory.data.ptr  # type: ignore[attr-defined]
+        for events in (self._sent, self._unused):
+            for place in list(events):
+                if first <= place < first + memory.nbytes:
+                    events.pop(place, None)
 
     def wait_for_copy(self, array: Array) -> None:
         """Wait until the pinned memory that was last written to the tensor may change. The next
@@ -222,11 +241,13 @@ class GpuMemory(Memory):
             sent = self._sent.pop(place, None)
             if sent is not None:
                 sent.synchronize()
+                self._let_go()
             self._unused[place] = self.stream.record()
 
     def pinned_zeros(self, nbytes: int) -> Array:
         """A u8 array of zeros in pinned memory of the host, aligned to 64 bytes."""
-        with self:
+        with self.lock, self:
+            self._let_go()
             pinned = self.cupy.cuda.alloc_pinned_memory(nbytes + ALIGNMENT)
         memory = np.frombuffer(pinned, np.uint8, nbytes + ALIGNMENT)
         memory[:] = 0
@@ -253,6 +274,7 @@ class GpuMemory(Memory):
         """Wait until the device has done all it was given."""
         with self.lock, self:
             self.stream.synchronize()
+            self._let_go()
 
 
 class GpuVM(LocalVM):
@@ -368,6 +390,16 @@ class GpuVM(LocalVM):
     def storage_over(self, memory: Array) -> NoReturn:
         """Raises `HandleError`: a storage lies on the device."""
         raise HandleError(f"{self._mine(TensorType(u8, (0,)))}, not in memory of the host")
+
+    def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
+        """Raises `HandleError` for any other VM: each has a stream of its own, and neither waits
+        for the other before it reads, writes or gives back memory."""
+        if other is not self and isinstance(other, GpuVM):
+            raise HandleError(
+                f"{self._mine(self.type_of(handle))}, and not shared with {other.name}, "
+                f"which does not wait for {self.name}: read it and write it there"
+            )
+        return super().share(handle, other)
 
     def _mine(self, type: TensorType) -> str:
         return f"{type} of {self.name} is on {self.memory.device}"

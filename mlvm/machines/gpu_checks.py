@@ -10,7 +10,8 @@ and without changing what it works on in place. Whoever launches reads all notes
         launch()
     settle(notes)
 
-The error is the reference kernel's own, made from the operands.
+The error is the reference kernel's own, made from the operand that was judged: a copy of it, where
+the kernel runs on and others may write to it before the note is read.
 """
 
 from __future__ import annotations
@@ -28,18 +29,29 @@ from mlvm.core.types import TensorType
 
 
 class Note(NamedTuple):
-    """A check of one call of `op`: integers on the device, i64[n], and whether they are refused."""
+    """A check of one call of `op`: integers on the device, i64[n], whether they are refused, and
+    the operand that they were made of."""
 
     op: Op
     values: Any
     refuses: Callable[[Sequence[int]], bool]
     operands: tuple[Any, ...]
+    judged: Any
     attributes: Mapping[str, Any]
 
+    def kept(self) -> Note:
+        """The note with a copy of what it judges."""
+        copy = self.judged.copy()
+        operands = [copy if x is self.judged else x for x in self.operands]
+        return self._replace(operands=tuple(operands), judged=copy)
+
     def error(self) -> OpError:
-        """What the reference kernel says to these operands."""
-        arrays = [x.get() for x in self.operands]
-        types = [TensorType.of(x) for x in arrays]
+        """What the reference kernel says to the operand; it asks for no other before that."""
+        types = [TensorType.of(x) for x in self.operands]
+        arrays = [
+            x.get() if x is self.judged else np.zeros(type.shape, type.dtype.numpy)
+            for x, type in zip(self.operands, types, strict=True)
+        ]
         type = self.op.infer(types, self.attributes)
         out = [] if type is None else [np.empty(type.shape, type.dtype.numpy)]
         try:
@@ -47,7 +59,7 @@ class Note(NamedTuple):
                 self.op.kernel(*out, *arrays, **self.attributes)
         except OpError as error:
             return error.at(self.op.name, types)
-        refused = OperandValueError("a value was refused, and has been written over since")
+        refused = OperandValueError("a value was refused that the processor takes")
         return refused.at(self.op.name, types)
 
 
@@ -84,7 +96,7 @@ def settle(notes: Sequence[Note]) -> None:
 def check(note: Note) -> bool:
     """Note it where notes are taken: then True. Else read it. Raises the error if it refuses."""
     if _noted.notes is not None:
-        _noted.notes.append(note)
+        _noted.notes.append(note.kept())
         return True
     settle([note])
     return False

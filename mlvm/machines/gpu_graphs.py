@@ -6,9 +6,10 @@ The second time they are recorded (`cudaStreamBeginCapture`, CUDA C++ Programmin
 a Graph Using Stream Capture"), from the third time on the graph is launched. A graph is forgotten
 with the bound program: when a handle names another array, or a name another function.
 
-Jumps, calls, user functions, ops whose result has no known shape and ops that wait for a value
-(`gpu_kernels.WAITS`) are between stretches. What a library refuses to have recorded is launched as
-it is, between the graphs of a stretch: CuPy 14 refuses products (`cublas.pyx`, `setStream`).
+Jumps, calls, user functions, ops whose result has no known shape, ops that wait for a value
+(`gpu_kernels.WAITS`) and transforms (`TRANSFORMS`) are between stretches. What a library refuses to
+have recorded is launched as it is, between the graphs of a stretch: CuPy 14 refuses products
+(`cublas.pyx`, `setStream`), and what sends a table, as a join of more than 8 arrays does.
 
 What kernels need for intermediates comes from a pool of its own: a graph uses that memory again
 with each launch, and nobody else may have it meanwhile. All graphs of a VM share it, in the order
@@ -30,10 +31,12 @@ from mlvm.core.machine.run import State
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.types import Array
 from mlvm.machines.gpu_checks import Note, noting, settle
-from mlvm.machines.gpu_kernels import WAITS
+from mlvm.machines.gpu_kernels import TRANSFORMS, WAITS
 
 _LEAST: Final = 2
 """Kernels of a stretch, and of a graph: one alone is launched as fast as a graph."""
+
+_APART: Final = WAITS | TRANSFORMS
 
 
 class Call(NamedTuple):
@@ -224,9 +227,9 @@ def _is_recordable(step: Step) -> bool:
         return False
     callee = binding.callee
     if isinstance(callee, OpInto):
-        return callee.op.name not in WAITS
+        return callee.op.name not in _APART
     if isinstance(callee, Fused):
-        return all(link.op.name not in WAITS for link in rest["chain"].links)
+        return all(link.op.name not in _APART for link in rest["chain"].links)
     return False
 
 

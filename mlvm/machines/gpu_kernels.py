@@ -63,6 +63,10 @@ WAITS: Final[frozenset[str]] = (
 so too for other dtypes than f32. What cuBLAS and cuSOLVER compute waits for nothing else, but CuPy
 14 refuses to have it recorded, with a NotImplementedError."""
 
+TRANSFORMS: Final[frozenset[str]] = frozenset({"fft", "ifft", "rfft", "irfft"})
+"""Ops by cuFFT, which could be recorded and must not be: CuPy keeps the plans of 16 kinds of them a
+thread (`cupy/fft/_cache.pyx`), and a plan takes with it the memory that its graph works in."""
+
 _MOST_COLUMNS: Final = 1 << 26
 """Elements of the windows that a convolution lays out at a time."""
 
@@ -116,19 +120,26 @@ def _indices_are_noted(
     if not indices.size:
         return False
     bounds = cp.empty(2, np.int64)
-    wide = indices.astype(np.int64, copy=False)
+    wide = _wide(cp, indices)
     wide.min(out=bounds[0])
     wide.max(out=bounds[1])
 
     def refuses(bounds: Sequence[int]) -> bool:
         return bounds[0] < lowest or bounds[1] >= length
 
-    return check(Note(OPS[name], bounds, refuses, tuple(operands), attributes))
+    return check(Note(OPS[name], bounds, refuses, tuple(operands), indices, attributes))
 
 
-def _outside(indices: Device, length: int) -> Device:
+def _wide(cp: Any, integers: Device) -> Device:
+    """As i64. What does not fit is made the largest, which is out of any range, too."""
+    if integers.dtype == np.uint64:
+        integers = cp.minimum(integers, np.uint64(2**63 - 1))
+    return integers.astype(np.int64, copy=False)
+
+
+def _outside(cp: Any, indices: Device, length: int) -> Device:
     """Whether any index is out of range, on the device."""
-    indices = indices.astype(np.int64, copy=False)
+    indices = _wide(cp, indices)
     return ((indices < -length) | (indices >= length)).any()
 
 
@@ -137,13 +148,16 @@ def _value_is_noted(
     value: Device,
     refuses: Callable[[int], bool],
     operands: Sequence[Device],
+    judged: Device,
     attributes: dict[str, Any],
 ) -> bool:
-    """Check one integer, or truth value, on the device."""
+    """Check one integer, or truth value, on the device. It was made of the operand `judged`."""
     values = value.astype(np.int64).reshape(1)
-    return check(
-        Note(OPS[name], values, lambda found: refuses(found[0]), tuple(operands), attributes)
-    )
+
+    def refused(found: Sequence[int]) -> bool:
+        return refuses(found[0])
+
+    return check(Note(OPS[name], values, refused, tuple(operands), judged, attributes))
 
 
 # --- creation ------------------------------------------------------------------------
@@ -226,7 +240,7 @@ def _is_below(rest: Device, y: Device) -> Device:
 @_kernel("pow")
 def _pow(cp: Any, out: Device, x: Device, y: Device) -> None:
     if y.dtype.kind == "i" and out.dtype.kind == "i" and y.size:
-        _value_is_noted("pow", y.min(), lambda least: least < 0, (x, y), {})
+        _value_is_noted("pow", y.min(), lambda least: least < 0, (x, y), y, {})
     cp.power(x, y, out, dtype=out.dtype)
 
 
@@ -520,7 +534,7 @@ def _index_add(
     sums = cp.empty(out.shape, out.dtype)
     _sums_by_index(cp, sums, updates, indices, axis)
     if noted and cp.may_share_memory(out, x):
-        sums = cp.where(_outside(indices, length), out.dtype.type(0), sums)
+        sums = cp.where(_outside(cp, indices, length), out.dtype.type(0), sums)
     cp.add(x, sums, out)
 
 
@@ -599,7 +613,7 @@ def _index_set(
     chosen = given_values.take(last.take(places), axis=1)
     rows = out.reshape(shape[0], length, shape[2])
     if noted and in_place:
-        chosen = cp.where(_outside(indices, length), rows.take(places, axis=1), chosen)
+        chosen = cp.where(_outside(cp, indices, length), rows.take(places, axis=1), chosen)
     rows[:, places] = chosen
 
 
@@ -613,13 +627,13 @@ def _dynamic_update(
         return not 0 <= (first + length if first < 0 else first) <= length - rows
 
     operands = (x, update, start)
-    noted = _value_is_noted("dynamic_update", start, refuses, operands, {"axis": axis})
+    first = _wide(cp, start)
+    noted = _value_is_noted("dynamic_update", first, refuses, operands, start, {"axis": axis})
     in_place = cp.may_share_memory(out, x)
     if not in_place:
         cp.copyto(out, x)
     if not update.size:
         return
-    first = start.astype(np.int64)
     places = _places(cp, first + cp.arange(rows), length)
     axis = normalize_axis(axis, x.ndim)
     index = (slice(None),) * axis + (places,)
@@ -639,7 +653,7 @@ def _one_hot(cp: Any, out: Device, indices: Device, *, num_classes: int, dtype: 
 
 def _hot(cp: Any, indices: Device, classes: int) -> Device:
     """Where the index is the number of its class: bool[..., classes]."""
-    wide = indices.astype(np.int64, copy=False)
+    wide = _wide(cp, indices)
     return wide[..., np.newaxis] == cp.arange(classes)
 
 
@@ -684,7 +698,7 @@ def _set_masked(
     of places before it."""
     count = len(values)
     true = cp.count_nonzero(mask)
-    _value_is_noted(name, true, lambda found: found != count, operands, attributes)
+    _value_is_noted(name, true, lambda found: found != count, operands, mask, attributes)
     if not (mask.size and values.size):
         if x is None:
             out.fill(0)
@@ -968,7 +982,7 @@ def _uniform(cp: Any, out: Device, key: Device, *, shape: tuple[int, ...], dtype
 @_kernel("bernoulli")
 def _bernoulli(cp: Any, out: Device, key: Device, p: Device, *, shape: tuple[int, ...]) -> None:
     bad = (~((p >= 0) & (p <= 1))).any()
-    _value_is_noted("bernoulli", bad, bool, (key, p), {"shape": shape})
+    _value_is_noted("bernoulli", bad, bool, (key, p), p, {"shape": shape})
     drawn = gpu_random.uniform(cp, key, out.size, np.dtype(np.float64))
     cp.less(drawn.reshape(shape), p, out)
 

@@ -419,6 +419,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_first = True
     try:
         address, secret_file = options.pop("vm", None), options.pop("secret_file", None)
+        group = options.get("group")
+        if group is not None and (address is not None or options.get("device", "cpu") != "cpu"):
+            given = "--device" if address is None else "--vm"
+            raise OptionError(f"{given} is one VM, and --group {group} makes its own: give one")
         if "shard" in options and options.get("group") is None:
             raise OptionError("--shard is for a --group, whose members have a part each")
         where = _connected(

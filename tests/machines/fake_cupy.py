@@ -913,7 +913,7 @@ def _transform(name: str) -> None:
         x, machine = host(a), fake_cuda.machine
         plans: dict[str, Plan] = machine.local.__dict__.setdefault("plans", {})
         kind = repr((name, x.shape, x.dtype, args, options))
-        plan = plans[kind] = plans.pop(kind, None) or Plan()
+        plan = plans[kind] = plans.pop(kind) if kind in plans else Plan()
         if len(plans) > 16:
             plans.pop(next(iter(plans))).alive = False
         recorded = machine.stream.nodes is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         ml.VM(device="tpu")
 
 
+def test_a_cupy_that_is_not_whole_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cupy.py").write_text(
+        "try:\n    raise ImportError('libcudart.so.12: no such file')\n"
+        "except ImportError as error:\n"
+        "    raise ImportError('====\\nFailed to import CuPy.\\n====') from error\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    told = "cupy is installed, but cannot be imported: libcudart.so.12: no such file"
+    with pytest.raises(MissingExtra, match=told):
+        ml.VM(device="cuda:0")
+    assert main(["info"]) == 0
+    assert f"devices: cpu; no GPU ({told})" in capsys.readouterr().out.splitlines()
+
+
 def test_without_a_gpu_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch)
     monkeypatch.setattr(fake.cupy.cuda.runtime, "getDeviceCount", lambda: 0)
@@ -192,21 +210,22 @@ def test_the_host_cannot_reach_into_the_device(vm: gpu.GpuVM) -> None:
         vm.register_library("functions.so")
 
 
-def test_a_tensor_is_shared_on_its_own_device_only(vm: gpu.GpuVM, fake: Fake) -> None:
+def test_a_tensor_is_shared_with_no_other_vm(vm: gpu.GpuVM, fake: Fake) -> None:
+    """Each VM of a device has a stream of its own, which waits for no other."""
     (x,) = sent(vm, np.ones(4, np.float32))
     (here,) = sent(ml.VM("host"), np.ones(4, np.float32))
-    for other in (ml.VM("host"), ml.VM("gpu1", device="cuda:1")):
-        with pytest.raises(HandleError, match=r"on cuda:0 is not shared with \w+ on (cpu|cuda:1)"):
+    with pytest.raises(HandleError, match="on cuda:0 is not shared with host on cpu"):
+        vm.share(x, ml.VM("host"))
+    for other in (ml.VM("gpu1", device="cuda:1"), ml.VM("beside", device="cuda:0")):
+        with pytest.raises(HandleError, match=f"{other.name}, which does not wait for gpu0"):
             vm.share(x, other)
     host = ml.VM("host")
     (here,) = sent(host, np.ones(4, np.float32))
     with pytest.raises(HandleError, match="on cpu is not shared with gpu0 on cuda:0"):
         host.share(here, vm)
-    beside = ml.VM("beside", device="cuda:0")
-    shared = vm.share(x, beside)
+    shared = vm.share(x, vm)
     vm.write(x, np.full(4, 3, np.float32))
-    vm.synchronize()
-    np.testing.assert_array_equal(beside.read(shared), np.full(4, 3))
+    np.testing.assert_array_equal(vm.read(shared), np.full(4, 3))
 
 
 def test_writes_are_checked_unless_the_vm_is_raw(vm: gpu.GpuVM) -> None:
@@ -578,6 +597,78 @@ def test_an_error_in_a_graph_is_the_hosts(vm: gpu.GpuVM, fake: Fake) -> None:
     assert fake.counts.to_host == before + 1  # the flags of all kernels at once
 
 
+def test_a_refused_index_is_told_though_it_was_written_over(vm: gpu.GpuVM) -> None:
+    """By a later op of the same stretch, before anyone reads that it was refused."""
+    program = straight(
+        ("take", (2, 0, 1), {"axis": 0}),
+        ("subtract", (1, 1, 1), {}),
+    )
+    x, indices, out = sent(vm, f32(1, 2, 3), np.asarray([0, 7]), f32(0, 0))
+    for _ in range(4):
+        vm.write(indices, np.asarray([0, 7]))
+        with pytest.raises(PositionRefused, match=r"index 7 at position \[1\] is out of range"):
+            vm.launch(program, [x, indices, out])
+    assert vm.graphs.replayed == 3
+
+
+def of_unsigned_indices(vm: ml.VM) -> list[str]:
+    """What the VM says to indices that are no i64."""
+    told = []
+
+    def refused(run: Callable[[], object]) -> None:
+        with pytest.raises(OperandValueError) as caught:
+            run()
+        told.append(str(caught.value))
+
+    def written(at: Any, add: bool) -> None:
+        y = ml.asarray(f32(1, 2, 3))
+        if add:
+            y[at] += 9.0
+        else:
+            y[at] = 9.0
+
+    with ml.Arena(vm, "a").allocating():
+        x = ml.asarray(f32(1, 2, 3))
+        far = ml.asarray(np.asarray([0, 2**64 - 1], np.uint64))
+        near = ml.asarray(np.asarray([0, 2], np.uint64))
+        one = ml.asarray(np.asarray(2**64 - 1, np.uint64))
+        refused(lambda: ml.take(x, far, axis=0))
+        refused(lambda: ml.take_along_axis(x, far, axis=0))
+        refused(lambda: written(far, add=False))
+        refused(lambda: written(far, add=True))
+        refused(lambda: written(one, add=False))
+        refused(lambda: x[one])
+        refused(lambda: ml.one_hot(far, 3))
+        taken = ml.capture(lambda x, i: ml.sqrt(ml.take(x, i, axis=0) ** 2))
+        for _ in range(3):
+            assert taken(x, near).numpy().tolist() == [1, 3]
+        refused(lambda: taken(x, far))
+    return told
+
+
+def test_an_unsigned_index_beyond_all_signed_ones_is_refused(vm: gpu.GpuVM) -> None:
+    """As it is on the host, in an eager op and in a program."""
+    assert of_unsigned_indices(vm) == of_unsigned_indices(ml.VM("host", native=False))
+
+
+def test_no_graph_has_a_transform(vm: gpu.GpuVM) -> None:
+    """Its plan is CuPy's, which drops it when a thread has had 16 others."""
+    x = np.arange(16, dtype=np.float32)
+
+    def run(x: ml.Tensor) -> ml.Tensor:
+        return ml.real(ml.fft.irfft(ml.fft.rfft(x * 2.0) * 1.5 + 1.0) * 2.0) + 1.0
+
+    with ml.Arena(vm, "a").allocating():
+        given, step = ml.asarray(x), ml.capture(run)
+        expected = run(given).numpy()
+        for _ in range(3):
+            np.testing.assert_array_equal(step(given).numpy(), expected)
+        assert vm.graphs.recorded > 0
+        for n in range(2, 20):
+            ml.fft.rfft(ml.ones(n))
+        np.testing.assert_array_equal(step(given).numpy(), expected)
+
+
 def test_an_error_of_a_kernel_in_a_stretch_has_its_place(vm: gpu.GpuVM) -> None:
     def refuse(out: Any, x: Any) -> None:
         raise OperandValueError("not this one")
@@ -605,6 +696,28 @@ def test_an_error_of_cuda_is_a_machine_error_with_its_place(vm: gpu.GpuVM, fake:
             raw.launch(program, handles)
         assert caught.value.function == "main"
         assert any("tanh.out" in note or "cfunc" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("cupy_backends.cuda.api.driver", "CUDADriverError"),
+        ("cupy_backends.cuda.libs.cublas", "CUBLASError"),
+        ("cupy_backends.cuda.libs.cusolver", "CUSOLVERError"),
+        ("cupy_backends.cuda.libs.nvrtc", "NVRTCError"),
+        ("cupy.cuda.cufft", "CuFFTError"),
+        ("cupy.cuda.compiler", "CompileException"),
+    ],
+)
+def test_an_error_of_a_library_is_a_machine_error(fake: Fake, module: str, name: str) -> None:
+    kind = type(name, (RuntimeError,), {"__module__": module})
+
+    def broken(out: Any, x: Any) -> None:
+        raise kind("its own text")
+
+    raw = gpu.GpuVM(device="cuda:0", kernels={"tanh": broken})
+    with pytest.raises(MachineError, match="cuda:0: its own text"):
+        raw.launch(Program.of_op("tanh.out", 2, {}, 0), sent(raw, f32(1), f32(1)))
 
 
 def test_limits_count_the_instructions_of_a_graph(vm: gpu.GpuVM) -> None:
@@ -739,6 +852,38 @@ def test_a_copy_waits_for_who_used_the_slot_and_is_waited_for(
     ]
 
 
+def test_pinned_memory_is_kept_until_it_was_copied(vm: gpu.GpuVM) -> None:
+    """Also when its queue is gone, and another one has pinned memory of that size."""
+    with ml.Arena(vm, "a").allocating():
+        queue = ml.QueueTensor(vm, ["f32[4]"], maxsize=1)
+        queue.put([np.full(4, 7, np.float32)])
+        (x,) = queue.get()
+        doubled = x * 2.0
+        del x, queue
+        gc.collect()
+        ml.QueueTensor(vm, ["f32[4]"], maxsize=1)
+        np.testing.assert_array_equal(doubled.numpy(), np.full(4, 14))
+    assert not vm.memory._on_its_way
+
+
+def test_a_tensor_in_the_place_of_another_is_not_written_before_its_time(
+    vm: gpu.GpuVM, fake: Fake
+) -> None:
+    """That the old one was free to be written says nothing of the new one: it is zeroed first."""
+    pinned = vm.pinned_zeros(F4.nbytes).view(np.float32)
+    old = vm.alloc_tensor(F4)
+    place = vm.array_of(old).data.ptr  # type: ignore[attr-defined]
+    vm.write(old, pinned)
+    vm.make_writable([old])
+    vm.dealloc_tensor(old)
+    new = vm.alloc_tensor(F4)
+    assert vm.array_of(new).data.ptr == place  # type: ignore[attr-defined]
+    pinned[...] = 5
+    vm.write(new, pinned)
+    vm.memory._copies.synchronize()
+    np.testing.assert_array_equal(vm.read(new), np.full(4, 5))
+
+
 def test_a_program_may_wait_for_who_fills_a_slot(vm: gpu.GpuVM) -> None:
     """A producer takes no lock that a launch holds."""
     queue = ml.QueueTensor(vm, ["f32[4]"], maxsize=1)
@@ -802,6 +947,10 @@ def test_a_training_on_no_device(capsys: pytest.CaptureFixture[str], fake: Fake)
     assert "there are cpu, cuda:0, cuda:1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         train_main(["--device", "cuda:0", "--vm", "here:1"])
+    with pytest.raises(SystemExit):
+        train_main(["--device", "cuda:0", "--group", "threads:2"])
+    told = capsys.readouterr().err
+    assert "--device is one VM, and --group threads:2 makes its own: give one" in told
 
 
 def test_info_lists_the_devices(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:

@@ -484,7 +484,7 @@ def test_a_server_that_is_to_train(
         ("host:1", None, True),
     ]
     for wrong, message in (
-        ([*command, "--group", "threads:2"], "a VM and a group are given"),
+        ([*command, "--group", "threads:2"], "--vm is one VM, and --group threads:2 makes its own"),
         (["--secret-file", str(secret)], "a secret and TLS are for a server: see --vm"),
         (["--tls"], "a secret and TLS are for a server: see --vm"),
     ):
