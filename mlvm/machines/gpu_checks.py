@@ -4,7 +4,8 @@ A kernel that checks values (indices, labels, counts) calls `check` with a few i
 the device. Outside of `noting` they are read at once: the host waits, and an error is raised before
 the kernel writes. Within it they are noted, and the kernel runs on, with indices that wrap around
 and without changing what it works on in place. Whoever launches reads all notes together, by
-`settle`, with one transfer; a note of a recorded launch can be read again after each replay.
+`settle`, with one transfer to the host; a note of a recorded launch can be read again after each
+replay.
 
     with noting() as notes:
         launch()
