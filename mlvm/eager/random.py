@@ -279,10 +279,11 @@ def uniform(
         raise AttributeRefused(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         ).at("uniform", ())
-    u = op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
+    wanted, sizes = DType.of(dtype), integers(shape, "shape")
     if (low, high) == (0, 1):
-        return u
-    return u * float(high - low) + float(low)
+        return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
+    u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted))
+    return _as(u * float(high - low) + float(low), wanted)
 
 
 @takes_arrays
@@ -376,8 +377,8 @@ def categorical(
     wanted = _drawn_shape("categorical", rest, shape)
     place = len(wanted) + 1 + along
     drawn = (*wanted[:place], type.shape[along], *wanted[place:])
-    noise = _gumbel(drawn, type.dtype, key)
-    return op.argmax(stop_gradient(logits) + noise, axis=along)
+    wide = _wide(stop_gradient(logits))
+    return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
 
 @takes_arrays
@@ -429,12 +430,13 @@ def choice(
         if p is None:
             places = randint(wanted, low=0, high=n, key=key)
         else:
-            places = categorical(op.log(stop_gradient(p)), shape=wanted, key=key)
+            places = categorical(op.log(_wide(stop_gradient(p))), shape=wanted, key=key)
     elif p is None:
         places = _first(op.permutation(_or_next(key), n=n), wanted)
     else:
-        scores = op.log(stop_gradient(p)) + _gumbel((n,), p.dtype, key)
-        places = _first(op.argsort(scores, descending=True), wanted)
+        scores = op.log(_wide(stop_gradient(p)))
+        noise = _gumbel((n,), scores.dtype, key)
+        places = _first(op.argsort(scores + noise, descending=True), wanted)
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
@@ -473,9 +475,10 @@ def truncated_normal(
     except OpError as error:
         raise error.at("truncated_normal", (low.type, high.type)) from None
     drawn = _drawn_shape("truncated_normal", given, shape)
-    u = op.uniform(_or_next(key), shape=drawn, dtype=wanted)
-    first, last = op.erf(low * math.sqrt(0.5)), op.erf(high * math.sqrt(0.5))
-    return op.clip(math.sqrt(2) * _erfinv(first + u * (last - first)), low, high)
+    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
+    first, last = [op.erf(_wide(x) * math.sqrt(0.5)) for x in (low, high)]
+    x = _as(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
+    return op.clip(x, low, high)
 
 
 def _bound(x: float | Tensor, dtype: DType) -> Tensor:
@@ -518,6 +521,20 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
     for each in coefficients[2:]:
         result = result * x + each
     return result
+
+
+def _wide_dtype(dtype: DType) -> DType:
+    """What draws of that dtype are computed in: f32 for halves."""
+    return f32 if dtype.is_half else dtype
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The tensor in what draws of its dtype are computed in."""
+    return _as(x, _wide_dtype(x.dtype))
+
+
+def _as(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype is dtype else op.astype(x, dtype=dtype)
 
 
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
