@@ -266,7 +266,8 @@ def uniform(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Values evenly distributed over low <= u < high; rounding may make one equal to high.
+    """Values evenly distributed over low <= u < high; rounding may make one equal to high. Halves
+    are those of f32, rounded once.
 
     The result: f[*shape]. Raises `AttributeRefused` unless low < high, and both and their distance
     are finite, `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype

@@ -85,20 +85,20 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     if op.moves and _is_moved(op, outs, operands):
         moved = kernel(*[x.view(np.uint16) if is_half(x) else x for x in arrays], **attributes)
         return moved.view(operands[0].dtype) if op.dynamic else None
-    operands = _in_common_half(op, operands, convert)
-    if op.name == "nextafter" and len({x.dtype for x in (*outs, *operands)}) == 1:
-        return _write_next(*outs, *operands)
-    wide = list(operands)
-    for i, x in enumerate(operands):
+    wide = _in_common_half(op, operands, convert)
+    if op.name == "nextafter" and len({x.dtype for x in (*outs, *wide)}) == 1:
+        return _write_next(*outs, *wide)
+    for i, x in enumerate(wide):
         if is_half(x):
             wide[i] = memory_of(*x.shape, dtype=f32.numpy)
             convert(wide[i], x)
     if op.dynamic or not is_half(arrays[0]):
         return kernel(*outs, *wide, **attributes)
     out = arrays[0]
-    exact = op.room == "creation" or any(x.dtype == f64.numpy for x in operands)
-    computed = f64 if exact else f32
-    if attributes.get("dtype") in (f16.name, bf16.name):
+    is_named = attributes.get("dtype") in (f16.name, bf16.name)
+    has_f64 = is_named and any(x.dtype == f64.numpy for x in operands)
+    computed = f64 if has_f64 or op.room == "creation" else f32
+    if is_named:
         attributes["dtype"] = computed.name
     for name in _FILLS & attributes.keys():
         attributes[name] = float(shown(cast(np.array(attributes[name]), DType.of(out.dtype))))
