@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, NoReturn, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -78,6 +78,12 @@ class DType:
             return NotImplemented
 
     __hash__ = object.__hash__
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise DTypeError(
+            f"{self} is a dtype, which is not called: ml.asarray(x, dtype={self.name!r}) makes a "
+            f"tensor, and x.astype({self.name!r}) converts one"
+        )
 
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
