@@ -134,8 +134,10 @@ def reference() -> dict[str, str]:
 
 
 def _entry(path: str, name: str, inherited: str) -> str:
+    public = name.replace("ml.", "mlvm.eager.", 1)
+    anchor = f'<a id="{public}"></a>\n\n' if public != path else ""  # mkdocstrings knows the path
     return (
-        f'::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
+        f'{anchor}::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
         f"      inherited_members: {inherited}\n"
     )
 

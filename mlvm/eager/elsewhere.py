@@ -483,7 +483,7 @@ def require_arguments(owner: type, args: Sequence[Any], given: Mapping[str, Any]
     constructor is that of a base which no user knows."""
     strange = [name for name in given if name in KEYWORDS or name in _LAYER_KEYWORDS]
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
-    if not getattr(constructor, "__module__", "").startswith("mlvm."):
+    if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
         return
     if strange:
         hint = keyword_hint(strange, signature(constructor).parameters, _LAYER_KEYWORDS)

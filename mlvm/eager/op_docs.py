@@ -55,8 +55,7 @@ def described(op: Op) -> str:
 
 def _of_one(op: Op) -> str:
     allowed, result = _dtypes(op, "x's")
-    raised = "" if allowed == _ANY else " Raises `DTypeError` for other dtypes."
-    return f"x: [...], {allowed} -> [...]{result}.{raised}"
+    return f"x: [...], {allowed} -> [...]{result}. Raises {_dtype_error(allowed)}."
 
 
 def _of_two(op: Op) -> str:
@@ -71,12 +70,16 @@ def _of_two(op: Op) -> str:
 def _of_reduction(op: Op) -> str:
     allowed, result = _dtypes(op, "x's")
     axes = "the axis" if op.attributes["axis"].hint == int | None else "the axes in"
-    raised = "" if allowed == _ANY else ", `DTypeError` for other dtypes"
     return (
         f"x: [...], {allowed} -> the shape of x without {axes} `axis` (None: all axes; kept with "
         f"length 1 if `keepdims`){result}. Raises `AxisRefused` for an axis that x does not "
-        f"have{raised}."
+        f"have, {_dtype_error(allowed)}."
     )
+
+
+def _dtype_error(allowed: str) -> str:
+    others = "what is no tensor, array or list" if allowed == _ANY else "other dtypes"
+    return f"`DTypeError` for {others}"
 
 
 def _dtypes(op: Op, its: str) -> tuple[str, str]:
@@ -93,6 +96,6 @@ def _dtypes(op: Op, its: str) -> tuple[str, str]:
             results[kind] = out.dtype
     changed = {kind: dtype for kind, dtype in results.items() if dtype is not _TYPES[kind].dtype}
     allowed, said = _ALLOWED["".join(results)], _RESULTS.get("".join(changed))
-    if len(set(results.values())) == 1 and (changed or allowed == "bools"):
+    if len(set(results.values())) == 1 and (said is None or allowed == "bools"):
         said = str(next(iter(results.values())))
     return allowed, f", {said.format(its=its)}" if said is not None else ""

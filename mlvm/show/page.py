@@ -60,7 +60,8 @@ def session_page(
 ) -> str:
     """The page of a script that ran, and of the steps that it planned. `failed` says how it failed,
     if it did, and stands at the top."""
-    nothing = "" if session.recordings or session.traces else "nothing of mlvm ran"
+    ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
+    nothing = "" if ran else "nothing of mlvm ran"
     content = _Content(None, failed=failed or "", nothing=nothing)
     content.add_session(session, steps, title)
     for number, step in enumerate(steps, 1):
