@@ -407,28 +407,20 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
 
 
 class Elsewhere:
-    # A name that a class does not have. Raises `AttributeError` with the hint, or with a call of
-    # the function. `help`, which lists what a class has by name, shows the hint.
+    """A name that a class does not have. Raises `AttributeError` with the hint, or with a call of
+    the function. `help` lists it with the hint, too."""
 
     def __init__(self, name: str, hint: str | Callable[..., Any]) -> None:
         self.name = name
-        self._hint = hint
-
-    @property
-    def __doc__(self) -> str:  # type: ignore[override]
-        return f"There is none; {self.hint}."
-
-    @property
-    def hint(self) -> str:
-        """What to write."""
-        hint = self._hint
-        return hint if isinstance(hint, str) else f"use ml.{_call(self.name, hint)}"
+        self.hint = hint
+        self.__doc__ = f"There is none; {hint if isinstance(hint, str) else f'use ml.{name}'}."
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
+        hint = self.hint if isinstance(self.hint, str) else f"use ml.{_call(self.name, self.hint)}"
         name = owner.__name__
         vowels = "AEFHILMNORSX" if name.isupper() else "AEIOU"  # as they are spelled: an LSTM
         article = "an" if name[0] in vowels else "a"
-        raise AttributeError(f"{article} {name} has no {self.name}; {self.hint}")
+        raise AttributeError(f"{article} {name} has no {self.name}; {hint}")
 
 
 def _call(name: str, function: Callable[..., Any]) -> str:
