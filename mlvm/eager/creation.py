@@ -94,7 +94,8 @@ def placed(
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
         error = AttributeRefused(
-            f"a device is a VM, such as x.device or default_vm(), not {brief(device)}"
+            'a device is a VM, such as x.device, default_vm() or ml.VM(device="cuda:0"), not '
+            f"{brief(device)}"
         )
         raise error.at(function, ()) if function else error
     arena = arena_on(device)

@@ -31,7 +31,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
-from mlvm.eager.arrays import takes_arrays
+from mlvm.eager.arrays import takes_arrays, telling
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integer, integers
 from mlvm.eager.tensor import (
@@ -307,6 +307,7 @@ def bernoulli(
     return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
 
 
+@telling
 def randint(
     shape: int | Sequence[int],
     *,
@@ -332,10 +333,10 @@ def randint(
 
 @takes_arrays
 def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
-    """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order.
+    """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
 
-    The result: i64[x] of a number, the shape of a tensor. Raises `ShapeError` for a scalar tensor
-    and for what is no key, `AttributeRefused` for a negative number.
+    x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` for a tensor
+    without axes and for what is no key, `AttributeRefused` for a negative number.
 
         >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
         Tensor([0, 1, 2, 3], i64[4])

@@ -376,7 +376,11 @@ def _parser() -> argparse.ArgumentParser:
         help="what each member keeps its part of: the optimizer's state, or weights too",
     )
     add("--vm", metavar="ADDRESS", help="train there: HOST:PORT or unix:PATH of `mlvm serve`")
-    add("--device", metavar="NAME", help="train there: cpu, or cuda:0 (default: cpu)")
+    add(
+        "--device",
+        metavar="NAME",
+        help="train there: cpu, or cuda:0, which needs CuPy: docs/gpu.md (default: cpu)",
+    )
     add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
     add(
         "--tls",
