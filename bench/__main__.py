@@ -49,7 +49,8 @@ def main() -> int:
     try:
         for suite in suites:
             records = run(suite, quick=options.quick)
-            print(f"\n{suite.name}\n{table(suite, records)}", flush=True)
+            if records:  # else each contender has said why it measured nothing
+                print(f"\n{suite.name}\n{table(suite, records)}", flush=True)
             report["records"] += map(dataclasses.asdict, records)
             report["ratios"] += map(dataclasses.asdict, ratios(suite, records))
             report["contests"] += map(dataclasses.asdict, outcomes(suite, records))

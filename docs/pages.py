@@ -6,6 +6,7 @@ start, a page for each other file of the repository that is linked to, and the p
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -108,7 +109,8 @@ def reference() -> dict[str, str]:
     """The pages of the public names, which mkdocstrings fills from the docstrings."""
     names: dict[str, list[tuple[str, str]]] = {"functions": [], "classes": []}
     for name in dir(ml):
-        if callable(value := getattr(ml, name)):
+        value = getattr(ml, name)
+        if inspect.isclass(value) or inspect.isroutine(value):
             room = "primitives" if name in primitives.__all__ else "public"
             page = "classes" if isinstance(value, type) else "functions"
             names[page].append((f"mlvm.eager.{room}.{name}", f"ml.{name}"))
@@ -132,8 +134,10 @@ def reference() -> dict[str, str]:
 
 
 def _entry(path: str, name: str, inherited: str) -> str:
+    public = name.replace("ml.", "mlvm.eager.", 1)
+    anchor = f'<a id="{public}"></a>\n\n' if public != path else ""  # mkdocstrings knows the path
     return (
-        f'::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
+        f'{anchor}::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'
         f"      inherited_members: {inherited}\n"
     )
 

@@ -8,6 +8,7 @@ import io
 import os
 import platform
 import re
+import shlex
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -71,7 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments: list[str] = []
     if words[:1] == ["show"] and "--" in words:
         words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        hint = ""
+        if options.command == "show":
+            hint = f"; those of a script follow --: show {options.file} -- {shlex.join(unknown)}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.command == "mpirun" and not (options.script or options.module):
         parser.error("mpirun: a script is wanted, or -m and a module")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -397,7 +403,9 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                     print(error.said, end="", file=sys.stderr)
         finally:
             on_planned.remove(planned.append)
-        html = session_page(session, [_as_step(each) for each in planned], file.name)
+        steps = [_as_step(each) for each in planned]
+        said = str(failed) if failed is not None else None
+        html = session_page(session, steps, file.name, failed=said)
     else:
         if arguments:
             raise BadInput("a captured step takes no arguments here; a script does")

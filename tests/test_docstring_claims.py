@@ -661,7 +661,7 @@ def test_every_error_that_a_docstring_names_is_raised(seen: dict[str, dict[str, 
     for error, name, _ in calls(WRONG):
         found[name].add(error)
     for name, (function, args, keywords) in right_calls().items():
-        if "what is no tensor or array" in prose(function):
+        if re.search(r"what is no tensor(,| or) array", prose(function)):
             with pytest.raises(ml.errors.DTypeError):
                 function(object(), *args[1:], **keywords)
             found[name].add("DTypeError")
@@ -692,9 +692,7 @@ KINDS = {
 }
 
 
-SAID = re.compile(
-    r"(?:x: \[\.\.\.\]|promote to)[, ]+([^.]*)\. The result: ([^.]*(?:\.\.\.[^.]*)?)\."
-)
+SAID = re.compile(r"\[\.\.\.\], (?:dtypes that promote to )?([a-z ]+) -> ((?:\[\.\.\.\]|[^.])*)\.")
 """Which dtypes an op takes, and what the result is."""
 
 
@@ -714,11 +712,11 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
         out = op.infer(types, op.bind({}))
         assert out is not None
         held += 1
-        if "f32 for integers" in result and not dtype.is_inexact:
+        if "integers and bools give f32" in result and not dtype.is_inexact:
             assert out.dtype is ml.float32, name
-        elif "of the parts" in result and dtype.kind == "complex":
+        elif "that of their parts" in result and dtype.kind == "complex":
             assert out.dtype is ml.finfo(dtype).dtype, name
-        elif ", the same dtype" in result:
+        elif re.search(", in (x's|that) dtype", result):
             assert out.dtype is dtype, name
         elif not name.startswith(("sum", "prod")):  # which tell it in other words
             assert result.endswith(f", {out.dtype}"), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import random
@@ -582,18 +583,28 @@ def test_what_show_cannot_do_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("last", "status", "said"),
+    ("last", "status", "said", "told"),
     [
-        ("x + ml.ones(4)", 1, "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): "),
-        ("raise SystemExit(3)", 3, ""),
-        ("raise SystemExit('all wrong')", 1, "all wrong\n"),
-        ("import signal; signal.raise_signal(signal.SIGINT)", 130, "KeyboardInterrupt\n"),
+        (
+            "x + ml.ones(4)",
+            1,
+            "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): ",
+            "line 5: ShapeError: add(",
+        ),
+        ("raise SystemExit(3)", 3, "", "it ended with 3"),
+        ("raise SystemExit('all wrong')", 1, "all wrong\n", "it ended with 'all wrong'"),
+        (
+            "import signal; signal.raise_signal(signal.SIGINT)",
+            130,
+            "KeyboardInterrupt\n",
+            "it was interrupted",
+        ),
     ],
 )
 def test_show_writes_what_a_script_did_until_it_failed(
-    last: str, status: int, said: str, folder: Path, capsys: Captured
+    last: str, status: int, said: str, told: str, folder: Path, capsys: Captured
 ) -> None:
-    """Exit status and traceback are the script's."""
+    """Exit status and traceback are the script's; the page has the error at its top."""
     Path("in").mkdir()
     Path("bad.py").write_text(f"{MAKES_X}import os; os.chdir('in')\n{last}\n")
     assert command_line("show bad.py") == status
@@ -608,7 +619,38 @@ def test_show_writes_what_a_script_did_until_it_failed(
         errors = errors.splitlines(keepends=True)[-1]
     assert errors.startswith(said)
     assert bool(errors) == bool(said)
-    assert "x = ml.ones(3)" in Path("bad.py.html").read_text("utf-8")
+    page = Path("bad.py.html").read_text("utf-8")
+    assert "x = ml.ones(3)" in page
+    [at_the_top] = re.findall('<p id="failed" role="alert">(.*)</p>', page)
+    assert html.unescape(at_the_top).startswith(f"bad.py: {told}")
+    assert '<p id="nothing"' not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ""),
+        ("import mlvm.eager as ml", ""),
+        ("x = = 3", "line 1: SyntaxError: "),
+        ("\nimport nosuch", "line 2: ModuleNotFoundError: No module named 'nosuch'"),
+    ],
+)
+def test_show_says_on_its_page_that_nothing_ran(text: str, told: str, folder: Path) -> None:
+    Path("none.py").write_text(text)
+    assert command_line("show none.py") == bool(told)
+    page = html.unescape(Path("none.py.html").read_text("utf-8"))
+    assert '<p id="nothing" role="alert">nothing of mlvm ran</p>' in page
+    assert ('<p id="failed" role="alert">none.py: ' + told in page) == bool(told)
+
+
+def test_show_says_where_arguments_of_a_script_go(script: Path, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as end:
+        command_line("show scripts/train.py raise --epochs")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        "unrecognized arguments: raise --epochs; those of a script follow --: "
+        "show scripts/train.py -- raise --epochs\n"
+    )
 
 
 def test_show_takes_a_script_whose_name_is_no_text(folder: Path, capsys: Captured) -> None:

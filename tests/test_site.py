@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from inspect import isclass, isroutine
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,16 @@ def test_the_reference_has_every_public_name(folder: Path) -> None:
         for page in (folder / "reference").iterdir()
         for name in re.findall(r'heading: "ml\.(\S+)"', page.read_text("utf-8"))
     }
-    assert {name for name in dir(ml) if callable(getattr(ml, name))} <= found
+    values = {name: getattr(ml, name) for name in dir(ml)}
+    named = {x for x, value in values.items() if isclass(value) or isroutine(value)}
+    assert named <= found
     assert {"nn.Linear", "optim.Adam", "linalg.solve", "errors.ShapeError"} <= found
+
+
+def test_a_class_is_found_by_its_public_path(folder: Path) -> None:
+    classes = (folder / "reference" / "classes.md").read_text("utf-8")
+    assert '<a id="mlvm.eager.Pipeline"></a>\n\n::: mlvm.eager.public.Pipeline\n' in classes
+    assert "<a id=" not in (folder / "reference" / "nn.md").read_text("utf-8")
 
 
 def test_every_page_can_be_chosen(folder: Path) -> None:

@@ -6,17 +6,20 @@ Tensors are values on a VM; `with arena:` says where results are allocated; `gra
 
 In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, `[...]` one of any
 shape; i is integers, c complex numbers. Each names the errors that shapes, dtypes and values raise
-there. What every function raises is not said again: `DTypeError` for what is no tensor or array
-and for an unknown dtype, `AttributeRefused` for an argument of a wrong kind, `StaleTensor` for a
-tensor whose memory has ended, `HandleError` for one of another VM, and `ArenaOverflow` or
-`OutOfMemory` where the result does not fit.
+there. What every function raises is not said again: `DTypeError` for what is no tensor, array
+or list, and for an unknown dtype, `AttributeRefused` for an argument of a wrong kind,
+`StaleTensor` for a tensor whose memory has ended, `HandleError` for one of another VM, and
+`ArenaOverflow` or `OutOfMemory` where the result does not fit.
 """
 
 from typing import TYPE_CHECKING
 
+from mlvm.core.types import DType
 from mlvm.eager import primitives, public, standard
 from mlvm.eager.elsewhere import (
     METHODS,
+    OF_DTYPES,
+    OF_LOSS_SCALES,
     OF_MODULES,
     OF_OPTIMIZERS,
     existing,
@@ -34,6 +37,8 @@ __array_namespace_info__ = standard.Info
 hint_at(public.Tensor, {**functions_of(primitives, public), **METHODS}, of_users)
 hint_at(public.nn.Module, OF_MODULES, existing)
 hint_at(public.optim.Optimizer, OF_OPTIMIZERS, existing)
+hint_at(public.optim.LossScale, OF_LOSS_SCALES, existing)
+hint_at(DType, OF_DTYPES, existing)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*primitives.__all__, *public.__all__]

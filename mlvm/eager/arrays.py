@@ -135,6 +135,10 @@ def _tell(
         raise TypeError(
             "where() takes a condition, x and y; the places are ml.nonzero(c)"
         ) from None
+    if name == "randint" and len(args) > 1:
+        raise TypeError(
+            "randint() takes low= and high= by name: randint(shape, low=..., high=...)"
+        ) from None
     hint = keyword_hint(keywords, signature.parameters)
     if hint:
         raise TypeError(f"{name}(): {hint}") from None

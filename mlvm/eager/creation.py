@@ -94,7 +94,8 @@ def placed(
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
         error = AttributeRefused(
-            f"a device is a VM, such as x.device or default_vm(), not {brief(device)}"
+            'a device is a VM, such as x.device, default_vm() or ml.VM(device="cuda:0"), not '
+            f"{brief(device)}"
         )
         raise error.at(function, ()) if function else error
     arena = arena_on(device)
@@ -244,6 +245,11 @@ def _of_numbers(obj: object) -> Array:
         array = np.array(obj)
     except ValueError as error:
         raise ShapeError(f"these lists are no tensor: {error}") from None
+    except (TypeError, RuntimeError) as error:  # of what PyTorch does not convert by itself
+        raise DTypeError(
+            f"the values of this {_kind(obj)} cannot be read: {error}; join its tensors first, as "
+            f"torch.stack does"
+        ) from None
     if array.dtype.kind == "O" and all(isinstance(x, int) for x in _leaves(obj)):
         most = max(_leaves(obj), key=abs)  # type: ignore[arg-type]
         raise OperandValueError(

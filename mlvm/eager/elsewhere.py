@@ -7,7 +7,7 @@ names out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from inspect import Parameter, getattr_static, isfunction, signature
@@ -17,13 +17,30 @@ from typing import Any, Final, NoReturn
 _GRADIENT: Final = "see ml.grad and ml.value_and_grad"
 _NO_TAPE: Final = "only ml.grad and its like record; within them, see ml.stop_gradient"
 _ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
-_NO_DEVICE: Final = "a tensor is where its arena is: with ml.Arena(vm).allocating()"
+_NO_DEVICE: Final = (
+    "a tensor is where its arena is: with ml.Arena(vm).allocating(), and a GPU is vm = "
+    'ml.VM(device="cuda:0"), see docs/gpu.md'
+)
+_MODEL_DEVICE: Final = (
+    "a model is where its tensors were made: with ml.Arena(vm).allocating(), and a GPU is vm = "
+    'ml.VM(device="cuda:0"), see docs/gpu.md'
+)
+_MODEL_DTYPE: Final = "which is another model, with gradients to this one; see docs/dtypes.md"
+_WIDE: Final = "use model.astype({}), " + _MODEL_DTYPE
+_DEFAULT_DTYPE: Final = "floats are f32 unless told otherwise: dtype=ml.float64"
+_AUTOCAST: Final = "compute with model.astype(ml.bfloat16); see docs/dtypes.md"
+_GATES: Final = (
+    "see model.named_parameters(): input_kernel, hidden_kernel and bias of each cell, kernels "
+    "being the transpose of PyTorch's"
+)
+_AFFINE: Final = "scale and bias begin at 1 and 0, and ml.nn.buffer(layer) keeps them there"
 
 METHODS: Final = {
     "add_": "use x += y",
     "at": "use x[i] = v, or x[i] += v",
     "backward": _GRADIENT,
     "block_until_ready": "nothing is to be waited for: a call that returned has run",
+    "bfloat16": "use x.astype(ml.bfloat16)",
     "bmm": "use x @ y",
     "bool": _ASTYPE,
     "chunk": "use ml.split(x, n, axis=...)",
@@ -32,7 +49,7 @@ METHODS: Final = {
     "conjugate": "use x.conj()",
     "contiguous": "every tensor is",
     "cpu": "use x.numpy()",
-    "cuda": _NO_DEVICE,
+    "cuda": 'use x.to_device(vm), with vm = ml.VM(device="cuda:0"); see docs/gpu.md',
     "cumprod": "use ml.cumulative_prod(x, axis=...)",
     "cumsum": "use ml.cumulative_sum(x, axis=...)",
     "data": "use x itself, or x.numpy()",
@@ -41,6 +58,7 @@ METHODS: Final = {
     "dim": "use x.ndim",
     "dot": "use x @ y",
     "double": _ASTYPE,
+    "element_size": "use x.itemsize",
     "eq": "use x == y",
     "expand": "use ml.broadcast_to(x, shape)",
     "expand_as": "use ml.broadcast_to(x, y.shape)",
@@ -53,6 +71,7 @@ METHODS: Final = {
     "half": "use x.astype(ml.float16)",
     "int": _ASTYPE,
     "is_cuda": "see x.device",
+    "is_floating_point": "use x.dtype.is_float",
     "long": _ASTYPE,
     "masked_fill": "use ml.where(mask, value, x)",
     "mm": "use x @ y",
@@ -70,12 +89,12 @@ METHODS: Final = {
     "strides": "elements lie in row-major order, without gaps",
     "sub_": "use x -= y",
     "t": "use x.T",
-    "to": "use x.astype(dtype)",
+    "to": 'use x.astype(dtype), or x.to_device(vm) with vm = ml.VM(device="cuda:0")',
     "tobytes": "use x.numpy().tobytes()",
     "trace": "use ml.linalg.trace(x)",
     "unbind": "use ml.unstack(x, axis=...)",
     "unsqueeze": "use ml.expand_dims(x, axis=...)",
-    "view": "use x.reshape(shape), which copies nothing",
+    "view": "use x.reshape(shape), which copies nothing; the bits are those of x.numpy()",
     "view_as": "use x.reshape(y.shape), which copies nothing",
     "zero_": "use x[...] = 0, or ml.zeros_like(x)",
 }
@@ -84,9 +103,16 @@ METHODS: Final = {
 OF_MODULES: Final = {
     "add_module": "assign it to a field, or put it in a list or dict that is one",
     "apply": "see model.named_parameters() and load_parameters",
+    "bfloat16": _WIDE.format("ml.bfloat16"),
+    "bias_hh_l0": _GATES,
+    "bias_ih_l0": _GATES,
     "children": "the parts of a model are its fields",
     "cpu": "model.state() has its tensors, and x.numpy() copies one out",
-    "cuda": "a model is where its tensors were made: with ml.Arena(vm).allocating()",
+    "cuda": _MODEL_DEVICE,
+    "double": _WIDE.format("ml.float64"),
+    "flatten_parameters": "the kernels of all gates are one, and lie together",
+    "float": _WIDE.format("ml.float32"),
+    "half": _WIDE.format("ml.float16"),
     "load_state_dict": "use model.load_state(arrays)",
     "modules": "the parts of a model are its fields",
     "named_children": "the parts of a model are its fields",
@@ -95,8 +121,10 @@ OF_MODULES: Final = {
     "requires_grad_": "a gradient is taken of what ml.grad is given; ml.nn.buffer(part) freezes it",
     "register_buffer": "assign ml.nn.buffer(x) to a field",
     "state_dict": "use model.state()",
-    "to": "a model is where its tensors were made: with ml.Arena(vm).allocating()",
+    "to": f"for a dtype use model.astype(dtype); {_MODEL_DEVICE}",
     "weight": "see model.named_parameters(): of a Linear it is kernel, the transpose of PyTorch's",
+    "weight_hh_l0": _GATES,
+    "weight_ih_l0": _GATES,
     "zero_grad": "gradients are values, see ml.value_and_grad",
 }
 """What to write for methods and fields of other libraries' models."""
@@ -104,6 +132,7 @@ OF_MODULES: Final = {
 OF_OPTIMIZERS: Final = {
     "add_param_group": "give groups= when it is made",
     "load_state_dict": "use optimizer.load_state(arrays)",
+    "lr": "use optimizer.learning_rate, which may be assigned",
     "param_groups": "use optimizer.groups; optimizer.learning_rate may be assigned",
     "state_dict": "use optimizer.state()",
     "step": "use optimizer.update(gradients), with those of ml.value_and_grad",
@@ -111,26 +140,60 @@ OF_OPTIMIZERS: Final = {
 }
 """What to write for methods and fields of other libraries' optimizers."""
 
+OF_LOSS_SCALES: Final = {
+    "get_scale": "use scale.value",
+    "is_enabled": "it is whenever it is called",
+    "load_state_dict": "use scale.load_state(arrays)",
+    "state_dict": "use scale.state()",
+    "step": "use scale.update(optimizer, scale.unscale(gradients))",
+    "unscale_": "use scale.unscale(gradients), which returns them",
+}
+"""What to write for methods of PyTorch's GradScaler."""
+
+OF_DTYPES: Final = {
+    "is_complex": 'use ml.isdtype(dtype, "complex floating")',
+    "is_floating_point": 'use dtype.is_float, or ml.isdtype(dtype, "real floating")',
+    "is_signed": 'use ml.isdtype(dtype, ("signed integer", "real floating"))',
+}
+"""What to write for fields of other libraries' dtypes."""
+
 KEYWORDS: Final = {
     "ddof": "correction",
     "dim": "axis",
     "dims": "axis",
+    "embedding_dim": "features",
     "keepdim": "keepdims",
+    "kernel_size": "window",
     "lr": "learning_rate",
+    "normalized_shape": "features",
+    "num_channels": "channels",
+    "num_features": "channels",
+    "num_groups": "groups",
     "p": "rate",
     "unbiased": "correction",
 }
 """The keywords of other libraries, and what they are called here."""
 
 _NO_KEYWORDS: Final = {
+    "affine": _AFFINE,
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
-    "device": "it is where the arena is that it is made in: with ml.Arena(vm).allocating()",
+    "dampening": "momentum takes each gradient whole",
+    "device": f"it is where the arena is that it is made in: {_NO_DEVICE.partition(': ')[2]}",
+    "dilation": "the places of a window lie side by side",
+    "elementwise_affine": _AFFINE,
     "inplace": "only what is assigned to changes: x[...] = y",
     "maximize": "give the optimizer the gradients of the negative",
     "padding_idx": "multiply by a mask, or give losses an ignore_index=",
     "requires_grad": _GRADIENT,
+    "weight_decay": "use ml.optim.AdamW, which has one",
 }
 """Keywords of other libraries that have no other name here, and what to write."""
+
+_LAYER_KEYWORDS: Final = {
+    **_NO_KEYWORDS,
+    "bias": "it has one, which begins at 0; ml.nn.buffer(layer.bias) keeps it there",
+}
+"""Likewise, of constructors."""
 
 _OTHER_NAMES: Final = {
     "abs": "absolute fabs",
@@ -204,6 +267,7 @@ _OTHER_NAMES: Final = {
     "random.uniform": "rand",
     "remainder": "mod fmod",
     "reshape": "ravel flatten view",
+    "result_type": "promote_types",
     "round": "rint round_",
     "sigmoid": "expit",
     "silu": "swish",
@@ -254,22 +318,33 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager": {
         **{other: f"use ml.{n}" for n, others in _OTHER_NAMES.items() for other in others.split()},
         **{other: f"there is none; write {text}" for other, text in _NONE.items()},
+        "DataLoader": "use ml.Pipeline; see docs/pipelines.md",
+        "GradScaler": "use ml.optim.LossScale; see docs/dtypes.md",
+        "amp": f"{_AUTOCAST}, and ml.optim.LossScale is its GradScaler",
+        "autocast": _AUTOCAST,
+        "backends": _NO_DEVICE,
+        "bitcast_convert_type": "there is none; the bits are those of x.numpy(), f32 for bf16",
         "cuda": _NO_DEVICE,
         "device": _NO_DEVICE,
         "device_put": _NO_DEVICE,
         "enable_grad": _GRADIENT,
         "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
+        "get_default_dtype": _DEFAULT_DTYPE,
         "gradient": "see ml.grad for derivatives; of samples, see ml.diff",
         "half": "see ml.float16",
         "inference_mode": _NO_TAPE,
+        "is_complex": 'use ml.isdtype(x.dtype, "complex floating")',
+        "is_floating_point": 'use x.dtype.is_float, or ml.isdtype(x.dtype, "real floating")',
         "lax": "ml.scan, ml.cond, ml.while_loop and the like are ml's own",
         "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",
         "ndim": "use x.ndim",
         "no_grad": _NO_TAPE,
         "numpy": "the functions are ml's own; x.numpy() copies a tensor out",
+        "set_default_dtype": _DEFAULT_DTYPE,
         "shape": "use x.shape",
         "size": "use x.size",
         "unique": "use ml.unique_values(x), or ml.unique_counts(x) and ml.unique_inverse(x)",
+        "utils": "a DataLoader is ml.Pipeline, see docs/pipelines.md; see also ml.checkpoint",
     },
     "mlvm.eager.fft": {
         "fft2": "use ml.fft.fftn(x, axes=(-2, -1))",
@@ -308,6 +383,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "utils": "see ml.optim.clip_by_global_norm, and lengths= of ml.nn.LSTM and its like",
     },
     "mlvm.eager.optim": {
+        "GradScaler": "use ml.optim.LossScale; see docs/dtypes.md",
         "CosineAnnealingLR": "use ml.optim.cosine as learning rate",
         "LambdaLR": "a function from the number of updates to the rate may be a learning rate",
         "OneCycleLR": "use ml.optim.one_cycle as learning rate",
@@ -332,16 +408,19 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
 
 class Elsewhere:
     """A name that a class does not have. Raises `AttributeError` with the hint, or with a call of
-    the function."""
+    the function. `help` lists it with the hint, too."""
 
     def __init__(self, name: str, hint: str | Callable[..., Any]) -> None:
         self.name = name
         self.hint = hint
+        self.__doc__ = f"There is none; {hint if isinstance(hint, str) else f'use ml.{name}'}."
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         hint = self.hint if isinstance(self.hint, str) else f"use ml.{_call(self.name, self.hint)}"
-        article = "an" if owner.__name__[0] in "AEIOU" else "a"
-        raise AttributeError(f"{article} {owner.__name__} has no {self.name}; {hint}")
+        name = owner.__name__
+        vowels = "AEFHILMNORSX" if name.isupper() else "AEIOU"  # as they are spelled: an LSTM
+        article = "an" if name[0] in vowels else "a"
+        raise AttributeError(f"{article} {name} has no {self.name}; {hint}")
 
 
 def _call(name: str, function: Callable[..., Any]) -> str:
@@ -375,12 +454,14 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
     }
 
 
-def keyword_hint(given: Iterable[str], known: Container[str]) -> str | None:
+def keyword_hint(
+    given: Iterable[str], known: Container[str], none: Mapping[str, str] = _NO_KEYWORDS
+) -> str | None:
     """What to write for the first keyword of another library: what it is called here, if that is
-    one of the `known`."""
+    one of the `known`. `none` are those that have no other name here."""
     for name in given:
-        if name in _NO_KEYWORDS and name not in known:
-            return f"there is no {name}=; {_NO_KEYWORDS[name]}"
+        if name in none and name not in known:
+            return f"there is no {name}=; {none[name]}"
         here = KEYWORDS.get(name)
         if here in known and name not in known:
             also = ", 1 for True" if name == "unbiased" else ""
@@ -388,15 +469,23 @@ def keyword_hint(given: Iterable[str], known: Container[str]) -> str | None:
     return None
 
 
-def require_keywords(owner: type, given: Iterable[str]) -> None:
+def require_arguments(owner: type, args: Sequence[Any], given: Mapping[str, Any]) -> None:
     """Raise `TypeError` with what to write, if one of the keywords given to a constructor of ours
-    is another library's."""
-    strange = [name for name in given if name in KEYWORDS or name in _NO_KEYWORDS]
+    is another library's; and with the name of the class, if it takes other arguments and its
+    constructor is that of a base which no user knows."""
+    strange = [name for name in given if name in KEYWORDS or name in _LAYER_KEYWORDS]
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
-    if strange and constructor.__module__.startswith("mlvm."):
-        hint = keyword_hint(strange, signature(constructor).parameters)
+    if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
+        return
+    if strange:
+        hint = keyword_hint(strange, signature(constructor).parameters, _LAYER_KEYWORDS)
         if hint:
             raise TypeError(f"{owner.__name__}(): {hint}")
+    if constructor.__qualname__.startswith("_"):
+        try:
+            signature(constructor).bind(None, *args, **given)
+        except TypeError as error:
+            raise TypeError(f"{owner.__name__}(): {error}") from None
 
 
 _INNER: Final = {"in_making", "prepare", "region", "root", "stale", "tape"}

@@ -517,10 +517,10 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
     In a captured loop the rows are written where they stand, and x is not copied, if nothing else
     needs it.
 
-    x: [n, ...], update: [k, ...] or [...], the same dtype; the result: [n, ...]. Raises
-    `ShapeError` for an update that is no part of x, `OperandValueError` for rows that lie outside
-    of x, `AxisRefused` for an axis that x does not have, `DTypeError` for an update of another
-    dtype, for what is no tensor, and a start that is no integer.
+    x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
+    ...]. Raises `ShapeError` for an update whose rows are not as long as those of x,
+    `OperandValueError` for rows that lie outside of x, `AxisRefused` for an axis that x does not
+    have, `DTypeError` for an update of another dtype and for a start that is no integer.
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
@@ -537,9 +537,9 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
 def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
-    x: i[...] -> [..., num_classes], f32 unless another dtype is named. Raises `OperandValueError`
-    for an index that is no class, `AttributeRefused` for a negative `num_classes`, `DTypeError` for
-    an x that is no integers.
+    x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `OperandValueError`
+    for an index that is not in 0 .. num_classes - 1, `AttributeRefused` for a negative
+    `num_classes`, `DTypeError` for an x of other than integers.
 
         >>> ml.one_hot(ml.asarray([2, 0]), 3)
         Tensor([[0., 0., 1.],
@@ -566,8 +566,8 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """How many elements along `axis` are not zero: i64. nan is not zero.
 
-    x: [...], any dtype. The result: the shape of x without `axis`, or with 1 in its place if
-    `keepdims`. Raises `AxisRefused` for an axis that x does not have.
+    x: [...], any dtype -> the shape of x without the axes in `axis` (None: all axes; kept with
+    length 1 if `keepdims`), i64. Raises `AxisRefused` for an axis that x does not have.
 
         >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
         Tensor([1, 2], i64[2])
@@ -713,8 +713,9 @@ def cumulative_sum(
     """The running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
     `include_initial` a 0 comes before them, and the axis is longer by one.
 
-    x: [...], any dtype, and so is the result. Raises `ShapeError` for an x of other than one
-    dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
+    x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
+    and bools i64, floats and complex numbers their own. Raises `ShapeError` for an x of other than
+    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
     `dtype` is bool.
 
         >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
@@ -756,8 +757,9 @@ def cumulative_prod(
     log2(n) products of all elements, of which none is a division: gradients are right where x is 0
     (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
 
-    x: [...], any dtype, and so is the result. Raises `ShapeError` for an x of other than one
-    dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
+    x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
+    and bools i64, floats and complex numbers their own. Raises `ShapeError` for an x of other than
+    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
     `dtype` is bool.
 
         >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))

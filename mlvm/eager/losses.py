@@ -25,9 +25,9 @@ def mean_squared_error(
 
     So do the other losses.
 
-    Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` for two
-    shapes, which would broadcast, `DTypeError` for other than floats, `AttributeRefused` for
-    another reduction.
+    Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless
+    both have one shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused`
+    for another reduction.
 
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor(4.625, f32[])
@@ -40,8 +40,9 @@ def mean_squared_error(
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """|predictions - targets|, of floats of one shape.
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes, which
-    would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction.
 
         >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
@@ -57,9 +58,9 @@ def huber(
     """d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2), of floats of one shape
     (Huber, Ann. Math. Statist. 35, 1964).
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes, which
-    would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another reduction,
-    and unless delta > 0.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction, and unless delta > 0.
 
         >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
@@ -80,8 +81,9 @@ def binary_cross_entropy_with_logits(
     shape; computed from -log(p) = log(1 + e^-x) and -log(1 - p) = log(1 + e^x), which are accurate
     and finite for all finite logits.
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes, which
-    would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction.
 
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
@@ -100,8 +102,8 @@ def kl_divergence(
     0. The predictions are logarithms, as `log_softmax` gives them; PyTorch's "batchmean" is a mean
     here.
 
-    Both: f[..., K] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` for two shapes,
-    which would broadcast, `DTypeError` for other than floats, `AttributeRefused` for another
+    Both: f[..., K] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
     reduction.
 
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))

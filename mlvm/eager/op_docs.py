@@ -31,9 +31,9 @@ _ALLOWED: Final = {
     "b": "bools",
 }
 _RESULTS: Final = {
-    "": ", the same dtype",
-    "bui": ", the same dtype, or f32 for integers and bools",
-    "c": ", the same dtype, or that of the parts for complex numbers",
+    "": "in {its} dtype",
+    "bui": "in {its} dtype; integers and bools give f32",
+    "c": "in {its} dtype; complex numbers give that of their parts",
 }
 """What the result's dtype is, by the kinds of dtype for which it is not that of the operands."""
 
@@ -54,30 +54,37 @@ def described(op: Op) -> str:
 
 
 def _of_one(op: Op) -> str:
-    allowed, result = _dtypes(op)
-    return f"x: [...], {allowed}. The result: [...]{result}. Raises {_dtype_error(allowed)}."
+    allowed, result = _dtypes(op, "x's")
+    return f"x: [...], {allowed} -> [...]{result}. Raises {_dtype_error(allowed)}."
 
 
 def _of_two(op: Op) -> str:
-    allowed, result = _dtypes(op)
+    allowed, result = _dtypes(op, "that")
+    dtypes = allowed if allowed == "bools" else f"dtypes that promote to {allowed}"
     return (
-        f"x and y: shapes that broadcast to [...], and dtypes that promote to {allowed}. The "
-        f"result: [...]{result}. Raises `ShapeError` or `DTypeError` for others."
+        f"x, y: shapes that broadcast to [...], {dtypes} -> [...]{result}. Raises `ShapeError` or "
+        "`DTypeError` for others."
     )
 
 
 def _of_reduction(op: Op) -> str:
-    allowed, result = _dtypes(op)
-    axis = "an int" if op.attributes["axis"].hint == int | None else "an int or several"
+    allowed, result = _dtypes(op, "x's")
+    axes = "the axis" if op.attributes["axis"].hint == int | None else "the axes in"
     return (
-        f"x: [...], {allowed}. The result: the shape of x without `axis`, which is {axis} (None: "
-        f"all), or with 1 in its place if `keepdims`{result}. Raises `AxisRefused` for an axis "
-        f"that x does not have, {_dtype_error(allowed)}."
+        f"x: [...], {allowed} -> the shape of x without {axes} `axis` (None: all axes; kept with "
+        f"length 1 if `keepdims`){result}. Raises `AxisRefused` for an axis that x does not "
+        f"have, {_dtype_error(allowed)}."
     )
 
 
-def _dtypes(op: Op) -> tuple[str, str]:
-    """Which dtypes the op takes, and what is said of the result's: nothing if it is not simple."""
+def _dtype_error(allowed: str) -> str:
+    others = "what is no tensor, array or list" if allowed == _ANY else "other dtypes"
+    return f"`DTypeError` for {others}"
+
+
+def _dtypes(op: Op, its: str) -> tuple[str, str]:
+    """Which dtypes the op takes, and what is said of the result's, behind a comma: nothing if it is
+    not simple. `its` says whose dtype it may be."""
     results = {}
     attributes = op.bind({})
     for kind, type in _TYPES.items():
@@ -88,11 +95,7 @@ def _dtypes(op: Op) -> tuple[str, str]:
         if out is not None:
             results[kind] = out.dtype
     changed = {kind: dtype for kind, dtype in results.items() if dtype is not _TYPES[kind].dtype}
-    said = _RESULTS.get("".join(changed))
-    if said is None:
-        said = f", {next(iter(changed.values()))}" if len(set(results.values())) == 1 else ""
-    return _ALLOWED["".join(results)], said
-
-
-def _dtype_error(allowed: str) -> str:
-    return f"`DTypeError` for {'what is no tensor or array' if allowed == _ANY else 'another'}"
+    allowed, said = _ALLOWED["".join(results)], _RESULTS.get("".join(changed))
+    if len(set(results.values())) == 1 and (said is None or allowed == "bools"):
+        said = str(next(iter(results.values())))
+    return allowed, f", {said.format(its=its)}" if said is not None else ""

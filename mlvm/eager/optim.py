@@ -28,7 +28,7 @@ from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.collectives import all_reduce
 from mlvm.eager.context import current_arena, recording
-from mlvm.eager.elsewhere import require_keywords
+from mlvm.eager.elsewhere import require_arguments
 from mlvm.eager.number import compute
 from mlvm.eager.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor import constant as scalar
@@ -70,6 +70,7 @@ _SCALAR = TensorType(f32)
 _MULTIPLY_ADD = one_op("multiply_add")
 _COPY = one_op("copy")
 _MOST_SCALE: Final = 2.0**126
+_MOST_INTERVAL: Final = 2**24  # up to which f32 counts
 _Ranges: TypeAlias = Mapping[str, tuple[float, float]]
 
 _FRACTION: Final = (0, 1)
@@ -138,8 +139,8 @@ class Optimizer:
     _ranges: ClassVar[_Ranges] = {}
     """The hyperparameters that are numbers, and in which range."""
 
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        require_keywords(cls, given)
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        require_arguments(cls, args, given)
         return super().__new__(cls)
 
     def __init__(self, params: Tree, groups: Groups, **options: Any) -> None:
@@ -435,7 +436,7 @@ class SGD(Optimizer):
     v = momentum v + g + weight_decay p;  d = v       with it (Polyak, 1964)
     d = g + weight_decay p + momentum v               and with `nesterov` (Sutskever et al., 2013)
 
-    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
@@ -513,7 +514,7 @@ class RMSProp(Optimizer):
 
     `weight_decay` p is added to g before all that.
 
-    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.RMSProp({"w": w}, 0.05)
@@ -608,7 +609,7 @@ class Lion(Optimizer):
 
     The paper takes a rate 3 to 10 times smaller than AdamW's, and as much more weight decay.
 
-    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Lion({"w": w}, 0.5, weight_decay=0.0)
@@ -670,7 +671,7 @@ class Adam(Optimizer):
     beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) / (1 - beta), these are
     the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
 
-    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Adam({"w": w}, 0.5)
@@ -692,10 +693,8 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         groups: Groups = (),
-        **options: Any,
     ) -> None:
-        given = {"learning_rate": learning_rate, "betas": betas, "eps": eps, **options}
-        super().__init__(params, groups, **given)
+        super().__init__(params, groups, learning_rate=learning_rate, betas=betas, eps=eps)
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
         return ["gradient_sum", "square_sum"]
@@ -742,7 +741,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p (Loshchilov
     and Hutter, arXiv 1711.05101).
 
-    Parameters and gradients: float tensors of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.AdamW({"w": w}, 0.5, weight_decay=0.0)
@@ -765,12 +764,13 @@ class AdamW(Adam):
         weight_decay: float = 0.01,
         groups: Groups = (),
     ) -> None:
-        super().__init__(
+        Optimizer.__init__(
+            self,
             params,
-            learning_rate,
+            groups,
+            learning_rate=learning_rate,
             betas=betas,
             eps=eps,
-            groups=groups,
             weight_decay=weight_decay,
         )
 
@@ -864,7 +864,7 @@ class LossScale:
     2**126.
 
     Raises `AttributeRefused` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
-    growth_interval >= 1.
+    growth_interval is an int from 1 to 2**24.
 
         >>> scale, w = ml.optim.LossScale(8.0), ml.asarray([3.0])
         >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
@@ -884,7 +884,12 @@ class LossScale:
     ) -> None:
         self.growth_factor = _require("LossScale", "growth_factor", growth_factor, 1)
         self.backoff_factor = _require("LossScale", "backoff_factor", backoff_factor, *_FRACTION)
-        self.growth_interval = _require("LossScale", "growth_interval", growth_interval, 1)
+        if type(growth_interval) is not int or not 1 <= growth_interval <= _MOST_INTERVAL:
+            raise AttributeRefused(
+                f"LossScale: growth_interval must be an int from 1 to {_MOST_INTERVAL}, "
+                f"given {growth_interval!r}"
+            )
+        self.growth_interval = growth_interval
         if self.growth_factor == 1 or not self.backoff_factor:
             raise AttributeRefused(
                 f"LossScale: growth_factor must be above 1, and backoff_factor above 0, "

@@ -31,7 +31,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager import primitives as op
-from mlvm.eager.arrays import takes_arrays
+from mlvm.eager.arrays import takes_arrays, telling
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integer, integers
 from mlvm.eager.tensor import (
@@ -266,7 +266,8 @@ def uniform(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Values evenly distributed over low <= u < high; rounding may make one equal to high.
+    """Values evenly distributed over low <= u < high; rounding may make one equal to high. Halves
+    are those of f32, rounded once.
 
     The result: f[*shape]. Raises `AttributeRefused` unless low < high, and both and their distance
     are finite, `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype
@@ -279,10 +280,11 @@ def uniform(
         raise AttributeRefused(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         ).at("uniform", ())
-    u = op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
+    wanted, sizes = DType.of(dtype), integers(shape, "shape")
     if (low, high) == (0, 1):
-        return u
-    return u * float(high - low) + float(low)
+        return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
+    u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted))
+    return _as(u * float(high - low) + float(low), wanted)
 
 
 @takes_arrays
@@ -305,6 +307,7 @@ def bernoulli(
     return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
 
 
+@telling
 def randint(
     shape: int | Sequence[int],
     *,
@@ -330,10 +333,10 @@ def randint(
 
 @takes_arrays
 def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
-    """The numbers 0 .. x-1 in random order, or a tensor with its axis 0 in random order.
+    """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
 
-    The result: i64[x] of a number, the shape of a tensor. Raises `ShapeError` for a scalar tensor
-    and for what is no key, `AttributeRefused` for a negative number.
+    x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` for a tensor
+    without axes and for what is no key, `AttributeRefused` for a negative number.
 
         >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
         Tensor([0, 1, 2, 3], i64[4])
@@ -376,8 +379,8 @@ def categorical(
     wanted = _drawn_shape("categorical", rest, shape)
     place = len(wanted) + 1 + along
     drawn = (*wanted[:place], type.shape[along], *wanted[place:])
-    noise = _gumbel(drawn, type.dtype, key)
-    return op.argmax(stop_gradient(logits) + noise, axis=along)
+    wide = _wide(stop_gradient(logits))
+    return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
 
 @takes_arrays
@@ -429,12 +432,13 @@ def choice(
         if p is None:
             places = randint(wanted, low=0, high=n, key=key)
         else:
-            places = categorical(op.log(stop_gradient(p)), shape=wanted, key=key)
+            places = categorical(op.log(_wide(stop_gradient(p))), shape=wanted, key=key)
     elif p is None:
         places = _first(op.permutation(_or_next(key), n=n), wanted)
     else:
-        scores = op.log(stop_gradient(p)) + _gumbel((n,), p.dtype, key)
-        places = _first(op.argsort(scores, descending=True), wanted)
+        scores = op.log(_wide(stop_gradient(p)))
+        noise = _gumbel((n,), scores.dtype, key)
+        places = _first(op.argsort(scores + noise, descending=True), wanted)
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
@@ -473,9 +477,10 @@ def truncated_normal(
     except OpError as error:
         raise error.at("truncated_normal", (low.type, high.type)) from None
     drawn = _drawn_shape("truncated_normal", given, shape)
-    u = op.uniform(_or_next(key), shape=drawn, dtype=wanted)
-    first, last = op.erf(low * math.sqrt(0.5)), op.erf(high * math.sqrt(0.5))
-    return op.clip(math.sqrt(2) * _erfinv(first + u * (last - first)), low, high)
+    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
+    first, last = [op.erf(_wide(x) * math.sqrt(0.5)) for x in (low, high)]
+    x = _as(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
+    return op.clip(x, low, high)
 
 
 def _bound(x: float | Tensor, dtype: DType) -> Tensor:
@@ -518,6 +523,20 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
     for each in coefficients[2:]:
         result = result * x + each
     return result
+
+
+def _wide_dtype(dtype: DType) -> DType:
+    """What draws of that dtype are computed in: f32 for halves."""
+    return f32 if dtype.is_half else dtype
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The tensor in what draws of its dtype are computed in."""
+    return _as(x, _wide_dtype(x.dtype))
+
+
+def _as(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype is dtype else op.astype(x, dtype=dtype)
 
 
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:

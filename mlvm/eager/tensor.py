@@ -340,7 +340,8 @@ def positive(x: Tensor, /) -> Tensor:
 def stop_gradient(x: Tensor) -> Tensor:
     """The same value, through which no cotangent flows; nothing is copied.
 
-    x: [...], any dtype, and so is the result. Raises `DTypeError` for what is no tensor or array.
+    x: [...], any dtype -> [...], in x's dtype. Raises `DTypeError` for what is no tensor, array or
+    list.
 
         >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
         Tensor(3., f32[])

@@ -117,10 +117,10 @@ def load(
     they are types alone.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is no such file or
-    is damaged, and for a tensor that is left in and of a dtype that there is not; `PathError` for
-    two tensors of one name. For a Module nothing is written unless all fits: `PathError` for names
-    that are missing or unknown, `DTypeError` and `ShapeError` for another dtype or shape. Each
-    names the file.
+    is damaged, and for a tensor of a dtype that mlvm lacks, unless `rename` leaves it out;
+    `PathError` for two tensors of one name. For a Module nothing is written unless all fits:
+    `PathError` for names that are missing or unknown, `DTypeError` and `ShapeError` for another
+    dtype or shape. Each names the file.
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3, zeros=True))
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias

@@ -47,6 +47,7 @@ from mlvm.machines.gpu_kernels import gpu_kernels
 from mlvm.machines.local import LocalVM
 
 _NAME: Final = re.compile(r"cuda:(\d{1,4})")
+_FIRST: Final = '; for the first GPU write "cuda:0"'
 _CUPY: Final = "cupy", "cupy_backends"
 """Packages whose classes of errors are of the driver, the compiler and CUDA's libraries."""
 
@@ -89,10 +90,12 @@ def _number(device: object) -> int:
     except (MissingExtra, MachineError):
         if match is not None:
             raise
-        raise MachineError(f"no device {device!r}; there is cpu, and none of CUDA here") from None
-    if device not in names:
-        raise MachineError(f"no device {device!r}; there are cpu, {', '.join(names)}")
-    assert match is not None
+        raise MachineError(
+            f"no device {device!r}; there is cpu, and none of CUDA here{_FIRST}"
+        ) from None
+    if match is None or device not in names:
+        hint = _FIRST if match is None else ""
+        raise MachineError(f"no device {device!r}; there are cpu, {', '.join(names)}{hint}")
     return int(match[1])
 
 

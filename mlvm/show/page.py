@@ -55,9 +55,14 @@ def step_page(step: Step, title: str, *, before: float | None = None) -> str:
     return content.page(title)
 
 
-def session_page(session: Session, steps: Sequence[Step], title: str) -> str:
-    """The page of a script that ran, and of the steps that it planned."""
-    content = _Content(None)
+def session_page(
+    session: Session, steps: Sequence[Step], title: str, *, failed: str | None = None
+) -> str:
+    """The page of a script that ran, and of the steps that it planned. `failed` says how it failed,
+    if it did, and stands at the top."""
+    ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
+    nothing = "" if ran else "nothing of mlvm ran"
+    content = _Content(None, failed=failed or "", nothing=nothing)
     content.add_session(session, steps, title)
     for number, step in enumerate(steps, 1):
         content.add_step(step, f"captured step {number}{_begins(step)}")
@@ -73,8 +78,10 @@ def _begins(step: Step) -> str:
 class _Content:
     """The data of a page while it is put together."""
 
-    def __init__(self, before: float | None) -> None:
+    def __init__(self, before: float | None, *, failed: str = "", nothing: str = "") -> None:
         self._before = before
+        self._failed = failed
+        self._nothing = nothing
         self._strings: dict[str, int] = {"": 0}
         self._sources: dict[int, str] = {}
         self._programs: list[dict[str, Any]] = []
@@ -94,6 +101,12 @@ class _Content:
         }
         parts = {"TITLE": escape(title), "STYLE": _file("page.css"), "CODE": _file("page.js")}
         parts["DATA"] = in_script(data)
+        said = {"failed": self._failed, "nothing": self._nothing}
+        parts["SAID"] = "".join(
+            f'<p id="{which}" role="alert">{escape(text)}</p>\n'
+            for which, text in said.items()
+            if text
+        )
         html: list[str] = []
         for piece in _file("page.html").split("@@"):  # its odd pieces name a part
             html.append(parts[piece] if len(html) % 2 else piece)

@@ -41,7 +41,7 @@ DTYPES: Final = ("f32", "bf16", "f16")
 
 
 class Diverged(ml.errors.MlvmError, ArithmeticError):
-    """The training loss is infinite or no number."""
+    """The training loss is infinite or no number; under a loss scale, also where that is 1."""
 
 
 class Options(NamedTuple):
@@ -59,9 +59,10 @@ class Options(NamedTuple):
 
 class Result(TypedDict):
     """What a training run gave: `test_accuracy` is the share of labels guessed right, `test_loss`
-    their mean cross-entropy in nats, `train_loss` has the mean loss of each epoch,
-    `input_wait_share` is how much of the time of all steps went into waiting for their batches.
-    Where nothing was left to do for the checkpoint resumed, `step_ms_median` is None."""
+    their mean cross-entropy in nats, `train_loss` has the mean loss of each epoch
+    (without those that overflowed in f16), `input_wait_share` is how much of the time of all steps
+    went into waiting for their batches. Where nothing was left to do for the checkpoint resumed,
+    `step_ms_median` is None."""
 
     model: str
     data: str
@@ -181,7 +182,7 @@ def train(
                     began = time.perf_counter()
                     losses.append(trainer.step(samples, labels))
                     seconds.append(time.perf_counter() - began)
-                    if not math.isfinite(losses[-1]):
+                    if not (math.isfinite(losses[-1]) or trainer.loss_scale() > 1):
                         raise Diverged(
                             f"the loss of step {len(losses)} is {losses[-1]}; "
                             f"a learning rate below {learning_rate} may help"
@@ -194,7 +195,9 @@ def train(
                             _save(save, options, description, state, pipeline, losses)
                     if len(losses) % steps == 0:
                         score = trainer.test(batch_size)
-                        loss = statistics.fmean(losses[-steps:])
+                        loss = _mean(losses[-steps:])
+                        if not math.isfinite(loss):
+                            raise Diverged(f"no loss of epoch {len(losses) // steps} is finite")
                         progress.epoch(len(losses) // steps, loss, score.accuracy)
                         held_then = held_then or trainer.consumed()
             finally:
@@ -206,7 +209,7 @@ def train(
         memory = trainer.memory()
         if plot is not None and seconds and is_first:
             trainer.plot(plot / STEP_FILE)
-    train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
+    train_loss = [_mean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
     if plot is not None and is_first:
         title = f"Training {model} on {data}"
         (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss), "utf-8")
@@ -223,6 +226,12 @@ def train(
         arenas=memory,
         growth_after_first_epoch_bytes=held_last - (held_then or held_last),
     )
+
+
+def _mean(losses: Sequence[float]) -> float:
+    """The mean of the losses that are finite; nan if none is. Under a loss scale one may not be."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return statistics.fmean(finite) if finite else math.nan
 
 
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
@@ -321,7 +330,8 @@ def _resumed(
     try:
         pipeline.restore(position)
         done = position["epoch"] * steps + position["next_index"] / options.batch_size
-        if losses.dtype != np.float64 or losses.shape != (done,) or not np.isfinite(losses).all():
+        possible = options.dtype == "f16" or np.isfinite(losses).all()
+        if losses.dtype != np.float64 or losses.shape != (done,) or not possible:
             raise CheckpointError(f"{LOSSES} are not those of {done:g} steps")
         trainer.load_state(tensors)
     except (CheckpointError, ml.errors.PipelineError) as error:
@@ -366,7 +376,11 @@ def _parser() -> argparse.ArgumentParser:
         help="what each member keeps its part of: the optimizer's state, or weights too",
     )
     add("--vm", metavar="ADDRESS", help="train there: HOST:PORT or unix:PATH of `mlvm serve`")
-    add("--device", metavar="NAME", help="train there: cpu, or cuda:0 (default: cpu)")
+    add(
+        "--device",
+        metavar="NAME",
+        help="train there: cpu, or cuda:0, which needs CuPy: docs/gpu.md (default: cpu)",
+    )
     add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
     add(
         "--tls",

@@ -201,6 +201,16 @@ def test_a_failing_benchmark_exits_with_1(
     assert "error: suite: crashes early ended with status 8" in capsys.readouterr().err
 
 
+def test_where_nothing_was_measured_there_is_no_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "SUITES", {"gpu": "bench.gpu"})
+    monkeypatch.setattr(command, "run", lambda suite, quick: [])
+    monkeypatch.setattr(sys, "argv", ["bench", "gpu"])
+    assert command.main() == 0
+    assert "contender " not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["nonsense"], ["dispatch", "--json", "/no/such/folder/x.json"]]
 )

@@ -1,4 +1,5 @@
-"""The VM for a GPU, on a GPU: `python -m pytest -m cuda`. Where there is none, all is skipped.
+"""The VM for a GPU, on a GPU: `python -m pytest -m cuda -rs`. Where there is none, all is skipped,
+and `-rs` says why.
 
 Values are those of a VM of the host but for rounding: CUDA's elementary functions and the order of
 sums are others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pydoc
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +14,14 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.elsewhere import FUNCTIONS, METHODS, OF_MODULES, OF_OPTIMIZERS
+from mlvm.eager.elsewhere import (
+    FUNCTIONS,
+    METHODS,
+    OF_DTYPES,
+    OF_LOSS_SCALES,
+    OF_MODULES,
+    OF_OPTIMIZERS,
+)
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
@@ -21,15 +29,18 @@ HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
 HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]
 HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
 HINTS += [(f"optimizer.{name}", hint) for name, hint in OF_OPTIMIZERS.items()]
+HINTS += [(f"scale.{name}", hint) for name, hint in OF_LOSS_SCALES.items()]
+HINTS += [(f"dtype.{name}", hint) for name, hint in OF_DTYPES.items()]
 
 
 def test_what_a_hint_names_exists() -> None:
     x, y, model = ml.ones((2, 2)), ml.ones(2), ml.nn.Linear(2, 2)
     starts = {"ml": ml, "x": x, "y": y, "model": model, "optimizer": ml.optim.Adam(model, 0.1)}
+    starts |= {"scale": ml.optim.LossScale(), "dtype": ml.float32}
     named = 0
     for name, hint in HINTS:
         for start, path in re.findall(
-            r"\b(ml|x|y|model|optimizer)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE
+            r"\b(ml|x|y|model|optimizer|scale|dtype)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE
         ):
             found: Any = starts[start]
             for part in path.split("."):
@@ -57,8 +68,13 @@ def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
 
 def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
     model = ml.nn.Linear(2, 2)
-    for owner, hints in ((model, OF_MODULES), (ml.optim.Adam(model, 0.1), OF_OPTIMIZERS)):
-        kind = "a Linear" if owner is model else "an Adam"
+    for owner, hints, kind in (
+        (model, OF_MODULES, "a Linear"),
+        (ml.optim.Adam(model, 0.1), OF_OPTIMIZERS, "an Adam"),
+        (ml.optim.SGD(model, 0.1), OF_OPTIMIZERS, "an SGD"),
+        (ml.optim.LossScale(), OF_LOSS_SCALES, "a LossScale"),
+        (ml.float32, OF_DTYPES, "a DType"),
+    ):
         for name, hint in hints.items():
             with pytest.raises(AttributeError, match=f"^{kind} has no {name}; {re.escape(hint)}$"):
                 getattr(owner, name)
@@ -75,12 +91,45 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         untyped.nn.Dropout(p=0.5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
         untyped.nn.Linear(2, 3, other=1)
+    calls: dict[Callable[[], object], str] = {
+        (lambda: untyped.nn.Conv2d(3, 4, kernel_size=3)): r"Conv2d\(\): .* use window=$",
+        (lambda: untyped.nn.Conv2d(3, 4, 3, dilation=2)): "no dilation=; the places of a window",
+        (lambda: untyped.nn.Embedding(3, embedding_dim=2)): "use features=$",
+        (lambda: untyped.nn.LayerNorm(3, elementwise_affine=False)): r"ml\.nn\.buffer\(layer\)",
+        (lambda: untyped.nn.BatchNorm(3, affine=False)): r"ml\.nn\.buffer\(layer\)",
+        (lambda: untyped.nn.GRU(2, 3, bias=False)): r"GRU\(\): there is no bias=; ",
+        (lambda: untyped.nn.GRU(3)): r"^GRU\(\): missing a required argument: 'hidden_size'$",
+        (lambda: untyped.nn.LSTMCell(3)): r"^LSTMCell\(\): missing a required argument",
+        (lambda: untyped.optim.SGD(model, 0.1, dampening=0.1)): "no dampening=; momentum",
+        (lambda: untyped.optim.Adam(model, 0.1, weight_decay=0.1)): r"; use ml\.optim\.AdamW, ",
+        (lambda: untyped.optim.Adam(model, 0.1, amsgrad=True)): "unexpected keyword .*'amsgrad'",
+        (lambda: untyped.random.randint((3,), 0, 5)): r"randint\(shape, low=\.\.\., high=\.\.\.\)$",
+        (lambda: untyped.float16(3)): r"^f16 is a dtype, .* ml\.asarray\(x, dtype='f16'\)",
+    }
+    for call, text in calls.items():
+        with pytest.raises(TypeError, match=text):
+            call()
 
     class Placed(ml.nn.Module):
         def __init__(self, **options: str) -> None:
             self.where = options["device"]
 
     assert Placed(device="here").where == "here"  # a constructor of the user's own
+
+
+def test_a_device_by_name_is_told_of_vms() -> None:
+    x: Any = ml.ones(2)
+    with pytest.raises(
+        ml.errors.AttributeRefused, match=r'ml\.VM\(device="cuda:0"\), not \'cuda:0'
+    ):
+        x.to_device("cuda:0")
+    for hint in (METHODS["cuda"], METHODS["to"], OF_MODULES["to"], FUNCTIONS["mlvm.eager"]["cuda"]):
+        assert 'ml.VM(device="cuda:0")' in hint
+
+
+def test_help_shows_a_hint() -> None:
+    shown = pydoc.plain(pydoc.render_doc(ml.nn.Linear))
+    assert f"state_dict\n |      There is none; {OF_MODULES['state_dict']}." in shown
 
 
 def test_a_module_with_forward_is_told_of_call() -> None:

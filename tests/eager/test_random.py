@@ -252,7 +252,7 @@ def test_steady_state_allocates_nothing() -> None:
         (lambda: R.uniform(3, high=math.inf), ml.errors.AttributeRefused, "finite"),
         (lambda: R.uniform(3, low=-1e308, high=1e308), ml.errors.AttributeRefused, "finite"),
         (lambda: R.bernoulli(3, 1.5), ml.errors.OperandValueError, "probability"),
-        (lambda: untyped.randint(0, 10, (3,)), TypeError, "1 positional argument but 3"),
+        (lambda: untyped.randint(0, 10, (3,)), TypeError, r"low=\.\.\., high="),
         (lambda: R.randint(3, low=2, high=2), ml.errors.AttributeRefused, "less than"),
         (lambda: R.randint(3, low=0, high=300, dtype=ml.uint8), ml.errors.AttributeRefused, "299"),
         (lambda: R.categorical(ml.arange(3)), ml.errors.DTypeError, "tensor of floats, not i64"),

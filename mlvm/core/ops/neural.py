@@ -315,8 +315,8 @@ def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
     1607.06450). scale and bias are vectors as long as that axis; var is the biased variance.
 
-    x: [..., n], scale and bias: [n], floats of one dtype. Raises `ShapeError` for others,
-    `DTypeError` for another dtype.
+    x: [..., n], scale and bias: [n], floats of one dtype -> [..., n]. Raises `ShapeError` for a
+    scale or bias of another shape, `DTypeError` unless all three are floats of one dtype.
 
         >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])

@@ -10,7 +10,7 @@ from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import taken
-from mlvm.eager.elsewhere import require_keywords
+from mlvm.eager.elsewhere import require_arguments
 from mlvm.eager.functions import astype
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import (
@@ -55,7 +55,7 @@ class Module(Node):
     training: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        require_keywords(cls, kwargs)
+        require_arguments(cls, args, kwargs)
         module = super().__new__(cls)
         vars(module)[_TRAINING] = True
         return module

@@ -125,8 +125,6 @@ class RNNCell(_Cell):
     """h' = activation(x input_kernel + h hidden_kernel + bias), the state being h (Elman, Finding
     Structure in Time, Cognitive Science 14, 1990).
 
-    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
-
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
     or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
@@ -160,8 +158,6 @@ class LSTMCell(_Cell):
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
 
-    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
-
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
     or `DTypeError` for others, `AttributeRefused` for a size below 1.
 
@@ -191,8 +187,6 @@ class GRUCell(_Cell):
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))
         h' = (1 - z) n + z h
-
-    f[batch, input_size] and a state of f[batch, hidden_size] -> the next state.
 
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
     or `DTypeError` for others, `AttributeRefused` for a size below 1.
@@ -309,7 +303,13 @@ class _Recurrent(Module):
 
 
 class RNN(_Recurrent):
-    """`RNNCell`s that go through sequences, with an `activation` of a tensor. The state is h.
+    """`RNNCell`s that go through sequences (Elman, Cognitive Science 14, 1990), with an
+    `activation` of a tensor; `nn.RNNCell` has the equations. The state is h.
+
+    Each of `num_layers` goes through the outputs of the one below. With `bidirectional`, each has
+    two cells, one from the front and one from the back, whose outputs stand side by side:
+    directions is 2, else 1. `dropout` is the rate at which, while `training`, what a layer gives to
+    the next is dropped.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
@@ -349,7 +349,13 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """`LSTMCell`s that go through sequences. The state is (h, c).
+    """`LSTMCell`s that go through sequences (Hochreiter and Schmidhuber, Neural Computation 9,
+    1997); `nn.LSTMCell` has the equations. The state is (h, c).
+
+    Each of `num_layers` goes through the outputs of the one below. With `bidirectional`, each has
+    two cells, one from the front and one from the back, whose outputs stand side by side:
+    directions is 2, else 1. `dropout` is the rate at which, while `training`, what a layer gives to
+    the next is dropped.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
@@ -365,7 +371,13 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """`GRUCell`s that go through sequences. The state is h.
+    """`GRUCell`s that go through sequences (Cho et al., arXiv 1406.1078); `nn.GRUCell` has the
+    equations. The state is h.
+
+    Each of `num_layers` goes through the outputs of the one below. With `bidirectional`, each has
+    two cells, one from the front and one from the back, whose outputs stand side by side:
+    directions is 2, else 1. `dropout` is the rate at which, while `training`, what a layer gives to
+    the next is dropped.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` for others, `DTypeError` for
