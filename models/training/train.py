@@ -437,7 +437,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if group is not None and (address is not None or options.get("device", "cpu") != "cpu"):
             given = "--device" if address is None else "--vm"
             raise OptionError(f"{given} is one VM, and --group {group} makes its own: give one")
-        if "shard" in options and options.get("group") is None:
+        if "shard" in options and group is None:
             raise OptionError("--shard is for a --group, whose members have a part each")
         where = _connected(
             address, secret_file, options.pop("tls", False), options.pop("device", "cpu")
