@@ -125,6 +125,7 @@ KEYWORDS: Final = {
 _NO_KEYWORDS: Final = {
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "device": "it is where the arena is that it is made in: with ml.Arena(vm).allocating()",
+    "dtype": "convert with ml.astype; sums of halves are accumulated in f32 as it is",
     "inplace": "only what is assigned to changes: x[...] = y",
     "maximize": "give the optimizer the gradients of the negative",
     "padding_idx": "multiply by a mask, or give losses an ignore_index=",

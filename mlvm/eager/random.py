@@ -34,6 +34,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integer, integers
+from mlvm.eager.halves import rounded, widened
 from mlvm.eager.tensor import (
     Tensor,
     alias,
@@ -279,10 +280,11 @@ def uniform(
         raise AttributeRefused(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         ).at("uniform", ())
-    u = op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
+    wanted, lengths = DType.of(dtype), integers(shape, "shape")
     if (low, high) == (0, 1):
-        return u
-    return u * float(high - low) + float(low)
+        return op.uniform(_or_next(key), shape=lengths, dtype=wanted)
+    u = op.uniform(_or_next(key), shape=lengths, dtype=_wide(wanted))
+    return rounded(u * float(high - low) + float(low), wanted)
 
 
 @takes_arrays
@@ -467,15 +469,21 @@ def truncated_normal(
             f"lower = {brief(lower)} must be less than upper = {brief(upper)}"
         ).at("truncated_normal", ())
     wanted = DType.of(dtype)
-    low, high = [_bound(x, wanted) for x in bounds]
+    low, high = [widened(_bound(x, wanted)) for x in bounds]
     try:
         given = broadcast_shapes(low.shape, high.shape)
     except OpError as error:
         raise error.at("truncated_normal", (low.type, high.type)) from None
     drawn = _drawn_shape("truncated_normal", given, shape)
-    u = op.uniform(_or_next(key), shape=drawn, dtype=wanted)
+    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide(wanted))
     first, last = op.erf(low * math.sqrt(0.5)), op.erf(high * math.sqrt(0.5))
-    return op.clip(math.sqrt(2) * _erfinv(first + u * (last - first)), low, high)
+    x = op.clip(math.sqrt(2) * _erfinv(first + u * (last - first)), low, high)
+    return rounded(x, wanted)
+
+
+def _wide(dtype: DType) -> DType:
+    """What values of that dtype are computed in."""
+    return f32 if dtype.is_half else dtype
 
 
 def _bound(x: float | Tensor, dtype: DType) -> Tensor:
@@ -522,6 +530,7 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
     """-log(-log(u)), finite also where u is drawn as 0."""
+    dtype = _wide(dtype)
     u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
     return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
 

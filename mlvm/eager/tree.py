@@ -46,6 +46,10 @@ class Node:
     until it is deleted.
     """
 
+    __slots__ = ("__dict__", "__weakref__", "_origin")  # the last is no field, and not copied
+
+    _origin: Node
+    """Where a buffer is assigned too that is assigned here: the Module this is a version of."""
     _buffers: tuple[str, ...] = ()
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
     """What `map_tree` makes of it."""
@@ -58,6 +62,8 @@ class Node:
                 if name not in self._buffers:
                     vars(self)[_BUFFERS] = (*self._buffers, name)
             super().__setattr__(name, value)
+            if name in self._buffers and hasattr(self, "_origin"):
+                setattr(self._origin, name, value)
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
@@ -368,7 +374,7 @@ def require_types(
         if given[path].dtype is not type.dtype:
             raise DTypeError(
                 f"{what} {path!r} is {type}, given {given[path]}: convert it with "
-                f"astype({type.dtype.numpy.name!r})"
+                f"astype({type.dtype.long_name!r})"
             )
         if given[path] is not type:
             raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")

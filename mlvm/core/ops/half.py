@@ -78,6 +78,8 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     if op.name == "astype":
         return convert(*arrays)
     outs, operands = ((), arrays) if op.dynamic else (arrays[:1], arrays[1:])
+    if op.name == "nextafter" and is_half(arrays[0]):  # the next half, not the next f32
+        return _nextafter(*arrays)
     if op.moves and _is_moved(op, outs, operands):
         moved = kernel(*[x.view(np.uint16) if is_half(x) else x for x in arrays], **attributes)
         return moved.view(operands[0].dtype) if op.dynamic else None
@@ -99,6 +101,23 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
         bits &= np.uint32(0xFFFFE000 if out.dtype == f16.numpy else 0xFFFF0000)
     convert(out, result)
     return None
+
+
+def _nextafter(out: Array, x: Array, y: Array) -> None:
+    dtype = DType.of(out.dtype)
+    x, y = cast(x, dtype), cast(y, dtype)
+    if dtype is f16:
+        np.nextafter(x, y, out)
+        return
+    first, towards = np.broadcast_arrays(widened(x), widened(y))
+    # In f32's order, which is that of magnitudes as integers, the next bf16 is 2^16 away.
+    bits = first.view(np.int32) >> 16
+    grows = (towards > first) == (bits >= 0)
+    step = np.where(first == towards, 0, np.where(grows, 1, -1)).astype(np.int32)
+    found = np.where(first == 0, np.where(towards > 0, 1, -0x7FFF), bits + step)
+    found = np.where(first == towards, towards.view(np.int32) >> 16, found)
+    found = np.where(np.isnan(first) | np.isnan(towards), 0x7FC0, found)
+    np.copyto(out.view(np.uint16), found, casting="unsafe")
 
 
 def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
