@@ -32,7 +32,7 @@ def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
         tensors = [x for x in (*args, *keywords.values()) if isinstance(x, Tensor)]
-        if not any([x.dtype.is_half for x in tensors]):
+        if not any(x.dtype.is_half for x in tensors):
             return fn(*args, **keywords)
         dtypes = {x.dtype for x in tensors if x.dtype.is_float}
         wide: dict[int, Any] = {id(x): widened(x) for x in tensors}

@@ -372,9 +372,10 @@ def require_types(
         raise PathError(f"{'; '.join(texts)}; given are {', '.join(given) or 'none'}")
     for path, type in expected.items():
         if given[path].dtype is not type.dtype:
+            name = type.dtype.long_name
+            way = f"ml.astype(x, ml.{name})" if type.dtype.is_half else f"astype({name!r})"
             raise DTypeError(
-                f"{what} {path!r} is {type}, given {given[path]}: convert it with "
-                f"astype({type.dtype.long_name!r})"
+                f"{what} {path!r} is {type}, given {given[path]}: convert it with {way}"
             )
         if given[path] is not type:
             raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")

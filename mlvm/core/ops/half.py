@@ -104,20 +104,15 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
 
 
 def _nextafter(out: Array, x: Array, y: Array) -> None:
+    """The halves next to x. Without the sign, their order is that of their bits as integers."""
     dtype = DType.of(out.dtype)
-    x, y = cast(x, dtype), cast(y, dtype)
-    if dtype is f16:
-        np.nextafter(x, y, out)
-        return
-    first, towards = np.broadcast_arrays(widened(x), widened(y))
-    # In f32's order, which is that of magnitudes as integers, the next bf16 is 2^16 away.
-    bits = first.view(np.int32) >> 16
-    grows = (towards > first) == (bits >= 0)
-    step = np.where(first == towards, 0, np.where(grows, 1, -1)).astype(np.int32)
-    found = np.where(first == 0, np.where(towards > 0, 1, -0x7FFF), bits + step)
-    found = np.where(first == towards, towards.view(np.int32) >> 16, found)
-    found = np.where(np.isnan(first) | np.isnan(towards), 0x7FC0, found)
-    np.copyto(out.view(np.uint16), found, casting="unsafe")
+    x, y = np.broadcast_arrays(cast(x, dtype).view(np.int16), cast(y, dtype).view(np.int16))
+    first, last = widened(x.view(dtype.numpy)), widened(y.view(dtype.numpy))
+    step = np.where((last > first) == (x >= 0), np.int16(1), np.int16(-1))
+    found = np.where(first == 0, np.where(last > 0, np.int16(1), np.int16(-0x7FFF)), x + step)
+    found = np.where(first == last, y, found)
+    nan = np.int16(0x7E00 if dtype is f16 else 0x7FC0)
+    np.copyto(out.view(np.int16), np.where(np.isnan(first) | np.isnan(last), nan, found))
 
 
 def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
