@@ -10,6 +10,7 @@ A Module's buffers are not part of the tree: a walk includes them only with `buf
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
@@ -37,6 +38,15 @@ class Buffer:
 
 
 _BUFFERS: Final = "_buffers"
+_ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
+"""For a Node, by its id, that to which a buffer is assigned too that is assigned here. It is no
+field, and a copy has none."""
+
+
+def assign_buffers_too(twin: Node, module: Node) -> None:
+    """From now on assign to the Module what is assigned to a buffer of its twin."""
+    _ORIGINS[id(twin)] = weakref.ref(module)
+    weakref.finalize(twin, _ORIGINS.pop, id(twin), None).atexit = False
 
 
 class Node:
@@ -46,10 +56,6 @@ class Node:
     until it is deleted.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_origin")  # the last is no field, and not copied
-
-    _origin: Node
-    """Where a buffer is assigned too that is assigned here: the Module this is a version of."""
     _buffers: tuple[str, ...] = ()
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
     """What `map_tree` makes of it."""
@@ -62,8 +68,10 @@ class Node:
                 if name not in self._buffers:
                     vars(self)[_BUFFERS] = (*self._buffers, name)
             super().__setattr__(name, value)
-            if name in self._buffers and hasattr(self, "_origin"):
-                setattr(self._origin, name, value)
+            if name in self._buffers and id(self) in _ORIGINS:
+                module = _ORIGINS[id(self)]()
+                if module is not None:
+                    setattr(module, name, value)
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)

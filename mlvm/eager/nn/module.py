@@ -18,6 +18,7 @@ from mlvm.eager.tree import (
     Node,
     Tree,
     Twins,
+    assign_buffers_too,
     children,
     fields,
     holds_tensors,
@@ -102,7 +103,7 @@ class Module(Node):
             lambda x: astype(x, wanted) if x.dtype.is_float else x, self, twins
         )
         for module, twin in twins:
-            twin._origin = module
+            assign_buffers_too(twin, module)
         return found
 
     def parameters(self) -> dict[str, Tree]:
