@@ -25,15 +25,23 @@ def rounded(x: Tensor, dtype: DType) -> Tensor:
     return x if x.dtype is dtype else op.astype(x, dtype=dtype)
 
 
+def _as_it_is(fn: Callable[P, R]) -> Callable[P, R]:
+    return fn
+
+
+checkpoint: Callable[..., Callable[..., Any]] = _as_it_is
+"""`mlvm.eager.checkpoint`, which puts itself here."""
+
+
 def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
     """The function, which gets f32 for its operands that are halves. A result in f32 is rounded to
-    the half that they were of; beside other floats they promote to f32, and nothing is rounded."""
+    the half that they were of; beside other floats they promote to f32, and nothing is rounded.
+
+    What it makes in f32 is not kept for a gradient, but made again."""
 
     @wraps(fn)
-    def function(*args: P.args, **keywords: P.kwargs) -> R:
+    def widening(*args: P.args, **keywords: P.kwargs) -> R:
         tensors = [x for x in (*args, *keywords.values()) if isinstance(x, Tensor)]
-        if not any(x.dtype.is_half for x in tensors):
-            return fn(*args, **keywords)
         dtypes = {x.dtype for x in tensors if x.dtype.is_float}
         wide: dict[int, Any] = {id(x): widened(x) for x in tensors}
         given: Any = [wide.get(id(x), x) for x in args]
@@ -47,5 +55,12 @@ def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
         if len(dtypes) == 1 and isinstance(result, Tensor) and result.dtype is f32:
             return rounded(result, dtypes.pop())  # type: ignore[return-value]
         return result
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        for x in (*args, *keywords.values()):
+            if isinstance(x, Tensor) and x.dtype.is_half:
+                return checkpoint(widening)(*args, **keywords)  # type: ignore[no-any-return]
+        return fn(*args, **keywords)
 
     return function

@@ -360,6 +360,20 @@ def test_an_activation_rounds_once(function: Callable[..., ml.Tensor], dtype: DT
     assert words(g) == words(ml.astype(wide, dtype))
 
 
+@pytest.mark.local(reason="it is measured on a dry VM")
+def test_what_is_made_in_f32_is_not_kept_for_a_gradient() -> None:
+    def bytes_of(dtype: DType) -> int:
+        def loss(x: ml.Tensor) -> ml.Tensor:
+            for _ in range(4):
+                x = ml.silu(x)
+            return ml.sum(ml.astype(x, ml.float32))
+
+        captured = ml.capture(lambda x: ml.grad(loss)(x))
+        return ml.measure(captured, ml.ones(4096, dtype=dtype)).plan.nbytes
+
+    assert bytes_of(ml.bfloat16) < 0.75 * bytes_of(ml.float32)
+
+
 def test_attention_and_losses_round_once() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (ml.asarray(rng.normal(size=(2, 5, 4)), dtype=ml.bfloat16) for _ in range(3))
