@@ -244,6 +244,11 @@ def _of_numbers(obj: object) -> Array:
         array = np.array(obj)
     except ValueError as error:
         raise ShapeError(f"these lists are no tensor: {error}") from None
+    except (TypeError, RuntimeError) as error:  # of what PyTorch does not convert by itself
+        raise DTypeError(
+            f"the values of this {_kind(obj)} cannot be read: {error}; join its tensors first, as "
+            f"torch.stack does"
+        ) from None
     if array.dtype.kind == "O" and all(isinstance(x, int) for x in _leaves(obj)):
         most = max(_leaves(obj), key=abs)  # type: ignore[arg-type]
         raise OperandValueError(

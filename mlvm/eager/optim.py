@@ -72,6 +72,7 @@ _SCALAR = TensorType(f32)
 _MULTIPLY_ADD = one_op("multiply_add")
 _COPY = one_op("copy")
 _MOST_SCALE: Final = 2.0**126
+_MOST_INTERVAL: Final = 2**24  # up to which f32 counts
 _Ranges: TypeAlias = Mapping[str, tuple[float, float]]
 
 _FRACTION: Final = (0, 1)
@@ -871,7 +872,7 @@ class LossScale:
     2**126.
 
     Raises `AttributeRefused` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
-    growth_interval >= 1.
+    growth_interval is an int from 1 to 2**24.
 
         >>> scale, w = ml.optim.LossScale(8.0), ml.asarray([3.0])
         >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
@@ -891,7 +892,12 @@ class LossScale:
     ) -> None:
         self.growth_factor = _require("LossScale", "growth_factor", growth_factor, 1)
         self.backoff_factor = _require("LossScale", "backoff_factor", backoff_factor, *_FRACTION)
-        self.growth_interval = _require("LossScale", "growth_interval", growth_interval, 1)
+        if type(growth_interval) is not int or not 1 <= growth_interval <= _MOST_INTERVAL:
+            raise AttributeRefused(
+                f"LossScale: growth_interval must be an int from 1 to {_MOST_INTERVAL}, "
+                f"given {growth_interval!r}"
+            )
+        self.growth_interval = growth_interval
         if self.growth_factor == 1 or not self.backoff_factor:
             raise AttributeRefused(
                 f"LossScale: growth_factor must be above 1, and backoff_factor above 0, "

@@ -34,7 +34,6 @@ from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.context import current_arena
 from mlvm.eager.creation import asarray, full, integer, integers
-from mlvm.eager.halves import rounded, widened
 from mlvm.eager.tensor import (
     Tensor,
     alias,
@@ -267,7 +266,8 @@ def uniform(
     key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
-    """Values evenly distributed over low <= u < high; rounding may make one equal to high.
+    """Values evenly distributed over low <= u < high; rounding may make one equal to high. Halves
+    are those of f32, rounded once.
 
     The result: f[*shape]. Raises `AttributeRefused` unless low < high, and both and their distance
     are finite, `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype
@@ -280,11 +280,11 @@ def uniform(
         raise AttributeRefused(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         ).at("uniform", ())
-    wanted, lengths = DType.of(dtype), integers(shape, "shape")
+    wanted, sizes = DType.of(dtype), integers(shape, "shape")
     if (low, high) == (0, 1):
-        return op.uniform(_or_next(key), shape=lengths, dtype=wanted)
-    u = op.uniform(_or_next(key), shape=lengths, dtype=_wide(wanted))
-    return rounded(u * float(high - low) + float(low), wanted)
+        return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
+    u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted))
+    return _as(u * float(high - low) + float(low), wanted)
 
 
 @takes_arrays
@@ -378,8 +378,8 @@ def categorical(
     wanted = _drawn_shape("categorical", rest, shape)
     place = len(wanted) + 1 + along
     drawn = (*wanted[:place], type.shape[along], *wanted[place:])
-    noise = _gumbel(drawn, type.dtype, key)
-    return op.argmax(stop_gradient(logits) + noise, axis=along)
+    wide = _wide(stop_gradient(logits))
+    return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
 
 @takes_arrays
@@ -431,12 +431,13 @@ def choice(
         if p is None:
             places = randint(wanted, low=0, high=n, key=key)
         else:
-            places = categorical(op.log(stop_gradient(p)), shape=wanted, key=key)
+            places = categorical(op.log(_wide(stop_gradient(p))), shape=wanted, key=key)
     elif p is None:
         places = _first(op.permutation(_or_next(key), n=n), wanted)
     else:
-        scores = op.log(stop_gradient(p)) + _gumbel((n,), p.dtype, key)
-        places = _first(op.argsort(scores, descending=True), wanted)
+        scores = op.log(_wide(stop_gradient(p)))
+        noise = _gumbel((n,), scores.dtype, key)
+        places = _first(op.argsort(scores + noise, descending=True), wanted)
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
@@ -469,21 +470,16 @@ def truncated_normal(
             f"lower = {brief(lower)} must be less than upper = {brief(upper)}"
         ).at("truncated_normal", ())
     wanted = DType.of(dtype)
-    low, high = [widened(_bound(x, wanted)) for x in bounds]
+    low, high = [_bound(x, wanted) for x in bounds]
     try:
         given = broadcast_shapes(low.shape, high.shape)
     except OpError as error:
         raise error.at("truncated_normal", (low.type, high.type)) from None
     drawn = _drawn_shape("truncated_normal", given, shape)
-    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide(wanted))
-    first, last = op.erf(low * math.sqrt(0.5)), op.erf(high * math.sqrt(0.5))
-    x = op.clip(math.sqrt(2) * _erfinv(first + u * (last - first)), low, high)
-    return rounded(x, wanted)
-
-
-def _wide(dtype: DType) -> DType:
-    """What values of that dtype are computed in."""
-    return f32 if dtype.is_half else dtype
+    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
+    first, last = [op.erf(_wide(x) * math.sqrt(0.5)) for x in (low, high)]
+    x = _as(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
+    return op.clip(x, low, high)
 
 
 def _bound(x: float | Tensor, dtype: DType) -> Tensor:
@@ -528,9 +524,22 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
     return result
 
 
+def _wide_dtype(dtype: DType) -> DType:
+    """What draws of that dtype are computed in: f32 for halves."""
+    return f32 if dtype.is_half else dtype
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The tensor in what draws of its dtype are computed in."""
+    return _as(x, _wide_dtype(x.dtype))
+
+
+def _as(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype is dtype else op.astype(x, dtype=dtype)
+
+
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
     """-log(-log(u)), finite also where u is drawn as 0."""
-    dtype = _wide(dtype)
     u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
     return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
 

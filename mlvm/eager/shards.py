@@ -20,7 +20,7 @@ import numpy as np
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
@@ -297,12 +297,16 @@ def _whole(piece: Tensor, type: TensorType) -> Tensor:
         return whole
     is_tracked = piece.tape is tape
     if is_tracked:
-        tape.leave(whole, (Pull(piece.type, _scattered_alone, ()),), (piece.node,), ())
+        is_cast = piece.dtype.is_half and tape.nodes[piece.node] is not None
+        of_piece = piece.type.with_dtype(f32) if is_cast else piece.type
+        tape.leave(whole, (Pull(of_piece, _scattered_alone, ()),), (piece.node,), ())
     return whole
 
 
 def _scattered_alone(g: Tensor) -> Tensor:
-    return scattered([g])[0]
+    """This member's piece of the mean; in f32 of halves, so that it is not rounded on the way back
+    to f32 weights that `Module.astype` made halves of."""
+    return scattered([op.astype(g, dtype=f32) if g.dtype.is_half else g])[0]
 
 
 def _refuse_field(name: str, node: Node, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from mlvm.show.svg import Scale, axes, document, fitted, text
@@ -21,11 +22,13 @@ text { fill: #222 }
 
 def loss_curve(title: str, step_losses: Sequence[float], epoch_losses: Sequence[float]) -> str:
     """The training loss of each step, a thin line, and the mean of each epoch, a thick one
-    through the epochs' middles. There is at least one of each, and all are finite."""
+    through the epochs' middles. There is a finite one of each; steps whose loss is not are left
+    out."""
     epochs, steps = len(epoch_losses), len(step_losses)
     x = Scale(0, epochs, _LEFT, _WIDTH - _RIGHT)
-    y = Scale(0, 1.06 * max(step_losses) or 1, _HEIGHT - _BOTTOM, _TOP)
-    each = [(x((i + 0.5) * epochs / steps), y(loss)) for i, loss in enumerate(step_losses)]
+    finite = [(i, loss) for i, loss in enumerate(step_losses) if math.isfinite(loss)]
+    y = Scale(0, 1.06 * max(loss for _, loss in finite) or 1, _HEIGHT - _BOTTOM, _TOP)
+    each = [(x((i + 0.5) * epochs / steps), y(loss)) for i, loss in finite]
     means = [(x(i + 0.5), y(loss)) for i, loss in enumerate(epoch_losses)]
     points = [
         f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{_BLUE}">'

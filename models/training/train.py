@@ -42,7 +42,7 @@ _LONG_NAMES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class Diverged(ml.errors.MlvmError, ArithmeticError):
-    """The training loss is infinite or no number."""
+    """The training loss is infinite or no number; under a loss scale, also where that is 1."""
 
 
 class Options(NamedTuple):
@@ -60,9 +60,10 @@ class Options(NamedTuple):
 
 class Result(TypedDict):
     """What a training run gave: `test_accuracy` is the share of labels guessed right, `test_loss`
-    their mean cross-entropy in nats, `train_loss` has the mean loss of each epoch,
-    `input_wait_share` is how much of the time of all steps went into waiting for their batches.
-    Where nothing was left to do for the checkpoint resumed, `step_ms_median` is None."""
+    their mean cross-entropy in nats, `train_loss` has the mean loss of each epoch
+    (without those that overflowed in f16), `input_wait_share` is how much of the time of all steps
+    went into waiting for their batches. Where nothing was left to do for the checkpoint resumed,
+    `step_ms_median` is None."""
 
     model: str
     data: str
@@ -183,7 +184,7 @@ def train(
                     began = time.perf_counter()
                     losses.append(trainer.step(samples, labels))
                     seconds.append(time.perf_counter() - began)
-                    if not math.isfinite(losses[-1]):
+                    if not (math.isfinite(losses[-1]) or trainer.loss_scale() > 1):
                         raise Diverged(
                             f"the loss of step {len(losses)} is {losses[-1]}; "
                             f"a learning rate below {learning_rate} may help"
@@ -196,7 +197,9 @@ def train(
                             _save(save, options, description, state, pipeline, losses)
                     if len(losses) % steps == 0:
                         score = trainer.test(batch_size)
-                        loss = statistics.fmean(losses[-steps:])
+                        loss = _mean(losses[-steps:])
+                        if not math.isfinite(loss):
+                            raise Diverged(f"no loss of epoch {len(losses) // steps} is finite")
                         progress.epoch(len(losses) // steps, loss, score.accuracy)
                         held_then = held_then or trainer.consumed()
             finally:
@@ -208,7 +211,7 @@ def train(
         memory = trainer.memory()
         if plot is not None and seconds and is_first:
             trainer.plot(plot / STEP_FILE)
-    train_loss = [statistics.fmean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
+    train_loss = [_mean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
     if plot is not None and is_first:
         title = f"Training {model} on {data}"
         (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss), "utf-8")
@@ -225,6 +228,12 @@ def train(
         arenas=memory,
         growth_after_first_epoch_bytes=held_last - (held_then or held_last),
     )
+
+
+def _mean(losses: Sequence[float]) -> float:
+    """The mean of the losses that are finite; nan if none is. Under a loss scale one may not be."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return statistics.fmean(finite) if finite else math.nan
 
 
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
@@ -323,7 +332,8 @@ def _resumed(
     try:
         pipeline.restore(position)
         done = position["epoch"] * steps + position["next_index"] / options.batch_size
-        if losses.dtype != np.float64 or losses.shape != (done,) or not np.isfinite(losses).all():
+        possible = options.dtype == "f16" or np.isfinite(losses).all()
+        if losses.dtype != np.float64 or losses.shape != (done,) or not possible:
             raise CheckpointError(f"{LOSSES} are not those of {done:g} steps")
         trainer.load_state(tensors)
     except (CheckpointError, ml.errors.PipelineError) as error:

@@ -114,6 +114,11 @@ class Replica:
         with self.batch:
             return float(self.improve(samples, labels))
 
+    def loss_scale(self) -> float:
+        """The factor under which the next loss is taken: 1 without a loss scale. A step whose loss
+        is not finite has changed nothing else, while that is more than 1."""
+        return 1.0 if self.scale is None else float(self.scale.value)
+
     def test(self, batch_size: int) -> Score | None:
         """How the model does on the samples that were held out, in its mode for that. Of members
         with equal weights the first alone finds out."""
@@ -259,6 +264,10 @@ class Trainer:
     def step(self, samples: Tensor, labels: Tensor) -> float:
         """Improve the model by one batch; its loss before is returned."""
         return self._ask(samples, labels)  # type: ignore[no-any-return]
+
+    def loss_scale(self) -> float:
+        """The factor under which the next loss is taken: 1 without a loss scale."""
+        return self._ask(do="loss_scale")  # type: ignore[no-any-return]
 
     def test(self, batch_size: int) -> Score:
         return self._ask(do="test", batch_size=batch_size)  # type: ignore[no-any-return]

@@ -102,6 +102,9 @@ def test_other_libraries() -> None:
     with pytest.raises(ml.errors.DTypeError, match="no dtype"):
         ml.zeros(1, dtype=torch.sparse_coo)
 
+    with pytest.raises(ml.errors.DTypeError, match=r"this list cannot be read: .*torch\.stack"):
+        ml.asarray([torch.tensor(1.0, dtype=torch.bfloat16)])
+
 
 # --- dtypes --------------------------------------------------------------------------
 
@@ -140,6 +143,57 @@ def test_a_draw_is_that_of_f32_rounded() -> None:
         ml.astype(wide, ml.bfloat16)
     )
     assert float(ml.max(ml.random.uniform((4000,), key=key, dtype=ml.bfloat16))) < 1
+
+
+@both
+def test_choices_are_those_of_f32(dtype: DType) -> None:
+    """Noise that is a half is so coarse that the first of many places would be chosen."""
+    key = ml.random.key(0)
+    p = ml.asarray([0.5, 0.25, 4.0, 0.125], dtype=dtype)
+    wide = ml.astype(p, ml.float32)
+    for x, y in ((ml.zeros(4096, dtype=dtype), ml.zeros(4096)), (p, wide)):
+        drawn, expected = (ml.random.categorical(z, shape=(50,), key=key) for z in (x, y))
+        assert drawn.tolist() == expected.tolist()
+    for replace in (True, False):
+        drawn, expected = (ml.random.choice(4, 4, p=z, replace=replace, key=key) for z in (p, wide))
+        assert drawn.tolist() == expected.tolist()
+
+
+@both
+def test_draws_between_bounds_are_those_of_f32_rounded(dtype: DType) -> None:
+    key = ml.random.key(1)
+    drawn, wide = (
+        ml.random.uniform(50, low=-6e4, high=6e4, key=key, dtype=each)
+        for each in (dtype, ml.float32)
+    )
+    assert words(drawn) == words(ml.astype(wide, dtype))
+    drawn, wide = (
+        ml.random.truncated_normal(-1.5, 2.0, 50, key=key, dtype=each)
+        for each in (dtype, ml.float32)
+    )
+    assert words(drawn) == words(ml.astype(wide, dtype))
+    low = ml.asarray([0.1], dtype=dtype)
+    assert float(ml.min(ml.random.truncated_normal(low, 0.11, 50, key=key, dtype=dtype))) >= low
+
+
+@both
+def test_an_integer_tensor_is_what_the_number_is(dtype: DType) -> None:
+    for value, n in ((256.0, 257), (ml.inf, 70_000), (2049.0, 2049)):
+        x, whole = ml.asarray([value], dtype=dtype), ml.asarray([n])
+        expected = x - n, x == n
+        for wrap in (lambda f: f, ml.capture):
+            found = wrap(lambda x, y: (x - y, x == y))(x, whole)
+            assert words(found[0]) == words(expected[0])
+            assert found[1].tolist() == expected[1].tolist()
+
+
+@both
+@pytest.mark.parametrize("native", [True, False])
+def test_the_next_half_also_in_a_chain(dtype: DType, native: bool) -> None:
+    with ml.Arena(ml.VM(native=native), "here").allocating():
+        x = ml.asarray([1.0, 0.0], dtype=dtype)
+        found = ml.capture(lambda x: -ml.nextafter(x + 0.0, 3.0))(x)
+    assert words(found) == ([0xBC01, 0x8001] if dtype is ml.float16 else [0xBF81, 0x8001])
 
 
 # --- gradients -----------------------------------------------------------------------
@@ -563,6 +617,9 @@ def test_a_scale_stays_within_its_limits() -> None:
         {"backoff_factor": 1.0},
         {"backoff_factor": 0.0},
         {"growth_interval": 0},
+        {"growth_interval": 2**24 + 1},
+        {"growth_interval": 2.5},
+        {"growth_interval": True},
     ],
 )
 def test_a_scale_that_there_is_not(options: dict[str, Any]) -> None:
@@ -626,3 +683,34 @@ def test_members_skip_an_update_together() -> None:
                 (False, 2.0, 1.0),
                 (True, 2.0, 2.0),
             ]
+
+
+@both
+def test_members_with_weights_in_parts_have_the_same_bits(dtype: DType) -> None:
+    """The mean of gradients that are halves is not rounded to one."""
+    pytest.importorskip("threadpoolctl")
+
+    def make(vm: Any) -> Callable[..., Any]:
+        with ml.Arena(vm, "weights").allocating():
+            model = nn.Linear(3, 3, key=ml.random.key(1))
+            optimizer = ml.optim.SGD(model, 0.1)
+
+        def loss_of(model: nn.Module, x: ml.Tensor) -> ml.Tensor:
+            found = model.astype(dtype)(ml.astype(x, dtype))
+            return ml.sum(ml.square(ml.astype(found, ml.float32)))
+
+        grad = ml.parallel.value_and_grad(loss_of)
+
+        def step(x: Array) -> list[float]:
+            optimizer.update(grad(model, ml.asarray(x))[1])
+            kernel: list[float] = model.state()["kernel"].tolist()
+            return kernel
+
+        return step
+
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    with ml.parallel.group("threads:2") as group:
+        whole, parts = (
+            ml.parallel.data_parallel(make, group, shard=shard)(x) for shard in (None, "all")
+        )
+    assert parts == whole

@@ -3,7 +3,8 @@ them, and ops compute with them in f32.
 
 An op with a half among its operands, or as its result, runs the kernel that f32 has: its half
 operands are widened, which is exact, and the result is rounded once, to nearest even. So sums and
-products are accumulated in f32. What only moves elements moves those of 16 bits as they are.
+products are accumulated in f32. Integers that promote to a half are rounded to it before. What only
+moves elements moves those of 16 bits as they are.
 
 numpy has f16, and no bf16: the dtype of our arrays of these is one that it stores, and refuses to
 compute with.
@@ -23,8 +24,11 @@ from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64
 
 Convert: TypeAlias = Callable[[Array, Array], None]
 
-_PLACES: Final = frozenset({"condition", "indices", "mask", "start"})
-"""Operands that say where elements are, not what they are."""
+_PLACES: Final = frozenset({"condition", "indices", "key", "labels", "mask", "start"})
+"""Operands that do not promote with the others: they say where elements are, or choose."""
+
+_FILLS: Final = frozenset({"value", "pad_value"})
+"""Attributes that are elements of the result."""
 
 
 def is_half(x: Array | TensorType) -> bool:
@@ -78,22 +82,26 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     if op.name == "astype":
         return convert(*arrays)
     outs, operands = ((), arrays) if op.dynamic else (arrays[:1], arrays[1:])
-    if op.name == "nextafter" and is_half(arrays[0]):  # the next half, not the next f32
-        return _nextafter(*arrays)
     if op.moves and _is_moved(op, outs, operands):
         moved = kernel(*[x.view(np.uint16) if is_half(x) else x for x in arrays], **attributes)
         return moved.view(operands[0].dtype) if op.dynamic else None
-    wide = list(operands)
-    for i, x in enumerate(operands):
+    wide = _in_common_half(op, operands, convert)
+    if op.name == "nextafter" and len({x.dtype for x in (*outs, *wide)}) == 1:
+        return _write_next(*outs, *wide)
+    for i, x in enumerate(wide):
         if is_half(x):
             wide[i] = memory_of(*x.shape, dtype=f32.numpy)
             convert(wide[i], x)
     if op.dynamic or not is_half(arrays[0]):
         return kernel(*outs, *wide, **attributes)
-    computed = f64 if op.room == "creation" else f32
-    if attributes.get("dtype") in (f16.name, bf16.name):
-        attributes["dtype"] = computed.name
     out = arrays[0]
+    is_named = attributes.get("dtype") in (f16.name, bf16.name)
+    has_f64 = is_named and any(x.dtype == f64.numpy for x in operands)
+    computed = f64 if has_f64 or op.room == "creation" else f32
+    if is_named:
+        attributes["dtype"] = computed.name
+    for name in _FILLS & attributes.keys():
+        attributes[name] = float(shown(cast(np.array(attributes[name]), DType.of(out.dtype))))
     result = memory_of(*out.shape, dtype=computed.numpy)
     kernel(result, *wide, **attributes)
     if op.name == "uniform":  # rounded towards 0, so that it stays below 1
@@ -103,23 +111,43 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     return None
 
 
-def _nextafter(out: Array, x: Array, y: Array) -> None:
-    """The halves next to x. Without the sign, their order is that of their bits as integers."""
-    dtype = DType.of(out.dtype)
-    x, y = np.broadcast_arrays(cast(x, dtype).view(np.int16), cast(y, dtype).view(np.int16))
-    first, last = widened(x.view(dtype.numpy)), widened(y.view(dtype.numpy))
-    step = np.where((last > first) == (x >= 0), np.int16(1), np.int16(-1))
-    found = np.where(first == 0, np.where(last > 0, np.int16(1), np.int16(-0x7FFF)), x + step)
-    found = np.where(first == last, y, found)
-    nan = np.int16(0x7E00 if dtype is f16 else 0x7FC0)
-    np.copyto(out.view(np.int16), np.where(np.isnan(first) | np.isnan(last), nan, found))
+def _promotes(op: Op, operands: Sequence[Array]) -> list[bool]:
+    """Which operands are converted to the dtype that they have in common."""
+    names = [*op.inputs, *op.inputs[-1:] * (len(operands) - len(op.inputs))]
+    return [name not in _PLACES for name in names]
 
 
 def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
     """Whether result and operands have one dtype, but for operands that say where elements are."""
-    names = [*op.inputs, *op.inputs[-1:] * (len(operands) - len(op.inputs))]
-    values = [x for name, x in zip(names, operands, strict=True) if name not in _PLACES]
+    values = [x for x, counts in zip(operands, _promotes(op, operands), strict=True) if counts]
     return len({x.dtype for x in (*outs, *values)}) == 1
+
+
+def _in_common_half(op: Op, operands: Sequence[Array], convert: Convert) -> list[Array]:
+    """The operands, integers in the half that all of them promote to, if they do. Those of 8 bits
+    and bools stay: a half has them all."""
+    found, values = list(operands), [i for i, x in enumerate(_promotes(op, operands)) if x]
+    integers = [i for i in values if found[i].dtype.kind in "iu" and found[i].itemsize > 1]
+    inexact = {found[i].dtype for i in values if found[i].dtype.kind not in "biu"}
+    if len(inexact) == 1:
+        [dtype] = inexact
+        for i in integers if dtype in (f16.numpy, bf16.numpy) else ():
+            found[i] = memory_of(*operands[i].shape, dtype=dtype)
+            convert(found[i], operands[i])
+    return found
+
+
+def _write_next(out: Array, x: Array, y: Array) -> None:
+    """The next half after x towards y, as `nextafter` has it: one step in the order of bits, in
+    which those of negative numbers count downwards from 0."""
+    x, y = np.broadcast_arrays(x, y)
+    x_bits, y_bits = x.view(np.uint16), y.view(np.uint16)
+    a, b = [np.where(z < 0x8000, z, 0x8000 - z) for z in (x_bits.astype(int), y_bits.astype(int))]
+    step = np.sign(b - a)
+    after = np.where((a + step < 0) | (a < 0) & (a + step == 0), 0x8000 - a - step, a + step)
+    after = np.where((a == b) | np.isnan(widened(y)), y_bits, after)
+    after = np.where(np.isnan(widened(x)), x_bits, after)
+    np.copyto(out.view(np.uint16), after, casting="unsafe")
 
 
 def convert(out: Array, x: Array) -> None:

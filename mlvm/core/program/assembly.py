@@ -306,11 +306,15 @@ def _read_value(head: _Token, elements: list[_Token]) -> Array:
         type = TensorType.parse(head.text)
     if len(elements) != type.size:
         raise head.error(f"{type} has {type.size} elements; {len(elements)} are given")
-    dtype = f64 if type.dtype.is_half else type.dtype
-    values = np.empty(type.size, dtype.numpy)
+    values = np.empty(type.size, _read_as(type.dtype).numpy)
     for i, word in enumerate(elements):
-        values[i] = _read_element(word, dtype)
+        values[i] = _read_element(word, type.dtype)
     return half.cast(values, type.dtype).reshape(type.shape)
+
+
+def _read_as(dtype: DType) -> DType:
+    """The dtype in which elements are read: of halves f64, which numpy can compute with."""
+    return f64 if dtype.is_half else dtype
 
 
 def _read_element(word: _Token, dtype: DType) -> Any:
@@ -318,7 +322,7 @@ def _read_element(word: _Token, dtype: DType) -> Any:
         if dtype.kind == "bool":
             return {"true": True, "false": False}[word.text]
         if dtype.is_inexact:
-            return dtype.numpy.type(word.text)
+            return _read_as(dtype).numpy.type(word.text)
         return dtype.numpy.type(int(word.text))
     except (KeyError, ValueError, OverflowError):
         raise word.error(f"{word.text} is no {dtype}") from None

@@ -193,7 +193,7 @@ def _cases() -> list[Any]:
             or case.attributes.get("dtype") in ("f32", "f64")
         ]
         found += [pytest.param(name, case, id=f"{name}-{i}") for i, case in enumerate(suited[:1])]
-    return [param for param in found if param.values[0] != "nextafter"]  # which has its own test
+    return found
 
 
 @pytest.mark.parametrize(("name", "case"), _cases())
@@ -213,6 +213,8 @@ def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
             exact = launched(vm, name, wide, **attributes_in_f32)
             if type is not None:
                 assert TensorType.of(found) is type
+                if name == "nextafter":  # is of the halves themselves
+                    continue
                 if name == "uniform":
                     assert (half.widened(found) < 1).all()
                     assert (half.widened(found) <= exact).all()
@@ -223,32 +225,8 @@ def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
             assert np.array_equal(bits(found), bits(exact)), vm.name
 
 
-def test_the_next_half() -> None:
-    """Of every half, in both directions, against their order."""
-    words = np.arange(1 << 16, dtype=np.uint16)
-    for dtype in HALVES:
-        x = words.view(dtype.numpy)
-        with np.errstate(invalid="ignore"):
-            value = half.widened(x).astype(np.float64)
-        order = np.unique(value[~np.isnan(value)])
-        for sign in (1, -1):
-            towards = half.cast(np.array([sign * np.inf]), dtype)
-            expected = order[np.clip(np.searchsorted(order, value) + sign, 0, len(order) - 1)]
-            expected[np.isnan(value)] = np.nan
-            for vm in MACHINES:
-                found = half.widened(launched(vm, "nextafter", [x, towards]))
-                np.testing.assert_array_equal(found, expected, err_msg=vm.name)
-        given = half.cast(np.array([1.0, 0.0, -(2.0**-133), np.nan, 1.0]), dtype)
-        towards = half.cast(np.array([1.0, -0.0, 1.0, 1.0, np.nan]), dtype)
-        found = half.widened(launched(REFERENCE, "nextafter", [given, towards]))
-        np.testing.assert_array_equal(found[[0, 3, 4]], [1.0, np.nan, np.nan])
-        assert np.signbit(found[1])  # the second operand itself, where both are equal
-    assert found[2] == 0
-    assert np.signbit(found[2])
-
-
 def test_the_walk_leaves_no_op_of_floats_out() -> None:
-    walked = {"nextafter", *[param.values[0] for param in _cases()]}
+    walked = {param.values[0] for param in _cases()}
     left = set(OPS) - walked
     for name in left:
         op = OPS[name]
@@ -289,6 +267,76 @@ def test_operands_of_several_dtypes(vm: VM) -> None:
             found = launched(vm, name, [*first, *operands])
             exact = launched(vm, name, [*first, half.widened(values[dtype]), whole])
             assert np.array_equal(bits(found), bits(half.cast(exact, TensorType.of(found).dtype)))
+
+
+INTEGERS = [np.array([257, 2049, 70_000, -513], np.int32), np.array([257, 2**62 + 1, 3, -(2**55)])]
+
+
+@pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_an_integer_beside_a_half_is_made_one(vm: VM, dtype: DType) -> None:
+    x = half.cast(np.array([256.0, 2048.0, np.inf, -512.0]), dtype)
+    no = np.zeros(4, np.bool_)
+    for integers in [*INTEGERS, INTEGERS[0].astype(np.uint16)]:
+        made = half.cast(integers, dtype)
+        for name in ("subtract", "equal", "less", "maximum", "atan2", "pow", "where", "concat"):
+            first = [no] if name == "where" else []
+            found = launched(vm, name, [*first, x, integers])
+            exact = launched(vm, name, [*first, x, made])
+            assert np.array_equal(bits(found), bits(exact)), name
+            found = launched(vm, name, [*first, integers, x])
+            exact = launched(vm, name, [*first, made, x])
+            assert np.array_equal(bits(found), bits(exact)), name
+        chain = [["subtract", -1, 2, 3], ["where", 0, 4, 3, -1], ["less", 1, 2, 3]]
+        outs = [TensorType(dtype, (4,)), TensorType.of(no)]
+        handles = [vm.alloc_tensor(t) for t in [*outs, *map(TensorType.of, (x, integers, no))]]
+        for handle, value in zip(handles[2:], (x, integers, no), strict=True):
+            vm.write(handle, value)
+        vm.launch(Program.of_op("fused", 5, {"chain": chain, "outputs": 2}, 0), handles)
+        assert np.array_equal(bits(vm.read(handles[0])), bits(launched(vm, "subtract", [x, made])))
+        assert np.array_equal(vm.read(handles[1]), launched(vm, "less", [x, made]))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_next_half_is_next_to_every_half(dtype: DType) -> None:
+    infinity = 0x7C00 if dtype is f16 else 0x7F80
+    words = np.arange(infinity + 1, dtype=np.uint16)
+    x = words.view(dtype.numpy)
+    up, down, zero = (half.cast(np.array(v), dtype) for v in (np.inf, -np.inf, 0.0))
+    upwards = np.minimum(words + 1, infinity)
+    downwards = np.where(words > 0, words.astype(int) - 1, 0x8001)
+    for vm in MACHINES:
+        for other, expected in ((up, upwards), (down, downwards)):
+            found = launched(vm, "nextafter", [x, other]).view(np.uint16)
+            assert np.array_equal(found, expected)
+            negative = launched(vm, "negative", [x])
+            mirrored = launched(vm, "negative", [other])
+            found = launched(vm, "nextafter", [negative, mirrored]).view(np.uint16)
+            assert np.array_equal(found, expected.astype(np.uint16) ^ 0x8000)
+        nan = half.cast(np.array(np.nan), dtype)
+        for operands in ([x, nan], [nan, x]):
+            assert np.isnan(half.widened(launched(vm, "nextafter", operands))).all()
+        minus = half.cast(np.array(-0.0), dtype)
+        assert launched(vm, "nextafter", [zero, minus]).view(np.uint16) == 0x8000
+        wide = launched(
+            vm, "nextafter", [half.cast(np.array(1.0), dtype), np.full((), 2, np.float32)]
+        )
+        assert wide == np.nextafter(np.float32(1), np.float32(2))
+    if dtype is f16:
+        with np.errstate(over="ignore"):
+            assert np.array_equal(np.nextafter(x, up[()]).view(np.uint16), upwards)
+
+
+@pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)
+def test_what_is_f64_is_rounded_once(vm: VM) -> None:
+    value = 1 + 2**-11 + 2**-40  # in f32 the middle of two f16
+    padded = launched(vm, "pad", [half.cast(np.zeros(1), f16)], widths=((1, 0),), value=value)
+    assert half.widened(padded).tolist() == [1 + 2**-10, 0]
+    x = np.array([1 + 2**-11, 2**-40])
+    for name in ("sum", "cumulative_sum"):
+        attributes = {"axis": 0} if name == "cumulative_sum" else {}
+        found = launched(vm, name, [x], dtype="f16", **attributes)
+        assert half.widened(found).ravel()[-1] == 1 + 2**-10
 
 
 @pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)

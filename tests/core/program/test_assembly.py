@@ -346,6 +346,7 @@ MAIN = ".func main 0 *\n"
         (".const c f32[] 1 2", 1, 10, "f32[] has 1 elements; 2 are given"),
         (".const c f32[99999999999999999999] 1", 1, 10, "f32 of shape (99999999999999999999,) is"),
         (".const c f32[] x", 1, 16, "x is no f32"),
+        (".const c f16[] abc", 1, 16, "abc is no f16"),
         (".const c i8[2] 1 128", 1, 18, "128 is no i8"),
         (".const c u8[] -1", 1, 15, "-1 is no u8"),
         (".const c i32[] 1.5", 1, 16, "1.5 is no i32"),

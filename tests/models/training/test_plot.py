@@ -48,6 +48,12 @@ def test_the_loss_curve_has_a_point_for_each_step_and_each_epoch() -> None:
     assert hover == ["epoch 1: 3.5", "epoch 2: 1.5", "epoch 3: 0.5"]
 
 
+def test_a_loss_that_overflowed_is_left_out() -> None:
+    with_it = loss_curve("any", [4.0, math.inf, 2.0], [3.0])
+    assert "inf" not in with_it
+    assert "nan" not in with_it
+
+
 @pytest.mark.parametrize("losses", [[0.0], [1e-9], [1e9, 2e9], [2.3] * 500])
 def test_any_losses_can_be_drawn(losses: list[float]) -> None:
     root = parse(loss_curve("any", losses, [math.fsum(losses) / len(losses)]))

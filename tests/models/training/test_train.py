@@ -522,6 +522,32 @@ def test_a_model_learns_in_halves_and_its_checkpoint_has_f32_weights(
     assert again["test_loss"] == result["test_loss"]
 
 
+def test_an_overflow_under_a_loss_scale_is_no_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step was skipped, and the scale is less at the next."""
+    step, given = Trainer.step, iter([math.inf, 1.0, math.nan])
+
+    def overflowing(trainer: Trainer, images: ml.Tensor, labels: ml.Tensor) -> float:
+        return step(trainer, images, labels) * next(given)
+
+    monkeypatch.setattr(Trainer, "step", overflowing)
+    options: Any = {"model": "mlp", "epochs": 1, "batch_size": 479, "dtype": "f16"}
+    result = train(**options, save=tmp_path / "half", plot=tmp_path)
+    assert math.isfinite(result["train_loss"][0])
+    assert train(**options, resume=tmp_path / "half")["train_loss"] == result["train_loss"]
+    given = iter([math.inf])
+    with pytest.raises(Diverged, match="the loss of step 1 is inf"):
+        train(**{**options, "dtype": "f32"})
+    given = iter([math.inf] * 3)
+    with pytest.raises(Diverged, match="no loss of epoch 1 is finite"):
+        train(**options)
+    monkeypatch.setattr(Trainer, "loss_scale", lambda _: 1.0)
+    given = iter([math.nan])
+    with pytest.raises(Diverged, match="the loss of step 1 is nan"):
+        train(**options)
+
+
 def test_a_dtype_that_no_training_has() -> None:
     with pytest.raises(OptionError, match="dtype must be one of f32, bf16, f16, not i8"):
         train(dtype="i8")

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes, Op
-from mlvm.core.types import DType, Shape, TensorType, f32
+from mlvm.core.types import DType, Shape, TensorType
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.twin import Types, twin
-from mlvm.machines.native.twins.elementwise import ROWS, conversion, row_of
+from mlvm.machines.native.twins.elementwise import ROWS, conversion, row_of, stage
 
 PIECE: Final = 512
 """The most elements that a link works on before the next one does."""
@@ -61,9 +61,13 @@ class _Steps:
         if not out or not row:
             return False
         for x, dtype in zip(operands, row.dtypes, strict=True):
-            x_dtype = f32 if x.dtype.is_half else x.dtype  # which `_converted` makes of it
-            if dtype not in (x.dtype, x_dtype) and conversion(x_dtype, dtype) not in ROWS:
+            if not _converts(x.dtype, dtype):
                 return False
+        if row.first is not None:
+            sources = [
+                self._converted(source, row.first) if x.dtype.is_integer else source
+                for source, x in zip(sources, operands, strict=True)
+            ]
         sources = [self._converted(*pair) for pair in zip(sources, row.dtypes, strict=True)]
         target = link.target if link.target >= 0 else self._temporary(out)
         self._number[link.target] = target
@@ -80,8 +84,9 @@ class _Steps:
         type = self.types[source]
         if type.dtype is dtype:
             return source
-        if type.dtype.is_half and dtype is not f32:
-            return self._converted(self._converted(source, f32), dtype)
+        before = stage(type.dtype, dtype)
+        if before is not type.dtype:
+            return self._converted(self._converted(source, before), dtype)
         target = self._temporary(type.with_dtype(dtype))
         self.steps.append(_Step(conversion(type.dtype, dtype), (target, source)))
         return target
@@ -89,6 +94,14 @@ class _Steps:
     def _temporary(self, type: TensorType) -> int:
         self.types.append(type)
         return len(self.types) - 1
+
+
+def _converts(x: DType, y: DType) -> bool:
+    """Whether there are row functions from one dtype to another, or none is wanted."""
+    before = stage(x, y)
+    return x is y or (
+        conversion(before, y) in ROWS and (before is x or conversion(x, before) in ROWS)
+    )
 
 
 def chain_plan(links: Sequence[Link], types: Types, *, unit: int | None = None) -> Plan | None:

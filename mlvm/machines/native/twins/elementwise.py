@@ -28,12 +28,14 @@ _COSTS: Final = {
 
 class Row(NamedTuple):
     """The name of a row function, the dtypes of its operands and its result, and what it costs an
-    element. Operands of other dtypes are converted; of a result that is a half, that in f32 is."""
+    element. Operands of other dtypes are converted, integers to the dtype `first` before; of a
+    result that is a half, that in f32 is."""
 
     name: str
     dtypes: tuple[DType, ...]
     result: DType
     cost: float
+    first: DType | None = None
 
 
 def row_of(
@@ -45,7 +47,7 @@ def row_of(
     if name == "where":
         return Row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), out.dtype, cost)
     if name == "astype" and dtypes != (out.dtype,):
-        through = _through(dtypes[0], out.dtype)
+        through = stage(dtypes[0], out.dtype)
         row = conversion(through, out.dtype)
         return Row(row, (through,), out.dtype, cost) if row in ROWS else None
     if (
@@ -61,12 +63,12 @@ def row_of(
     dtype = common_dtype(operands)
     if out.dtype.is_float and not dtype.is_inexact:
         dtype = out.dtype  # exp and the like, of integers
-    dtype = f32 if dtype.is_half else dtype
+    first, dtype = (dtype, f32) if dtype.is_half else (None, dtype)
     row, result = f"{name}_{dtype}", f32 if out.dtype.is_half else out.dtype
-    return Row(row, (dtype,) * len(dtypes), result, cost) if row in ROWS else None
+    return Row(row, (dtype,) * len(dtypes), result, cost, first) if row in ROWS else None
 
 
-def _through(x: DType, out: DType) -> DType:
+def stage(x: DType, out: DType) -> DType:
     """The dtype from which x becomes `out`: a half is widened first, and what becomes one is in a
     float that has all of its values (an integer of more than 53 bits is rounded to one)."""
     if x.is_half and out is not f32:
