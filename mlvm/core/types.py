@@ -65,8 +65,11 @@ class DType:
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
-        if str(getattr(dtype, "__name__", dtype)) == "bfloat16":  # which is not numpy's
+        name = str(getattr(dtype, "__name__", dtype))
+        if name == "bfloat16":  # which is not numpy's
             return bf16
+        if type(dtype).__module__ == "torch" and name.startswith("torch."):
+            return DType.of(name.removeprefix("torch."))
         raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
 
     def __eq__(self, other: object) -> bool:
@@ -99,6 +102,11 @@ class DType:
     def is_inexact(self) -> bool:
         """Whether it is float or complex: what has gradients."""
         return self.kind in ("float", "complex")
+
+    @property
+    def long_name(self) -> str:
+        """Its name in the eager language: f32 is `ml.float32`."""
+        return "bfloat16" if self is bf16 else self.numpy.name
 
     @property
     def real(self) -> DType:

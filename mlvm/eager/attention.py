@@ -12,6 +12,7 @@ from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import arange, type_of
 from mlvm.eager.dtypes import finfo
 from mlvm.eager.functions import astype, concat, expand_dims, reshape, split, stack, where
+from mlvm.eager.halves import in_f32
 from mlvm.eager.neural import dropout as dropped
 from mlvm.eager.tensor import Tensor
 
@@ -57,6 +58,7 @@ def scaled_dot_product_attention(
     return attended(query, key, value, mask, before, scale, dropout, dropout_key)
 
 
+@in_f32
 def attended(
     query: Tensor,
     key: Tensor,
@@ -128,6 +130,7 @@ def sinusoidal_encoding(
 
 
 @takes_arrays
+@in_f32
 def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0
 ) -> Tensor:
@@ -163,6 +166,7 @@ def rotary_table(
     return astype(op.cos(angles), dtype), astype(op.sin(angles), dtype)
 
 
+@in_f32
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The pairs of features i and i + D / 2 turned by angles with these cosines and sines."""
     first, second = split(x, 2, axis=-1)

@@ -11,7 +11,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
-from mlvm.eager import random
+from mlvm.eager import halves, random
 from mlvm.eager.autodiff import Node, Pending, Tape, taping
 from mlvm.eager.capture.recorder import made_again
 from mlvm.eager.context import recording
@@ -128,3 +128,6 @@ def _pull(
             pending.go_back(node, g)
     parts = [None if origin is None else pending.get(origin) for origin in origins]
     return [*parts, *[pending.get(number) for number in closures]]
+
+
+halves.checkpoint = checkpoint

@@ -20,10 +20,12 @@ from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import type_of
 from mlvm.eager.functions import permute_dims, reshape
+from mlvm.eager.halves import in_f32
 from mlvm.eager.tensor import Tensor
 
 
 @takes_arrays
+@in_f32
 def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """The sum of products that numpy's `einsum` makes for these subscripts, such as "ij,jk->ik".
 

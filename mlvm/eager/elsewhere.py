@@ -181,6 +181,7 @@ _NO_KEYWORDS: Final = {
     "device": f"it is where the arena is that it is made in: {_NO_DEVICE.partition(': ')[2]}",
     "dilation": "the places of a window lie side by side",
     "elementwise_affine": _AFFINE,
+    "dtype": "convert with ml.astype; sums of halves are accumulated in f32 as it is",
     "inplace": "only what is assigned to changes: x[...] = y",
     "maximize": "give the optimizer the gradients of the negative",
     "padding_idx": "multiply by a mask, or give losses an ignore_index=",

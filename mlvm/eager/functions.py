@@ -24,6 +24,7 @@ from mlvm.eager import primitives as op
 from mlvm.eager.creation import asarray, integer, integers, type_of
 from mlvm.eager.creation import full as full
 from mlvm.eager.dtypes import iinfo
+from mlvm.eager.halves import in_f32, rounded, widened
 from mlvm.eager.tensor import (
     OneOp,
     Operand,
@@ -623,6 +624,7 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 # --- statistics and products ---------------------------------------------------------
 
 
+@in_f32
 def std(
     x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
@@ -661,6 +663,7 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     return expand_dims(x, axis=1) * y
 
 
+@in_f32
 def diff(
     x: Tensor,
     /,
@@ -768,13 +771,15 @@ def cumulative_prod(
     wanted = None if dtype is None else DType.of(dtype).name
     x = _counted(x, "cumulative_prod")
     try:
-        result = astype(x, _inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype)
+        kind = _inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype
     except OpError as error:
         error.op = "cumulative_prod"
         raise
+    result = widened(astype(x, kind))
     along, step = (axis or 0) % x.ndim, 1
     while step < x.shape[along]:
         result, step = result * with_ones_before(result, along, step), 2 * step
+    result = rounded(result, kind)
     return _after(1.0, result, axis) if include_initial else result
 
 

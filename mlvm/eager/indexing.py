@@ -25,7 +25,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.rules import broadcast_shapes
-from mlvm.core.types import DType, Shape, bool_, i64
+from mlvm.core.types import DType, Shape, bf16, i64
 from mlvm.eager import primitives as op
 from mlvm.eager.dtypes import can_cast
 from mlvm.eager.functions import moveaxis, reshape, unstack
@@ -270,10 +270,12 @@ def _values(x: Tensor, values: Any) -> Tensor:
 
 def _converted(values: object, dtype: DType, wanted: DType) -> str:
     """What to write for values of that dtype, so that they become the wanted one."""
-    name = "bool" if wanted is bool_ else wanted.numpy.name
+    name = wanted.long_name
     if dtype.kind == "complex":
         return "ml.real(values) or ml.imag(values) takes a part of them"
     if isinstance(values, np.ndarray):
+        if wanted is bf16:
+            return "write ml.asarray(values, dtype=ml.bfloat16)"
         return f"write values.astype(np.{name})"
     if isinstance(values, Tensor):
         return f"write ml.astype(values, ml.{name})"

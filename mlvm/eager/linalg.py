@@ -32,6 +32,7 @@ from mlvm.eager.functions import (
     permute_dims,
     reshape,
 )
+from mlvm.eager.halves import in_f32
 from mlvm.eager.matrices import conj, cut, diagonal_of, floating, real
 from mlvm.eager.primitives import matmul
 from mlvm.eager.tensor import Tensor, constant
@@ -170,6 +171,7 @@ def _matrices(x: Tensor, function: str) -> TensorType:
 # --- products ------------------------------------------------------------------------
 
 
+@in_f32
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The sum of conj(x1) x2 along `axis`, which counts from the last in both; the other axes
     broadcast.
@@ -279,6 +281,7 @@ def _contracted(
     return first, second
 
 
+@in_f32
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of 3 elements along `axis`, which counts from the last in both;
     the other axes broadcast.
@@ -303,6 +306,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     return part(1, 2) - part(2, 1)
 
 
+@in_f32
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
     negative n the power of the inverse.
@@ -642,6 +646,7 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 # --- norms ---------------------------------------------------------------------------
 
 
+@in_f32
 def vector_norm(
     x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
 ) -> Tensor:
@@ -696,6 +701,7 @@ def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
     return op.sum(x, axis=axes, keepdims=keepdims)
 
 
+@in_f32
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
     """A norm of each matrix: "fro" (or None) the root of the sum of squares, "nuc" the sum of the
     singular values, 2 and -2 the largest and the smallest of them, 1 and -1 the largest and the

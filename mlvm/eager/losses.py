@@ -1,6 +1,7 @@
 """Losses. A loss has two tensors of one shape (predictions, then targets) and gives one loss for
 each element, or for each row of a distribution; `reduction="mean"` or `"sum"` makes one number of
-them. Only `mean_squared_error` is a mean unless told otherwise, as its name says.
+them. Only `mean_squared_error` is a mean unless told otherwise, as its name says. A loss of halves
+is computed in f32, and what is given back is rounded once.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from mlvm.core.types import TensorType
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.creation import integer, type_of
+from mlvm.eager.halves import in_f32
 from mlvm.eager.tensor import Tensor, constant
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 
 
 @takes_arrays
+@in_f32
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
@@ -37,6 +40,7 @@ def mean_squared_error(
 
 
 @takes_arrays
+@in_f32
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """|predictions - targets|, of floats of one shape.
 
@@ -52,6 +56,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 
 
 @takes_arrays
+@in_f32
 def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
@@ -74,6 +79,7 @@ def huber(
 
 
 @takes_arrays
+@in_f32
 def binary_cross_entropy_with_logits(
     logits: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
@@ -94,6 +100,7 @@ def binary_cross_entropy_with_logits(
 
 
 @takes_arrays
+@in_f32
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
@@ -121,6 +128,7 @@ def kl_divergence(
 
 
 @takes_arrays
+@in_f32
 def softmax_cross_entropy(
     logits: Tensor,
     labels: Tensor,

@@ -24,6 +24,7 @@ from mlvm.eager.functions import (
     unstack,
     where,
 )
+from mlvm.eager.halves import in_f32
 from mlvm.eager.random import next_key
 from mlvm.eager.tensor import Tensor, alias_of, one_op
 
@@ -31,6 +32,7 @@ from mlvm.eager.tensor import Tensor, alias_of, one_op
 
 
 @takes_arrays
+@in_f32
 def silu(x: Tensor, /) -> Tensor:
     """x sigmoid(x), also called swish.
 
@@ -44,6 +46,7 @@ def silu(x: Tensor, /) -> Tensor:
 
 
 @takes_arrays
+@in_f32
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
     Network Acoustic Models, 2013).
@@ -58,6 +61,7 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
 
 
 @takes_arrays
+@in_f32
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
 
@@ -72,6 +76,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 
 
 @takes_arrays
+@in_f32
 def softplus(x: Tensor, /) -> Tensor:
     """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
     et al., Incorporating Second-Order Functional Knowledge, 2001).
@@ -178,6 +183,7 @@ def conv1d(
 
 
 @takes_arrays
+@in_f32
 def conv_transpose2d(
     x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
 ) -> Tensor:
@@ -269,6 +275,7 @@ def _group_by_group(
     return reshape(permute_dims(y, (1, 0, 2)), (n, *windows.shape[1:3], outputs))
 
 
+@in_f32
 def _depthwise(x: Tensor, kernel: Tensor, stride: Pair, padding: Padding, grid: Pair) -> Tensor:
     """The sum over the places of a window: what lies there in all windows, times the kernel there.
     No window is copied: for 8 images of 32 x 32 x 64 it takes three quarters of the time that

@@ -21,7 +21,7 @@ from functools import reduce
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
+from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, brief
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager import control, creation, shards
 from mlvm.eager import functions as fn
@@ -29,11 +29,13 @@ from mlvm.eager import primitives as op
 from mlvm.eager.collectives import all_reduce
 from mlvm.eager.context import current_arena, recording
 from mlvm.eager.elsewhere import require_arguments
+from mlvm.eager.halves import rounded, widened
 from mlvm.eager.number import compute
 from mlvm.eager.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor import constant as scalar
 from mlvm.eager.tree import (
     Tree,
+    all_leaves,
     leaves,
     load,
     named_tensors,
@@ -808,7 +810,7 @@ def _require(where: str, name: str, value: float, low: float, below: float = mat
 
 
 def global_norm(tree: Tree) -> Tensor:
-    """The square root of the sum of all squares in a tree of float tensors: f[].
+    """The square root of the sum of all squares in a tree of float tensors: f[]; of halves in f32.
 
     A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of what
     members have in parts (`ml.parallel.Parts`) it is the norm of the whole: they all call this.
@@ -819,9 +821,9 @@ def global_norm(tree: Tree) -> Tensor:
         Tensor(5., f32[])
     """
     whole, pieces = shards.parted(tree)
-    parts = [op.sum(op.square(x)) for x in whole]
+    parts = [op.sum(op.square(widened(x))) for x in whole]
     if pieces:
-        of_pieces = reduce(op.add, [op.sum(op.square(x)) for x in pieces])
+        of_pieces = reduce(op.add, [op.sum(op.square(widened(x))) for x in pieces])
         all_reduce(of_pieces)
         parts.append(of_pieces)
     return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
@@ -841,7 +843,12 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
         raise AttributeRefused("clip_by_global_norm: max_norm must be positive, given 0")
     norm = global_norm(grads)
     factor = max_norm / op.maximum(norm, max_norm)
-    return substitute(lambda g: g * fn.astype(factor, g.dtype), grads)
+
+    def clipped(g: Tensor) -> Tensor:
+        wide = widened(g)
+        return rounded(wide * fn.astype(factor, wide.dtype), g.dtype)
+
+    return substitute(clipped, grads)
 
 
 # --- loss scaling --------------------------------------------------------------------
@@ -900,12 +907,26 @@ class LossScale:
         self.good_steps = creation.zeros((), dtype=f32)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the factor, in the loss's own dtype, which for that is best f32."""
+        """The loss times the factor; f32 of a loss that is a half, as f16 would overflow. Raises
+        `DTypeError` for other than a tensor of floats."""
+        if not isinstance(loss, Tensor) or not loss.dtype.is_float:
+            given = loss.type if isinstance(loss, Tensor) else brief(loss)
+            raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {given}")
+        loss = widened(loss)
         return loss * fn.astype(self.value, loss.dtype)
 
     def unscale(self, grads: Tree) -> Tree:
-        """The same tree, each gradient divided by the factor in its own dtype."""
-        return substitute(lambda g: g / fn.astype(self.value, g.dtype), grads)
+        """The same tree, each gradient divided by the factor; in f32 those that are halves, as they
+        would vanish. Raises `DTypeError` for a leaf that is no tensor."""
+        for leaf in all_leaves(grads):
+            if not isinstance(leaf, Tensor):
+                raise DTypeError(f"LossScale.unscale: gradients are tensors, not {brief(leaf)}")
+
+        def divided(g: Tensor) -> Tensor:
+            g = widened(g)
+            return g / fn.astype(self.value, g.dtype)
+
+        return substitute(divided, grads)
 
     def update(self, optimizer: Optimizer, grads: Tree) -> Tensor:
         """Update the parameters from these gradients, which are not scaled any more, if all are

@@ -10,6 +10,7 @@ A Module's buffers are not part of the tree: a walk includes them only with `buf
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
@@ -37,6 +38,15 @@ class Buffer:
 
 
 _BUFFERS: Final = "_buffers"
+_ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
+"""For a Node, by its id, that to which a buffer is assigned too that is assigned here. It is no
+field, and a copy has none."""
+
+
+def assign_buffers_too(twin: Node, module: Node) -> None:
+    """From now on assign to the Module what is assigned to a buffer of its twin."""
+    _ORIGINS[id(twin)] = weakref.ref(module)
+    weakref.finalize(twin, _ORIGINS.pop, id(twin), None).atexit = False
 
 
 class Node:
@@ -58,6 +68,10 @@ class Node:
                 if name not in self._buffers:
                     vars(self)[_BUFFERS] = (*self._buffers, name)
             super().__setattr__(name, value)
+            if name in self._buffers and id(self) in _ORIGINS:
+                module = _ORIGINS[id(self)]()
+                if module is not None:
+                    setattr(module, name, value)
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
@@ -366,9 +380,10 @@ def require_types(
         raise PathError(f"{'; '.join(texts)}; given are {', '.join(given) or 'none'}")
     for path, type in expected.items():
         if given[path].dtype is not type.dtype:
+            name = type.dtype.long_name
+            way = f"ml.astype(x, ml.{name})" if type.dtype.is_half else f"astype({name!r})"
             raise DTypeError(
-                f"{what} {path!r} is {type}, given {given[path]}: convert it with "
-                f"astype({type.dtype.numpy.name!r})"
+                f"{what} {path!r} is {type}, given {given[path]}: convert it with {way}"
             )
         if given[path] is not type:
             raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")

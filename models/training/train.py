@@ -38,6 +38,7 @@ LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
 LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
 DTYPES: Final = ("f32", "bf16", "f16")
+_LONG_NAMES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class Diverged(ml.errors.MlvmError, ArithmeticError):
@@ -99,7 +100,8 @@ def train(
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
 
-    With a `dtype` of "f16" or "bf16" the model computes in that, and its weights stay f32.
+    With a `dtype` of "f16" or "bf16" ("float16", "bfloat16") the model computes in that, and its
+    weights stay f32.
     `workers` threads prepare the batches; their number changes no result. The members of `group`,
     such as "threads:2" (see `ml.parallel.group`), share every batch, and with `shard` the optimizer
     and the weights (see `ml.parallel.data_parallel`). How many members there are changes how
@@ -126,7 +128,7 @@ def train(
     if model not in MODELS:
         raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
     data = MODELS[model].data if data is None else data
-    begun = None if init is None else str(init)
+    begun, dtype = None if init is None else str(init), _LONG_NAMES.get(dtype, dtype)
     options = Options(model, data, epochs, batch_size, learning_rate, seed, begun, dtype)
     _require_possible(options, workers, save_every)
     if vm is not None and group is not None:
@@ -363,7 +365,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")
     add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
     add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
-    add("--dtype", choices=DTYPES, default="f32", help="what the model computes in")
+    add(
+        "--dtype",
+        choices=(*DTYPES, *_LONG_NAMES),
+        default="f32",
+        help="what the model computes in: halves save the memory of activations; a step takes 2 to "
+        "4 times as long on a processor, and a GPU refuses them",
+    )
     add(
         "--group",
         metavar="GROUP",

@@ -98,6 +98,10 @@ def test_other_libraries() -> None:
             x = read(given)
             assert (x.dtype, x.shape) == (dtype, (2, 1))
             assert x.numpy().ravel().tolist() == given.float().ravel().tolist()
+        assert ml.zeros(1, dtype=theirs).dtype is dtype
+    with pytest.raises(ml.errors.DTypeError, match="no dtype"):
+        ml.zeros(1, dtype=torch.sparse_coo)
+
     with pytest.raises(ml.errors.DTypeError, match=r"this list cannot be read: .*torch\.stack"):
         ml.asarray([torch.tensor(1.0, dtype=torch.bfloat16)])
 
@@ -363,7 +367,216 @@ def test_weights_in_halves(dtype: DType, tmp_path: Path) -> None:
         other.load_state(inexact)
 
 
+# --- composed of several ops ---------------------------------------------------------
+
+
+def test_what_is_composed_computes_in_f32() -> None:
+    """What is between the ops overflows in f16, and the result does not."""
+    h = ml.asarray([0.0, 1000.0, -1000.0], dtype=ml.float16)
+    many, hundred = ml.full(10000, 100.0, dtype=ml.float16), ml.full(3, 300.0, dtype=ml.float16)
+    small = ml.full(3, 1e-3, dtype=ml.float16)
+    wide = np.float32(small[0].item())
+    for found, expected in (
+        (ml.std(h), 816.5),
+        (ml.linalg.norm(many), 10000.0),
+        (ml.linalg.vector_norm(many), 10000.0),
+        (ml.linalg.matrix_norm(ml.reshape(many, (100, 100))), 10000.0),
+        (ml.mean_squared_error(h[1:], h[1:] + 300 * ml.asarray([1, 0])), 45000.0),
+        (ml.einsum("i,i,i->", hundred, hundred, small), 270000 * wide),
+        (ml.vecdot(hundred, ml.asarray([300.0, -300.0, 1.0], dtype=ml.float16)), 300.0),
+        (ml.cumulative_prod(ml.stack([hundred[0], hundred[0], small[0]]))[2], 90000 * wide),
+        (ml.diff(ml.asarray([0.0, 6e4, -6e4, 6e4, 0.0], dtype=ml.float16), n=4)[0], -np.inf),
+    ):
+        assert found.dtype is ml.float16
+        np.testing.assert_allclose(found.item(), expected, rtol=2e-3)
+    depthwise = ml.conv1d(
+        ml.full((1, 3, 2), 300.0, dtype=ml.float16),
+        ml.asarray([[[300.0] * 2], [[-300.0] * 2], [[1.0] * 2]], dtype=ml.float16),
+        groups=2,
+    )
+    assert depthwise.tolist() == [[[300.0, 300.0]]]
+    assert ml.std(ml.astype(h, ml.float32)).dtype is ml.float32
+    assert ml.vecdot(h, ml.ones(3)).dtype is ml.float32
+    with pytest.raises(ml.errors.ShapeError, match=r"vecdot\(f16\[3\], f16\[2\]\)"):
+        ml.vecdot(h, h[:2])
+
+
+@both
+@pytest.mark.parametrize(
+    "function", [ml.silu, ml.softplus, ml.elu, ml.leaky_relu], ids=lambda f: str(f.__name__)
+)
+def test_an_activation_rounds_once(function: Callable[..., ml.Tensor], dtype: DType) -> None:
+    x = ml.asarray(np.linspace(-4, 4, 33), dtype=dtype)
+    expected = function(ml.astype(x, ml.float32))
+    assert words(function(x)) == words(ml.astype(expected, dtype))
+    g = ml.grad(lambda x: ml.sum(ml.astype(function(x), ml.float32)))(x)
+    wide = ml.grad(lambda x: ml.sum(function(x)))(ml.astype(x, ml.float32))
+    assert words(g) == words(ml.astype(wide, dtype))
+
+
+@pytest.mark.local(reason="it is measured on a dry VM")
+def test_what_is_made_in_f32_is_not_kept_for_a_gradient() -> None:
+    def bytes_of(dtype: DType) -> int:
+        def loss(x: ml.Tensor) -> ml.Tensor:
+            for _ in range(12):
+                x = ml.silu(x)
+            return ml.sum(ml.astype(x, ml.float32))
+
+        captured = ml.capture(lambda x: ml.grad(loss)(x))
+        return ml.measure(captured, ml.ones(512, dtype=dtype)).plan.nbytes
+
+    assert bytes_of(ml.bfloat16) < 0.5 * bytes_of(ml.float32)
+
+
+def test_attention_and_losses_round_once() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (ml.asarray(rng.normal(size=(2, 5, 4)), dtype=ml.bfloat16) for _ in range(3))
+    wide = [ml.astype(x, ml.float32) for x in (q, k, v)]
+    found = ml.scaled_dot_product_attention(q, k, v, causal=True)
+    expected = ml.scaled_dot_product_attention(*wide, causal=True)
+    assert words(found) == words(ml.astype(expected, ml.bfloat16))
+    assert words(ml.rotary_encoding(q)) == words(
+        ml.astype(ml.rotary_encoding(wide[0]), ml.bfloat16)
+    )
+    labels = ml.asarray([[0, 1, 2, 3, 0]] * 2)
+    losses: tuple[Callable[[ml.Tensor], ml.Tensor], ...] = (
+        lambda x: ml.softmax_cross_entropy(x, labels, label_smoothing=0.1, reduction="mean"),
+        lambda x: ml.huber(x, x * 0, reduction="mean"),
+        lambda x: ml.binary_cross_entropy_with_logits(x, x * 0, reduction="sum"),
+    )
+    for loss in losses:
+        assert words(loss(q)) == words(ml.astype(loss(wide[0]), ml.bfloat16))
+
+
+def test_draws_that_are_computed_are_rounded_once() -> None:
+    key = ml.random.key(5)
+    draws: tuple[Callable[[DType], ml.Tensor], ...] = (
+        lambda dtype: ml.random.uniform(9, low=-3.0, high=1.0, key=key, dtype=dtype),
+        lambda dtype: ml.random.truncated_normal(-1.0, 1.5, 9, key=key, dtype=dtype),
+    )
+    for draw in draws:
+        assert words(draw(ml.bfloat16)) == words(ml.astype(draw(ml.float32), ml.bfloat16))
+    logits = ml.zeros(9, dtype=ml.bfloat16)
+    found = ml.random.categorical(logits, shape=20, key=key)
+    wide = ml.random.categorical(ml.astype(logits, ml.float32), shape=20, key=key)
+    assert found.tolist() == wide.tolist()
+
+
+# --- layers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [nn.RMSNorm(16), nn.GroupNorm(2, 16), nn.BatchNorm(16)])
+def test_a_normalisation_of_large_halves(layer: Any) -> None:
+    values = (np.random.default_rng(0).normal(size=(8, 16)) * 1000).astype(np.float16)
+    twin, x = layer.astype(ml.float16), ml.asarray(values)
+    for mode in (True, False):
+        expected = twin.train(mode) and layer.train(mode)(ml.astype(x, ml.float32))
+        found = twin(x)
+        assert found.dtype is ml.float16
+        if mode or not isinstance(layer, nn.BatchNorm):
+            assert words(found) == words(ml.astype(expected, ml.float16))
+        np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), rtol=0.2)
+    if isinstance(layer, nn.BatchNorm):
+        assert bool(ml.all(ml.isfinite(layer.var)))
+        assert layer.var.dtype is ml.float32
+        assert nn.BatchNorm(4, dtype=ml.bfloat16).var.dtype is ml.float32
+
+
+LAYERS: list[tuple[Any, tuple[int, ...]]] = [
+    (nn.Linear(4, 4), (5, 2, 4)),
+    (nn.RMSNorm(4), (5, 2, 4)),
+    (nn.LayerNorm(4), (5, 2, 4)),
+    (nn.GroupNorm(2, 4), (5, 2, 4)),
+    (nn.BatchNorm(4), (5, 2, 4)),
+    (nn.Conv1d(4, 4, 3), (5, 2, 4)),
+    (nn.Conv2d(4, 4, 3, groups=4), (1, 5, 2, 4)),
+    (nn.ConvTranspose2d(4, 4, 3), (1, 5, 2, 4)),
+    (nn.GRU(4, 4), (5, 2, 4)),
+    (nn.LSTM(4, 4), (5, 2, 4)),
+    (nn.RNNCell(4, 4), (2, 4)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda x: type(x).__name__)
+def test_one_rule_for_inputs_of_other_floats(layer: Any, shape: tuple[int, ...]) -> None:
+    """Halves beside f32 weights are widened; beside halves everything else is refused."""
+
+    def dtype_of(result: Any) -> DType:
+        return result.dtype if isinstance(result, ml.Tensor) else dtype_of(result[0])
+
+    name, twin = type(layer).__name__, layer.astype(ml.bfloat16)
+    assert dtype_of(twin(ml.ones(shape, dtype=ml.bfloat16))) is ml.bfloat16
+    assert dtype_of(layer(ml.ones(shape, dtype=ml.float16))) is ml.float32
+    text = f"^{name}: x is f32 and the weights are bf16; write ml.astype\\(x, ml.bfloat16\\)$"
+    for x in (ml.ones(shape), np.ones(shape, np.float32)):
+        with pytest.raises(ml.errors.DTypeError, match=text):
+            twin(x)
+    with pytest.raises(ml.errors.DTypeError, match="x is f16 and the weights are bf16"):
+        twin(ml.ones(shape, dtype=ml.float16))
+
+
+def test_a_buffer_assigned_in_another_dtype_is_the_models() -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            self.scale = ml.ones(2)
+            self.mean = nn.buffer(ml.zeros(2))
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            mean = ml.stop_gradient(ml.astype(ml.mean(x, axis=0), ml.float32))
+            self.mean = 0.5 * self.mean + 0.5 * mean
+            return ml.sum(ml.astype(x * self.scale, ml.float32))
+
+    model, x = Running(), ml.ones((3, 2), dtype=ml.bfloat16)
+
+    def step(x: ml.Tensor) -> Any:
+        return ml.value_and_grad(lambda model: model.astype(ml.bfloat16)(x))(model)
+
+    model.astype(ml.bfloat16)(x)
+    assert model.mean.tolist() == [0.5, 0.5]
+    for run in (step, ml.capture(step)):
+        run(x)
+    assert model.mean.tolist() == [0.875, 0.875]
+    twin = model.astype(ml.float16)
+    other = copy.deepcopy(twin)
+    other.mean = ml.zeros(2)
+    assert model.mean.tolist() == [0.875, 0.875]
+    assert "origin" not in repr(twin)
+    assert list(twin.state()) == ["scale", "mean"]
+
+
+def test_hints_name_dtypes_that_there_are(tmp_path: Path) -> None:
+    b = ml.ones(2, dtype=ml.bfloat16)
+    with pytest.raises(ml.errors.DTypeError, match=r"write ml.astype\(values, ml.bfloat16\)"):
+        b[0] = ml.ones(())
+    with pytest.raises(ml.errors.DTypeError, match=r"ml.asarray\(values, dtype=ml.bfloat16\)"):
+        b[:] = np.ones(2)
+    ml.save(tmp_path / "wide", nn.Linear(2, 3))
+    with pytest.raises(ml.errors.DTypeError, match=r"ml.astype\(x, ml.bfloat16\)"):
+        ml.load(tmp_path / "wide", into=nn.Linear(2, 3, dtype=ml.bfloat16))
+    with pytest.raises(TypeError, match=r"no dtype=; convert with ml\.astype"):
+        ml.mean(b, dtype=ml.float32)  # type: ignore[call-arg]
+
+
 # --- loss scaling --------------------------------------------------------------------
+
+
+def test_gradients_in_halves_are_clipped_and_unscaled_in_f32() -> None:
+    grads = {"w": ml.full(10000, 100.0, dtype=ml.float16)}
+    norm = ml.optim.global_norm(grads)
+    assert (norm.dtype, norm.item()) == (ml.float32, 10000.0)
+    clipped = ml.optim.clip_by_global_norm(grads, 1.0)["w"]
+    assert words(clipped) == words(ml.full(10000, 0.01, dtype=ml.float16))
+    scale = ml.optim.LossScale()
+    found = scale.unscale({"w": ml.ones(2, dtype=ml.float16), "none": None})
+    assert found["w"].dtype is ml.float32
+    assert found["w"].tolist() == [2.0**-16] * 2
+    scaled = scale.scale(ml.ones((), dtype=ml.float16))
+    assert (scaled.dtype, scaled.item()) == (ml.float32, 2.0**16)
+    for wrong in (1.0, ml.asarray(1)):
+        with pytest.raises(ml.errors.DTypeError, match="a loss is a tensor of floats"):
+            scale.scale(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ml.errors.DTypeError, match=r"gradients are tensors, not 1\.0"):
+        scale.unscale({"a": 1.0})
 
 
 def test_a_scale_shrinks_with_an_overflow_and_grows_after_a_while() -> None:

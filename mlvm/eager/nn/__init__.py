@@ -6,7 +6,8 @@ take them as they are.
 
 Parameters are allocated in the current arena. They are drawn with `key`, a u64[2] of
 `mlvm.eager.random`, or with the next global key where that is None. Bad hyperparameters raise
-`AttributeRefused`, and a `dtype` that is no float `DTypeError`.
+`AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x of another float
+beside weights that are halves; beside f32 weights, an x of halves is widened.
 """
 
 from mlvm.eager.nn.activation import (

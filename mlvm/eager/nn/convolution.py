@@ -8,7 +8,7 @@ from mlvm.core.types import f32
 from mlvm.eager import creation, neural
 from mlvm.eager import functions as fn
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import checked_padding, lecun_normal, sizes
+from mlvm.eager.nn.parameters import checked_padding, lecun_normal, matched, sizes
 from mlvm.eager.tensor import Tensor
 
 Pair = int | tuple[int, int]
@@ -32,6 +32,9 @@ class _Convolution(Module):
         """Draw the kernel, LeCun normal; the bias is zero."""
         self.kernel = lecun_normal(type(self).__name__, shape, fan_in, key, dtype)
         self.bias = creation.zeros(outputs, dtype=dtype) if bias else None
+
+    def _matched(self, x: Tensor) -> Tensor:
+        return matched(type(self).__name__, x, self.kernel)
 
     def _biased(self, y: Tensor) -> Tensor:
         bias = self.bias
@@ -80,7 +83,11 @@ class Conv2d(_Convolution):
     def __call__(self, x: Tensor) -> Tensor:
         return self._biased(
             neural.conv2d(
-                x, self.kernel, stride=self.stride, padding=self.padding, groups=self.groups
+                self._matched(x),
+                self.kernel,
+                stride=self.stride,
+                padding=self.padding,
+                groups=self.groups,
             )
         )
 
@@ -122,7 +129,11 @@ class Conv1d(_Convolution):
     def __call__(self, x: Tensor) -> Tensor:
         return self._biased(
             neural.conv1d(
-                x, self.kernel, stride=self.stride, padding=self.padding, groups=self.groups
+                self._matched(x),
+                self.kernel,
+                stride=self.stride,
+                padding=self.padding,
+                groups=self.groups,
             )
         )
 
@@ -167,7 +178,9 @@ class ConvTranspose2d(_Convolution):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._biased(
-            neural.conv_transpose2d(x, self.kernel, stride=self.stride, padding=self.padding)
+            neural.conv_transpose2d(
+                self._matched(x), self.kernel, stride=self.stride, padding=self.padding
+            )
         )
 
 

@@ -9,7 +9,7 @@ from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import lecun_normal, require_float, sizes
+from mlvm.eager.nn.parameters import lecun_normal, matched, require_float, sizes
 from mlvm.eager.tensor import Tensor
 
 
@@ -20,7 +20,8 @@ class Linear(Module):
     [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
     The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
 
-    Raises `ShapeError` for other features, `AttributeRefused` for a size below 1.
+    Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
+    `AttributeRefused` for a size below 1.
 
         >>> layer = ml.nn.Linear(3, 2)
         >>> layer(ml.ones((5, 3))).type
@@ -53,7 +54,7 @@ class Linear(Module):
         self.bias = creation.zeros(shape[1:], dtype=dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        bias = self.bias
+        bias, x = self.bias, matched("Linear", x, self.kernel)
         if self.axis == -1:
             y = op.matmul(x, self.kernel)
             return y if bias is None else y + bias

@@ -17,6 +17,8 @@ from mlvm.eager.tree import (
     Buffer,
     Node,
     Tree,
+    Twins,
+    assign_buffers_too,
     children,
     fields,
     holds_tensors,
@@ -83,9 +85,10 @@ class Module(Node):
 
             def loss_of(model, x, labels):
                 logits = model.astype(ml.bfloat16)(ml.astype(x, ml.bfloat16))
-                return ml.softmax_cross_entropy(ml.astype(logits, ml.float32), labels)
+                logits = ml.astype(logits, ml.float32)
+                return ml.softmax_cross_entropy(logits, labels, reduction="mean")
 
-        A buffer that the other Module assigns, and does not update in place, is its own. Raises
+        A buffer that is assigned to the other Module is assigned to this one too. Raises
         `DTypeError` for a dtype that is no float.
 
             >>> half = ml.nn.Linear(2, 3).astype(ml.bfloat16)
@@ -95,7 +98,12 @@ class Module(Node):
         wanted = DType.of(dtype)
         if not wanted.is_float:
             raise DTypeError(f"parameters are floats, not {wanted}").at("Module.astype", ())
-        found: Self = substitute(lambda x: astype(x, wanted) if x.dtype.is_float else x, self)
+        twins: Twins = []
+        found: Self = substitute(
+            lambda x: astype(x, wanted) if x.dtype.is_float else x, self, twins
+        )
+        for module, twin in twins:
+            assign_buffers_too(twin, module)
         return found
 
     def parameters(self) -> dict[str, Tree]:

@@ -10,8 +10,9 @@ from mlvm.eager import creation
 from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import takes_arrays
+from mlvm.eager.halves import in_f32, rounded, widened
 from mlvm.eager.nn.module import Module, buffer
-from mlvm.eager.nn.parameters import require_float, sizes
+from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import Tensor, stop_gradient
 
 
@@ -35,6 +36,7 @@ class LayerNorm(Module):
         self.bias = creation.zeros(shape, dtype=kind)
 
     def __call__(self, x: Tensor) -> Tensor:
+        x = matched("LayerNorm", x, self.scale)
         return op.layer_norm(x, self.scale, self.bias, eps=self.eps)
 
 
@@ -56,8 +58,9 @@ class RMSNorm(Module):
         self.scale = creation.ones(shape, dtype=kind)
 
     def __call__(self, x: Tensor) -> Tensor:
+        x = matched("RMSNorm", x, self.scale)
         _require_features("RMSNorm", x, self.scale)
-        return x * op.rsqrt(op.mean(op.square(x), axis=-1, keepdims=True) + self.eps) * self.scale
+        return _rms_norm(x, self.scale, self.eps)
 
 
 class GroupNorm(Module):
@@ -90,11 +93,16 @@ class GroupNorm(Module):
 
     @takes_arrays
     def __call__(self, x: Tensor) -> Tensor:
+        x = matched("GroupNorm", x, self.scale)
         _require_features("GroupNorm", x, self.scale, least=2)
+        return self._normalized(x, self.scale, self.bias)
+
+    @in_f32
+    def _normalized(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         places = fn.reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
         centered = places - self._over_groups(op.mean(places, axis=1, keepdims=True))
         variance = self._over_groups(op.mean(op.square(centered), axis=1, keepdims=True))
-        y = centered * (op.rsqrt(variance + self.eps) * self.scale) + self.bias
+        y = centered * (op.rsqrt(variance + self.eps) * scale) + bias
         return fn.reshape(y, x.shape)
 
     def _over_groups(self, means: Tensor) -> Tensor:
@@ -114,7 +122,7 @@ class BatchNorm(Module):
     While `training`, mean and variance are those of x over all axes but the last, and the running
     ones move towards them: running += momentum (new - running), as in PyTorch, where the new
     variance is the unbiased one. Otherwise the running ones are used. They are buffers, updated in
-    place.
+    place; beside weights that are halves they are f32.
 
     Raises `ShapeError` for other channels, and for one value a channel while `training`,
     `DTypeError` for complex numbers, `AttributeRefused` for channels below 1, and a momentum or eps
@@ -138,15 +146,21 @@ class BatchNorm(Module):
         self.momentum = float(momentum)
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)
-        self.mean = buffer(creation.zeros(shape, dtype=kind))
-        self.var = buffer(creation.ones(shape, dtype=kind))
+        running = f32 if kind.is_half else kind
+        self.mean = buffer(creation.zeros(shape, dtype=running))
+        self.var = buffer(creation.ones(shape, dtype=running))
 
     @takes_arrays
     def __call__(self, x: Tensor) -> Tensor:
+        x = matched("BatchNorm", x, self.scale)
         _require_features("BatchNorm", x, self.scale)
+        y = self._normalized(widened(x), widened(self.scale), widened(self.bias))
+        return rounded(y, x.dtype) if x.dtype.is_half else y
+
+    def _normalized(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         if not self.training:
-            factor = self.scale * op.rsqrt(self.var + self.eps)
-            return x * factor + (self.bias - self.mean * factor)
+            factor = scale * op.rsqrt(self.var + self.eps)
+            return x * factor + (bias - self.mean * factor)
         count = x.size // x.shape[-1]
         if count < 2:
             raise ShapeError(
@@ -158,11 +172,16 @@ class BatchNorm(Module):
         centered = x - mean
         variance = op.mean(op.square(centered), axis=axes)
         self._move(stop_gradient(mean), stop_gradient(variance) * (count / (count - 1)))
-        return centered * (self.scale * op.rsqrt(variance + self.eps)) + self.bias
+        return centered * (scale * op.rsqrt(variance + self.eps)) + bias
 
     def _move(self, mean: Tensor, variance: Tensor) -> None:
         self.mean += self.momentum * (mean - self.mean)
         self.var += self.momentum * (variance - self.var)
+
+
+@in_f32
+def _rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    return x * op.rsqrt(op.mean(op.square(x), axis=-1, keepdims=True) + eps) * scale
 
 
 def _checked(

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType
+from mlvm.eager import primitives as op
 from mlvm.eager import random
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.arrays import taken
+from mlvm.eager.tensor import Tensor, is_array
 
 P = TypeVar("P")
 
@@ -28,6 +30,24 @@ def require_float(layer: str, dtype: object) -> DType:
     if not dtype.is_float:
         raise DTypeError(f"{layer}: dtype must be a float, given {dtype}")
     return dtype
+
+
+def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
+    """x for a layer with such weights: a half beside wider ones is widened. Raises `DTypeError` for
+    another float beside halves, as the results of all layers behind would be f32 in silence."""
+    if x.__class__ is not Tensor:
+        if not weight.dtype.is_half or not is_array(x):
+            return x  # for the op to take
+        x = taken(x, beside=weight)
+    own, wanted = x.dtype, weight.dtype
+    if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
+        return x
+    if wanted.is_half:
+        raise DTypeError(
+            f"{layer}: x is {own} and the weights are {wanted}; write "
+            f"ml.astype(x, ml.{wanted.long_name})"
+        )
+    return op.astype(x, dtype=wanted)
 
 
 def sizes(layer: str, **sizes: object) -> tuple[int, ...]:

@@ -24,9 +24,10 @@ from mlvm.eager import functions as fn
 from mlvm.eager import primitives as op
 from mlvm.eager.arrays import taken, takes_arrays
 from mlvm.eager.control import scan
+from mlvm.eager.halves import in_f32
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import require_float, sizes
+from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import Tensor
 from mlvm.eager.tree import map_tree
 
@@ -77,6 +78,7 @@ class _Cell(Module):
         Raises `ShapeError` or `DTypeError` for an x or a state of another type.
         """
         name = type(self).__name__
+        x = matched(name, x, self.bias)
         _require_sizes(name, x, ("batch",), self.input_size)
         if state is None:
             state = self.initial_state(x.shape[0])
@@ -172,7 +174,7 @@ class LSTMCell(_Cell):
     def step(self, projected: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         h, c = state
         i, f, g, o = fn.split(projected + op.matmul(h, self.hidden_kernel), 4, axis=-1)
-        c = op.sigmoid(f) * c + op.sigmoid(i) * op.tanh(g)
+        c = _sum_of_products(op.sigmoid(f), c, op.sigmoid(i), op.tanh(g))
         return op.sigmoid(o) * op.tanh(c), c
 
     @staticmethod
@@ -212,11 +214,20 @@ class GRUCell(_Cell):
 
     def step(self, projected: Tensor, state: Tensor) -> Tensor:
         recurrent = op.matmul(state, self.hidden_kernel)
-        cuts = [self.hidden_size, 2 * self.hidden_size]
-        r, z, n = fn.split(projected, cuts, axis=-1)
-        r_h, z_h, n_h = fn.split(recurrent, cuts, axis=-1)
-        n = op.tanh(n + op.sigmoid(r + r_h) * (n_h + self.hidden_bias))
-        return n + op.sigmoid(z + z_h) * (state - n)
+        return _gru_state(projected, recurrent, state, self.hidden_bias)
+
+
+@in_f32
+def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return a * b + c * d
+
+
+@in_f32
+def _gru_state(projected: Tensor, recurrent: Tensor, state: Tensor, hidden_bias: Tensor) -> Tensor:
+    r, z, n = fn.split(projected, 3, axis=-1)
+    r_h, z_h, n_h = fn.split(recurrent, 3, axis=-1)
+    n = op.tanh(n + op.sigmoid(r + r_h) * (n_h + hidden_bias))
+    return n + op.sigmoid(z + z_h) * (state - n)
 
 
 class _Recurrent(Module):
@@ -275,6 +286,7 @@ class _Recurrent(Module):
         Raises `ShapeError` or `DTypeError` for an x, a state or lengths of another type.
         """
         name = type(self).__name__
+        x = matched(name, x, self.forward[0].bias)
         _require_sizes(name, x, ("time", "batch"), self.input_size)
         time, batch = x.shape[:2]
         valid = longest = None

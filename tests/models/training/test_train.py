@@ -518,7 +518,7 @@ def test_a_model_learns_in_halves_and_its_checkpoint_has_f32_weights(
     assert ("scale/value" in tensors) == (dtype == "f16")
     with pytest.raises(CheckpointError, match=f"with dtype {dtype}, not dtype f32"):
         train(**options, resume=file)
-    again = train(**options, dtype=dtype, resume=file)
+    again = train(**options, dtype={"bf16": "bfloat16", "f16": "float16"}[dtype], resume=file)
     assert again["test_loss"] == result["test_loss"]
 
 
