@@ -1,5 +1,5 @@
-"""The tests of the layers above pass on VMs at the end of a socket, posts and all: here with a few
-of their parameters, with all of them by `python -m pytest --remote tests/eager tests/arena`."""
+"""The tests of the layers above pass on VMs at the end of a socket, posts and all: here each with
+one of its parameters, with all of them by `python -m pytest --remote tests/eager tests/arena`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAPTURE = "tests/eager/capture"
 
 @pytest.mark.parametrize("folder", ["tests/eager", CAPTURE, "tests/arena"])
 def test_the_eager_and_arena_tests_pass_on_remote_vms(folder: str) -> None:
-    options = ["--remote", "--few=2", "-q", "-p", "no:cacheprovider"]
+    options = ["--remote", "--few=1", "-q", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, folder]
     if folder != CAPTURE:
         command.append(f"--ignore={CAPTURE}")
