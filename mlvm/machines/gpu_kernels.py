@@ -30,6 +30,7 @@ import numpy as np
 from mlvm.core.errors import LinAlgError
 from mlvm.core.machine.callee import Kernels
 from mlvm.core.op import OPS, Kernel
+from mlvm.core.ops.decompositions import adjoint, finite, hermitian, strange, write
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape
 from mlvm.machines import gpu_random
@@ -316,33 +317,10 @@ def _factor(kernel: Kernel, reason: str, out: Device, *operands: Device, **attri
             raise LinAlgError(reason) from None
 
 
-def _write(out: Device, *parts: Device) -> None:
-    """The parts of each matrix, one after the other along the last axis of `out`."""
-    at, stack = 0, out.shape[:-1]
-    for part in parts:
-        size = math.prod(part.shape[len(stack) :])
-        out[..., at : at + size] = part.reshape(*stack, size)
-        at += size
-
-
-def _adjoint(x: Device) -> Device:
-    return x.swapaxes(-1, -2).conj()
-
-
-def _hermitian(x: Device) -> Device:
-    half = x * x.dtype.type(0.5)
-    return half + _adjoint(half)
-
-
-def _strange(cp: Any, x: Device) -> Device:
-    """Which matrices have an inf or a nan."""
-    return ~cp.isfinite(x).all((-2, -1))
-
-
 @_kernel("cholesky")
 def _cholesky(cp: Any, out: Device, x: Device, *, upper: bool) -> None:
-    lower = cp.linalg.cholesky(_hermitian(x))
-    cp.copyto(out, _adjoint(lower) if upper else lower)
+    lower = cp.linalg.cholesky(hermitian(x))
+    cp.copyto(out, adjoint(lower) if upper else lower)
 
 
 @_kernel("inv")
@@ -364,23 +342,24 @@ def _solve(cp: Any, out: Device, x: Device, y: Device) -> None:
 
 @_kernel("det_vjp")
 def _det_vjp(cp: Any, out: Device, g: Device, x: Device) -> None:
-    strange = _strange(cp, x)[..., np.newaxis, np.newaxis]
-    u, s, vh = cp.linalg.svd(cp.where(strange, x.dtype.type(0), x))
+    u, s, vh = cp.linalg.svd(finite(x))
     n = s.shape[-1]
     others = cp.where(cp.eye(n, dtype=np.bool_), s.dtype.type(1), s[..., np.newaxis, :]).prod(-1)
     scale = g * (cp.linalg.det(u) * cp.linalg.det(vh)).conj()
     found = cp.matmul(u * others[..., np.newaxis, :] * scale[..., np.newaxis, np.newaxis], vh)
-    cp.copyto(out, cp.where(strange, x.dtype.type(np.nan), found))
+    cp.copyto(out, cp.where(strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(np.nan), found))
 
 
 @_kernel("eigh")
 def _eigh(cp: Any, out: Device, x: Device) -> None:
-    _write(out, *cp.linalg.eigh(_hermitian(x)))
+    write(out, *cp.linalg.eigh(hermitian(finite(x))))
+    out[strange(x)] = np.nan
 
 
 @_kernel("eigvalsh")
 def _eigvalsh(cp: Any, out: Device, x: Device) -> None:
-    cp.copyto(out, cp.linalg.eigvalsh(_hermitian(x)))
+    cp.copyto(out, cp.linalg.eigvalsh(hermitian(finite(x))))
+    out[strange(x)] = np.nan
 
 
 @_kernel("svdvals")
@@ -397,7 +376,7 @@ def _pinv(cp: Any, out: Device, x: Device, rtol: Device) -> None:
     kept = s > s.max(-1, keepdims=True) * rtol[..., np.newaxis]
     one, zero = s.dtype.type(1), s.dtype.type(0)
     inverse = cp.where(kept, one / cp.where(kept, s, one), zero)
-    cp.matmul(_adjoint(vh), inverse[..., np.newaxis] * _adjoint(u), out=out)
+    cp.matmul(adjoint(vh), inverse[..., np.newaxis] * adjoint(u), out=out)
 
 
 @_kernel("fft")

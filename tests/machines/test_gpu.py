@@ -157,6 +157,16 @@ def test_other_vms_are_on_the_processor(fake: Fake) -> None:
 # --- memory --------------------------------------------------------------------------
 
 
+def test_eigenvalues_of_a_matrix_with_inf_or_nan_are_nan(vm: gpu.GpuVM) -> None:
+    x = np.stack([np.eye(2), np.diag([np.nan, 1]), np.diag([np.inf, 1])])
+    with ml.use(vm):
+        values, vectors = ml.linalg.eigh(ml.asarray(x))
+        alone = ml.linalg.eigvalsh(ml.asarray(x))
+    for found in (values.numpy(), alone.numpy(), vectors.numpy()):
+        each = np.isnan(found).reshape(3, -1)
+        assert (each.any(1).tolist(), each.all(1).tolist()) == ([False, True, True],) * 2
+
+
 def test_values_cross_in_write_and_read_only(vm: gpu.GpuVM, fake: Fake) -> None:
     values = np.arange(4, dtype=np.float32)
     before = fake.counts.transfers

@@ -201,7 +201,7 @@ _SINGULAR = "a matrix is singular"
 _NO_CONVERGENCE = "the iteration does not converge, as with inf or nan in a matrix"
 
 
-def _write(out: Array, *parts: Array) -> None:
+def write(out: Array, *parts: Array) -> None:
     """The parts of each matrix, one after the other along the last axis of `out`."""
     at, stack = 0, out.shape[:-1]
     for part in parts:
@@ -210,10 +210,11 @@ def _write(out: Array, *parts: Array) -> None:
         at += size
 
 
-def _hermitian(x: Array) -> Array:
+def hermitian(x: Array) -> Array:
     """(x + x^H) / 2"""
     half = x * x.dtype.type(0.5)
-    return np.asarray(half + _adjoint(half))
+    whole: Array = half + adjoint(half)
+    return whole
 
 
 @op(infer=_factor, flops=_cubic(1 / 3))
@@ -224,7 +225,7 @@ def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
     Raises `LinAlgError` for a matrix that is not positive definite.
     """
     with _refusing("a matrix is not positive definite"):
-        np.copyto(out, np.linalg.cholesky(_hermitian(x), upper=upper))
+        np.copyto(out, np.linalg.cholesky(hermitian(x), upper=upper))
 
 
 @op(infer=_squares, flops=_cubic(2))
@@ -261,11 +262,11 @@ def det_vjp(out: Array, g: Array, x: Array) -> None:
     vectors, the product of all others.
     """
     with _refusing(_NO_CONVERGENCE):
-        u, s, vh = np.linalg.svd(_finite(x))
+        u, s, vh = np.linalg.svd(finite(x))
         others = np.where(np.eye(s.shape[-1], dtype=np.bool_), 1, s[..., np.newaxis, :]).prod(-1)
         scale = g * (np.linalg.det(u) * np.linalg.det(vh)).conj()
         np.matmul(u * others[..., np.newaxis, :] * scale[..., np.newaxis, np.newaxis], vh, out)
-    out[_strange(x)] = np.nan
+    out[strange(x)] = np.nan
 
 
 @op(infer=_slogdet, flops=_cubic(2 / 3))
@@ -288,16 +289,16 @@ def eigh(out: Array, x: Array) -> None:
     does not converge.
     """
     with _refusing(_NO_CONVERGENCE):
-        _write(out, *np.linalg.eigh(_hermitian(_finite(x))))
-    out[_strange(x)] = np.nan
+        write(out, *np.linalg.eigh(hermitian(finite(x))))
+    out[strange(x)] = np.nan
 
 
 @op(infer=_eigenvalues, flops=_cubic(4 / 3))
 def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
     with _refusing(_NO_CONVERGENCE):
-        np.copyto(out, np.linalg.eigvalsh(_hermitian(_finite(x))))
-    out[_strange(x)] = np.nan
+        np.copyto(out, np.linalg.eigvalsh(hermitian(finite(x))))
+    out[strange(x)] = np.nan
 
 
 @op(infer=_eig, flops=_cubic(25))
@@ -309,26 +310,26 @@ def eig(out: Array, x: Array) -> None:
     does not converge.
     """
     with _refusing(_NO_CONVERGENCE):
-        _write(out, *np.linalg.eig(_finite(x)))
-    out[_strange(x)] = complex(np.nan, np.nan)
+        write(out, *np.linalg.eig(finite(x)))
+    out[strange(x)] = complex(np.nan, np.nan)
 
 
 @op(infer=_eigvals, flops=_cubic(10))
 def eigvals(out: Array, x: Array) -> None:
     """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
     with _refusing(_NO_CONVERGENCE):
-        np.copyto(out, np.linalg.eigvals(_finite(x)))
-    out[_strange(x)] = complex(np.nan, np.nan)
+        np.copyto(out, np.linalg.eigvals(finite(x)))
+    out[strange(x)] = complex(np.nan, np.nan)
 
 
-def _strange(x: Array) -> Array:
+def strange(x: Array) -> Any:
     """Which matrices have an inf or a nan."""
-    return np.asarray(~np.isfinite(x).all((-2, -1)))
+    return ~np.isfinite(x).all((-2, -1))
 
 
-def _finite(x: Array) -> Array:
+def finite(x: Array) -> Array:
     """x, with 0 for all matrices that have an inf or a nan, which numpy refuses."""
-    return np.where(_strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
+    return np.where(strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
 
 
 @op(infer=_qr, flops=_qr_flops)
@@ -337,7 +338,7 @@ def qr(out: Array, x: Array, *, mode: QRMode = "reduced") -> None:
     f[..., m, n] -> f[..., m k + k n], with k = min(m, n), or k = m if it is "complete".
     """
     with np.errstate(all="ignore"):
-        _write(out, *np.linalg.qr(x, mode))
+        write(out, *np.linalg.qr(x, mode))
 
 
 @op(infer=_svd, flops=_svd_flops)
@@ -348,7 +349,7 @@ def svd(out: Array, x: Array, *, full_matrices: bool = True) -> None:
     and Vh is k by n. Raises `LinAlgError` where the iteration does not converge.
     """
     with _refusing(_NO_CONVERGENCE):
-        _write(out, *np.linalg.svd(x, full_matrices))
+        write(out, *np.linalg.svd(x, full_matrices))
 
 
 @op(infer=_singular_values, flops=_svdvals_flops)
@@ -370,8 +371,8 @@ def pinv(out: Array, x: Array, rtol: Array) -> None:
     largest = s.max(-1, initial=0, keepdims=True)
     kept = s > largest * rtol[..., np.newaxis]
     inverse = np.where(kept, 1 / np.where(kept, s, 1), 0).astype(s.dtype)
-    np.matmul(_adjoint(vh), inverse[..., np.newaxis] * _adjoint(u), out)
+    np.matmul(adjoint(vh), inverse[..., np.newaxis] * adjoint(u), out)
 
 
-def _adjoint(x: Array) -> Array:
+def adjoint(x: Array) -> Array:
     return x.swapaxes(-1, -2).conj()
