@@ -223,9 +223,8 @@ def array_of(obj: Any) -> Array:
         array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {_kind(obj)} cannot be read: {error}") from None
-    return (
-        array.view(bf16.numpy) if array.dtype.name == "bfloat16" else array
-    )  # as ml_dtypes has it
+    is_bf16 = array.dtype.name == "bfloat16"  # of ml_dtypes
+    return array.view(bf16.numpy) if is_bf16 else array
 
 
 def _readable(obj: Any) -> Any:

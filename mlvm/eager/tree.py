@@ -391,8 +391,8 @@ def require_types(
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
     """Write arrays (numpy's, tensors, or others that `asarray` reads, such as PyTorch's parameters)
-    over the tensors of their paths. From and to
-    float16 and bfloat16, f32 is taken where it has the very values.
+    over the tensors of their paths. From and to float16 and bfloat16, f32 is taken where it has the
+    very values.
 
     Everything is checked before the first write. Raises `DTypeError` for what is no mapping to
     arrays, what `require_types` raises, `StaleTensor`, and `GradientError` while a tape needs
