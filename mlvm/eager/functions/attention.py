@@ -7,17 +7,19 @@ from typing import Any
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import DType, f32, f64
-from mlvm.eager.functions.creation import arange, type_of
+from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.creation import arange
+from mlvm.eager.functions.elements import astype, where
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.neural import dropout as dropped
-from mlvm.eager.functions.operands import takes_arrays
-from mlvm.eager.functions.shapes import astype, concat, expand_dims, reshape, split, stack, where
+from mlvm.eager.functions.shapes import concat, expand_dims, reshape, split, stack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
-@takes_arrays
+@public
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -106,7 +108,7 @@ def seen_before(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
 # --- positions -----------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 def sinusoidal_encoding(
     positions: Tensor, features: int, *, base: float = 10000.0, dtype: object = f32
 ) -> Tensor:
@@ -129,7 +131,7 @@ def sinusoidal_encoding(
     return astype(reshape(both, (*positions.shape, features)), dtype)
 
 
-@takes_arrays
+@public
 @in_f32
 def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0

@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError
 from mlvm.core.types import TensorType
-from mlvm.eager.functions.creation import type_of
+from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.functions.shapes import permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
-@takes_arrays
+@public
 @in_f32
 def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """The sum of products that numpy's `einsum` makes for these subscripts, such as "ij,jk->ik".

@@ -15,11 +15,14 @@ from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import DType, f32, f64
-from mlvm.eager.functions.creation import arange, integer, integers, placed, type_of
+from mlvm.eager.functions.arguments import integer, integers, type_of
+from mlvm.eager.functions.creation import arange, placed
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.matrices import conj, floating
-from mlvm.eager.functions.shapes import astype, concat, roll
+from mlvm.eager.functions.shapes import concat, roll
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 __all__ = [
     "fft",
@@ -98,6 +101,7 @@ def _along(x: Tensor, n: int | None, axis: int, function: str) -> tuple[int, int
 # --- complex elements ----------------------------------------------------------------
 
 
+@public
 def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex.
 
@@ -113,6 +117,7 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
     return op.fft(_fitted(x, [along], [length], "fft"), axes=(along,), norm=norm)
 
 
+@public
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
 
@@ -128,6 +133,7 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     return op.ifft(_fitted(x, [along], [length], "ifft"), axes=(along,), norm=norm)
 
 
+@public
 def fftn(
     x: Tensor,
     /,
@@ -149,6 +155,7 @@ def fftn(
     return op.fft(_fitted(x, along, lengths, "fftn"), axes=along, norm=norm)
 
 
+@public
 def ifftn(
     x: Tensor,
     /,
@@ -173,6 +180,7 @@ def ifftn(
 # --- real elements -------------------------------------------------------------------
 
 
+@public
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
     conjugates in reverse order.
@@ -189,6 +197,7 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     return op.rfft(_fitted(x, [along], [length], "rfft"), axis=along, norm=norm)
 
 
+@public
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
     imaginary in the first element of x, and in the last for an even n, is left out.
@@ -212,6 +221,7 @@ def _irfft(x: Tensor, axis: int, n: int, norm: Norm, function: str) -> Tensor:
     return op.irfft(_fitted(x, [axis], [n // 2 + 1], function), n=n, axis=axis, norm=norm)
 
 
+@public
 def rfftn(
     x: Tensor,
     /,
@@ -239,6 +249,7 @@ def rfftn(
     return op.fft(half, axes=along[:-1], norm=norm) if along[:-1] else half
 
 
+@public
 def irfftn(
     x: Tensor,
     /,
@@ -270,6 +281,7 @@ def irfftn(
     return _irfft(x, along[-1], lengths[-1], norm, "irfftn")
 
 
+@public
 def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """`fft` of a signal whose second half is the conjugate of its first, which x is: n real
     elements, 2 (m - 1) if x has m and n is not given.
@@ -286,6 +298,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     return _irfft(conj(x), along, length, _other_way(norm, "hfft", x), "hfft")
 
 
+@public
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `hfft`: n // 2 + 1 complex elements of n real ones.
 
@@ -313,6 +326,7 @@ def _other_way(norm: Norm, function: str, x: Tensor) -> Norm:
 # --- frequencies ---------------------------------------------------------------------
 
 
+@public
 def fftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
@@ -328,6 +342,7 @@ def fftfreq(
     return _frequencies("fftfreq", n, d, dtype, device)
 
 
+@public
 def rfftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
@@ -359,6 +374,7 @@ def _frequencies(
         return astype(whole * (1.0 / (n * d)), wanted)
 
 
+@public
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the middle.
 
@@ -372,6 +388,7 @@ def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     return roll(x, tuple(x.shape[i] // 2 for i in along), axis=along)
 
 
+@public
 def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """The inverse of `fftshift`, which differs from it for axes of odd length.
 

@@ -19,23 +19,26 @@ from mlvm.core.errors import AttributeRefused, DTypeError, LinAlgError, OpError,
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.functions.creation import eye, integer, integers, type_of
+from mlvm.eager.functions.arguments import integer, integers, type_of
+from mlvm.eager.functions.creation import eye
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.matrices import conj, cut, diagonal_of, floating, real
 from mlvm.eager.functions.shapes import (
-    astype,
     broadcast_to,
     expand_dims,
     matrix_transpose,
     moveaxis,
-    outer,
     permute_dims,
     reshape,
 )
+from mlvm.eager.functions.sums import outer
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.primitives import matmul
-from mlvm.eager.tensor.tensor import Tensor, constant
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 __all__ = [
     "EigResult",
@@ -171,6 +174,7 @@ def _matrices(x: Tensor, function: str) -> TensorType:
 # --- products ------------------------------------------------------------------------
 
 
+@public
 @in_f32
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The sum of conj(x1) x2 along `axis`, which counts from the last in both; the other axes
@@ -215,6 +219,7 @@ def _common_axis(function: str, x1: Tensor, x2: Tensor, axis: int) -> int:
         raise error.at(function, types) from None
 
 
+@public
 def tensordot(
     x1: Tensor,
     x2: Tensor,
@@ -281,6 +286,7 @@ def _contracted(
     return first, second
 
 
+@public
 @in_f32
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of 3 elements along `axis`, which counts from the last in both;
@@ -306,6 +312,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     return part(1, 2) - part(2, 1)
 
 
+@public
 @in_f32
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
@@ -340,6 +347,7 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
 # --- parts of matrices ---------------------------------------------------------------
 
 
+@public
 def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
     """The diagonals of matrices; above the main one for a positive `offset`, below for a negative
     one. They are empty where there is no such diagonal.
@@ -354,6 +362,7 @@ def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
     return diagonal_of(x, integer(offset, "offset", "diagonal"))
 
 
+@public
 def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
     """The sums of the diagonals of matrices, in the dtype that `sum` uses.
 
@@ -374,6 +383,7 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
 # --- factors and equations -----------------------------------------------------------
 
 
+@public
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U.
 
@@ -389,6 +399,7 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
     return op.cholesky(floating(x, "cholesky"), upper=upper)
 
 
+@public
 def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
     """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal.
 
@@ -407,6 +418,7 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
     return QRResult(*cut(packed, *qr_shapes((x.shape[-2], x.shape[-1]), mode)))
 
 
+@public
 def inv(x: Tensor, /) -> Tensor:
     """The inverses of square matrices.
 
@@ -420,6 +432,7 @@ def inv(x: Tensor, /) -> Tensor:
     return op.inv(floating(x, "inv"))
 
 
+@public
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
     """z with x1 z = x2: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
 
@@ -434,6 +447,7 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
     return op.solve(floating(x1, "solve"), floating(x2, "solve"))
 
 
+@public
 def det(x: Tensor, /) -> Tensor:
     """The determinants of square matrices. A singular one has a first gradient; a second one raises
     `LinAlgError`.
@@ -447,6 +461,7 @@ def det(x: Tensor, /) -> Tensor:
     return op.det(floating(x, "det"))
 
 
+@public
 def slogdet(x: Tensor, /) -> SlogdetResult:
     """The determinant's sign (of a complex one its phase), and the logarithm of its absolute value,
     which neither overflows nor underflows; 0 and -inf for a singular matrix.
@@ -462,6 +477,7 @@ def slogdet(x: Tensor, /) -> SlogdetResult:
     return SlogdetResult(sign, real(logarithm))
 
 
+@public
 def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
 
@@ -497,6 +513,7 @@ def _tolerance(
     return constant(float(rtol), dtype)
 
 
+@public
 def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> LstsqResult:
     """The z of least norm for which |x1 z - x2| is least: n by k, for an m by n x1 and m by k x2.
 
@@ -529,6 +546,7 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
 # --- eigenvalues and singular values -------------------------------------------------
 
 
+@public
 def eigh(x: Tensor, /) -> EighResult:
     """Real eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix,
     of Hermitian matrices.
@@ -550,6 +568,7 @@ def eigh(x: Tensor, /) -> EighResult:
     return EighResult(real(values), vectors)
 
 
+@public
 def eigvalsh(x: Tensor, /) -> Tensor:
     """The eigenvalues of `eigh` alone, which have a gradient also where they are equal.
 
@@ -562,6 +581,7 @@ def eigvalsh(x: Tensor, /) -> Tensor:
     return op.eigvalsh(floating(x, "eigvalsh"))
 
 
+@public
 def eig(x: Tensor, /) -> EigResult:
     """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix, of square
     matrices: complex, also if x and they are real.
@@ -581,6 +601,7 @@ def eig(x: Tensor, /) -> EigResult:
     return EigResult(values, vectors)
 
 
+@public
 def eigvals(x: Tensor, /) -> Tensor:
     """The eigenvalues of `eig` alone.
 
@@ -593,6 +614,7 @@ def eigvals(x: Tensor, /) -> Tensor:
     return op.eigvals(floating(x, "eigvals"))
 
 
+@public
 def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
     """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
 
@@ -613,6 +635,7 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
     return SVDResult(u, real(s), vh)
 
 
+@public
 def svdvals(x: Tensor, /) -> Tensor:
     """The singular values of `svd` alone, which have a gradient also where they are equal.
 
@@ -625,6 +648,7 @@ def svdvals(x: Tensor, /) -> Tensor:
     return op.svdvals(floating(x, "svdvals"))
 
 
+@public
 def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     """How many singular values of each matrix are above `rtol` times the largest: i64.
 
@@ -646,6 +670,7 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 # --- norms ---------------------------------------------------------------------------
 
 
+@public
 @in_f32
 def vector_norm(
     x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
@@ -701,6 +726,7 @@ def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
     return op.sum(x, axis=axes, keepdims=keepdims)
 
 
+@public
 @in_f32
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
     """A norm of each matrix: "fro" (or None) the root of the sum of squares, "nuc" the sum of the
@@ -732,6 +758,7 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
     return expand_dims(result, axis=(-2, -1)) if keepdims else result
 
 
+@public
 def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """`vector_norm` or `matrix_norm`, as numpy chooses: of a matrix for two axes, or a tensor of
     two dimensions; of vectors for one axis, or one dimension; of all elements if neither `ord` nor

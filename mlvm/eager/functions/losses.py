@@ -10,16 +10,17 @@ from typing import Literal, TypeAlias, get_args
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType
-from mlvm.eager.functions.creation import integer, type_of
+from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, constant
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 
 
-@takes_arrays
+@public
 @in_f32
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
@@ -39,7 +40,7 @@ def mean_squared_error(
     return _reduced("mean_squared_error", op.square(predictions - targets), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """|predictions - targets|, of floats of one shape.
@@ -55,7 +56,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
     return _reduced("l1", op.abs(predictions - targets), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
@@ -78,7 +79,7 @@ def huber(
     return _reduced("huber", inner * (d - 0.5 * inner), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def binary_cross_entropy_with_logits(
     logits: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
@@ -99,7 +100,7 @@ def binary_cross_entropy_with_logits(
     return _reduced("binary_cross_entropy_with_logits", losses, reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
@@ -127,7 +128,7 @@ def kl_divergence(
     return _reduced("kl_divergence", op.sum(targets * log_ratio, axis=-1), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def softmax_cross_entropy(
     logits: Tensor,

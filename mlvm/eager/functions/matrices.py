@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 from mlvm.core.types import Shape, f32
-from mlvm.eager.functions.creation import type_of
-from mlvm.eager.functions.shapes import astype, reshape
+from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 

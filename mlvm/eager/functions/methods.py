@@ -8,46 +8,47 @@ something else here has a hint in `elsewhere`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, OpError
+from mlvm.core.errors import AttributeRefused, NoTranspose, OpError
 from mlvm.core.rules import Axis, normalize_axes
-from mlvm.eager.functions import shapes as functions
-from mlvm.eager.functions.creation import integer
-from mlvm.eager.functions.operands import telling
+from mlvm.eager.functions import elements, shapes, sums
+from mlvm.eager.functions.arguments import integer
+from mlvm.eager.functions.shapes import matrix_transpose
 from mlvm.eager.functions.sorting import argsort
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
 def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
     """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
-    return functions.reshape(x, _one_tuple(shape), copy=copy)
+    return shapes.reshape(x, _one_tuple(shape), copy=copy)
 
 
 def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector."""
     if not x.ndim:
-        return functions.reshape(x, -1)
+        return shapes.reshape(x, -1)
     first, last = _axes("flatten", x, start_dim, end_dim)
     if last < first:
         raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}").at(
             "flatten", (x.type,)
         )
     length = math.prod(x.shape[first : last + 1])
-    return functions.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
+    return shapes.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
 
 def ravel(x: Tensor, /) -> Tensor:
     """The elements as a vector, in row-major order."""
-    return functions.reshape(x, -1)
+    return shapes.reshape(x, -1)
 
 
 def permute(x: Tensor, /, *axes: int | Sequence[int]) -> Tensor:
     """`permute_dims`, as PyTorch spells it: `x.permute(0, 2, 1)`."""
-    return functions.permute_dims(x, _one_tuple(axes))
+    return shapes.permute_dims(x, _one_tuple(axes))
 
 
 def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
@@ -57,7 +58,7 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
     tuple `x.transpose((0, 1))` is numpy's alone, and gives x.
     """
     if axes in ((), (None,)):
-        return functions.permute_dims(x, tuple(reversed(range(x.ndim))))
+        return shapes.permute_dims(x, tuple(reversed(range(x.ndim))))
     order = _one_tuple(axes)
     if isinstance(order, Sequence) and len(order) == 2 != x.ndim:
         raise AttributeRefused(
@@ -68,7 +69,7 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
             "in numpy's order these axes change nothing, in PyTorch's they change places: take "
             "x.T, or permute_dims(x, (0, 1))"
         ).at("transpose", (x.type, *axes))
-    return functions.permute_dims(x, order)
+    return shapes.permute_dims(x, order)
 
 
 def swapaxes(x: Tensor, axis1: int, axis2: int, /) -> Tensor:
@@ -76,7 +77,7 @@ def swapaxes(x: Tensor, axis1: int, axis2: int, /) -> Tensor:
     order = list(range(x.ndim))
     i, j = _axes("swapaxes", x, axis1, axis2)
     order[i], order[j] = j, i
-    return functions.permute_dims(x, order)
+    return shapes.permute_dims(x, order)
 
 
 def mean(
@@ -126,7 +127,7 @@ def std(
     for `correction`."""
     by = _correction("std", x, ddof, correction)
     if out is None:
-        return functions.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
+        return sums.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
     return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims), out=out)
 
 
@@ -139,7 +140,7 @@ def _axes(method: str, x: Tensor, *axes: Any) -> list[int]:
 
 
 def _cast(x: Tensor, dtype: object) -> Tensor:
-    return x if dtype is None else functions.astype(x, dtype)
+    return x if dtype is None else elements.astype(x, dtype)
 
 
 def _correction(name: str, x: Tensor, ddof: float, correction: float | None) -> float:
@@ -155,7 +156,8 @@ def _one_tuple(given: tuple[Any, ...]) -> Any:
     return given[0] if len(given) == 1 else given
 
 
-METHODS: Final = {
+METHODS: Final[dict[str, Callable[..., Any]]] = {
+    "__pos__": elements.positive,
     **{
         name: getattr(op, name)
         for name in (
@@ -163,15 +165,28 @@ METHODS: Final = {
             *("prod", "round", "sum"),
         )
     },
-    **{name: getattr(functions, name) for name in ("astype", "clip", "nonzero")},
+    **{name: getattr(elements, name) for name in ("astype", "clip", "nonzero")},
     **{each.__name__: each for each in (reshape, flatten, ravel, permute, transpose, swapaxes)},
     **{
-        each.__name__: telling(each)
-        for each in (argsort, functions.repeat, functions.squeeze, functions.take, mean, var, std)
+        each.__name__: public(each)
+        for each in (argsort, shapes.repeat, shapes.squeeze, elements.take, mean, var, std)
     },
 }
 
-PROPERTIES: Final = {name: getattr(op, name) for name in ("imag", "real")}
+
+def _transposed(x: Tensor) -> Tensor:
+    """A two-dimensional tensor, transposed. Raises `NoTranspose` for any other."""
+    if x.ndim != 2:
+        raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
+    return matrix_transpose(x)
+
+
+PROPERTIES: Final[dict[str, Callable[..., Tensor]]] = {
+    "T": _transposed,
+    "imag": op.imag,
+    "mT": matrix_transpose,
+    "real": op.real,
+}
 
 for _name, _function in METHODS.items():
     setattr(Methods, _name, _function)

@@ -11,27 +11,21 @@ from typing import cast
 from mlvm.core.errors import AttributeRefused, OpError, ShapeError, brief
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import TensorType
-from mlvm.eager.functions.creation import integers, type_of, zeros
+from mlvm.eager.functions.arguments import integers, pair, type_of
+from mlvm.eager.functions.creation import zeros
+from mlvm.eager.functions.elements import where
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.functions.random import next_key
-from mlvm.eager.functions.shapes import (
-    expand_dims,
-    pad,
-    pair,
-    permute_dims,
-    reshape,
-    squeeze,
-    unstack,
-    where,
-)
+from mlvm.eager.functions.shapes import expand_dims, pad, permute_dims, reshape, squeeze, unstack
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, alias_of, one_op
+from mlvm.eager.tensor.apply import alias_of, one_op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 # --- activations ---------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 @in_f32
 def silu(x: Tensor, /) -> Tensor:
     """x sigmoid(x), also called swish.
@@ -45,7 +39,7 @@ def silu(x: Tensor, /) -> Tensor:
     return x * op.sigmoid(x)
 
 
-@takes_arrays
+@public
 @in_f32
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
@@ -60,7 +54,7 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     return where(op.greater(x, 0.0), x, op.multiply(x, negative_slope))
 
 
-@takes_arrays
+@public
 @in_f32
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
@@ -75,7 +69,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
 
 
-@takes_arrays
+@public
 @in_f32
 def softplus(x: Tensor, /) -> Tensor:
     """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
@@ -90,7 +84,7 @@ def softplus(x: Tensor, /) -> Tensor:
     return op.maximum(x, 0.0) + op.log1p(op.exp(-op.abs(x)))
 
 
-@takes_arrays
+@public
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
     """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
 
@@ -111,7 +105,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 # --- convolution ---------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 def conv2d(
     x: Tensor,
     kernel: Tensor,
@@ -146,7 +140,7 @@ def conv2d(
     return _group_by_group(x, kernel, groups, steps, sides)
 
 
-@takes_arrays
+@public
 def conv1d(
     x: Tensor,
     kernel: Tensor,
@@ -182,7 +176,7 @@ def conv1d(
     return squeeze(y, axis=1)
 
 
-@takes_arrays
+@public
 @in_f32
 def conv_transpose2d(
     x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
@@ -295,7 +289,7 @@ def _depthwise(x: Tensor, kernel: Tensor, stride: Pair, padding: Padding, grid: 
 # --- pooling -------------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 def max_pool2d(
     x: Tensor,
     window: int | Pair,
@@ -320,7 +314,7 @@ def max_pool2d(
     return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
 
 
-@takes_arrays
+@public
 def avg_pool2d(
     x: Tensor,
     window: int | Pair,

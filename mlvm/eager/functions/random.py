@@ -30,20 +30,16 @@ from mlvm.core.errors import (
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
-from mlvm.eager.functions.creation import asarray, full, integer, integers
-from mlvm.eager.functions.operands import takes_arrays, telling
+from mlvm.eager.functions.arguments import integer, integers
+from mlvm.eager.functions.creation import asarray, full
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.context import current_arena
-from mlvm.eager.tensor.tensor import (
-    Tensor,
-    alias,
-    apply,
-    apply_into,
-    from_array,
-    one_op,
-    stop_gradient,
-    write,
-)
+from mlvm.eager.tensor.reading import write
+from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import public
 
 __all__ = [
     "bernoulli",
@@ -287,7 +283,7 @@ def uniform(
     return _as(u * float(high - low) + float(low), wanted)
 
 
-@takes_arrays
+@public
 def bernoulli(
     shape: int | Sequence[int] = (), p: Tensor | float = 0.5, *, key: Tensor | None = None
 ) -> Tensor:
@@ -307,7 +303,7 @@ def bernoulli(
     return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
 
 
-@telling
+@public
 def randint(
     shape: int | Sequence[int],
     *,
@@ -331,7 +327,7 @@ def randint(
     )
 
 
-@takes_arrays
+@public
 def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
 
@@ -348,7 +344,7 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
 
 
-@takes_arrays
+@public
 def categorical(
     logits: Tensor,
     axis: int = -1,
@@ -383,7 +379,7 @@ def categorical(
     return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
 
-@takes_arrays
+@public
 def choice(
     a: Tensor | int,
     shape: int | Sequence[int] = (),
@@ -442,7 +438,7 @@ def choice(
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
-@takes_arrays
+@public
 def truncated_normal(
     lower: Tensor | float,
     upper: Tensor | float,

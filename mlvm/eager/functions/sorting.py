@@ -10,23 +10,21 @@ from typing import Final, Literal, NamedTuple
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
 from mlvm.core.types import bool_, u8
-from mlvm.eager.functions.creation import full, integer, type_of
-from mlvm.eager.functions.shapes import (
-    astype,
-    axes_of,
-    concat,
-    counts_of,
-    cumulative_sum,
-    part,
-    reshape,
-    take,
-)
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import astype, take
+from mlvm.eager.functions.shapes import concat, part, reshape
+from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Operand, Tensor, one_op, operand
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.operands import Operand, as_operand
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 _EQUAL: Final = one_op("equal")
 
 
+@public
 def sort(
     x: Tensor,
     /,
@@ -51,6 +49,7 @@ def sort(
     return astype(op.sort(numbers, axis=axis, descending=descending), x.dtype)
 
 
+@public
 def argsort(
     x: Tensor,
     /,
@@ -72,6 +71,7 @@ def argsort(
     return op.argsort(x, axis=axis, descending=descending, out=out)
 
 
+@public
 def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
     """The k largest elements along `axis`, the largest first, and their positions (i64).
 
@@ -99,6 +99,7 @@ def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
     return op.take_along_axis(x, indices, axis=along), indices
 
 
+@public
 def searchsorted(
     x1: Tensor,
     x2: Operand,
@@ -121,7 +122,7 @@ def searchsorted(
         Tensor([0, 1, 3], i64[3])
     """
     x1 = _ordered("searchsorted", x1)
-    x2 = _ordered("searchsorted", operand(x2, x1, one_op("concat", axis=0)))
+    x2 = _ordered("searchsorted", as_operand(x2, x1))
     types = (x1.type, x2.type)
     if x1.ndim != 1:
         raise ShapeError("the sorted tensor has 1 dimension").at("searchsorted", types)
@@ -224,6 +225,7 @@ def _any_order(flat: Tensor) -> Tensor:
     return take(by_imag, op.argsort(take(op.real(flat), by_imag)))
 
 
+@public
 def unique_all(x: Tensor, /) -> UniqueAllResult:
     """The different values in x, in order; for each the position (i64) of the first in the
     flattened x, and its count (i64); for each element of x the place of its value.
@@ -240,6 +242,7 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
     return UniqueAllResult(values, indices, found.inverse(), found.counts())
 
 
+@public
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
     """The different values in x, in order, and their counts (i64), as `unique_all` tells them.
 
@@ -252,6 +255,7 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
     return UniqueCountsResult(found.chosen(found.values), found.counts())
 
 
+@public
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
     """The different values in x, in order, and for each element of x the place (i64) of its value
     there, as `unique_all` tells them.
@@ -265,6 +269,7 @@ def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
     return UniqueInverseResult(found.chosen(found.values), found.inverse())
 
 
+@public
 def unique_values(x: Tensor, /) -> Tensor:
     """The different values in x, in order, as a vector. Each nan is different from all others.
 
@@ -277,6 +282,7 @@ def unique_values(x: Tensor, /) -> Tensor:
     return found.chosen(found.values)
 
 
+@public
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """Whether each element of x1 is equal to one of x2, or with `invert` to none. One of the two
     may be a number. nan is equal to nothing.
@@ -290,8 +296,8 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     if not isinstance(x1, Tensor):
         if not isinstance(x2, Tensor):
             raise DTypeError("one of the two is a tensor").at("isin", (brief(x1), brief(x2)))
-        x1 = operand(x1, x2, _EQUAL, first=True)
-    values = reshape(operand(x2, x1, _EQUAL), -1)
+        x1 = as_operand(x1, x2)
+    values = reshape(as_operand(x2, x1), -1)
     if values.size == 0:
         return full(x1.shape, invert)
     if "complex" in (x1.dtype.kind, values.dtype.kind):  # no order: all with all

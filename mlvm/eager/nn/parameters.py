@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType
 from mlvm.eager.functions import random
-from mlvm.eager.functions.operands import taken
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, is_array
+from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.tensor import Tensor
 
 P = TypeVar("P")
 
@@ -38,7 +38,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     if x.__class__ is not Tensor:
         if not weight.dtype.is_half or not is_array(x):
             return x  # for the op to take
-        x = taken(x, beside=weight)
+        x = as_operand(x, weight)
     own, wanted = x.dtype, weight.dtype
     if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
         return x
