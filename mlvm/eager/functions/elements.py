@@ -235,3 +235,6 @@ def stop_gradient(x: Tensor) -> Tensor:
     out = x.arena.view(x, type_of(x), Tensor)
     out.tape = None
     return out
+
+
+Tensor.__pos__ = positive

@@ -157,7 +157,6 @@ def _one_tuple(given: tuple[Any, ...]) -> Any:
 
 
 METHODS: Final[dict[str, Callable[..., Any]]] = {
-    "__pos__": elements.positive,
     **{
         name: getattr(op, name)
         for name in (

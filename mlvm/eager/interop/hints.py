@@ -458,18 +458,18 @@ def hint(
     """What to write, if the arguments are those of another library's function: for the first such
     keyword what it is called here, if the function knows that."""
     if function == "where" and len(args) == 1:
-        return "takes a condition, x and y; the places are ml.nonzero(c)"
+        return "where() takes a condition, x and y; the places are ml.nonzero(c)"
     if function == "randint" and len(args) > 1:
-        return "takes low= and high= by name: randint(shape, low=..., high=...)"
+        return "randint() takes low= and high= by name: randint(shape, low=..., high=...)"
     for name in keywords:
         if name in known:
             continue
         if name in _NO_KEYWORDS:
-            return f"there is no {name}=; {_NO_KEYWORDS[name]}"
+            return f"{function}(): there is no {name}=; {_NO_KEYWORDS[name]}"
         here = KEYWORDS.get(name)
         if here in known:
             also = ", 1 for True" if name == "unbiased" else ""
-            return f"there is no {name}=; use {here}={also}"
+            return f"{function}(): there is no {name}=; use {here}={also}"
     return None
 
 

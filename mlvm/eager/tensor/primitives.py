@@ -9,7 +9,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any, Final
 
@@ -86,12 +86,12 @@ def _derive(op: Op) -> Callable[..., Tensor]:
     def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
         try:
             if last is not None and len(operands) == last + 1:
+                *operands, axis = operands
                 if "axis" in attributes:
                     raise AttributeRefused("axis is given twice")
-                attributes["axis"] = operands[last]
-                operands = operands[:last]
+                attributes["axis"] = axis
             if takes_dtype and attributes.get("dtype") is not None:
-                attributes["dtype"] = DType.of(attributes["dtype"]).name
+                attributes["dtype"] = _name_of(attributes["dtype"], op)
             call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
             for x in operands:
                 if x.__class__ is not Tensor:
@@ -108,7 +108,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
         except MlvmError as error:
             text = wrapper.hint(op.name, (), attributes, op.attributes)
             if text is not None:
-                raise AttributeRefused(text).at(op.name, ()) from None
+                raise AttributeRefused(text) from None
             told(error, op.name, operands)
             raise
 
@@ -123,7 +123,14 @@ def _takes_axis(op: Op) -> bool:
     return not op.variadic and next(iter(op.attributes), None) == "axis"
 
 
-def _require_few(op: Op, operands: tuple[object, ...]) -> None:
+def _name_of(dtype: object, op: Op) -> str:
+    try:
+        return DType.of(dtype).name
+    except DTypeError as error:
+        raise error.at(op.name, ()) from None
+
+
+def _require_few(op: Op, operands: Sequence[object]) -> None:
     """Raise `ShapeError` for an attribute by position, which is no operand."""
     most = len(op.inputs)
     if len(operands) > most and op.attributes and not op.variadic:

@@ -127,9 +127,10 @@ class Tensor(Methods, Allocation):
     to_device: ClassVar[Callable[..., Tensor]]
     """Ways to other libraries, copies and pickles: `mlvm.eager.interop` adds them."""
 
+    __pos__: ClassVar[Callable[[Tensor], Tensor]]
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
     __setitem__: ClassVar[Callable[[Tensor, Any, Any], None]]
-    """`x[key]` and `x[key] = values`: `mlvm.eager.functions.indexing` adds them."""
+    """+x, x[key] and x[key] = values: `mlvm.eager.functions` adds them."""
 
     __hash__ = Allocation.__hash__
 

@@ -28,14 +28,16 @@ given by position, the names of what was given by keyword, and those of its para
 `mlvm.eager.interop.hints` puts its own here."""
 
 
-def told(error: MlvmError, name: str, operands: Iterable[object]) -> None:
+def told(error: MlvmError, function: str, operands: Iterable[object]) -> None:
     """Name the function and its operands in an error that names none, and drop the frames beneath.
 
     A traceback is to end at the caller's line: a bare `raise` after this adds no frame for the
     function it stands in. All that costs nothing until there is an error.
     """
-    if isinstance(error, OpError):
-        error.at(name, [_text(x) for x in operands])
+    if isinstance(error, OpError) and not function.startswith("__"):  # of a `__call__` a class tells
+        given = [*operands]
+        some = any(isinstance(x, Tensor) or is_array(x) for x in given)
+        error.at(function, [_text(x) for x in given] if some else ())
     error.__traceback__ = None
 
 
@@ -76,7 +78,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
-                raise TypeError(f"{fn.__name__}(): {text}") from None
+                raise TypeError(text) from None
             raise
 
     return function
@@ -138,7 +140,7 @@ def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, o
     signature = inspect.signature(constructor)
     text = hint(owner.__name__, args, given, signature.parameters)
     if text is not None:
-        raise TypeError(f"{owner.__name__}(): {text}")
+        raise TypeError(text)
     if constructor.__qualname__.startswith("_"):
         try:
             signature.bind(None, *args, **given)
