@@ -18,7 +18,6 @@ from mlvm.core.errors import (
     CopyRefused,
     DTypeError,
     GradientError,
-    OpError,
     brief,
 )
 from mlvm.core.ops.half import cast, shown
@@ -38,19 +37,16 @@ from mlvm.eager.tensor.wrapper import public
 # --- where ---------------------------------------------------------------------------
 
 
-def placed(
-    device: VMProtocol | None, function: str | None = None
-) -> AbstractContextManager[object]:
+def placed(device: VMProtocol | None) -> AbstractContextManager[object]:
     """Inside the block results are made on that VM, in the arena that `arena_on` names; for None
-    where they are made anyway. Raises `AttributeRefused`, which names the function, for no VM."""
+    where they are made anyway. Raises `AttributeRefused`, for no VM."""
     if device is None:
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
-        error = AttributeRefused(
+        raise AttributeRefused(
             'a device is a VM, such as x.device, default_vm() or ml.VM(device="cuda:0"), not '
             f"{brief(device)}"
         )
-        raise error.at(function, ()) if function else error
     arena = arena_on(device)
     return nullcontext() if arena is current_arena() else arena.allocating()
 
@@ -100,7 +96,7 @@ def asarray(
         Tensor([1., 2.], f32[2])
     """
     wanted = None if dtype is None else DType.of(dtype)
-    with placed(device, "asarray"):
+    with placed(device):
         if isinstance(obj, Tensor):
             return _of_tensor(obj, wanted, device, copy)
         if copy is False:
@@ -151,11 +147,10 @@ def full(
         Tensor([[7., 7.],
                 [7., 7.]], f32[2,2])
     """
-    return _filled("full", shape, fill_value, dtype, device)
+    return _filled(shape, fill_value, dtype, device)
 
 
 def _filled(
-    name: str,
     shape: int | Sequence[int],
     fill_value: Scalar | Tensor,
     dtype: object,
@@ -163,23 +158,18 @@ def _filled(
 ) -> Tensor:
     """`full` for the function of that name, which its errors name."""
     if device is not None:
-        with placed(device, name):
-            return _filled(name, shape, fill_value, dtype, None)
-    lengths = integers(shape, "shape", name)
+        with placed(device):
+            return _filled(shape, fill_value, dtype, None)
+    lengths = integers(shape, "shape")
     wanted = None if dtype is None else DType.of(dtype)
     if isinstance(fill_value, Tensor):
         return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
     kind = value.__class__  # of a `Number`, that of the number it stands for
     if kind not in DEFAULTS:
-        raise DTypeError(f"fill_value must be a number or scalar tensor, not {kind_of(value)}").at(
-            name, ()
-        )
+        raise DTypeError(f"fill_value must be a number or scalar tensor, not {kind_of(value)}")
     target = wanted or DEFAULTS[kind]
-    try:
-        filling, type_ = constant(value, target), TensorType(target, lengths)
-    except OpError as error:
-        raise error.at(name, ()) from None
+    filling, type_ = constant(value, target), TensorType(target, lengths)
     return op.full(filling, shape=type_.shape)
 
 
@@ -238,11 +228,11 @@ def _described(
 ) -> Tensor:
     """A tensor of zeros or ones of that dtype, f32 for None."""
     if dtype.__class__ is int:  # the next length of the shape, as in other libraries
-        lengths = f"({', '.join(map(str, (*integers(shape, 'shape', name), dtype)))})"
-        raise AttributeRefused(f"the shape is one argument: write {name}({lengths})").at(name, ())
+        lengths = f"({', '.join(map(str, (*integers(shape, 'shape'), dtype)))})"
+        raise AttributeRefused(f"the shape is one argument: write {name}({lengths})")
     wanted = f32 if dtype is None else DType.of(dtype)
     number: Scalar = shown(cast(np.asarray(value), wanted)).item()
-    return _filled(name, shape, number, wanted, device)
+    return _filled(shape, number, wanted, device)
 
 
 @public
@@ -263,7 +253,7 @@ def full_like(
     """
     type, where = type_of(x), x.arena.vm if device is None else device
     wanted = type.dtype if dtype is None else dtype
-    return _filled("full_like", type.shape, fill_value, wanted, where)
+    return _filled(type.shape, fill_value, wanted, where)
 
 
 @public
@@ -331,7 +321,7 @@ def arange(
     first, end = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
     wanted = (i64 if whole else f32) if dtype is None else DType.of(dtype)
-    with placed(device, "arange"):
+    with placed(device):
         return op.arange(start=first, stop=end, step=step, dtype=wanted)
 
 
@@ -357,7 +347,7 @@ def linspace(
     """
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
     wanted = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
-    with placed(device, "linspace"):
+    with placed(device):
         if wanted.kind != "complex":
             return _spaced(start, stop, num, endpoint, wanted)
         first, last = complex(start), complex(stop)
@@ -390,12 +380,12 @@ def eye(
         Tensor([[1., 0.],
                 [0., 1.]], f32[2,2])
     """
-    n_rows = integer(n_rows, "n_rows", "eye")
-    columns = n_rows if n_cols is None else integer(n_cols, "n_cols", "eye")
+    n_rows = integer(n_rows, "n_rows")
+    columns = n_rows if n_cols is None else integer(n_cols, "n_cols")
     wanted = f32 if dtype is None else DType.of(dtype)
     if isinstance(k, int):
         k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far
-    with placed(device, "eye"):
+    with placed(device):
         return op.eye(rows=n_rows, columns=columns, k=k, dtype=wanted)
 
 

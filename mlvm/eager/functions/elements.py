@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, f32, i64
@@ -60,7 +60,7 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
         x = as_operand(x) if is_array(x) else full((), cast(Scalar, x))
     beside = x if isinstance(x, Tensor) else cast(Tensor, y)
     chosen = as_operand(x, beside), as_operand(y, beside)
-    type_of(cast(Tensor, condition), "where")
+    type_of(cast(Tensor, condition))
     return op.where(condition, *chosen)
 
 
@@ -99,9 +99,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """
     if axis is None:
         if type_of(x).ndim != 1:
-            raise AttributeRefused("axis must be given unless x has 1 dimension").at(
-                "take", (x.type,)
-            )
+            raise AttributeRefused("axis must be given unless x has 1 dimension")
         axis = 0
     return op.take(x, indices, axis=axis)
 
@@ -119,15 +117,12 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
         Tensor([[2],
                 [3]], i64[2,1])
     """
-    [along] = axes_of("take_along_axis", axis, x)
+    [along] = axes_of(axis, x)
     if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
         types = (x.type, indices.type)
         lengths = [[*each.shape] for each in types]
         wanted = [each.pop(along) for each in lengths]
-        try:
-            others = rules.broadcast_shapes(*map(tuple, lengths))
-        except OpError as error:
-            raise error.at("take_along_axis", types) from None
+        others = rules.broadcast_shapes(*map(tuple, lengths))
         x, indices = (
             broadcast_to(each, (*others[:along], n, *others[along:]))
             for each, n in zip((x, indices), wanted, strict=True)
@@ -151,9 +146,9 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
     """
-    types = (type_of(x, "dynamic_update"), type_of(update, "dynamic_update"))
+    types = (type_of(x), type_of(update))
     if not isinstance(start, (Tensor, int, np.integer)):
-        raise DTypeError(f"start is an integer, not {brief(start)}").at("dynamic_update", types)
+        raise DTypeError(f"start is an integer, not {brief(start)}")
     if types[1].ndim == types[0].ndim - 1:
         update = expand_dims(update, axis=axis)
     at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
@@ -187,7 +182,7 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
         (Tensor([1, 3], i64[2]),)
     """
     if type_of(x).ndim == 0:
-        raise ShapeError("a scalar has no axes").at("nonzero", (x.type,))
+        raise ShapeError("a scalar has no axes")
     return unstack(op.nonzero_indices(x), axis=1)
 
 
@@ -201,12 +196,8 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
         >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
         Tensor([1, 2], i64[2])
     """
-    type_of(x, "count_nonzero")
-    try:
-        return op.sum(astype(x, bool_), axis=axis, keepdims=keepdims)
-    except OpError as error:
-        error.op = "count_nonzero"
-        raise
+    type_of(x)
+    return op.sum(astype(x, bool_), axis=axis, keepdims=keepdims)
 
 
 @public
@@ -232,7 +223,8 @@ def stop_gradient(x: Tensor) -> Tensor:
         >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
         Tensor(3., f32[])
     """
-    out = x.arena.view(x, type_of(x), Tensor)
+    type = type_of(x)
+    out = x.arena.view(x, type, Tensor)
     out.tape = None
     return out
 

@@ -16,9 +16,9 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 
 
-def floating(x: Tensor, function: str) -> Tensor:
+def floating(x: Tensor) -> Tensor:
     """x, or the default float of its integers or bools."""
-    return x if type_of(x, function).dtype.is_inexact else astype(x, f32)
+    return x if type_of(x).dtype.is_inexact else astype(x, f32)
 
 
 def real(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.arguments import integers, pair, type_of
@@ -128,10 +128,10 @@ def conv2d(
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
         f32[1,2,2,8]
     """
-    _require_images("conv2d", x)
-    window = pair(type_of(kernel).shape[:2], "kernel", "conv2d")
-    steps = pair(stride, "stride", "conv2d")
-    sides = _padding("conv2d", x, window, steps, padding)
+    _require_images(x)
+    window = pair(type_of(kernel).shape[:2], "kernel")
+    steps = pair(stride, "stride")
+    sides = _padding(x, window, steps, padding)
     if groups == 1:
         return op.conv2d(x, kernel, stride=steps, padding=sides)
     grid = _grouped_grid(x, kernel, groups, steps, sides)
@@ -159,18 +159,14 @@ def conv1d(
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
         f32[1,2,8]
     """
-    types = (type_of(x), type_of(kernel))
+    type_of(x), type_of(kernel)
     if x.ndim != 3 or kernel.ndim != 3:
         raise ShapeError(
             "sequences have 3 axes (batch, length, channels), and their kernel has 3 (length, "
             f"channels in, channels out), not {x.ndim} and {kernel.ndim}"
-        ).at("conv1d", types)
-    [step] = integers(stride, "stride", "conv1d")
-    sides = (
-        padding
-        if isinstance(padding, str)
-        else ((0, 0), pair(padding, "padding", "conv1d", least=0))
-    )
+        )
+    [step] = integers(stride, "stride")
+    sides = padding if isinstance(padding, str) else ((0, 0), pair(padding, "padding", least=0))
     images, window = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
     y = conv2d(images, window, stride=(1, step), padding=sides, groups=groups)
     return squeeze(y, axis=1)
@@ -196,35 +192,33 @@ def conv_transpose2d(
         >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
         f32[1,8,8,8]
     """
-    _require_images("conv_transpose2d", x)
-    types = (x.type, type_of(kernel))
+    _require_images(x)
+    type_of(kernel)
     if kernel.ndim != 4 or kernel.shape[3] != x.shape[3]:
         raise ShapeError(
             f"a kernel for {x.shape[3]} channels is [height, width, channels out, {x.shape[3]}], "
             f"not {list(kernel.shape)}"
-        ).at("conv_transpose2d", types)
-    window = pair(kernel.shape[:2], "kernel", "conv_transpose2d")
-    steps = pair(stride, "stride", "conv_transpose2d")
+        )
+    window = pair(kernel.shape[:2], "kernel")
+    steps = pair(stride, "stride")
     height, width = [n * step for n, step in zip(x.shape[1:3], steps, strict=True)]
     if isinstance(padding, str):
-        sides = _resolved("conv_transpose2d", x, window, steps, padding, (height, width))
+        sides = resolve_padding(padding, window, steps, (height, width))
     elif isinstance(padding, (tuple, list)) and [
-        len(integers(side, "padding", "conv_transpose2d")) for side in padding
+        len(integers(side, "padding")) for side in padding
     ] == [2, 2]:
         sides = padding
     else:
         raise AttributeRefused(
             f'padding is "SAME", "VALID" or ((top, bottom), (left, right)), not {brief(padding)}'
-        ).at("conv_transpose2d", types)
+        )
     if padding != "SAME":
         height, width = [
             (n - 1) * step + length - sum(side)
             for n, step, length, side in zip(x.shape[1:3], steps, window, sides, strict=True)
         ]
     if min(height, width) < 1:
-        raise ShapeError(f"a padding of {padding} leaves nothing of the result").at(
-            "conv_transpose2d", types
-        )
+        raise ShapeError(f"a padding of {padding} leaves nothing of the result")
     outputs, inputs = kernel.shape[2:]
     weights = reshape(kernel, (window[0] * window[1] * outputs, inputs))
     windows = op.matmul(x, weights, transpose_y=True)
@@ -237,17 +231,14 @@ def _grouped_grid(
     x: Tensor, kernel: Tensor, groups: object, stride: Pair, padding: Padding
 ) -> Pair:
     """How many windows there are, vertically and horizontally. Raises for what does not fit."""
-    types = (x.type, kernel.type)
     if not isinstance(groups, int) or groups < 1:
-        raise AttributeRefused(f"groups must be an integer >= 1, given {groups!r}").at(
-            "conv2d", types
-        )
+        raise AttributeRefused(f"groups must be an integer >= 1, given {groups!r}")
     inputs, outputs = x.shape[3], kernel.shape[-1]
     if kernel.ndim != 4 or kernel.shape[2] * groups != inputs or outputs % groups:
         raise ShapeError(
             f"a kernel for {groups} groups of {inputs} channels is [height, width, "
             f"{inputs} / {groups}, a multiple of {groups}], not {list(kernel.shape)}"
-        ).at("conv2d", types)
+        )
     one = x.type.with_shape((*x.shape[:3], kernel.shape[2]))
     result = one_op("conv2d", stride=stride, padding=padding).infer((one, kernel.type))
     _, height, width, _ = cast(TensorType, result).shape
@@ -307,10 +298,10 @@ def max_pool2d(
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
     """
-    _require_images("max_pool2d", x)
-    shape = pair(window, "window", "max_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "max_pool2d")
-    sides = _padding("max_pool2d", x, shape, steps, padding)
+    _require_images(x)
+    shape = pair(window, "window")
+    steps = shape if stride is None else pair(stride, "stride")
+    sides = _padding(x, shape, steps, padding)
     return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
 
 
@@ -332,30 +323,18 @@ def avg_pool2d(
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
     """
-    _require_images("avg_pool2d", x)
-    shape = pair(window, "window", "avg_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "avg_pool2d")
-    sides = _padding("avg_pool2d", x, shape, steps, padding)
+    _require_images(x)
+    shape = pair(window, "window")
+    steps = shape if stride is None else pair(stride, "stride")
+    sides = _padding(x, shape, steps, padding)
     return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
 
 
-def _require_images(name: str, x: Tensor) -> None:
+def _require_images(x: Tensor) -> None:
     if type_of(x).ndim != 4:
-        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}").at(
-            name, (x.type,)
-        )
+        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}")
 
 
-def _padding(name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
+def _padding(x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
     """The padding in zeros per side. Raises `AttributeRefused`."""
-    return _resolved(name, x, window, stride, padding, (x.shape[1], x.shape[2]))
-
-
-def _resolved(
-    name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding, size: Pair
-) -> Padding:
-    """`_padding` for an image of that size."""
-    try:
-        return resolve_padding(padding, window, stride, size)
-    except OpError as error:
-        raise error.at(name, (x.type,)) from None
+    return resolve_padding(padding, window, stride, (x.shape[1], x.shape[2]))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, OpError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, ShapeError
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integers, pair, type_of
@@ -39,13 +39,11 @@ def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = Non
     """
     if copy:
         return reshape(op.copy(x), shape)
-    type, lengths = type_of(x), integers(shape, "shape", "reshape")
+    type, lengths = type_of(x), integers(shape, "shape")
     if -1 in lengths:
         rest = -math.prod(lengths)
         if rest <= 0 or type.size % rest or lengths.count(-1) > 1:
-            raise ShapeError(f"no length for -1 lets {type.size} elements fill {lengths}").at(
-                "reshape", (type,)
-            )
+            raise ShapeError(f"no length for -1 lets {type.size} elements fill {lengths}")
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
     call = one_op("reshape", shape=lengths)
     return alias(call, x, inferred(call, x))
@@ -62,7 +60,7 @@ def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
         Tensor([[1.],
                 [2.]], f32[2,1])
     """
-    new = axes_of("expand_dims", axis, x, new=len(integers(axis, "axis", "expand_dims")))
+    new = axes_of(axis, x, new=len(integers(axis, "axis")))
     lengths = iter(x.shape)
     return reshape(x, [1 if i in new else next(lengths) for i in range(x.ndim + len(new))])
 
@@ -79,10 +77,10 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
     """
     if axis is None:
         return reshape(x, [n for n in type_of(x).shape if n != 1])
-    gone = axes_of("squeeze", axis, x)
+    gone = axes_of(axis, x)
     for i in gone:
         if x.shape[i] != 1:
-            raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1").at("squeeze", (x.type,))
+            raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1")
     return reshape(x, [n for i, n in enumerate(x.shape) if i not in gone])
 
 
@@ -98,7 +96,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
     """
-    order = integers(axes, "axes", "permute_dims")
+    order = integers(axes, "axes")
     result = inferred(one_op("permute_dims", axes=order), x)
     long = [i % x.ndim for i in order if x.shape[i] != 1]
     if long == sorted(long):
@@ -140,11 +138,9 @@ def moveaxis(
         >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
         (3, 4, 2)
     """
-    sources, destinations = axes_of("moveaxis", source, x), axes_of("moveaxis", destination, x)
+    sources, destinations = axes_of(source, x), axes_of(destination, x)
     if len(sources) != len(destinations):
-        raise AttributeRefused(f"{source} and {destination} are not as many axes").at(
-            "moveaxis", (x.type,)
-        )
+        raise AttributeRefused(f"{source} and {destination} are not as many axes")
     order = [i for i in range(x.ndim) if i not in sources]
     for position, axis in sorted(zip(destinations, sources, strict=True)):
         order.insert(position, axis)
@@ -163,7 +159,7 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
         Tensor([[1., 2.],
                 [1., 2.]], f32[2,2])
     """
-    lengths = integers(shape, "shape", "broadcast_to")
+    lengths = integers(shape, "shape")
     result = inferred(one_op("broadcast_to", shape=lengths), x)
     if result.size == x.size:
         return reshape(x, lengths)
@@ -179,10 +175,10 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
         >>> ml.broadcast_shapes((3, 1), (4,))
         (3, 4)
     """
-    lengths = [integers(shape, "a shape", "broadcast_shapes") for shape in shapes]
+    lengths = [integers(shape, "a shape") for shape in shapes]
     try:
         return rules.broadcast_shapes(*lengths)
-    except OpError as error:
+    except ShapeError as error:
         raise error.at("broadcast_shapes", lengths) from None
 
 
@@ -197,10 +193,7 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
         [(2, 3), (2, 3)]
     """
     types = [type_of(x) for x in arrays]
-    try:
-        shape = rules.broadcast_shapes(*[type.shape for type in types])
-    except OpError as error:
-        raise error.at("broadcast_arrays", types) from None
+    shape = rules.broadcast_shapes(*[type.shape for type in types])
     return tuple([broadcast_to(x, shape) for x in arrays])
 
 
@@ -219,9 +212,9 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
     """
     types = [type_of(x) for x in arrays]
     if indexing not in ("xy", "ij"):
-        raise AttributeRefused(f'indexing is "xy" or "ij", not {indexing!r}').at("meshgrid", types)
+        raise AttributeRefused(f'indexing is "xy" or "ij", not {indexing!r}')
     if any(type.ndim != 1 for type in types):
-        raise ShapeError("takes tensors of 1 dimension").at("meshgrid", types)
+        raise ShapeError("takes tensors of 1 dimension")
     axes = list(range(len(arrays)))
     if indexing == "xy":
         axes[:2] = reversed(axes[:2])
@@ -245,7 +238,7 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
         return concat([reshape(x, -1) for x in arrays])
     xs = tuple(arrays)
     if len(xs) == 1:
-        axes_of("concat", axis, xs[0])
+        axes_of(axis, xs[0])
         return alias_of(xs[0])
     return op.concat(*xs, axis=axis)
 
@@ -265,12 +258,7 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     given = list(arrays)
     beside = next((x for x in given if isinstance(x, Tensor)), None)
     xs = [as_operand(x, beside) if is_array(x) else x for x in given]
-    types = [type_of(x, "stack") for x in xs]
-    try:
-        return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
-    except OpError as error:
-        error.op, error.operands = "stack", tuple(types)
-        raise
+    return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
 @public
@@ -283,15 +271,13 @@ def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) ->
         >>> ml.split(ml.arange(6), 3)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
     """
-    [along] = axes_of("split", axis, x)
+    [along] = axes_of(axis, x)
     length = x.shape[along]
-    given = integers(indices_or_sections, "indices_or_sections", "split")
+    given = integers(indices_or_sections, "indices_or_sections")
     if isinstance(indices_or_sections, int):
         [sections] = given
         if sections < 1 or length % sections:
-            raise ShapeError(f"length {length} is not {sections} equal sections").at(
-                "split", (x.type,)
-            )
+            raise ShapeError(f"length {length} is not {sections} equal sections")
         cuts = tuple(length // sections * i for i in range(1, sections))
     else:
         cuts = given
@@ -309,7 +295,7 @@ def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
         >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
         (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
     """
-    [along] = axes_of("unstack", axis, x)
+    [along] = axes_of(axis, x)
     places = [range(i, i + 1) for i in range(x.shape[along])]
     return tuple(squeeze(part(x, along, place), along) for place in places)
 
@@ -333,7 +319,7 @@ def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
         >>> ml.tile(ml.asarray([1, 2]), (2,))
         Tensor([1, 2, 1, 2], i64[4])
     """
-    times, lengths = counts_of("tile", repetitions, "repetitions", x), x.shape
+    times, lengths = counts_of(repetitions, "repetitions"), type_of(x).shape
     ndim = max(len(times), len(lengths))
     times, lengths = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(lengths)) + lengths
     apart = reshape(x, [m for n in lengths for m in (1, n)])
@@ -357,17 +343,15 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
     """
     if axis is None:
         return repeat(reshape(x, type_of(x).size), repeats, axis=0)
-    [along] = axes_of("repeat", axis, x)
-    counts = counts_of("repeat", _listed(repeats, x), "repeats", x)
+    [along] = axes_of(axis, x)
+    counts = counts_of(_listed(repeats, x), "repeats")
     before, behind = x.shape[: along + 1], x.shape[along + 1 :]
     if len(counts) == 1:
         [n] = counts
         repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, n, *behind))
         return reshape(repeated, (*before[:-1], before[-1] * n, *behind))
     if len(counts) != x.shape[along]:
-        raise ShapeError(f"{len(counts)} repeats for {x.shape[along]} places of axis {axis}").at(
-            "repeat", (x.type,)
-        )
+        raise ShapeError(f"{len(counts)} repeats for {x.shape[along]} places of axis {axis}")
     return op.take(x, asarray(np.repeat(np.arange(len(counts)), counts)), axis=along)
 
 
@@ -377,11 +361,10 @@ def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[
         repeats = as_operand(repeats)
     if not isinstance(repeats, Tensor):
         return repeats
-    types = (x.type, repeats.type)
     if not repeats.dtype.is_integer:
-        raise DTypeError("repeats are integers").at("repeat", types)
+        raise DTypeError("repeats are integers")
     if repeats.ndim > 1:
-        raise ShapeError("repeats are a number or a vector").at("repeat", types)
+        raise ShapeError("repeats are a number or a vector")
     found: int | Sequence[int] = repeats.tolist()
     return found
 
@@ -416,7 +399,7 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tens
         widths = (widths, widths)
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
-    pairs = tuple(pair(width, "widths", "pad", least=0) for width in widths)
+    pairs = tuple(pair(width, "widths", least=0) for width in widths)
     if not isinstance(value, complex):
         return op.pad(x, widths=pairs, value=value)
     inside = op.pad(full(x.shape, True), widths=pairs)

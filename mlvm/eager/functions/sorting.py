@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import bool_, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
 from mlvm.eager.functions.creation import full
@@ -43,7 +43,7 @@ def sort(
         >>> ml.sort(ml.asarray([3.0, 1.0, 2.0]))
         Tensor([1., 2., 3.], f32[3])
     """
-    numbers = _ordered("sort", x)
+    numbers = _ordered(x)
     if numbers is x or out is not None:
         return op.sort(x, axis=axis, descending=descending, out=out)
     return astype(op.sort(numbers, axis=axis, descending=descending), x.dtype)
@@ -67,7 +67,7 @@ def argsort(
         >>> ml.argsort([3.0, 1.0, 2.0])
         Tensor([1, 2, 0], i64[3])
     """
-    x = _ordered("argsort", x)
+    x = _ordered(x)
     return op.argsort(x, axis=axis, descending=descending, out=out)
 
 
@@ -84,17 +84,11 @@ def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
         (Tensor([5., 3.], f32[2]), Tensor([1, 2], i64[2]))
     """
-    [along] = axes_of("topk", axis, x)
-    [count] = counts_of("topk", integer(k, "k", "topk"), "k", x)
+    [along] = axes_of(axis, x)
+    [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
-        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}").at(
-            "topk", (x.type,)
-        )
-    try:
-        order = argsort(x, axis=along, descending=True)
-    except OpError as error:
-        error.op = "topk"
-        raise
+        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}")
+    order = argsort(x, axis=along, descending=True)
     indices = part(order, along, range(count))
     return op.take_along_axis(x, indices, axis=along), indices
 
@@ -121,20 +115,15 @@ def searchsorted(
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
     """
-    x1 = _ordered("searchsorted", x1)
-    x2 = _ordered("searchsorted", as_operand(x2, x1))
-    types = (x1.type, x2.type)
+    x1 = _ordered(x1)
+    x2 = _ordered(as_operand(x2, x1))
     if x1.ndim != 1:
-        raise ShapeError("the sorted tensor has 1 dimension").at("searchsorted", types)
+        raise ShapeError("the sorted tensor has 1 dimension")
     if side not in ("left", "right"):
-        raise AttributeRefused(f'side is "left" or "right", not {brief(side)}').at(
-            "searchsorted", types
-        )
+        raise AttributeRefused(f'side is "left" or "right", not {brief(side)}')
     if sorter is not None:
         if sorter.shape != x1.shape:
-            raise ShapeError(f"a sorter has the shape of x1, and is {sorter.type}").at(
-                "searchsorted", types
-            )
+            raise ShapeError(f"a sorter has the shape of x1, and is {sorter.type}")
         x1 = take(x1, sorter)
     # In the order of both together, so many elements of x1 stand before one of x2 as its place
     # there is beyond its place among those of x2 alone.
@@ -150,13 +139,11 @@ def _places(order: Tensor) -> Tensor:
     return op.argsort(order)
 
 
-def _ordered(function: str, x: Tensor) -> Tensor:
+def _ordered(x: Tensor) -> Tensor:
     """x, with numbers for bools. Raises `DTypeError`, which names the function, for no order."""
-    type = type_of(x, function)
+    type = type_of(x)
     if type.dtype.kind == "complex":
-        raise DTypeError("complex numbers have no order; take real, imag or abs").at(
-            function, (type,)
-        )
+        raise DTypeError("complex numbers have no order; take real, imag or abs")
     return astype(x, u8) if type.dtype is bool_ else x
 
 
@@ -190,7 +177,7 @@ class _Sorted:
     """The elements of x in order, as a vector, and where an element differs from the last."""
 
     def __init__(self, function: str, x: Tensor) -> None:
-        type_of(x, function)
+        type_of(x)
         flat = reshape(x, -1)
         self.shape = x.shape
         self.order = _any_order(flat)

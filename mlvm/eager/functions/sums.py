@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import Axis
 from mlvm.core.types import DType, Shape, TensorType, bool_, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, type_of
@@ -33,11 +33,7 @@ def std(
         >>> ml.std(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
     """
-    try:
-        variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
-    except OpError as error:
-        error.op = "std"
-        raise
+    variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
     return op.sqrt(variance)
 
 
@@ -54,9 +50,9 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
         Tensor([[3., 4.],
                 [6., 8.]], f32[2,2])
     """
-    types = type_of(x, "outer"), type_of(y, "outer")
+    types = type_of(x), type_of(y)
     if types[0].ndim != 1 or types[1].ndim != 1:
-        raise ShapeError("takes two tensors of 1 dimension").at("outer", types)
+        raise ShapeError("takes two tensors of 1 dimension")
     return expand_dims(x, axis=1) * y
 
 
@@ -82,8 +78,8 @@ def diff(
         >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
         Tensor([3., 5.], f32[2])
     """
-    [along] = axes_of("diff", axis, x)
-    [times] = counts_of("diff", integer(n, "n", "diff"), "n", x)
+    [along] = axes_of(axis, x)
+    [times] = counts_of(integer(n, "n"), "n")
     if prepend is not None or append is not None:
         pieces = [_beside(each, x, along) for each in (prepend, x, append) if each is not None]
         x = concat(pieces, axis=along)
@@ -124,19 +120,17 @@ def cumulative_sum(
         Tensor([1., 3., 6.], f32[3])
     """
     wanted = None if dtype is None else DType.of(dtype)
-    x = _counted(x, "cumulative_sum")
+    x = _counted(x)
     if not include_initial:
         return op.cumulative_sum(x, axis=axis, dtype=wanted, out=out)
     if out is not None:
-        raise AttributeRefused("there is no out with include_initial").at(
-            "cumulative_sum", (x.type,)
-        )
+        raise AttributeRefused("there is no out with include_initial")
     return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=wanted), axis)
 
 
-def _counted(x: Tensor, function: str) -> Tensor:
+def _counted(x: Tensor) -> Tensor:
     """x, with i64 for bools: sums and products count those."""
-    return astype(x, i64) if type_of(x, function).dtype is bool_ else x
+    return astype(x, i64) if type_of(x).dtype is bool_ else x
 
 
 def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
@@ -169,12 +163,8 @@ def cumulative_prod(
         Tensor([1., 2., 6.], f32[3])
     """
     wanted = None if dtype is None else DType.of(dtype).name
-    x = _counted(x, "cumulative_prod")
-    try:
-        kind = inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype
-    except OpError as error:
-        error.op = "cumulative_prod"
-        raise
+    x = _counted(x)
+    kind = inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype
     result = widened(astype(x, kind))
     along, step = (axis or 0) % x.ndim, 1
     while step < x.shape[along]:

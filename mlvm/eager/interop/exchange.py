@@ -183,7 +183,7 @@ def from_dlpack(
             f"from_dlpack: the values of a {type(x).__name__} are copied into a VM, which "
             f"copy=False forbids"
         )
-    with placed(device, "from_dlpack"):
+    with placed(device):
         # PyTorch exports no tensor that it tracks, and numpy reads no bf16.
         if hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
             return asarray(x)

@@ -7,8 +7,10 @@ import operator
 from typing import Any, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.ops.neural import Pair
 from mlvm.core.types import DType
 from mlvm.eager.functions import random
+from mlvm.eager.functions.arguments import pair
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -56,6 +58,14 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
         if not _size(size):
             raise AttributeRefused(f"{layer}: {name} must be an integer >= 1, given {size!r}")
     return tuple(map(_size, sizes.values()))
+
+
+def window_of(layer: str, name: str, value: int | tuple[int, int]) -> Pair:
+    """A pair of ints >= 1; one int stands for both. Raises `AttributeRefused`."""
+    try:
+        return pair(value, name)
+    except AttributeRefused as error:
+        raise error.at(layer, ()) from None
 
 
 def _size(value: Any) -> int:

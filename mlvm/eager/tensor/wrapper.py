@@ -5,7 +5,7 @@ called otherwise here, it says how."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,7 +34,7 @@ def told(error: MlvmError, function: str, operands: Iterable[object]) -> None:
     A traceback is to end at the caller's line: a bare `raise` after this adds no frame for the
     function it stands in. All that costs nothing until there is an error.
     """
-    if isinstance(error, OpError) and not function.startswith("__"):  # of a `__call__` a class tells
+    if isinstance(error, OpError):
         given = [*operands]
         some = any(isinstance(x, Tensor) or is_array(x) for x in given)
         error.at(function, [_text(x) for x in given] if some else ())
@@ -56,6 +56,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
     wanted = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
     by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
     rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
+    is_method = fn.__name__ == "__call__"  # whose class says what it is
     end = None if rest else 1 + max(map(parameters.index, wanted), default=-1)
 
     @wraps(fn)
@@ -73,7 +74,11 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
             _take_arrays(bound.arguments, wanted)
             return fn(*bound.args, **bound.kwargs)
         except MlvmError as error:
-            told(error, fn.__name__, _operands(signature, args, keywords))
+            if not is_method:
+                if isinstance(error, OpError) and error.op != fn.__name__:
+                    error.op = None  # of what it is composed of the caller knows nothing
+                told(error, fn.__name__, _operands(signature, args, keywords))
+            error.__traceback__ = None
             raise
         except TypeError:
             text = hint(fn.__name__, args, keywords, signature.parameters)
@@ -114,18 +119,24 @@ def _is_array(x: object) -> bool:
 
 def _operands(
     signature: inspect.Signature, args: Sequence[object], keywords: Mapping[str, object]
-) -> Iterator[object]:
-    """What was given for operands, and for lists of tensors."""
+) -> list[object]:
+    """What was given for operands and for lists of tensors; nothing if one of them is none."""
     try:
         arguments = signature.bind_partial(*args, **keywords).arguments
     except TypeError:
-        return
+        return []
+    given: list[object] = []
     for name, value in arguments.items():
         parameter = signature.parameters[name]
-        if parameter.kind is parameter.VAR_POSITIONAL or "[Tensor]" in str(parameter.annotation):
-            yield from value if _is_list(value) else ()
-        elif value is not None and (_is("Tensor", parameter) or _is("Operand", parameter)):
-            yield value
+        several = parameter.kind is parameter.VAR_POSITIONAL or _is("Iterable", parameter)
+        if (
+            _is("Iterable[Tensor]", parameter)
+            or _is("Tensor", parameter)
+            or _is("Operand", parameter)
+        ):
+            given += value if several and _is_list(value) else () if value is None else [value]
+    known = all(isinstance(x, (Tensor, int, float, complex)) or is_array(x) for x in given)
+    return given if known else []
 
 
 def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, object]) -> None:
