@@ -41,7 +41,6 @@ MAY_IMPORT["models"] = {"models", "mlvm.eager", "mlvm.show"}  # as a reader's ow
 
 
 ROOMS = [
-    "hints",
     "tensor",
     "functions",
     "recording",

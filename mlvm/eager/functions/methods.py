@@ -66,12 +66,12 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
     if isinstance(order, Sequence) and len(order) == 2 != x.ndim:
         raise AttributeRefused(
             "takes all axes in their new order, as in numpy; two axes change places by swapaxes"
-        )
+        ).at("transpose", (x.type, *order))
     if len(axes) == 2 == x.ndim and _axes(x, *axes) == [0, 1]:
         raise AttributeRefused(
             "in numpy's order these axes change nothing, in PyTorch's they change places: take "
             "x.T, or permute_dims(x, (0, 1))"
-        )
+        ).at("transpose", (x.type, *axes))
     return shapes.permute_dims(x, order)
 
 

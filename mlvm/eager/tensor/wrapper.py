@@ -128,13 +128,10 @@ def _operands(
     given: list[object] = []
     for name, value in arguments.items():
         parameter = signature.parameters[name]
-        several = parameter.kind is parameter.VAR_POSITIONAL or _is("Iterable", parameter)
-        if (
-            _is("Iterable[Tensor]", parameter)
-            or _is("Tensor", parameter)
-            or _is("Operand", parameter)
-        ):
-            given += value if several and _is_list(value) else () if value is None else [value]
+        if _is("Iterable[Tensor]", parameter) or parameter.kind is parameter.VAR_POSITIONAL:
+            given += value if _is_list(value) else ()
+        elif value is not None and (_is("Tensor", parameter) or _is("Operand", parameter)):
+            given.append(value)
     known = all(isinstance(x, (Tensor, int, float, complex)) or is_array(x) for x in given)
     return given if known else []
 
