@@ -32,23 +32,17 @@ from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, 
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
-from mlvm.eager import random
 from mlvm.eager.capture.changing import Changing
-from mlvm.eager.capture.recorder import (
-    Recorder,
-    Shared,
-    recorder,
-    recording_of,
-    refuse_captured,
-)
-from mlvm.eager.capture.signature import ASKS_CLASS, CALLED, Signature, objects_in
-from mlvm.eager.capture.surroundings import Field, Surroundings, dict_of
-from mlvm.eager.context import current_arena, recording
-from mlvm.eager.creation import asarray
-from mlvm.eager.garbage import collect
-from mlvm.eager.number import Number, Numbers, is_same, plain
-from mlvm.eager.shards import sharing_of
-from mlvm.eager.tensor import Tensor, explain, own, prepare_constants, scalar_array
+from mlvm.eager.capture.guards.signature import ASKS_CLASS, CALLED, Signature, objects_in
+from mlvm.eager.capture.guards.surroundings import Field, Surroundings, dict_of
+from mlvm.eager.functions import random
+from mlvm.eager.functions.creation import asarray
+from mlvm.eager.parallel.shards import sharing_of
+from mlvm.eager.recording.recorder import Recorder, Shared, recorder, recording_of, refuse_captured
+from mlvm.eager.tensor.context import current_arena, recording
+from mlvm.eager.tensor.garbage import collect
+from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
+from mlvm.eager.tensor.tensor import Tensor, explain, own, prepare_constants, scalar_array
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining

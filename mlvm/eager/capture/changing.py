@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from mlvm.core.errors import brief, line_of, user_place
-from mlvm.eager.capture.layout import PLAIN
-from mlvm.eager.capture.reads import ALL, reads_of
-from mlvm.eager.capture.signature import Signature
-from mlvm.eager.capture.surroundings import names_of
-from mlvm.eager.optim import Group, Optimizer
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.capture.guards.layout import PLAIN
+from mlvm.eager.capture.guards.reads import ALL, reads_of
+from mlvm.eager.capture.guards.signature import Signature
+from mlvm.eager.capture.guards.surroundings import names_of
+from mlvm.eager.optim.optim import Group, Optimizer
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node
 
 MANY: Final = 8

@@ -5,10 +5,10 @@ A function is a layer too: `Sequential(Linear(3, 4), relu)`.
 
 from __future__ import annotations
 
-from mlvm.eager import neural
-from mlvm.eager import primitives as op
+from mlvm.eager.functions import neural
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class ReLU(Module):

@@ -1,0 +1,1 @@
+"""What was read at a recording, and is checked at a call."""
