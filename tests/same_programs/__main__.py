@@ -95,7 +95,7 @@ class Checkout:
 
     def run(self, parts: Sequence[str]) -> str:
         """Run the parts in a process; how it failed, if it did."""
-        return self.python(str(PROBE), str(self.out), *parts)
+        return self.python(str(self.out.with_name(PROBE.name)), str(self.out), *parts)
 
     def program(self, digest: str) -> str:
         """The program of that digest as assembly."""
@@ -182,7 +182,8 @@ def difference(a: Checkout, b: Checkout, name: str) -> str | None:
 
 
 def written(folder: Path, count: int) -> list[str]:
-    """The files of so many fuzzed programs."""
+    """The files of so many fuzzed programs, and the probe beside them."""
+    shutil.copy(PROBE, folder)
     shutil.copy(world.__file__, folder / "world.py")
     files = []
     for number in range(count):
