@@ -1,11 +1,11 @@
 /* The Python module `_native`: plans and pools as Python objects. */
 #include "module.h"
 
-#include "dispatch.h"
-#include "posts.h"
-#include "loop.h"
-#include "tables.h"
-#include "value.h"
+#include "language/dispatch.h"
+#include "language/posts.h"
+#include "machine/loop.h"
+#include "plan/tables.h"
+#include "machine/value.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,8 +7,8 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include "plan.h"
-#include "pool.h"
+#include "plan/plan.h"
+#include "plan/pool.h"
 
 enum { MOST_PARAMETERS = 256 };
 

@@ -2,9 +2,9 @@
 #ifndef MLVM_VALUE_H
 #define MLVM_VALUE_H
 
-#include "module.h"
+#include "../module.h"
 
-#include "../../mlvm.h"
+#include "../../../mlvm.h"
 
 #include <stdatomic.h>
 

@@ -11,8 +11,8 @@ from mlvm.core.op import Attributes
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import Plan
-from mlvm.machines.native.twin import Types, twin
-from mlvm.machines.native.twins.chain import chain_plan
+from mlvm.machines.native.planner import Types, twin
+from mlvm.machines.native.planners.chain import chain_plan
 
 Axis: TypeAlias = tuple[int, int, int]
 """How long it is, and the strides of x and y along it."""

@@ -9,7 +9,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis
 from mlvm.core.types import Shape, bool_, f32, f64, i64, u8, u64
 from mlvm.machines.native._native import Plan
-from mlvm.machines.native.twin import Twin, Types, twin
+from mlvm.machines.native.planner import Twin, Types, twin
 
 _UNITS: Final = 32
 """So many units at least, if the work is worth dividing: two, three or five threads have shares

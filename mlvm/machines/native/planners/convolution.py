@@ -6,8 +6,8 @@ import math
 
 from mlvm.core.op import Attributes
 from mlvm.machines.native._native import Plan
-from mlvm.machines.native.twin import Types, twin
-from mlvm.machines.native.twins.linalg import Matrix, Product, float_dtype, plan, tiles
+from mlvm.machines.native.planner import Types, twin
+from mlvm.machines.native.planners.linalg import Matrix, Product, float_dtype, plan, tiles
 
 
 @twin("conv2d")

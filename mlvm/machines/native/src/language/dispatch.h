@@ -2,7 +2,7 @@
 #ifndef MLVM_DISPATCH_H
 #define MLVM_DISPATCH_H
 
-#include "module.h"
+#include "../module.h"
 
 int dispatch_init(PyObject *module);
 

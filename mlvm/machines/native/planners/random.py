@@ -9,7 +9,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import f32
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.elements import integer_kind
-from mlvm.machines.native.twin import Types, twin
+from mlvm.machines.native.planner import Types, twin
 
 _UNIT: Final = 256
 """Words of a unit."""

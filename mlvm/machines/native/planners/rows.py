@@ -10,8 +10,8 @@ from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import TensorType
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.elements import integer_kind
-from mlvm.machines.native.twin import Twin, Types, twin
-from mlvm.machines.native.twins.reduction import collapsed
+from mlvm.machines.native.planner import Twin, Types, twin
+from mlvm.machines.native.planners.reduction import collapsed
 
 _SOME: Final = 1024  # elements; as in rows.c
 _WIDTH: Final = 128  # of a block of columns

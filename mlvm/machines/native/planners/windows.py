@@ -6,7 +6,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.boxes import Boxes, strides
-from mlvm.machines.native.twin import Types, twin
+from mlvm.machines.native.planner import Types, twin
 
 _NO_PADDING = ((0, 0), (0, 0))
 

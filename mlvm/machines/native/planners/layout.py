@@ -12,7 +12,7 @@ from mlvm.core.types import Shape
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.boxes import Boxes, strides
 from mlvm.machines.native.elements import numbers, pattern
-from mlvm.machines.native.twin import Types, twin
+from mlvm.machines.native.planner import Types, twin
 
 _MOST_OPERANDS: Final = 254
 _MOST_ROLLED: Final = 4

@@ -14,8 +14,8 @@ from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.types import DType, Shape, TensorType
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import Plan
-from mlvm.machines.native.twin import Types, twin
-from mlvm.machines.native.twins.elementwise import ROWS, conversion, row_of, stage
+from mlvm.machines.native.planner import Types, twin
+from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, stage
 
 PIECE: Final = 512
 """The most elements that a link works on before the next one does."""

@@ -12,7 +12,7 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.elements import integer_kind, numbers, pattern
-from mlvm.machines.native.twin import Types, twin
+from mlvm.machines.native.planner import Types, twin
 
 
 @twin("take")

@@ -8,7 +8,7 @@ from mlvm.core.op import Attributes
 from mlvm.machines.native._native import Plan
 from mlvm.machines.native.boxes import Boxes, strides
 from mlvm.machines.native.elements import pattern
-from mlvm.machines.native.twin import Types, twin
+from mlvm.machines.native.planner import Types, twin
 
 _UNIT: Final = 4096
 
