@@ -11,7 +11,7 @@
  */
 #include "dispatch.h"
 
-#include "../module.h"
+#include "../machine/call.h"
 #include "posts.h"
 
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef MLVM_DISPATCH_H
 #define MLVM_DISPATCH_H
 
-#include "../module.h"
+#include "../limited_api.h"
 
 int dispatch_init(PyObject *module);
 

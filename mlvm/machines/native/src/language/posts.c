@@ -7,6 +7,8 @@
  */
 #include "posts.h"
 
+#include "../machine/call.h"
+
 #include <string.h>
 #include <time.h>
 

@@ -2,7 +2,7 @@
 #ifndef MLVM_POSTS_H
 #define MLVM_POSTS_H
 
-#include "../module.h"
+#include "../limited_api.h"
 
 typedef struct Outbox Outbox;
 

@@ -16,6 +16,8 @@
  */
 #include "loop.h"
 
+#include "../plan/bound.h"
+#include "call.h"
 #include "host.h"
 #include "value.h"
 
@@ -71,8 +73,7 @@ typedef struct {
     int nparams;
     int ncases;
     unsigned next_case;
-    const Plan *plan; /* RUN */
-    char **p;
+    BoundCall bound;  /* RUN */
     PyObject *object; /* what to call, or a constant */
     Value value;      /* PUSH */
     Case *cases;      /* CALL */
@@ -90,6 +91,8 @@ typedef struct {
     Function *functions;
     int nfunctions;
     int straight;        /* only RUN steps, then HALT: no state but the pc */
+    BoundCall *bound;    /* of these steps, `nbound` of them */
+    int nbound;
     int64_t scratch, shared;
     double work;
     PyObject *kept;      /* a list of all Python objects that steps refer to */
@@ -114,20 +117,20 @@ static int fill_run(ProgramObject *self, Step *step, PyObject *plan, PyObject *a
     if (!is_plan(plan) || !PyTuple_Check(arrays))
         return PyErr_BadArgument(), -1;
     Py_ssize_t count = PyTuple_Size(arrays);
-    step->plan = &((PlanObject *)plan)->plan;
-    step->p = PyMem_Calloc((size_t)count + 1, sizeof *step->p);
-    if (!step->p)
+    step->bound.plan = &((PlanObject *)plan)->plan;
+    step->bound.p = PyMem_Calloc((size_t)count + 1, sizeof *step->bound.p);
+    if (!step->bound.p)
         return PyErr_NoMemory(), -1;
-    if (count != step->plan->nparams)
+    if (count != step->bound.plan->nparams)
         return PyErr_BadArgument(), -1;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (address_of(PyTuple_GetItem(arrays, i), &step->p[i], NULL))
+        if (address_of(PyTuple_GetItem(arrays, i), &step->bound.p[i], NULL))
             return -1;
-    if (step->plan->scratch > self->scratch)
-        self->scratch = step->plan->scratch;
-    if (step->plan->shared > self->shared)
-        self->shared = step->plan->shared;
-    self->work += step->plan->work;
+    if (step->bound.plan->scratch > self->scratch)
+        self->scratch = step->bound.plan->scratch;
+    if (step->bound.plan->shared > self->shared)
+        self->shared = step->bound.plan->shared;
+    self->work += step->bound.plan->work;
     return keep(self, plan) || keep(self, arrays) ? -1 : 0;
 }
 
@@ -226,6 +229,18 @@ static int fill_function(ProgramObject *self, Function *function, PyObject *give
     return 0;
 }
 
+/* The calls of a straight program, side by side. Returns 0, or -1 with an exception set. */
+static int bind_all(ProgramObject *self)
+{
+    const Function *main = &self->functions[0];
+    self->bound = PyMem_Calloc((size_t)main->count + 1, sizeof *self->bound);
+    if (!self->bound)
+        return PyErr_NoMemory(), -1;
+    for (; main->steps[self->nbound].code == RUN; self->nbound++)
+        self->bound[self->nbound] = main->steps[self->nbound].bound;
+    return 0;
+}
+
 /* Program(functions, arguments, version): each function is a triple of lists: steps, starts, ends;
  * main is the first. A step is (code, number, object, object). `version` is that of the function
  * table: an array, which tells it at any time. */
@@ -258,6 +273,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     for (Py_ssize_t i = 0; i < count; i++)
         if (fill_function(self, &self->functions[i], PyList_GetItem(functions, i)))
             goto failed;
+    if (self->straight && bind_all(self))
+        goto failed;
     return (PyObject *)self;
 failed:
     Py_DECREF(self);
@@ -286,7 +303,7 @@ static void program_dealloc(ProgramObject *self)
         Function *function = &self->functions[f];
         for (int i = 0; i < function->count; i++) {
             Step *step = &function->steps[i];
-            PyMem_Free(step->p);
+            PyMem_Free(step->bound.p);
             for (int j = 0; j < step->ncases; j++)
                 Py_XDECREF((PyObject *)step->cases[j].plan);
             PyMem_Free(step->cases);
@@ -299,6 +316,7 @@ static void program_dealloc(ProgramObject *self)
         PyMem_Free(function->ends);
     }
     PyMem_Free(self->functions);
+    PyMem_Free(self->bound);
     Py_XDECREF(self->kept);
     types_clear(&self->types);
     Py_XDECREF(self->arguments);
@@ -827,13 +845,18 @@ static int store_global(Machine *m, int64_t handle, Tensor *tensor)
  * one that was interrupted; -1 if it has ended. */
 static int run_straight(Machine *m)
 {
-    const Step *first = m->program->functions[0].steps, *step = first;
-    for (; step->code == RUN; step++) {
-        m->worked += (int64_t)step->plan->work;
-        if (look_up(m) || pool_run(m->pool->pool, step->plan, step->p))
-            return (int)(step - first);
+    const ProgramObject *program = m->program;
+    int next = 0;
+    m->worked = (int64_t)program->work;
+    while (!look_up(m)) {
+        double most = TILL_CLOCK;
+        if (run_bound(m->pool->pool, program->bound, program->nbound, &next, &most))
+            break;
+        if (next == program->nbound)
+            return -1;
+        m->worked = TILL_CLOCK;
     }
-    return -1;
+    return next;
 }
 
 /* Run until `halt`: returns 1. Returns 0 where the reference loop is to go on: `function` and `pc`
@@ -872,10 +895,10 @@ static int run(Machine *m)
             STOP(-is_full(m));
         switch (step->code) {
         case RUN:
-            m->worked += (int64_t)step->plan->work;
+            m->worked += (int64_t)step->bound.plan->work;
             if (look_up(m))
                 STOP(-1);
-            if (changed(m) || pool_run(m->pool->pool, step->plan, step->p))
+            if (changed(m) || pool_run(m->pool->pool, step->bound.plan, step->bound.p))
                 STOP(0);
             break;
         case CALL:

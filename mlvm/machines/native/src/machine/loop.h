@@ -2,7 +2,7 @@
 #ifndef MLVM_LOOP_H
 #define MLVM_LOOP_H
 
-#include "../module.h"
+#include "../limited_api.h"
 
 int loop_init(PyObject *module);
 

@@ -305,9 +305,28 @@ int is_type(PyObject *object)
     return PyObject_TypeCheck(object, type_type);
 }
 
+/* limit_made(most): see value.h. Returns what was made till now; with None nothing changes. */
+static PyObject *set_limit_made(PyObject *module, PyObject *most)
+{
+    (void)module;
+    int64_t made = get_made();
+    if (most != Py_None) {
+        long long value = PyLong_AsLongLong(most);
+        if (value == -1 && PyErr_Occurred())
+            return NULL;
+        limit_made(value);
+    }
+    return PyLong_FromLongLong(made);
+}
+
+static PyMethodDef value_functions[] = {
+    {"limit_made", set_limit_made, METH_O,
+     "Let launches in this thread make so many bytes; the bytes made till now. None: just tell."},
+    {NULL, NULL, 0, NULL}};
+
 int value_init(PyObject *module)
 {
     type_type = add_type(module, "Type", &type_spec);
     memory_type = add_type(module, "Memory", &memory_spec);
-    return type_type && memory_type ? 0 : -1;
+    return type_type && memory_type ? PyModule_AddFunctions(module, value_functions) : -1;
 }

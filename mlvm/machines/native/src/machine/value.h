@@ -2,7 +2,7 @@
 #ifndef MLVM_VALUE_H
 #define MLVM_VALUE_H
 
-#include "../module.h"
+#include "../limited_api.h"
 
 #include "../../../mlvm.h"
 
