@@ -44,7 +44,7 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
         return None
     nresults = _ANY if callee.nresults is None else callee.nresults
     if details.nresults != STAR:
-        if nresults not in (_ANY, details.nresults):
+        if nresults not in (_ANY, details.nresults) or details.nresults < 0:
             return None
         nresults = details.nresults
     nparams = callee.nparams if details.unproven else None

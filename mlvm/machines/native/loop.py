@@ -178,10 +178,10 @@ class Prepared:
 def _prepare(
     main: Code, operands: Sequence[Array], functions: FunctionTable
 ) -> Prepared | Literal[False]:
-    """The program as the loop in C runs it, unless its numbers are too large for that."""
+    """The program as the loop in C runs it, unless its numbers are none or too large for that."""
     try:
         return Prepared(main, operands, functions)
-    except OverflowError:
+    except (OverflowError, TypeError):
         return False
 
 

@@ -4,7 +4,8 @@
  * `mlvm.core.machine.run` does with them. It explains nothing: whatever is out of the ordinary ends
  * it with the state of the machine, and the reference loop goes on from there, or says what is
  * wrong. Host functions in C are called from here (host.c); those in Python, and kernels without a
- * twin, are called back.
+ * twin, are called back. Nobody has verified a raw machine's program: what would leave the stack is
+ * left to the reference loop.
  *
  * Whoever changes the function table counts that in its `version`. Before each function the loop
  * looks at the count, without the interpreter lock, and ends if it is another. That is enough:
@@ -21,6 +22,7 @@
 #include "host.h"
 #include "value.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -42,6 +44,7 @@ enum Code {
     LOAD_GLOBAL = 12,
     STORE_GLOBAL = 13,
     CALL_NAMED = 14,
+    UNREACHED = 16,
     RUN = 32,  /* a plan, on parameters with addresses that are known */
     BACK = 33, /* back to Python, with no parameters and no results */
 };
@@ -186,9 +189,18 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *given)
         return keep(self, first);
     case JUMP:
     case JUMP_IF_FALSE:
-    case CALL_FUNCTION:
+    case CALL_FUNCTION: {
         self->work = WORTH_RELEASING; /* who knows how long */
-        step->nparams = (int)PyLong_AsLong(first);
+        long nparams = PyLong_AsLong(first);
+        if (nparams > INT_MAX || nparams < INT_MIN)
+            PyErr_SetNone(PyExc_OverflowError);
+        step->nparams = (int)nparams;
+        self->straight = 0;
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    case LOAD_ARG:
+        if (step->number < 0 || step->number >= PyTuple_Size(self->arguments))
+            step->code = UNREACHED;
         /* fall through */
     default:
         self->straight = self->straight && step->code == HALT;
@@ -841,8 +853,8 @@ static int store_global(Machine *m, int64_t handle, Tensor *tensor)
 
 /* --- the loop --- */
 
-/* A straight program. Returns the step whose values its plan refuses, or with an exception set the
- * one that was interrupted; -1 if it has ended. */
+/* A straight program. Returns the step whose values its plan refuses or that is none, or with an
+ * exception set the one that was interrupted; -1 if it has ended. */
 static int run_straight(Machine *m)
 {
     const ProgramObject *program = m->program;
@@ -853,7 +865,7 @@ static int run_straight(Machine *m)
         if (run_bound(m->pool->pool, program->bound, program->nbound, &next, &most))
             break;
         if (next == program->nbound)
-            return -1;
+            return program->functions[0].steps[next].code == HALT ? -1 : next;
         m->worked = TILL_CLOCK;
     }
     return next;
@@ -866,12 +878,17 @@ static int run(Machine *m)
     Function *functions = m->program->functions, *function = &functions[m->function];
     Step *step;
     int pc = m->pc, outcome;
-    int64_t first;
+    int64_t first, slot;
 #define TOP(i) m->stack[m->top - 1 - (i)]
 #define STOP(result)                                                                     \
     do {                                                                                 \
         m->pc = pc - 1;                                                                  \
         return result;                                                                   \
+    } while (0)
+#define NEED(condition)                                                                  \
+    do {                                                                                 \
+        if (!(condition))                                                                \
+            STOP(0);                                                                     \
     } while (0)
 #define CALLED(result)                                                                   \
     do {                                                                                 \
@@ -903,6 +920,7 @@ static int run(Machine *m)
             break;
         case CALL:
             first = step->number == ALL ? m->base : m->top - step->number;
+            NEED(first >= 0 && first <= m->top);
             CALLED(call(m, step, first));
             break;
         case BACK:
@@ -921,23 +939,28 @@ static int run(Machine *m)
             m->top++;
             break;
         case GET:
-            m->stack[m->top] = another(m, m->stack[m->base + step->number]);
+            slot = (int64_t)m->base + step->number;
+            NEED(slot >= 0 && slot < m->top);
+            m->stack[m->top] = another(m, m->stack[slot]);
             m->top++;
             break;
         case SET: {
-            Value old = m->stack[m->base + step->number];
-            m->stack[m->base + step->number] = TOP(0);
+            slot = (int64_t)m->base + step->number;
+            NEED(slot >= 0 && slot < m->top - 1);
+            Value old = m->stack[slot];
+            m->stack[slot] = TOP(0);
             m->top--;
             drop(m, old);
             break;
         }
         case POP:
+            NEED(step->number <= m->top);
             drop_all(m, m->top - step->number);
             break;
         case JUMP_IF_FALSE:
+            NEED(m->top);
             outcome = truth(TOP(0));
-            if (outcome < 0)
-                STOP(0);
+            NEED(outcome >= 0);
             if (!outcome && spend(m, function, pc))
                 STOP(0);
             drop(m, TOP(0));
@@ -962,10 +985,12 @@ static int run(Machine *m)
             m->since = pc = 0;
             break;
         case RETURN: {
+            first = (int64_t)m->base - m->nparams;
+            NEED(m->depth && first >= 0 && step->number >= 0 && m->top - step->number >= first);
             if (spend(m, function, pc))
                 STOP(0);
             Return back = m->frames[--m->depth];
-            replace(m, m->base - m->nparams, step->number);
+            replace(m, first, step->number);
             m->function = back.function;
             m->base = back.base;
             m->nparams = back.nparams;
@@ -974,8 +999,7 @@ static int run(Machine *m)
             break;
         }
         case LOAD_GLOBAL: {
-            if (TOP(0).kind != INTEGER)
-                STOP(0);
+            NEED(m->top && TOP(0).kind == INTEGER);
             if (load_global(m, TOP(0).as.integer))
                 STOP(-forgive());
             m->top--;
@@ -984,14 +1008,14 @@ static int run(Machine *m)
             break;
         }
         case STORE_GLOBAL:
-            if (TOP(0).kind != INTEGER || TOP(1).kind != TENSOR)
-                STOP(0);
+            NEED(m->top > 1 && TOP(0).kind == INTEGER && TOP(1).kind == TENSOR);
             if (store_global(m, TOP(0).as.integer, TOP(1).as.tensor))
                 STOP(-forgive());
             drop_all(m, m->top - 2);
             release(m);
             break;
         case HALT:
+            NEED(m->base <= m->top);
             if (spend(m, function, pc))
                 STOP(0);
             return 1;
