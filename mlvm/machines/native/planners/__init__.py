@@ -1,1 +1,1 @@
-"""The twins of the op rooms: each file prepares the kernels of `src/kernels/` of its name."""
+"""The twins of the op rooms: each file prepares the kernels of `kernels/` of its name."""

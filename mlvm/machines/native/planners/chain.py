@@ -1,4 +1,4 @@
-"""Chains of elementwise ops on one shape: `src/kernels/chain.c`. A single op is one, too."""
+"""Chains of elementwise ops on one shape: `kernels/chain.c`. A single op is one, too."""
 
 from __future__ import annotations
 

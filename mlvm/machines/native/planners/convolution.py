@@ -1,4 +1,4 @@
-"""Convolution as a product: `src/kernels/linalg.c` gathers the windows, row by row of it."""
+"""Convolution as a product: `kernels/linalg.c` gathers the windows, row by row of it."""
 
 from __future__ import annotations
 

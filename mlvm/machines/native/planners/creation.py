@@ -1,4 +1,4 @@
-"""Tensors made from a description: `src/kernels/creation.c`, and boxes of a value."""
+"""Tensors made from a description: `kernels/creation.c`, and boxes of a value."""
 
 from __future__ import annotations
 

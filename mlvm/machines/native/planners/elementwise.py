@@ -1,4 +1,4 @@
-"""Which row function of `src/kernels/elementwise.c` an op is, and what it takes."""
+"""Which row function of `kernels/elementwise.c` an op is, and what it takes."""
 
 from __future__ import annotations
 

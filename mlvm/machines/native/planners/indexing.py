@@ -1,4 +1,4 @@
-"""Elements chosen by tensors: `src/kernels/indexing.c`.
+"""Elements chosen by tensors: `kernels/indexing.c`.
 
 Every plan has a unit at least, which looks at the indices.
 """

@@ -1,4 +1,4 @@
-"""Matrix products: `src/kernels/linalg.c`, whose `enum Product` lists what a plan says."""
+"""Matrix products: `kernels/linalg.c`, whose `enum Product` lists what a plan says."""
 
 from __future__ import annotations
 

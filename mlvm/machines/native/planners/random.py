@@ -1,4 +1,4 @@
-"""Draws from keys, and dropout: `src/kernels/random.c`."""
+"""Draws from keys, and dropout: `kernels/random.c`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many elements to one: `src/kernels/reduction.c`."""
+"""Many elements to one: `kernels/reduction.c`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax, cross-entropy and layer normalisation: `src/kernels/rows.c`."""
+"""Softmax, cross-entropy and layer normalisation: `kernels/rows.c`."""
 
 from __future__ import annotations
 

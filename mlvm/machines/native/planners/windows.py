@@ -1,4 +1,4 @@
-"""Sliding windows over images: `src/kernels/windows.c`; without padding, patches are a box."""
+"""Sliding windows over images: `kernels/windows.c`; without padding, patches are a box."""
 
 from __future__ import annotations
 

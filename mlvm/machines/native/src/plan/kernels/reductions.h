@@ -37,7 +37,7 @@
     (out)[j] /= (A)plan->a[0]
 #endif
 #include "reduce.h"
-#include "reduction.h"
+#include "reduce_run.h"
 
 #ifndef NO_PRODUCTS
 #define REDUCE(name) NAMED(name, prod)
@@ -51,7 +51,7 @@
 #define ANY_ORDER
 #endif
 #include "reduce.h"
-#include "reduction.h"
+#include "reduce_run.h"
 #endif
 
 /* n: rows, length, inner, width of a block. A unit is a row, or a block of columns. */
@@ -95,7 +95,7 @@ static int NAMED(run, cumulative_sum)(const Plan *plan, char *const *p, int64_t 
 #define ANY_ORDER
 #endif
 #include "reduce.h"
-#include "reduction.h"
+#include "reduce_run.h"
 
 #define REDUCE(name) NAMED(name, min)
 #define A X
@@ -106,7 +106,7 @@ static int NAMED(run, cumulative_sum)(const Plan *plan, char *const *p, int64_t 
 #define ANY_ORDER
 #endif
 #include "reduce.h"
-#include "reduction.h"
+#include "reduce_run.h"
 
 #define POSITION(name) NAMED(name, argmax)
 #define EXTREME NAMED(row, max)
@@ -140,7 +140,7 @@ static int NAMED(run, cumulative_sum)(const Plan *plan, char *const *p, int64_t 
 #define ANY_ORDER
 #define DECIDED(a) (!(a))
 #include "reduce.h"
-#include "reduction.h"
+#include "reduce_run.h"
 
 #define REDUCE(name) NAMED(name, any)
 #define A uint8_t
@@ -150,7 +150,7 @@ static int NAMED(run, cumulative_sum)(const Plan *plan, char *const *p, int64_t 
 #define ANY_ORDER
 #define DECIDED(a) (a)
 #include "reduce.h"
-#include "reduction.h"
+#include "reduce_run.h"
 #endif
 
 #undef NAMED__
