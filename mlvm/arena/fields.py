@@ -1,5 +1,5 @@
 """What allocations, regions and arenas hold: slots; structs in C where the extension is here, so
-that the short way of an eager call (`language/dispatch.c`) reads and writes them without asking Python.
+that the short way of an eager call (`language/dispatch.c`) reads and writes them without Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The native sources' folders: what may include what, and that plan/ is a library without Python."""
+"""The native sources' folders: what may include what; plan/ is a library without Python."""
 
 from __future__ import annotations
 
