@@ -17,6 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 SOURCE = Path("mlvm/machines/native/src")
 KERNELS = SOURCE / "plan" / "kernels"
+INCLUDED = sorted([*SOURCE.rglob("*.h"), *SOURCE.rglob("*.def")])
 # What gcc makes of clamps before it vectorizes: selects of everything that follows.
 GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 # `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
@@ -79,7 +80,7 @@ class BuildNative(build_ext):
                 (source, build / name, options, [("TARGET", name)])
                 for source in sorted(KERNELS.glob("*.c"))
             ]
-        newest_header = max(path.stat().st_mtime for path in SOURCE.rglob("*.h"))
+        newest_header = max(path.stat().st_mtime for path in INCLUDED)
 
         def compile_(job):
             source, folder, options, macros = job
@@ -117,7 +118,7 @@ setup(
         Extension(
             "mlvm.machines.native._native",
             sources=[str(path) for path in sorted(SOURCE.rglob("*.c"))],
-            depends=[str(path) for path in sorted(SOURCE.rglob("*.h"))],
+            depends=[str(path) for path in INCLUDED],
             py_limited_api=True,
             optional=os.environ.get("MLVM_NATIVE") != "1",
         )

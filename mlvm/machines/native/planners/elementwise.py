@@ -10,20 +10,8 @@ from mlvm.core.rules import common_dtype
 from mlvm.core.types import DType, TensorType, bool_, f32, f64
 from mlvm.machines.native import _native
 
-ROWS: Final = frozenset(_native.rows())
-_ROUNDING: Final = ("floor", "ceil", "round", "trunc")
-
-_SIMPLE: Final = 0.03
-"""Nanoseconds that a row function takes for a byte of its result, roughly, on data in cache."""
-_COSTS: Final = {
-    **dict.fromkeys(("exp", "expm1", "tanh", "sigmoid", "erf", "gelu", "gelu_vjp"), 0.2),
-    **dict.fromkeys(
-        ("log", "log1p", "log2", "log10", "divide", "reciprocal", "sqrt", "rsqrt"), 0.15
-    ),
-    "logaddexp": 0.35,
-    "pow": 1.5,
-    **dict.fromkeys(("floor_divide", "remainder"), 0.4),
-}
+ROWS: Final = _native.rows()
+"""The nanoseconds that a row function takes for a byte of its result, roughly, by its name."""
 
 
 class Row(NamedTuple):
@@ -42,21 +30,16 @@ def row_of(
     op: Op, out: TensorType, operands: Sequence[TensorType], attributes: Attributes
 ) -> Row | None:
     """The row function for an op on operands of these dtypes; None if there is none."""
-    cost = out.dtype.itemsize * _COSTS.get(op.name, _SIMPLE)
     name, dtypes = op.name, tuple([x.dtype for x in operands])
     if name == "where":
-        return Row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), out.dtype, cost)
+        return _row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), out)
     if name == "astype" and dtypes != (out.dtype,):
         through = stage(dtypes[0], out.dtype)
-        row = conversion(through, out.dtype)
-        return Row(row, (through,), out.dtype, cost) if row in ROWS else None
-    if (
-        name in ("copy", "broadcast_to", "astype")
-        or (name in _ROUNDING and out.dtype.is_integer)
-        or (name == "abs" and out.dtype.kind == "unsigned")
-        or (name in ("real", "conj") and dtypes[0].kind != "complex")
+        return _row(conversion(through, out.dtype), (through,), out)
+    if name in ("copy", "broadcast_to", "astype") or (
+        name in ("real", "conj") and dtypes[0].kind != "complex"
     ):
-        return Row(f"copy_{out.dtype.itemsize}", dtypes, out.dtype, cost)
+        return _row(f"copy_{out.dtype.itemsize}", dtypes, out)
     if name in ("gelu", "gelu_vjp"):
         form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
         name = name.replace("gelu", form)
@@ -64,8 +47,16 @@ def row_of(
     if out.dtype.is_float and not dtype.is_inexact:
         dtype = out.dtype  # exp and the like, of integers
     first, dtype = (dtype, f32) if dtype.is_half else (None, dtype)
-    row, result = f"{name}_{dtype}", f32 if out.dtype.is_half else out.dtype
-    return Row(row, (dtype,) * len(dtypes), result, cost, first) if row in ROWS else None
+    return _row(f"{name}_{dtype}", (dtype,) * len(dtypes), out, first)
+
+
+def _row(
+    name: str, dtypes: tuple[DType, ...], out: TensorType, first: DType | None = None
+) -> Row | None:
+    if name not in ROWS:
+        return None
+    result = f32 if first is not None and out.dtype.is_half else out.dtype
+    return Row(name, dtypes, result, out.dtype.itemsize * ROWS[name], first)
 
 
 def stage(x: DType, out: DType) -> DType:

@@ -47,6 +47,7 @@ typedef struct {
 typedef struct {
     const char *name; /* "add_f32" */
     RowFn run;
+    double cost; /* nanoseconds for a byte of its result, roughly */
 } RowEntry;
 
 /* Each file in kernels/ is compiled once for every instruction set, with another TARGET. It ends

@@ -119,15 +119,15 @@ const RowEntry *find_row(const char *name)
     for (const Entry *const *table = set_in_use()->member; *table; table++)              \
         for (const Entry *entry = *table; entry->name; entry++)                          \
             if (!i--)                                                                    \
-                return entry->name;                                                      \
+                return entry;                                                            \
     return NULL;
 
-const char *kernel_name(int i)
+const KernelEntry *nth_kernel(int i)
 {
     NTH(KernelEntry, kernels)
 }
 
-const char *row_name(int i)
+const RowEntry *nth_row(int i)
 {
     NTH(RowEntry, rows)
 }

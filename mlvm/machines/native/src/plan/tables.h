@@ -18,8 +18,8 @@ int simd_choose(const char *name);
 const KernelEntry *find_kernel(const char *name);
 const RowEntry *find_row(const char *name);
 
-/* All names, one at a time from i = 0 on, then NULL. */
-const char *kernel_name(int i);
-const char *row_name(int i);
+/* All entries, one at a time from i = 0 on, then NULL. */
+const KernelEntry *nth_kernel(int i);
+const RowEntry *nth_row(int i);
 
 #endif

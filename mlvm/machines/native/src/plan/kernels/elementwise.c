@@ -1,4 +1,5 @@
-/* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ...
+/* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ... What
+ * they compute stands in elementwise_ops.def, a row an op; here are the loops and what rows call.
  *
  * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
 #include "../plan.h"
@@ -6,27 +7,30 @@
 
 #include <string.h>
 
+#define PASTE_(x, y) x##y
+#define PASTE(x, y) PASTE_(x, y)
+
 /* Lists of (dtype, its C type, the type in which it is computed). */
-#define UNSIGNED(X)                                                                      \
+#define EACH_UNSIGNED(X)                                                                      \
     X(u8, uint8_t, uint32_t)                                                             \
     X(u16, uint16_t, uint32_t)                                                           \
     X(u32, uint32_t, uint32_t)                                                           \
     X(u64, uint64_t, uint64_t)
-#define SIGNED(X)                                                                        \
+#define EACH_SIGNED(X)                                                                        \
     X(i8, int8_t, uint32_t)                                                              \
     X(i16, int16_t, uint32_t)                                                            \
     X(i32, int32_t, uint32_t)                                                            \
     X(i64, int64_t, uint64_t)
-#define INTEGERS(X) UNSIGNED(X) SIGNED(X)
+#define INTEGERS(X) EACH_UNSIGNED(X) EACH_SIGNED(X)
 #define FLOATS(X) X(f32, float, float) X(f64, double, double)
-#define BOOL(X) X(bool, uint8_t, uint32_t)
+#define EACH_BOOL(X) X(bool, uint8_t, uint32_t)
 /* Two f64 are moved as one complex number. */
 #define SIZES(X)                                                                         \
     X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
 
 /* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
-#define UNARY(name, R, X, expression)                                                    \
-    static void name##_row(char *const *p, int64_t n, const double *a)                   \
+#define UNARY_ROW(name, R, X, expression)                                                    \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
         R *out = (R *)p[0];                                                              \
@@ -37,8 +41,8 @@
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
-#define BINARY(name, R, X, expression)                                                   \
-    static void name##_row(char *const *p, int64_t n, const double *a)                   \
+#define BINARY_ROW(name, R, X, expression)                                                   \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
         R *out = (R *)p[0];                                                              \
@@ -49,8 +53,8 @@
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
-#define TERNARY(name, R, X, Y, expression)                                               \
-    static void name##_row(char *const *p, int64_t n, const double *a)                   \
+#define TERNARY_ROW(name, R, X, Y, expression)                                               \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
         R *out = (R *)p[0];                                                              \
@@ -63,30 +67,17 @@
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
-/* An op on dtypes T alone; W is the type to compute in. */
-#define UNARY_OP(op, t, T, expression) UNARY(op##_##t, T, T, expression)
-#define BINARY_OP(op, t, T, expression) BINARY(op##_##t, T, T, expression)
-#define PREDICATE(op, t, T, expression) UNARY(op##_##t, uint8_t, T, expression)
-#define COMPARISON(op, t, T, expression) BINARY(op##_##t, uint8_t, T, expression)
-
 /* --- arithmetic --- */
 
-#define ARITHMETIC(t, T, W)                                                              \
-    BINARY_OP(add, t, T, (W)x + (W)y)                                                    \
-    BINARY_OP(subtract, t, T, (W)x - (W)y)                                               \
-    BINARY_OP(multiply, t, T, (W)x * (W)y)                                               \
-    UNARY_OP(square, t, T, (W)x * (W)x)
-INTEGERS(ARITHMETIC)
-FLOATS(ARITHMETIC)
-
 #define INTEGER_ORDER(t, T, W)                                                           \
-    BINARY_OP(maximum, t, T, x > y ? x : y)                                              \
-    BINARY_OP(minimum, t, T, x < y ? x : y)                                              \
+    static inline T greatest_##t(T x, T y)                                               \
+    {                                                                                    \
+        return x > y ? x : y;                                                            \
+    }                                                                                    \
     static inline T least_##t(T x, T y)                                                  \
     {                                                                                    \
         return x < y ? x : y;                                                            \
-    }                                                                                    \
-    TERNARY(clip_##t, T, T, T, least_##t(x > y ? x : y, z))
+    }
 INTEGERS(INTEGER_ORDER)
 
 /* A nan in x or y is the result; of zeros of both signs, y's is. */
@@ -100,18 +91,20 @@ INTEGERS(INTEGER_ORDER)
     {                                                                                    \
         T smaller = x < y ? x : y;                                                       \
         return x != x ? x : smaller;                                                     \
-    }                                                                                    \
-    BINARY_OP(maximum, t, T, greatest_##t(x, y))                                         \
-    BINARY_OP(minimum, t, T, least_##t(x, y))                                            \
-    TERNARY(clip_##t, T, T, T, least_##t(greatest_##t(x, y), z))                         \
-    UNARY_OP(relu, t, T, x <= 0 ? 0 : x)
+    }
 FLOATS(FLOAT_ORDER)
 
 /* Division rounds down, and gives 0 for a divisor of 0. */
 #define UNSIGNED_DIVISION(t, T, W)                                                       \
-    BINARY_OP(floor_divide, t, T, y ? x / y : 0)                                         \
-    BINARY_OP(remainder, t, T, y ? x % y : 0)
-UNSIGNED(UNSIGNED_DIVISION)
+    static inline T quotient_##t(T x, T y)                                               \
+    {                                                                                    \
+        return y ? x / y : 0;                                                            \
+    }                                                                                    \
+    static inline T modulus_##t(T x, T y)                                                \
+    {                                                                                    \
+        return y ? x % y : 0;                                                            \
+    }
+EACH_UNSIGNED(UNSIGNED_DIVISION)
 
 #define SIGNED_DIVISION(t, T, W)                                                         \
     static inline T quotient_##t(T x, T y)                                               \
@@ -126,10 +119,8 @@ UNSIGNED(UNSIGNED_DIVISION)
             return 0;                                                                    \
         T rest = (T)(x % y);                                                             \
         return (T)(rest && (x < 0) != (y < 0) ? rest + y : rest);                        \
-    }                                                                                    \
-    BINARY_OP(floor_divide, t, T, quotient_##t(x, y))                                    \
-    BINARY_OP(remainder, t, T, modulus_##t(x, y))
-SIGNED(SIGNED_DIVISION)
+    }
+EACH_SIGNED(SIGNED_DIVISION)
 
 /* From the exact remainder, as numpy has it; with an infinity, and by 0, a quotient is that of the
  * division, as the Array API standard has it. `s` ends the names of C's functions of the type. */
@@ -197,107 +188,26 @@ SHORT_DIVISIONS(f32, float, REST, 4194304.0) /* 2^22 */
 #ifdef __FMA__
 SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
 #else
-BINARY_OP(floor_divide, f64, double, quotient_f64(x, y))
-BINARY_OP(remainder, f64, double, modulus_f64(x, y))
+BINARY_ROW(floor_divide_f64, double, double, quotient_f64(x, y))
+BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
 #endif
-
-#define NEGATIVE(t, T, W) UNARY_OP(negative, t, T, 0 - (W)x)
-INTEGERS(NEGATIVE)
-
-#define SIGNED_ONLY(t, T, W)                                                             \
-    UNARY_OP(abs, t, T, x < 0 ? 0 - (W)x : (W)x)                                         \
-    UNARY_OP(sign, t, T, (x > 0) - (x < 0))
-SIGNED(SIGNED_ONLY)
-
-#define UNSIGNED_ONLY(t, T, W) UNARY_OP(sign, t, T, x > 0)
-UNSIGNED(UNSIGNED_ONLY)
-
-#define FLOAT_ONLY(t, T, s)                                                              \
-    UNARY_OP(negative, t, T, -x)                                                         \
-    UNARY_OP(abs, t, T, fabs##s(x))                                                      \
-    UNARY_OP(sign, t, T, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x)                        \
-    UNARY_OP(reciprocal, t, T, 1 / x)                                                    \
-    BINARY_OP(copysign, t, T, copysign##s(x, y))                                         \
-    PREDICATE(signbit, t, T, __builtin_signbit(x) != 0)                                  \
-    UNARY_OP(floor, t, T, __builtin_floor##s(x))                                         \
-    UNARY_OP(ceil, t, T, __builtin_ceil##s(x))                                           \
-    UNARY_OP(round, t, T, __builtin_rint##s(x))                                          \
-    UNARY_OP(trunc, t, T, __builtin_trunc##s(x))                                         \
-    UNARY_OP(sqrt, t, T, __builtin_sqrt##s(x))                                           \
-    UNARY_OP(rsqrt, t, T, 1 / __builtin_sqrt##s(x))                                      \
-    BINARY_OP(divide, t, T, x / y)                                                       \
-    BINARY_OP(pow, t, T, pow##s(x, y))                                                   \
-    TERNARY(multiply_add_##t, T, T, T, x *y + z)                                         \
-    PREDICATE(isnan, t, T, x != x)                                                       \
-    PREDICATE(isinf, t, T, fabs##s(x) == (T)INFINITY)                                    \
-    PREDICATE(isfinite, t, T, fabs##s(x) < (T)INFINITY)
-FLOAT_ONLY(f32, float, f)
-FLOAT_ONLY(f64, double, )
-
-/* --- elementary functions --- */
-
-#define FUNCTIONS(X)                                                                     \
-    X(exp) X(expm1) X(log) X(log1p) X(log2) X(log10) X(tanh) X(sigmoid) X(erf)           \
-    X(gelu_tanh) X(gelu_erf)
-#define FUNCTION(name)                                                                   \
-    UNARY(name##_f32, float, float, name##_f32(x))                                       \
-    UNARY(name##_f64, double, double, name##_f64(x))
-FUNCTIONS(FUNCTION)
 
 /* Of equal operands, which may be infinite, twice the exponential. */
 #define LOG_OF_SUM(t, T, s)                                                              \
-    BINARY_OP(logaddexp, t, T,                                                           \
-              greatest_##t(x, y) + log1p_##t(exp_##t(x == y ? 0 : -fabs##s(x - y))))
+    static inline T log_of_sum_##t(T x, T y)                                             \
+    {                                                                                    \
+        return greatest_##t(x, y) + log1p_##t(exp_##t(x == y ? 0 : -fabs##s(x - y)));    \
+    }
 LOG_OF_SUM(f32, float, f)
 LOG_OF_SUM(f64, double, )
 
-#define SLOPES(t, T, W)                                                                  \
-    BINARY_OP(gelu_tanh_vjp, t, T, gelu_tanh_vjp_##t(x, y))                              \
-    BINARY_OP(gelu_erf_vjp, t, T, gelu_erf_vjp_##t(x, y))
-FLOATS(SLOPES)
-
-/* --- comparison and logic --- */
-
-#define COMPARISONS(t, T, W)                                                             \
-    COMPARISON(equal, t, T, x == y)                                                      \
-    COMPARISON(not_equal, t, T, x != y)                                                  \
-    COMPARISON(less, t, T, x < y)                                                        \
-    COMPARISON(less_equal, t, T, x <= y)                                                 \
-    COMPARISON(greater, t, T, x > y)                                                     \
-    COMPARISON(greater_equal, t, T, x >= y)
-INTEGERS(COMPARISONS)
-FLOATS(COMPARISONS)
-BOOL(COMPARISONS)
-
-#define BITWISE(t, T, W)                                                                 \
-    BINARY_OP(bitwise_and, t, T, x &y)                                                   \
-    BINARY_OP(bitwise_or, t, T, x | y)                                                   \
-    BINARY_OP(bitwise_xor, t, T, x ^ y)
-INTEGERS(BITWISE)
-BOOL(BITWISE)
-
 /* A shift by as many places as there are, or more, leaves the sign. */
 #define SHORT_SHIFT ((uint64_t)y < 8 * sizeof x)
-#define SHIFTS(t, T, W)                                                                  \
-    UNARY_OP(bitwise_invert, t, T, ~x)                                                   \
-    BINARY_OP(bitwise_left_shift, t, T, SHORT_SHIFT ? (W)x << y : 0)
-INTEGERS(SHIFTS)
-#define UNSIGNED_SHIFT(t, T, W) BINARY_OP(bitwise_right_shift, t, T, SHORT_SHIFT ? x >> y : 0)
-UNSIGNED(UNSIGNED_SHIFT)
-#define SIGNED_SHIFT(t, T, W)                                                            \
-    BINARY_OP(bitwise_right_shift, t, T, x >> (SHORT_SHIFT ? y : (T)(8 * sizeof x - 1)))
-SIGNED(SIGNED_SHIFT)
-
-COMPARISON(logical_and, bool, uint8_t, (x != 0) & (y != 0))
-COMPARISON(logical_or, bool, uint8_t, (x | y) != 0)
-COMPARISON(logical_xor, bool, uint8_t, (x != 0) ^ (y != 0))
-PREDICATE(logical_not, bool, uint8_t, x == 0)
-PREDICATE(bitwise_invert, bool, uint8_t, x == 0)
 
 /* --- moves --- */
 
 #define MOVES(size, T, unused)                                                           \
-    TERNARY(where_##size, T, uint8_t, T, x ? y : z)                                      \
+    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                                      \
     static void copy_##size##_row(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
@@ -319,11 +229,11 @@ SIZES(MOVES)
     X(from, A, i64, int64_t)                                                             \
     X(from, A, f32, float)                                                               \
     X(from, A, f64, double)
-#define CONVERSION(from, A, t, T) UNARY(astype_##from##_##t, T, A, x)
+#define CONVERSION(from, A, t, T) UNARY_ROW(astype_##from##_##t, T, A, x)
 #define CONVERSIONS(from, A, W)                                                          \
     ALL_DTYPES(CONVERSION, from, A)                                                      \
-    UNARY(astype_##from##_bool, uint8_t, A, x != 0)
-BOOL(CONVERSIONS)
+    UNARY_ROW(astype_##from##_bool, uint8_t, A, x != 0)
+EACH_BOOL(CONVERSIONS)
 INTEGERS(CONVERSIONS)
 FLOATS(CONVERSIONS)
 
@@ -389,47 +299,66 @@ static inline float to_odd(double x)
 }
 
 #define HALF(t, T, W)                                                                    \
-    UNARY(astype_##t##_f32, float, uint16_t, widen_##t(x))                               \
-    UNARY(astype_f32_##t, uint16_t, float, narrow_##t(x))                                \
-    UNARY(astype_f64_##t, uint16_t, double, narrow_##t(to_odd(x)))
+    UNARY_ROW(astype_##t##_f32, float, uint16_t, widen_##t(x))                               \
+    UNARY_ROW(astype_f32_##t, uint16_t, float, narrow_##t(x))                                \
+    UNARY_ROW(astype_f64_##t, uint16_t, double, narrow_##t(to_odd(x)))
 #define HALVES(X) X(f16, , ) X(bf16, , )
 HALVES(HALF)
 
+/* --- the ops --- */
+
+#define BOOL 1
+#define UNSIGNED 2
+#define SIGNED 3
+#define FLOAT 4
+#define OF(function) MLVM_JOIN(function, DT)
+#define MATH(function) PASTE(function, SUFFIX)
+
+#define UNARY(op, cost, result) UNARY_ROW(OF(op), T, T, result)
+#define BINARY(op, cost, result) BINARY_ROW(OF(op), T, T, result)
+#define TERNARY(op, cost, result) TERNARY_ROW(OF(op), T, T, T, result)
+#define PREDICATE(op, cost, result) UNARY_ROW(OF(op), uint8_t, T, result)
+#define COMPARISON(op, cost, result) BINARY_ROW(OF(op), uint8_t, T, result)
+#define OWN_LOOP(op, cost)
+#define SAME(op)
+#include "elementwise_dtypes.h"
+
 /* --- the table --- */
 
-#define ROW(name) {#name, name##_row},
-#define ROWS_OF_NUMBERS(t, T, W)                                                         \
-    ROW(add_##t) ROW(subtract_##t) ROW(multiply_##t) ROW(square_##t) ROW(maximum_##t)    \
-    ROW(minimum_##t) ROW(clip_##t) ROW(floor_divide_##t) ROW(remainder_##t) ROW(sign_##t) \
-    ROW(negative_##t)
-#define ROWS_OF_ALL(t, T, W)                                                             \
-    ROW(equal_##t) ROW(not_equal_##t) ROW(less_##t) ROW(less_equal_##t) ROW(greater_##t) \
-    ROW(greater_equal_##t) ROW(astype_##t##_u8) ROW(astype_##t##_u16) ROW(astype_##t##_u32) \
-    ROW(astype_##t##_u64) ROW(astype_##t##_i8) ROW(astype_##t##_i16) ROW(astype_##t##_i32) \
-    ROW(astype_##t##_i64) ROW(astype_##t##_f32) ROW(astype_##t##_f64) ROW(astype_##t##_bool)
-#define ROWS_OF_SIGNED(t, T, W) ROW(abs_##t)
-#define ROWS_OF_BITS(t, T, W) ROW(bitwise_and_##t) ROW(bitwise_or_##t) ROW(bitwise_xor_##t)
-#define ROWS_OF_INTEGERS(t, T, W)                                                        \
-    ROW(bitwise_invert_##t) ROW(bitwise_left_shift_##t) ROW(bitwise_right_shift_##t)
-#define ROWS_OF_FLOATS(t, T, W)                                                          \
-    ROW(relu_##t) ROW(floor_##t) ROW(ceil_##t) ROW(round_##t) ROW(trunc_##t) ROW(sqrt_##t) \
-    ROW(rsqrt_##t) ROW(divide_##t) ROW(pow_##t) ROW(multiply_add_##t) ROW(isnan_##t)     \
-    ROW(isinf_##t) ROW(isfinite_##t) ROW(reciprocal_##t) ROW(copysign_##t) ROW(signbit_##t) \
-    ROW(gelu_tanh_vjp_##t) ROW(gelu_erf_vjp_##t)          \
-    ROW(logaddexp_##t)
-#define ROWS_OF_FUNCTION(name) ROW(name##_f32) ROW(name##_f64)
-#define ROWS_OF_HALF(t, T, W) ROW(astype_##t##_f32) ROW(astype_f32_##t) ROW(astype_f64_##t)
-#define ROWS_OF_SIZE(size, T, unused) ROW(where_##size) ROW(copy_##size)
+#define SIMPLE 0.03
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define ENTRY_(name, row, cost) {TEXT(name), PASTE(row, _row), cost},
+#define ENTRY(name) ENTRY_(name, name, SIMPLE)
+#define ENTRIES_OF_ALL(t, T, W)                                                          \
+    ENTRY(astype_##t##_u8) ENTRY(astype_##t##_u16) ENTRY(astype_##t##_u32)               \
+    ENTRY(astype_##t##_u64) ENTRY(astype_##t##_i8) ENTRY(astype_##t##_i16)               \
+    ENTRY(astype_##t##_i32) ENTRY(astype_##t##_i64) ENTRY(astype_##t##_f32)              \
+    ENTRY(astype_##t##_f64) ENTRY(astype_##t##_bool)
+#define ENTRIES_OF_HALF(t, T, W)                                                         \
+    ENTRY(astype_##t##_f32) ENTRY(astype_f32_##t) ENTRY(astype_f64_##t)
+#define ENTRIES_OF_SIZE(size, T, unused) ENTRY(where_##size) ENTRY(copy_##size)
+
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+#undef PREDICATE
+#undef COMPARISON
+#undef OWN_LOOP
+#undef SAME
+#define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define COMPARISON(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define OWN_LOOP(op, cost) ENTRY_(OF(op), OF(op), cost)
+#define SAME(op) ENTRY_(OF(op), MLVM_JOIN(copy, SIZE), SIMPLE)
 
 const RowEntry TARGETED(elementwise_rows)[] = {
     /* clang-format off */
-    INTEGERS(ROWS_OF_NUMBERS) FLOATS(ROWS_OF_NUMBERS)
-    BOOL(ROWS_OF_ALL) INTEGERS(ROWS_OF_ALL) FLOATS(ROWS_OF_ALL)
-    SIGNED(ROWS_OF_SIGNED) FLOATS(ROWS_OF_SIGNED)
-    BOOL(ROWS_OF_BITS) INTEGERS(ROWS_OF_BITS) INTEGERS(ROWS_OF_INTEGERS)
-    FLOATS(ROWS_OF_FLOATS) FUNCTIONS(ROWS_OF_FUNCTION) SIZES(ROWS_OF_SIZE)
-    ROW(logical_and_bool) ROW(logical_or_bool) ROW(logical_xor_bool) ROW(logical_not_bool)
-    ROW(bitwise_invert_bool) HALVES(ROWS_OF_HALF)
-    {NULL, NULL}
+    EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
+    HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
+#include "elementwise_dtypes.h"
+    {NULL, NULL, 0}
     /* clang-format on */
 };
