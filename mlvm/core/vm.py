@@ -290,37 +290,36 @@ class VM(Identity):
         raise, and `LimitExceeded` after `max_steps` instructions. Whatever it raises, the VM is
         usable and holds as many bytes as before; what was written till then stays written.
         """
-        self._lock.acquire()  # half the price of `with`
-        self.depth = depth = self.depth + 1
-        try:
+        with self._lock:
+            self.depth = depth = self.depth + 1
             try:
-                handles = tuple(args)
-                code, operands = self._linked[id(program)].bound[handles]
-            except KeyError:
                 try:
-                    code, operands = self._bind(program, handles)
-                except MlvmError as error:
-                    raise error.with_traceback(None) from None
-            except TypeError:  # not iterable, or not hashable
-                raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
-            if max_steps is not None and not isinstance(max_steps, int):
-                raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
-            if depth > _MOST_LAUNCHES:
-                raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
-            context = self._context if depth == 1 else self._context.copy()
-            outputs = context.run(
-                self._run,
-                code,
-                operands,
-                self._store,
-                self.functions,
-                max_steps,
-                self._scheduler,
-            )
-            return self._outputs(outputs) if outputs else []
-        finally:
-            self.depth = depth - 1
-            self._lock.release()
+                    handles = tuple(args)
+                    code, operands = self._linked[id(program)].bound[handles]
+                except KeyError:
+                    try:
+                        code, operands = self._bind(program, handles)
+                    except MlvmError as error:
+                        raise error.with_traceback(None) from None
+                except TypeError:  # not iterable, or not hashable
+                    raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
+                if max_steps is not None and not isinstance(max_steps, int):
+                    raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
+                if depth > _MOST_LAUNCHES:
+                    raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
+                context = self._context if depth == 1 else self._context.copy()
+                outputs = context.run(
+                    self._run,
+                    code,
+                    operands,
+                    self._store,
+                    self.functions,
+                    max_steps,
+                    self._scheduler,
+                )
+                return self._outputs(outputs) if outputs else []
+            finally:
+                self.depth = depth - 1
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         """What a launch on arguments of these types costs, without running it.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextvars
+import dis
 import gc
 import re
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -561,3 +564,36 @@ def test_a_launch_on_a_busy_vm_waits_and_other_vms_do_not(monkeypatch: pytest.Mo
     leave.set()
     first.result(PATIENCE)
     second.result(PATIENCE)
+
+
+def test_a_vm_is_free_for_other_threads_wherever_a_launch_is_interrupted() -> None:
+    """Python looks for Ctrl-C when a call has returned."""
+    vm = VM()
+    handle = put(vm, f32s(1))
+    returned = until = 0
+    after_a_call = False
+
+    def interrupting(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal returned, after_a_call
+        if frame.f_code is VM.launch.__code__:
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                returned += after_a_call
+                after_a_call = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+                if returned == until:
+                    raise KeyboardInterrupt
+        return interrupting
+
+    before = sys.gettrace()
+    while returned == until:
+        until, returned, after_a_call = until + 1, 0, False
+        sys.settrace(interrupting)
+        try:
+            vm.launch(NEGATE, [handle])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert start(vm.launch, NEGATE, [handle]).result(PATIENCE) == [-1]
+        assert vm.depth == 0
+    assert until > 2
