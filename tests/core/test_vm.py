@@ -30,6 +30,7 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
+from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import OPS, Op
@@ -379,7 +380,7 @@ def test_a_launch_after_the_end_of_the_storage_is_refused() -> None:
 
 
 def test_more_launches_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vm_module, "_BOUND_LIMIT", 2)
+    monkeypatch.setattr(vm_module, "_MOST_BOUND", 8)
     vm = VM()
     handles = [put(vm, f32s(i)) for i in range(5)]
     for _ in range(2):
@@ -388,6 +389,42 @@ def test_more_launches_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
         vm.dealloc_tensor(handle)
         with pytest.raises(HandleError):
             vm.launch(NEGATE, [handle])
+
+
+def test_of_ever_new_types_of_arguments_few_are_remembered() -> None:
+    vm, alive = VM(), weakref.WeakSet[TensorType]()
+    for n in range(4000):
+        type = TensorType(f32, (n,))
+        alive.add(type)
+        handle = vm.alloc_tensor(type)
+        vm.launch(NEGATE, [handle])
+        vm.dealloc_tensor(handle)
+    assert len(alive) < 2500
+
+
+def test_a_chain_remembers_few_of_ever_new_types() -> None:
+    vm, alive = VM(), weakref.WeakSet[TensorType]()
+    program = straight(
+        ("push_str", "some"),
+        ("cfunc", 0, 1),
+        ("get", 0),
+        ("get", 0),
+        ("push_str", "fused"),
+        ("cfunc", 2, 0, {"chain": [["negative", 0, 1]], "outputs": 1}),
+        "halt",
+    )
+
+    def some(frame: Frame) -> None:
+        type = TensorType(f32, (len(seen),))
+        seen.append(len(seen))
+        alive.add(type)
+        frame.push(np.ones(type.shape, np.float32))
+
+    seen: list[int] = []
+    vm.register("some", some)
+    for _ in range(3000):
+        vm.launch(program)
+    assert len(alive) < 1500
 
 
 @pytest.fixture
