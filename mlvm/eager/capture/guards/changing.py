@@ -1,0 +1,131 @@
+"""What changed from recording to recording, in words.
+
+`read.Checklist` tells fast that a read leads elsewhere. This tells which, and takes its time.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from mlvm.core.errors import brief, line_of, user_place
+from mlvm.eager.capture.guards.layout import PLAIN
+from mlvm.eager.capture.guards.look import Look
+from mlvm.eager.capture.guards.rebinding import contents
+from mlvm.eager.tensor.tensor import Tensor
+
+MANY: Final = 8
+"""The program at which the warning is issued."""
+
+_MOST_NAMED: Final = 3
+
+
+class RecompilationWarning(UserWarning):
+    """A captured function has recorded many programs, as something that a program is for changes
+    from call to call. The text says what.
+
+        >>> import warnings
+        >>> step = ml.capture(lambda x: x + x)
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     for n in range(1, 9): _ = step(ml.ones(n))
+        >>> caught[0].category.__name__
+        'RecompilationWarning'
+    """
+
+
+Noted = dict[Any, tuple[str, str]]
+"""What a program is for: where and what in words, each under a key that says where."""
+
+
+class Changing:
+    """What each recording of a function was for, until there are so many that a warning says what
+    differs between them; it is issued once."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._recordings: list[Noted] = []
+        self._warned = False
+
+    def note(self, look: Look, args: Any, kwargs: Any) -> None:
+        """Note what a recording is for, before it changes anything."""
+        if not self._warned:
+            noted = dict(words_of(look))
+            code = getattr(self._fn, "__code__", None)
+            names = map(repr, code.co_varnames[: code.co_argcount] if code is not None else ())
+            for i, value in enumerate(args):
+                noted.update(_of_tree(f"argument {next(names, i)}", value))
+            for name, value in kwargs.items():
+                noted.update(_of_tree(f"argument {name!r}", value))
+            self._recordings.append(noted)
+
+    def warn(self, name: str) -> None:
+        """Issue `RecompilationWarning` if the function of that name has now been recorded often. It
+        is about the line of Python outside of mlvm that led here."""
+        if self._warned or len(self._recordings) < MANY:
+            return
+        recordings, self._recordings, self._warned = self._recordings, [], True
+        found = sorted(_differences(recordings), key=lambda each: -len(each[1]))
+        text = "; ".join(f"{where} was {', '.join(what)}" for where, what in found[:_MOST_NAMED])
+        if len(found) > _MOST_NAMED:
+            text += f"; and {len(found) - _MOST_NAMED} more changed"
+        place = user_place()
+        file, _, line = line_of(place).rpartition(":") if place is not None else (__file__, "", "1")
+        message = (
+            f"{name} has recorded its {MANY}th program, which takes time and memory: "
+            f"{text or 'what is the same tensor, or a view of one, changed'}. "
+            f"Give what changes as a tensor, or keep it the same."
+        )
+        warnings.warn_explicit(message, RecompilationWarning, file, int(line))
+
+
+def _differences(recordings: list[Noted]) -> Iterator[tuple[str, list[str]]]:
+    """What was not the same in all recordings, with what it was."""
+    for key in dict.fromkeys(key for each in recordings for key in each):
+        seen = [each[key] for each in recordings if key in each]
+        values = list(dict.fromkeys(value for _, value in seen))
+        if len(values) > 1:
+            yield seen[0][0], values
+
+
+def _of_tree(where: str, tree: Any) -> Iterator[tuple[Any, tuple[str, str]]]:
+    if isinstance(tree, (list, tuple)):
+        yield where, (f"the length of {where}", str(len(tree)))
+        for i, each in enumerate(tree):
+            yield from _of_tree(f"{where}[{i}]", each)
+    elif isinstance(tree, dict):
+        yield where, (f"the keys of {where}", brief(", ".join(map(repr, tree))))
+        for name, each in tree.items():
+            yield from _of_tree(f"{where}[{name!r}]", each)
+    else:
+        yield where, (where, _what(tree))
+
+
+def words_of(look: Look) -> Iterator[tuple[Any, tuple[str, str]]]:
+    """What each name that was read leads to now."""
+    for read in look.reads:
+        kind, owner, name = read.kind, read.owner, read.name
+        place, text = look.places.get(id(owner), (None, ""))
+        if kind in ("item", "number") and place is not None and name in place:
+            yield (id(place), name), (text.format(name), _what(place[name]))
+        elif kind in ("values", "items", "attribute") and place is not None:
+            for name, value in contents(place).items():
+                yield (id(place), name), (text.format(name), _what(value))
+        elif kind in ("attribute", "entry", "class", "slot"):
+            name = name if type(name) is str else getattr(name, "__name__", kind)
+            yield (id(owner), name), (f"{name!r} of {_what(owner)}", _what(read.value))
+        elif kind == "equal":
+            yield id(owner), (f"the content of {_what(owner)}", f"{hash(repr(read.value)):#x}")
+
+
+def _what(value: Any) -> str:
+    kind = type(value)  # isinstance might call what is looked into
+    if kind is Tensor:
+        return str(value.type)
+    if kind in PLAIN:
+        return brief(value)
+    if kind in (list, tuple, dict, set):
+        return f"a {kind.__name__} of {len(value)}"
+    named = kind is types.FunctionType or issubclass(kind, type)
+    return f"{value.__qualname__ if named else f'a {kind.__qualname__}'} at {id(value):#x}"
