@@ -33,9 +33,9 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.guards.changing import Changing
-from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look, dict_of, look
+from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look, dict_of
 from mlvm.eager.capture.guards.rebinding import Surroundings
-from mlvm.eager.capture.guards.signature import Signature, objects_in
+from mlvm.eager.capture.guards.signature import Arguments, Signature
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
@@ -422,13 +422,13 @@ class Captured(Generic[P, R]):
 
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
-        arguments = *args, *kwargs.values()
-        objects = objects_in(arguments)
-        ids = tuple(map(id, objects))
+        arguments = Arguments((*args, *kwargs.values()))
+        ids = tuple(arguments.objects)
         known = self._looks.get(ids)
         values = known.values() if known is not None and known.holds() else None
         while known is None or values is None:
-            known = look(self.fn, self._names, self._rebound, objects)
+            objects = list(arguments.objects.values())
+            known = Look(self.fn, self._names, self._rebound, objects)
             values = known.values()
             self._names = known.names
             with self._lock:
@@ -680,8 +680,8 @@ def _recorded(
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm)
     with recording_of(arena.vm, signature.inputs) as record, numbers.recording() as stand_ins:
         lent = dict(zip(free, stand_ins, strict=True))
-        all_numbers = enumerate(zip(signature.numbers, signature.places, strict=True))
-        arguments = [lent.get(i, x) for i, (x, place) in all_numbers if place is None][::-1]
+        in_fields, numbered = len(signature.places), list(enumerate(signature.numbers))
+        arguments = [lent.get(i, x) for i, x in numbered[in_fields:]][::-1]
         lent_fields = _lend(signature, lent)
         stand_ins.clear()
         lent.clear()
@@ -736,8 +736,7 @@ class _LentField(NamedTuple):
 
 def _lend(signature: Signature, lent: Mapping[int, Number]) -> list[_LentField]:
     """Put what stands for the signature's numbers into their fields."""
-    places = signature.places
-    into = [(place, number) for i, number in lent.items() if (place := places[i]) is not None]
+    into = [(place, lent[i]) for i, place in enumerate(signature.places) if i in lent]
     fields = {(id(place.owner), place.name): Field(*place[:2]) for place, _ in into}
     before = [(field, field.value) for field in fields.values()]
     for place, number in into:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mlvm.core.errors import brief, line_of, user_place
 from mlvm.eager.capture.guards.layout import PLAIN
@@ -20,6 +20,8 @@ MANY: Final = 8
 """The program at which the warning is issued."""
 
 _MOST_NAMED: Final = 3
+Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
+"""Under a key that says where: in words where, and what is there."""
 
 
 class RecompilationWarning(UserWarning):
@@ -35,30 +37,23 @@ class RecompilationWarning(UserWarning):
     """
 
 
-Noted = dict[Any, tuple[str, str]]
-"""What a program is for: where and what in words, each under a key that says where."""
-
-
 class Changing:
     """What each recording of a function was for, until there are so many that a warning says what
     differs between them; it is issued once."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
-        self._recordings: list[Noted] = []
+        code = fn.__code__ if type(fn) is types.FunctionType else None
+        self._names = code.co_varnames[: code.co_argcount] if code is not None else ()
+        self._recordings: list[dict[Any, tuple[str, str]]] = []
         self._warned = False
 
     def note(self, look: Look, args: Any, kwargs: Any) -> None:
         """Note what a recording is for, before it changes anything."""
         if not self._warned:
-            noted = dict(words_of(look))
-            code = getattr(self._fn, "__code__", None)
-            names = map(repr, code.co_varnames[: code.co_argcount] if code is not None else ())
-            for i, value in enumerate(args):
-                noted.update(_of_tree(f"argument {next(names, i)}", value))
-            for name, value in kwargs.items():
-                noted.update(_of_tree(f"argument {name!r}", value))
-            self._recordings.append(noted)
+            names = [*self._names, *range(len(self._names), len(args))]
+            self._recordings.append(dict(words_of(look)))
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                self._recordings[-1].update(_of_tree(f"argument {name!r}", value))
 
     def warn(self, name: str) -> None:
         """Issue `RecompilationWarning` if the function of that name has now been recorded often. It
@@ -66,7 +61,11 @@ class Changing:
         if self._warned or len(self._recordings) < MANY:
             return
         recordings, self._recordings, self._warned = self._recordings, [], True
-        found = sorted(_differences(recordings), key=lambda each: -len(each[1]))
+        found = []
+        for key in dict.fromkeys(key for each in recordings for key in each):
+            wheres, whats = zip(*[each[key] for each in recordings if key in each], strict=True)
+            found.append((wheres[0], list(dict.fromkeys(whats))))
+        found = sorted([each for each in found if len(each[1]) > 1], key=lambda x: -len(x[1]))
         text = "; ".join(f"{where} was {', '.join(what)}" for where, what in found[:_MOST_NAMED])
         if len(found) > _MOST_NAMED:
             text += f"; and {len(found) - _MOST_NAMED} more changed"
@@ -80,16 +79,23 @@ class Changing:
         warnings.warn_explicit(message, RecompilationWarning, file, int(line))
 
 
-def _differences(recordings: list[Noted]) -> Iterator[tuple[str, list[str]]]:
-    """What was not the same in all recordings, with what it was."""
-    for key in dict.fromkeys(key for each in recordings for key in each):
-        seen = [each[key] for each in recordings if key in each]
-        values = list(dict.fromkeys(value for _, value in seen))
-        if len(values) > 1:
-            yield seen[0][0], values
+def words_of(look: Look) -> Words:
+    """What each name that was read leads to now."""
+    for kind, owner, name, value in look.reads:
+        place, text = look.places.get(id(owner), ({}, ""))
+        if kind in ("item", "number") and name in place:
+            yield (id(place), name), (text.format(name), _what(place[name]))
+        elif kind in ("values", "items", "attribute") and text:
+            for each, now in contents(place).items():
+                yield (id(place), each), (text.format(each), _what(now))
+        elif kind == "equal":
+            yield id(owner), (f"the content of {_what(owner)}", f"{hash(repr(value)):#x}")
+        elif kind in ("attribute", "entry", "class", "slot"):
+            name = getattr(name, "__name__", name) or kind
+            yield (id(owner), name), (f"{name!r} of {_what(owner)}", _what(value))
 
 
-def _of_tree(where: str, tree: Any) -> Iterator[tuple[Any, tuple[str, str]]]:
+def _of_tree(where: str, tree: Any) -> Words:
     if isinstance(tree, (list, tuple)):
         yield where, (f"the length of {where}", str(len(tree)))
         for i, each in enumerate(tree):
@@ -100,23 +106,6 @@ def _of_tree(where: str, tree: Any) -> Iterator[tuple[Any, tuple[str, str]]]:
             yield from _of_tree(f"{where}[{name!r}]", each)
     else:
         yield where, (where, _what(tree))
-
-
-def words_of(look: Look) -> Iterator[tuple[Any, tuple[str, str]]]:
-    """What each name that was read leads to now."""
-    for read in look.reads:
-        kind, owner, name = read.kind, read.owner, read.name
-        place, text = look.places.get(id(owner), (None, ""))
-        if kind in ("item", "number") and place is not None and name in place:
-            yield (id(place), name), (text.format(name), _what(place[name]))
-        elif kind in ("values", "items", "attribute") and place is not None:
-            for name, value in contents(place).items():
-                yield (id(place), name), (text.format(name), _what(value))
-        elif kind in ("attribute", "entry", "class", "slot"):
-            name = name if type(name) is str else getattr(name, "__name__", kind)
-            yield (id(owner), name), (f"{name!r} of {_what(owner)}", _what(read.value))
-        elif kind == "equal":
-            yield id(owner), (f"the content of {_what(owner)}", f"{hash(repr(read.value)):#x}")
 
 
 def _what(value: Any) -> str:

@@ -10,8 +10,8 @@ import dis
 import re
 import types
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 ALL: Final = "*"
 """Stands for every name."""
@@ -86,9 +86,16 @@ def named_by_builtin(name: str) -> Named:
     return Named((), fields, (), (name,) if name in _UNBOUNDED else ())
 
 
-def is_special(name: str) -> bool:
-    """Whether Python may read this field of a class by itself."""
-    return name[:2] == "__" and name[-2:] == "__" and name not in _NEVER_IMPLICIT
+def is_implicit(name: str, field: object, of_class: Mapping[str, Any], *, made: bool) -> bool:
+    """Whether Python may read a class's field of that name by itself. It does not make text by
+    itself. Constructors it calls where an object may be `made`. So for it are the comparisons that
+    `dataclass` wrote, which compare objects of just this class."""
+    generated = name in COMPARISONS and "__dataclass_params__" in of_class
+    code = field.__code__ if generated and isinstance(field, types.FunctionType) else None
+    if name in CONSTRUCTORS or (code is not None and code.co_filename == "<string>"):
+        return made
+    special = name[:2] == "__" and name[-2:] == "__"
+    return special and name not in _NEVER_IMPLICIT and name not in TEXTS
 
 
 def _named_by(code: types.CodeType) -> Named:

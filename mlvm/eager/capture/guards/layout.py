@@ -24,7 +24,7 @@ MAPPINGS: Final = (collections.OrderedDict, dict, types.MappingProxyType)
 ARRAYS: Final = (np.ndarray, np.generic, bytearray, array.array)
 BASES: Final[tuple[type, ...]] = (
     *(*MAPPINGS, *ARRAYS, list, tuple, set, frozenset, collections.deque),
-    *(int, float, complex, str, bytes),
+    *(int, float, complex, str, bytes, property),
 )
 """Python shows all that an object of these classes, or of their subclasses, holds."""
 BY_VALUE: Final = frozenset(
@@ -111,7 +111,9 @@ def _layout(kind: type) -> Layout:
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     by_user = not is_library(kind.__module__)
-    immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType  # its names
+    immutable = (
+        any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
+    )  # its names
     open = not all(c.__module__ in _MIXINS or _home(c) == _SELF for c in libraries)
     how: Any = "object"
     if issubclass(kind, (Optimizer, Group)):
@@ -178,7 +180,7 @@ def stateful_names(module: str) -> tuple[str, ...]:
     )
 
 
-def content_of_array(value: Any) -> tuple[Any, ...]:
+def content_of(value: Any) -> tuple[Any, ...]:
     """An array's dtype, its shape, and a digest of its bytes."""
     seen = np.asarray(value)
     digest = hashlib.sha256(seen.tobytes()).digest()

@@ -1,8 +1,8 @@
 """Reads: what a look at a function has found, and whether another look would find the same.
 
-A read is a path, a kind and a value: from its owner, the name led to the value. If all reads still
-lead to the very same values, the whole look is the same. `Checklist` tells that fast, kind by kind;
-`explain` in `changing` says which do not.
+A read is a path, a kind and a value: `name` of the `owner` led to the `value`. If all reads still
+lead to the very same values, the whole look is the same. A `Checklist` tells that fast, kind by
+kind; `changing` says in words which do not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ MISSING: Final = object()
 
 
 class Read(NamedTuple):
-    """That `name` of the `owner` led to the `value`.
+    """The kinds are those of `_FOLLOW` and `_VIEWS`, compared by identity, and these:
 
-    Followed by identity, as `FOLLOW` says how: an `item` of a dict, an `entry` of a class's dict,
-    an `attribute` of an object of a class of Python's own, a `slot` (the name is its descriptor), an
-    object's `class` and its dict of `fields`. All of a container, by the identity of each: its
-    `keys`, `values` or `items`. By value: what the name, a function, says of the owner is `equal`.
-    Of a `number` in a dict its class counts, of a `tensor` that it is one; an `unread` one of a
-    Module counts when it holds tensors, and so does a `plain` one when it has changed.
+    equal: the name is a function; what it says of the owner, by value.
+    number, tensor: in a dict; only the class counts.
+    plain, unread: a Module's field; it counts once it holds tensors, a plain one if replaced.
     """
 
     kind: str
@@ -37,54 +34,51 @@ class Read(NamedTuple):
     value: Any
 
 
-def _slot(owner: Any, slot: Any) -> Any:
+def content_of_slot(owner: Any, slot: Any) -> Any:
     try:
         return slot.__get__(owner)
     except AttributeError:  # it has no value
         return MISSING
 
 
-FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]]] = {
+_FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]]] = {
     "item": lambda owners, names: map(dict.get, owners, names, repeat(MISSING)),
     "entry": lambda owners, names: map(types.MappingProxyType.get, owners, names, repeat(MISSING)),
     "attribute": lambda owners, names: map(getattr, owners, names),
     "class": lambda owners, _: map(type, owners),
     "fields": lambda owners, _: map(object.__getattribute__, owners, repeat("__dict__")),
-    "slot": lambda owners, names: map(_slot, owners, names),
+    "slot": lambda owners, names: map(content_of_slot, owners, names),
 }
-"""What names of owners lead to now."""
+"""What names lead to now: in a dict and in a class's dict, of an object of a class of Python's own;
+an object's class, its dict, and what is in its slot, of which the name is the descriptor."""
 
-VIEWS: Final[dict[str, Callable[[Any], Iterable[Any]]]] = {
+_VIEWS: Final[dict[str, Callable[[Any], Any]]] = {
     "keys": lambda owner: dict.keys(owner) if isinstance(owner, dict) else owner.keys(),
     "values": dict.values,
     "items": lambda owner: owner,
 }
-"""What containers hold now."""
+"""What containers hold now: dicts, lists and sets; there is no name."""
 
 
 class Checklist:
-    """Reads in columns, one set for each kind."""
+    """Reads in columns, kind by kind."""
 
     def __init__(self, reads: Iterable[Read]) -> None:
         rows: dict[str, list[Read]] = {}
         for read in reads:
             rows.setdefault(read.kind, []).append(read)
 
-        def columns(kind: str) -> tuple[list[Any], list[Any], list[Any]]:
-            of_kind = rows.get(kind, ())
-            return [r.owner for r in of_kind], [r.name for r in of_kind], [r.value for r in of_kind]
+        def columns(kind: str) -> Any:
+            return [[read[i] for read in rows.get(kind, ())] for i in (1, 2, 3)]
 
-        self._followed = [
-            (follow, *columns(kind)) for kind, follow in FOLLOW.items() if kind in rows
-        ]
-        held = [read for kind in VIEWS for read in rows.get(kind, ())]
-        self._containers = [VIEWS[read.kind](read.owner) for read in held]
+        self._followed = [(_FOLLOW[kind], *columns(kind)) for kind in _FOLLOW if kind in rows]
+        held = [read for kind in _VIEWS for read in rows.get(kind, ())]
+        self._containers = [_VIEWS[read.kind](read.owner) for read in held]
         self._lengths = [len(read.value) for read in held]
         self._held = list(chain.from_iterable(read.value for read in held))
         self._unread = [columns(kind) for kind in ("plain", "unread") if kind in rows]
-        self._equal = rows.get("equal", [])
-        self._numbers = columns("number")
-        self._tensors = columns("tensor")
+        self._equal = rows.get("equal", ())
+        self._numbers, self._tensors = columns("number"), columns("tensor")
 
     def holds(self) -> bool:
         """Whether all reads lead where they led."""
@@ -97,7 +91,7 @@ class Checklist:
         for follow, owners, names, values in self._followed:
             if not all(map(operator.is_, follow(owners, names), values)):
                 return False
-        if list(map(len, self._containers)) != self._lengths:  # type: ignore[arg-type]
+        if list(map(len, self._containers)) != self._lengths:
             return False
         if not all(map(operator.is_, chain.from_iterable(self._containers), self._held)):
             return False
@@ -115,8 +109,7 @@ class Checklist:
 
     def tensors(self) -> list[Tensor] | None:
         """The tensors, or None if there is something else."""
-        owners, names, _ = self._tensors
-        now: list[Any] = list(map(dict.get, owners, names))
+        now: list[Any] = list(map(dict.get, *self._tensors[:2]))
         return now if all(type(each) is Tensor for each in now) else None
 
 

@@ -20,13 +20,9 @@ class Surroundings:
     """The fields, variables and items that a look has met, with the values that they have now."""
 
     def __init__(self, look: Look) -> None:
-        self._fields = [
-            (Field(node, name), value)
-            for node in look.held
-            if issubclass(type(node), Node)
-            for name, value in dict_of(node).items()
-            if isinstance(value, Tensor)
-        ]
+        nodes = [each for each in look.held if issubclass(type(each), Node)]
+        named = [(Field(node, name), x) for node in nodes for name, x in dict_of(node).items()]
+        self._fields = [(field, x) for field, x in named if isinstance(x, Tensor)]
         self._places = [(place, text, contents(place)) for place, text in look.places.values()]
 
     def rebound(self) -> Iterator[tuple[Field, Tensor]]:
@@ -66,27 +62,27 @@ class Surroundings:
 
 def contents(place: Any) -> dict[Any, Any]:
     """What the names in a dict, a list or a variable's cell lead to now."""
-    if type(place) is types.CellType:
-        try:
-            return {None: place.cell_contents}
-        except ValueError:  # a variable that has no value yet
-            return {}
-    return dict.copy(place) if isinstance(place, dict) else dict(enumerate(list.__iter__(place)))
+    if type(place) is not types.CellType:
+        return dict.copy(place) if isinstance(place, dict) else dict(enumerate(place))
+    try:
+        return {None: place.cell_contents}
+    except ValueError:  # a variable that has no value yet
+        return {}
 
 
 def _put_back(place: Any, before: dict[Any, Any], changed: Collection[Any]) -> None:
     if isinstance(place, list):
         place[:] = before.values()
-    elif type(place) is types.CellType:
-        place.cell_contents = before.get(None)
-        if not before:
-            del place.cell_contents
-    else:
+    elif isinstance(place, dict):
         for name in changed:
             if name in before:
                 place[name] = before[name]
             else:
                 del place[name]
+    elif before:
+        place.cell_contents = before[None]
+    else:
+        del place.cell_contents
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

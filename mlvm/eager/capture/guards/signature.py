@@ -1,7 +1,4 @@
-"""The signature of a call: what its arguments are, and what the function reaches around them.
-
-It decides which of a captured function's programs the call gets.
-"""
+"""The signature of a call decides which of a captured function's programs it gets."""
 
 from __future__ import annotations
 
@@ -15,48 +12,22 @@ from mlvm.eager.capture.guards.look import NUMBERS, Field, Look, dict_of
 from mlvm.eager.tensor.tensor import Tensor
 
 
-class Signature:
-    """A call's arguments: their structure, the types of their tensors, and all else by value, or
-    where that cannot be compared, by identity. What the function reaches is as in `look`, of which
-    `values` are the present tensors and numbers in fields.
+class Arguments:
+    """The `structure` of a call's arguments, with all plain values but numbers; and in order what
+    it leaves out: `tensors`, `numbers` and, each once, other `objects`."""
 
-    `tensors` are each once; `inputs` has the first over each memory, and its order numbers the
-    inputs. An argument that the function also reaches by itself is no input: it is known by
-    identity. Of `numbers` only the class counts.
-
-    Raises `CaptureError` for a tensor of a scratch pad.
-    """
-
-    def __init__(
-        self, look: Look, values: tuple[list[Tensor], list[float]], arguments: Iterable[Any]
-    ) -> None:
-        self.look = look
+    def __init__(self, arguments: Iterable[Any]) -> None:
         self.tensors: list[Tensor] = []
-        self.inputs: list[Tensor] = []
-        self.in_fields, self.numbers = values
-        self._ordinals: dict[int, int] = {}  # of tensors, and of memories
-        self._roots: dict[int, int] = {}
-        self.key = (look.key, *map(self._part, self.in_fields), *map(self._part, arguments))
-
-    @property
-    def places(self) -> list[Field | None]:
-        """The field that each of the numbers is in, and None for an argument."""
-        known = self.look.numbers
-        return [*known, *[None] * (len(self.numbers) - len(known))]
-
-    @property
-    def fields(self) -> list[tuple[Field, Tensor]]:
-        """The fields that count as arguments, with their tensors."""
-        return list(zip(self.look.fields, self.in_fields, strict=True))
-
-    def is_reached(self, x: Tensor) -> bool:
-        """Whether the function reaches this very tensor by itself, and not only as an argument."""
-        return id(x) in self.look.tensors
+        self.numbers: list[float] = []
+        self.objects: dict[int, Any] = {}
+        self._ordinals: dict[int, int] = {}
+        self.structure = tuple([self._part(each) for each in arguments])
 
     def _part(self, value: Any, *, of_key: bool = False) -> Any:
         kind = type(value)
         if kind is Tensor or isinstance(value, Tensor):
-            return self._tensor(value)
+            self.tensors.append(value)
+            return Tensor
         if kind in NUMBERS and not of_key:
             self.numbers.append(value)
             return kind
@@ -70,12 +41,51 @@ class Signature:
                 for name, each in value.items()
             ]
         else:
-            return self.look.ordinals[id(value)]
-        return kind, tuple([self.look.ordinals[id(x)] for x in _besides(value)]), tuple(items)
+            return self._object(value)
+        if kind in (list, tuple, dict):
+            return kind, tuple(items)
+        besides = dict_of(value), getattr(value, "default_factory", None)
+        return kind, tuple(items), *[self._object(each) for each in besides if each]
+
+    def _object(self, value: Any) -> int:
+        self.objects[id(value)] = value
+        return self._ordinals.setdefault(id(value), len(self._ordinals))
+
+
+class Signature:
+    """What a call's arguments are: their structure, the types of their tensors, and all else by
+    value, or where that cannot be compared, by identity. What the function reaches is as in `look`;
+    `values` are the present tensors and numbers in fields, which come before those of arguments.
+
+    `tensors` are each once; `inputs` has the first over each memory, and its order numbers the
+    inputs. An argument that the function also reaches by itself is no input: it is known by
+    identity. Of `numbers` only the class counts; `places` are the fields of the first of them.
+
+    Raises `CaptureError` for a tensor of a scratch pad.
+    """
+
+    def __init__(
+        self, look: Look, values: tuple[list[Tensor], list[float]], arguments: Arguments
+    ) -> None:
+        in_fields, numbers = values
+        self.look = look
+        self.tensors: list[Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.numbers = numbers + arguments.numbers
+        self.places: list[Field] = look.numbers
+        self.fields = list(zip(look.fields, in_fields, strict=True))
+        self._ordinals: dict[int, int] = {}  # of tensors, and of memories
+        self._roots: dict[int, int] = {}
+        tensors = [self._tensor(x) for x in (*in_fields, *arguments.tensors)]
+        self.key = (look.key, arguments.structure, *tensors)
+
+    def is_reached(self, x: Tensor) -> bool:
+        """Whether the function reaches this very tensor by itself, and not only as an argument."""
+        return id(x) in self.look.tensors
 
     def _tensor(self, x: Tensor) -> Any:
         if id(x) in self.look.tensors:
-            return Tensor, id(x)
+            return id(x)
         root = x if x.base is None else x.base
         if isinstance(root.arena, ScratchPad):
             raise CaptureError(
@@ -89,31 +99,3 @@ class Signature:
         if place == len(self.inputs):
             self.inputs.append(x)
         return x.type, ordinal, place, root is x
-
-
-def objects_in(arguments: Iterable[Any]) -> list[Any]:
-    """The objects among arguments, and in lists, tuples and dicts there, that are neither tensors
-    nor plain values, each once."""
-    found: dict[int, Any] = {}
-    waiting = [each for each in arguments if type(each) is not Tensor]
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if kind is Tensor or kind in PLAIN:
-            continue
-        if isinstance(value, (list, tuple, dict)):
-            found.update({id(each): each for each in _besides(value)})
-            waiting += value
-            if isinstance(value, dict):
-                waiting += value.values()
-        elif not isinstance(value, Tensor):
-            found[id(value)] = value
-    return list(found.values())
-
-
-def _besides(container: Any) -> list[Any]:
-    """What a list, tuple or dict of a subclass holds besides its items."""
-    if type(container) in (list, tuple, dict):
-        return []
-    more = dict_of(container), getattr(container, "default_factory", None)
-    return [each for each in more if each]

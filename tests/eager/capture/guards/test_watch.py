@@ -16,7 +16,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn, optim
-from mlvm.eager.capture.guards.look import Look, look
+from mlvm.eager.capture.guards.look import Look
 
 Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
 
@@ -38,11 +38,11 @@ def case(make: Case) -> Case:
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_a_change_is_noticed(make: Case) -> None:
     fn, change = make()
-    known = look(fn)
+    known = Look(fn)
     assert known.holds()
-    assert look(fn).key == known.key
+    assert Look(fn).key == known.key
     change()
-    assert look(fn).key != known.key
+    assert Look(fn).key != known.key
     assert not known.holds() or known.values() is None
 
 
@@ -388,7 +388,7 @@ def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_told_is_looked_at_each_time(value: Any) -> None:
-    known = look(lambda x: (x, value))
+    known = Look(lambda x: (x, value))
     assert not known.holds()
 
 
@@ -417,11 +417,11 @@ def test_random_changes_are_told_from_none() -> None:
             layer(x)
             return nodes[2].a, nodes[3].b, layer.extra, nodes[0].get("c")
 
-        known = look(step)
+        known = Look(step)
         assert known.holds()
         for _ in range(4):
             change(draw, draw.choice(nodes), nodes)
-            fresh = look(step)
+            fresh = Look(step)
             if not known.holds() or known.values() is None:
                 noticed += 1
             else:
