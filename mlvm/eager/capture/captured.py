@@ -425,11 +425,11 @@ class Captured(Generic[P, R]):
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
         known = self._looks.get(ids)
-        values = known.values() if known is not None and known.holds() else None
+        values = known.values() if known is not None else None
         while known is None or values is None:
             objects = list(arguments.objects.values())
             known = Look(self.fn, self._names, self._rebound, objects)
-            values = known.values()
+            values = known.values(checked=False)
             self._names = known.names
             with self._lock:
                 if len(self._looks) >= _MOST_LOOKS:

@@ -71,22 +71,19 @@ _POINTER: Final = tuple.__itemsize__
 
 
 class Layout(NamedTuple):
-    """How an object is looked into.
+    """How an object is looked into. `how` says what counts: of an `object` the fields that code
+    names; of a `node` and an `optimizer` also those that mlvm reads; of what is `identical` nothing
+    but which object it is. A part of what is `hidden` cannot be seen. In an `open` object all
+    fields count, as a library's code reads them.
 
-    `how` says what counts: of an `object` the fields that code names; of a `node` and an
-    `optimizer` also those that mlvm reads; of what is `identical` nothing but which object it is.
-    A part of what is `hidden` cannot be seen. In an `open` object all fields count, as a library's
-    code reads them.
-
-    Besides its fields the object holds what its `base` holds. `slots` are fields in slots: the
-    number of a class in the order of resolution, and the name. `by_user`: a user wrote the class,
-    which `overrides` these names of libraries' classes.
+    The object also holds what its `base` holds, and fields in `slots`. `by_user`: a user wrote the
+    class, which `overrides` these names of libraries' classes.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]
     open: bool
     base: type | None
-    slots: tuple[tuple[int, str], ...]
+    slots: tuple[tuple[str, types.MemberDescriptorType], ...]
     by_user: bool
     overrides: frozenset[str]
 
@@ -105,8 +102,8 @@ def _layout(kind: type) -> Layout:
     base = next((each for each in BASES if issubclass(kind, each)), None)
     libraries = [c for c in kind.__mro__ if is_library(c.__module__) and c not in (object, base)]
     slots = [
-        (i, name)
-        for i, each in enumerate(kind.__mro__)
+        (name, field)
+        for each in kind.__mro__
         for name, field in vars(each).items()
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]

@@ -62,19 +62,17 @@ class Field(NamedTuple):
 
 
 class Look:
-    """What a function reaches, and then what `objects` among its arguments do.
+    """What a function reaches, and then what `objects` among its arguments do: the variables around
+    it, its defaults and globals, and so on from each of them, but not from functions of libraries.
 
-    The variables around it count, its defaults and globals, and so on from each of them; functions
-    of libraries are not looked into. Containers and arrays are known by what they hold; objects,
-    classes and modules by identity and by the fields in `names`, which all reached code may read.
+    Containers and arrays are known by what they hold; objects, classes and modules by identity and
+    by the fields in `names`, which all reached code may read; `tensors`, a set of ids, by identity.
+    But a Module's field that is in `rebound`, which has names by the id of the Module, counts as an
+    argument: `fields` are those. Of Python's numbers in fields of Modules and optimizers only the
+    class counts; `numbers` says where they are.
 
-    Tensors are known by identity; `tensors` has their ids. But a Module's field that is in
-    `rebound`, which has names by the id of the Module, counts as an argument: `fields` are those.
-    Of Python's numbers in fields of Modules and optimizers only the class counts; `numbers` says
-    where they are.
-
-    `held` keeps alive what the key knows by identity. `ordinals` number what was met. `places` are
-    the dicts, lists and cells among it, each with a text that says what a name there is.
+    `held` keeps alive what the key knows by identity. `places` are the dicts, lists and cells among
+    it, by id, each with a text that says what a name there is.
 
     Raises `CaptureError` for what cannot be compared; it says what that is, and where.
     """
@@ -91,41 +89,35 @@ class Look:
         while self.names != before:  # more names let more be read
             before = self.names
             self._every = ALL in before
-            self._begin()
+            self.reads: list[Read] = []
+            self.tensors: set[int] = set()
+            self.fields: list[Field] = []
+            self.numbers: list[Field] = []
+            self.held: list[Any] = []
+            self.places: dict[int, tuple[Any, str]] = {}
+            self._in_tuples: list[Field] = []
+            self._blind = False
+            self._parts: list[Any] = []
+            self._found: dict[int, tuple[int, Any, Any]] = {}  # by id: ordinal, where, by what name
+            self._queue: deque[tuple[Any, _Way | None]] = deque()
+            self._namespaces: list[Any] = []
             for value in (fn, *objects):
                 self._turn: Any = None
                 self._count(None, value)
                 self._walk()
-        self.numbers = self._numbers + self._numbers_in_tuples
+        self.numbers += self._in_tuples
         self.key = frozenset([tuple(self._parts)])  # which computes its hash once
         self.checklist = Checklist(self.reads)
 
-    def _begin(self) -> None:
-        self.reads: list[Read] = []
-        self.tensors: set[int] = set()
-        self.fields: list[Field] = []
-        self.held: list[Any] = []
-        self.places: dict[int, tuple[Any, str]] = {}
-        self.ordinals: dict[int, int] = {}  # by id; negative, which ids are not
-        self._numbers: list[Field] = []
-        self._numbers_in_tuples: list[Field] = []
-        self._in_tuples: list[float] = []
-        self._blind = False
-        self._parts: list[Any] = []
-        self._found: dict[int, tuple[Any, Any]] = {}  # by id: where, and by what name
-        self._queue: deque[tuple[Any, _Way | None]] = deque()
-        self._namespaces: list[types.SimpleNamespace] = []
-
-    def holds(self) -> bool:
-        """Whether another look would find the same; False also if that cannot be told."""
-        return not self._blind and self.checklist.holds()
-
-    def values(self) -> tuple[list[Tensor], list[float]] | None:
-        """The present tensors of `fields`, and `numbers`; None if there is something else."""
-        tensors, numbers = self.checklist.tensors(), self.checklist.numbers()
-        if tensors is None or numbers is None:
-            return None
-        return tensors, numbers + self._in_tuples
+    def values(self, *, checked: bool = True) -> tuple[list[Tensor], list[float]] | None:
+        """The present tensors of `fields`, and `numbers`. None if there is something else, or if
+        it is `checked` and another look would, or might, find something else."""
+        found = None
+        if not checked or (not self._blind and self.checklist.holds()):
+            found = self.checklist.values()
+        if found is not None:
+            found[1].extend([x.value[x.item] for x in self._in_tuples])
+        return found
 
     def _count(self, name: Any, value: Any) -> None:
         """Make the value that the name leads to part of the key. What it holds follows when its
@@ -143,14 +135,14 @@ class Look:
         self._parts.append((name if type(name) is str else None, part))
 
     def _meet(self, key: int, name: Any, value: Any, way: _Way | None = None) -> int | None:
-        """The ordinal of what was met before under that key; otherwise it gets its turn."""
-        ordinal = self.ordinals.get(key)
-        if ordinal is None:
-            self.ordinals[key] = ~len(self.ordinals)
-            self._found.setdefault(id(value), (self._turn, name))
-            self.held.append(value)
-            self._queue.append((value, way))
-        return ordinal
+        """The ordinal of what was met before under that key; otherwise it gets its turn. Ordinals
+        are negative, which ids are not."""
+        if key in self._found:
+            return self._found[key][0]
+        self._found[key] = ~len(self._found), self._turn, name
+        self.held.append(value)
+        self._queue.append((value, way))
+        return None
 
     def _walk(self) -> None:
         while self._queue:
@@ -196,12 +188,10 @@ class Look:
         """Raise `CaptureError`, which says how the function reaches it."""
         way, value = [], self._turn
         while value is not None:
-            owner, name = self._found[id(value)]
+            _, owner, name = self._found.get(id(value)) or self._found[-id(value)]
             way.append(_described(value, name))
             value = owner
         raise CaptureError(f"a captured function reaches {what}, by {' of '.join(way)}: {remedy}")
-
-    # --- functions -------------------------------------------------------------------------
 
     def _function(self, fn: types.FunctionType) -> None:
         """Its code, the variables around it, its defaults and its globals."""
@@ -262,8 +252,6 @@ class Look:
                     "give it to that function as an argument",
                 )
 
-    # --- what holds other things --------------------------------------------------------------
-
     def _mapping(self, value: Any, base: Any = dict) -> None:
         proxy = base is types.MappingProxyType
         if not proxy:
@@ -302,8 +290,6 @@ class Look:
             if each in self.names:
                 self._item(variables, each)
 
-    # --- classes and objects -------------------------------------------------------------------
-
     def _class(self, kind: type, *, made: bool = True) -> None:
         """Its fields and its bases. A constructor counts if an object may be `made`. A method that
         overrides a library's counts, as the library may call it."""
@@ -331,7 +317,7 @@ class Look:
 
     def _base(self, kind: type, *, made: bool = False) -> None:
         """The class of an object, or of a class. There may be two objects of it to compare."""
-        made = made or ("__dataclass_params__" in vars(kind) and -id(kind) in self.ordinals)
+        made = made or ("__dataclass_params__" in vars(kind) and -id(kind) in self._found)
         key, way = (id(kind), Look._class) if made else (-id(kind), _CLASS_OF_OBJECT)
         self._parts.append(self._meet(key, None, kind, way) or id(kind))
 
@@ -383,11 +369,8 @@ class Look:
                 self._item(fields, name)
 
     def _slots(self, value: Any, shown: Layout) -> None:
-        for number, name in shown.slots:
-            of_class = vars(type(value).__mro__[number])
-            slot = of_class[name]
+        for name, slot in shown.slots:
             field = content_of_slot(value, slot)
-            self._note("entry", of_class, name, slot)
             self._note("slot", value, slot, field)
             self._blind |= shown.how == "node"  # more than names decides what counts
             counts = shown.open or self._every or name in self.names or holds_tensors(field)
@@ -434,12 +417,11 @@ class Look:
             elif kind is tuple:
                 self._parts.append((name, *map(type, field)))
                 self._note("item", fields, name, field)
-                self._in_tuples += field
-                self._numbers_in_tuples += [Field(owner, name, i) for i in range(len(field))]
+                self._in_tuples += [Field(owner, name, i) for i in range(len(field))]
             else:
                 self._parts.append((name, kind))
                 self._note("number", fields, name, kind)
-                self._numbers.append(Field(owner, name))
+                self.numbers.append(Field(owner, name))
 
 
 def dict_of(value: Any) -> dict[str, Any]:
@@ -471,13 +453,10 @@ def _is_numeric(field: Any) -> bool:
 def _is_of_library(value: Any) -> bool:
     """Whether this is a library's module, class or function."""
     kind = type(value)
-    if kind is types.ModuleType:
-        return is_library(value.__name__)
-    if kind is types.BuiltinFunctionType:
-        return type(value.__self__) is types.ModuleType
-    if issubclass(kind, type):
-        return is_library(value.__module__)
-    return layout_of(kind).how == "identical" and callable(value)
+    if kind is types.ModuleType or issubclass(kind, type):
+        return is_library(value.__name__ if kind is types.ModuleType else value.__module__)
+    bound = kind is types.BuiltinFunctionType and type(value.__self__) is not types.ModuleType
+    return callable(value) and layout_of(kind).how == "identical" and not bound
 
 
 def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -101,16 +101,13 @@ class Checklist:
                 return False
         return all(name(owner) == value for _, owner, name, value in self._equal)
 
-    def numbers(self) -> list[float] | None:
-        """The numbers, or None if some are of another class than they were."""
-        owners, names, kinds = self._numbers
-        now: list[Any] = list(map(dict.get, owners, names))
-        return now if all(map(operator.is_, map(type, now), kinds)) else None
-
-    def tensors(self) -> list[Tensor] | None:
-        """The tensors, or None if there is something else."""
-        now: list[Any] = list(map(dict.get, *self._tensors[:2]))
-        return now if all(type(each) is Tensor for each in now) else None
+    def values(self) -> tuple[list[Tensor], list[float]] | None:
+        """The tensors and the numbers; None if they are of other classes than they were."""
+        (*of_tensors, _), (*of_numbers, kinds) = self._tensors, self._numbers
+        tensors: list[Any] = list(map(dict.get, *of_tensors))
+        numbers: list[Any] = list(map(dict.get, *of_numbers))
+        same = all(map(operator.is_, map(type, tensors), repeat(Tensor)))
+        return (tensors, numbers) if same and list(map(type, numbers)) == kinds else None
 
 
 def _counts(field: Any) -> bool:
