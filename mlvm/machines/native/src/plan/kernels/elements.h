@@ -50,18 +50,19 @@ static inline void copy_run(char *out, const char *in, int64_t nbytes)
     }
 }
 
-/* Element i of integers of any dtype: `kind` is their size in bytes, negative for signed ones. */
+/* Element i of integers of any dtype: `kind` is their size in bytes, negative for signed ones. It is
+ * read once: what is true of the result stays true, whoever writes to the tensor meanwhile. */
 static inline int64_t integer_at(const char *integers, int64_t kind, int64_t i)
 {
     switch (kind) {
-    case 1: return ((const uint8_t *)integers)[i];
-    case 2: return ((const uint16_t *)integers)[i];
-    case 4: return ((const uint32_t *)integers)[i];
-    case 8: return (int64_t)((const uint64_t *)integers)[i];
-    case -1: return ((const int8_t *)integers)[i];
-    case -2: return ((const int16_t *)integers)[i];
-    case -4: return ((const int32_t *)integers)[i];
-    default: return ((const int64_t *)integers)[i];
+    case 1: return ((const volatile uint8_t *)integers)[i];
+    case 2: return ((const volatile uint16_t *)integers)[i];
+    case 4: return ((const volatile uint32_t *)integers)[i];
+    case 8: return (int64_t)((const volatile uint64_t *)integers)[i];
+    case -1: return ((const volatile int8_t *)integers)[i];
+    case -2: return ((const volatile int16_t *)integers)[i];
+    case -4: return ((const volatile int32_t *)integers)[i];
+    default: return ((const volatile int64_t *)integers)[i];
     }
 }
 

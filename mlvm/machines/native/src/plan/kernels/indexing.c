@@ -2,7 +2,8 @@
  *
  * The shapes are seen as [before, length, behind], with the axis that is indexed in the middle.
  * Every thread looks at all indices before it writes, so a call with one out of range writes
- * nothing. Sums are made in the order of the updates: units divide what is written. */
+ * nothing. Another VM that shares the indices may change them after that: what is then out of range
+ * counts as 0. Sums are made in the order of the updates: units divide what is written. */
 #include "../plan.h"
 #include "elements.h"
 
@@ -47,10 +48,15 @@ static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int
  * or `piece` rows of before * count. */
 enum { KIND, BEFORE, COUNT, LENGTH, BEHIND, PIECE };
 
+static inline int64_t within(int64_t index, int64_t length)
+{
+    index = index < 0 ? index + length : index;
+    return index < 0 || index >= length ? 0 : index;
+}
+
 static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_t length)
 {
-    int64_t index = integer_at(indices, kind, i);
-    return index < 0 ? index + length : index;
+    return within(integer_at(indices, kind, i), length);
 }
 
 /* --- take: out[b, i, :] = x[b, indices[i], :]; a unit is `piece` rows (b, i) --- */
@@ -81,10 +87,8 @@ enum { CHUNK = 256 };
 #define PLACES(T, name)                                                                  \
     static void name(int64_t at[CHUNK], const T *indices, int64_t count, int64_t length) \
     {                                                                                    \
-        for (int64_t i = 0; i < count; i++) {                                            \
-            int64_t index = (int64_t)indices[i];                                         \
-            at[i] = index < 0 ? index + length : index;                                  \
-        }                                                                                \
+        for (int64_t i = 0; i < count; i++)                                              \
+            at[i] = within((int64_t)indices[i], length);                                 \
     }
 PLACES(uint8_t, places_1)
 PLACES(uint16_t, places_2)
@@ -325,7 +329,7 @@ static int one_hot(const Plan *plan, char *const *p, int64_t begin, int64_t end,
     if (first < last)
         memset(p[0] + first * width, 0, (size_t)((last - first) * width));
     for (int64_t i = first; i < last; i++)
-        memcpy(p[0] + i * width + integer_at(p[1], n[0], i) * size, &n[5], (size_t)size);
+        memcpy(p[0] + i * width + place(p[1], n[0], i, n[3]) * size, &n[5], (size_t)size);
     return 0;
 }
 
@@ -346,7 +350,7 @@ static int64_t count_true(const char *mask, int64_t count)
     {                                                                                    \
         for (int64_t i = 0, j = 0; i < count; i++) {                                     \
             int64_t here = mask[i] != 0;                                                 \
-            out[i] = in[j - (j == updates)] & (Element##size)-here;                      \
+            out[i] = in[j < updates ? j : updates - 1] & (Element##size)-here;           \
             j += here;                                                                   \
         }                                                                                \
     }
@@ -378,9 +382,10 @@ static int mask_scatter(const Plan *plan, char *const *p, int64_t begin, int64_t
         masked_8((Element8 *)out, (const Element8 *)in, mask, last - first, left);
     else
         for (int64_t i = 0; i < last - first; i++, out += width)
-            if (mask[i]) {
+            if (mask[i] && left) {
                 copy_run(out, in, width);
                 in += width;
+                left--;
             } else {
                 memset(out, 0, (size_t)width);
             }
