@@ -1,15 +1,15 @@
 """Host functions in C: what the extension (`machine/host.c`) is told of a call, and what it asks.
 
 C gets the address of a struct, its frame, which answers what functions commonly ask without Python.
-All that is out of the ordinary, and every error, comes from here. An exception in a callback is kept
-until C has returned, and raised then: it never unwinds through C.
+All that is out of the ordinary, and every error, comes from here. An exception in a callback is
+kept until C has returned, and raised then: it never unwinds through C.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mlvm.core.errors import AttributeRefused, HostFunctionError, MachineError, MlvmError
 from mlvm.core.machine.callee import UserFunction, Value
