@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Arena, moves, scope, stale_of
+from mlvm.arena.arena import STALE, Arena, generation, scope, stale_of
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import HandleError, OpError
 from mlvm.core.op import OPS, Attributes, Op
@@ -121,7 +121,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
-    seen = moves[0]
+    seen = generation[0]
     if pair:
         handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
         program = call.into[3]
@@ -131,9 +131,9 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     try:
         arena.vm.launch(program, handles)
     except HandleError as error:
-        if moves[0] == seen:
+        if generation[0] == seen:
             raise explain(error, arena.vm, (*operands, out)) from None
-    if moves[0] != seen and capturing.get() is None:  # see `moves`
+    if generation[0] != seen and capturing.get() is None:  # see `generation`
         _launch_held(program, arena.vm, out, operands)
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
     if ended:  # maybe before the launch, which then read another tensor of the same handle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlvm.arena.arena import STALE, Allocation, moves, stale_of, using
+from mlvm.arena.arena import STALE, Allocation, generation, stale_of, using
 from mlvm.core.errors import HandleError, MlvmError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
@@ -13,15 +13,15 @@ from mlvm.core.types import Array
 
 def values_of(x: Allocation) -> Array:
     """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`."""
-    seen = moves[0]
+    seen = generation[0]
     try:
         array = x.arena.vm.read(x.handle)
     except HandleError as error:
-        if moves[0] == seen:
+        if generation[0] == seen:
             raise explain(error, x.arena.vm, (x,)) from None
     if x.handle == STALE:
         raise x.stale()
-    return array if moves[0] == seen else _read_held(x)
+    return array if generation[0] == seen else _read_held(x)
 
 
 def _read_held(x: Allocation) -> Array:
