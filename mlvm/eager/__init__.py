@@ -43,7 +43,9 @@ hint_at(public.optim.LossScale, OF_LOSS_SCALES, existing)
 hint_at(DType, OF_DTYPES, existing)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
-    __all__ = [*primitives.__all__, *public.__all__]
+    __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]
+    for _name in public.__all__:  # also those of ops whose function takes other arguments
+        globals()[_name] = getattr(public, _name)
     __getattr__ = missing(__name__, __all__)
 
     def __dir__() -> list[str]:
