@@ -12,7 +12,7 @@ from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.capture.guards.reads import ALL, reads_of
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.guards.surroundings import names_of
-from mlvm.eager.optim.optim import Group, Optimizer
+from mlvm.eager.optim.optimizer import Group, Optimizer
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node
 

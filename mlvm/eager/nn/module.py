@@ -20,11 +20,12 @@ from mlvm.eager.tree import (
     Twins,
     assign_buffers_too,
     children,
+    containers,
     fields,
     holds_tensors,
-    leaves,
     load,
-    map_tree,
+    map_to_dicts,
+    named_leaves,
     substitute,
 )
 from mlvm.eager.tree import named_tensors as _named_tensors
@@ -71,8 +72,9 @@ class Module(Node):
 
         A frozen Module, one in a buffer, is no part of the training: it keeps the mode it has.
         """
-        for part in _parts(self, buffers=not mode):
-            part.training = mode
+        for part in containers(self, buffers=not mode):
+            if isinstance(part, Module):
+                part.training = mode
         return self
 
     def eval(self) -> Self:
@@ -108,7 +110,7 @@ class Module(Node):
 
     def parameters(self) -> dict[str, Tree]:
         """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
-        found: dict[str, Tree] = map_tree(lambda x: x, self)
+        found: dict[str, Tree] = map_to_dicts(lambda x: x, self)
         return found
 
     def named_parameters(self) -> dict[str, Tensor]:
@@ -117,7 +119,7 @@ class Module(Node):
 
     def named_buffers(self) -> dict[str, Tensor]:
         """The tensors of the buffers by path; a shared one occurs once."""
-        parameters = dict(leaves(self))
+        parameters = dict(named_leaves(self))
         return {path: x for path, x in self.state().items() if path not in parameters}
 
     def state(self) -> dict[str, Tensor]:
@@ -190,21 +192,6 @@ def buffer(x: T) -> T:
     if not holds_tensors(held):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
     return cast(T, Buffer(held))  # to a type checker it is what the field will have
-
-
-def _parts(tree: Tree, *, buffers: bool) -> list[Module]:
-    """The Modules in a tree, each once; with `buffers` those in buffers too."""
-    found: dict[int, Module] = {}
-    left = [tree]
-    while left:
-        part = left.pop()
-        if isinstance(part, Module):
-            if id(part) in found:
-                continue
-            found[id(part)] = part
-        if part is not None and not isinstance(part, Tensor):
-            left.extend(children(part, buffers=buffers).values())
-    return list(found.values())
 
 
 def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
+from mlvm.eager import tree
 from mlvm.eager.control.control import scan
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions import shapes as fn
@@ -29,7 +30,6 @@ from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import map_tree
 
 _BLOCK: Final = 8
 """Steps whose inputs are projected at once where `lengths` say how many there are."""
@@ -311,7 +311,7 @@ class _Recurrent(Module):
                     end.append(last)
             x = fn.concat(outputs, axis=-1)
         [x, *_] = fn.split(x, [time])
-        return x, map_tree(lambda *each: fn.stack(each), *end)
+        return x, tree.map(lambda *each: fn.stack(each), *end)
 
 
 class RNN(_Recurrent):
@@ -420,7 +420,7 @@ def _passed(
         projected, counts = row
         after = cell.step(projected, state)
         if counts is not None:
-            after = map_tree(lambda new, old: op.where(counts, new, old), after, state)
+            after = tree.map(lambda new, old: op.where(counts, new, old), after, state)
         return after, cell.output(after)
 
     projected = cell.project(x) if longest is None else _projected(cell, x, longest)
