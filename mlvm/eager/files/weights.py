@@ -40,9 +40,7 @@ class Loaded(dict[str, Tensor]):
 
 
 def save(
-    file: File,
-    tensors: Module | Mapping[str, Any],
-    metadata: Mapping[str, str] | None = None,
+    file: File, tensors: Module | Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors by name to a file in the safetensors format, which PyTorch, JAX and others read
     too; of a Module its `state()`, parameters and buffers by path. Arrays are taken as well.
@@ -95,11 +93,7 @@ def load(file: File, *, rename: Rename | None = None, keep_halves: bool = False)
 @overload
 def load(file: File, *, into: M, rename: Rename | None = None) -> M: ...
 def load(
-    file: File,
-    *,
-    into: M | None = None,
-    rename: Rename | None = None,
-    keep_halves: bool = False,
+    file: File, *, into: M | None = None, rename: Rename | None = None, keep_halves: bool = False
 ) -> Loaded | M:
     """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
     texts of the file. With `into`, a Module, they are written over its parameters and buffers, by

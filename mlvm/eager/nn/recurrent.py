@@ -50,12 +50,7 @@ class _Cell(Module):
     bias: Tensor  # [gates * hidden_size]
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        key: Tensor | None = None,
-        dtype: object = f32,
+        self, input_size: int, hidden_size: int, *, key: Tensor | None = None, dtype: object = f32
     ) -> None:
         name = type(self).__name__
         inputs, hidden = sizes(name, input_size=input_size, hidden_size=hidden_size)
@@ -202,12 +197,7 @@ class GRUCell(_Cell):
     hidden_bias: Tensor  # [hidden_size]
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        key: Tensor | None = None,
-        dtype: object = f32,
+        self, input_size: int, hidden_size: int, *, key: Tensor | None = None, dtype: object = f32
     ) -> None:
         super().__init__(input_size, hidden_size, key=key, dtype=dtype)
         self.hidden_bias = creation.zeros(self.hidden_size, dtype=self.bias.dtype)
@@ -405,13 +395,7 @@ class GRU(_Recurrent):
 
 
 def _passed(
-    cell: Any,
-    x: Tensor,
-    state: Any,
-    valid: Tensor | None,
-    longest: Tensor | None,
-    *,
-    reverse: bool,
+    cell: Any, x: Tensor, state: Any, valid: Tensor | None, longest: Tensor | None, *, reverse: bool
 ) -> tuple[Tensor, Any]:
     """The outputs of one cell for a sequence, and its last state. Steps behind the `longest` are
     not made."""

@@ -103,7 +103,6 @@ class _OfFields:
     groups: tuple[Group, ...]
 
     _kinds: ClassVar[Mapping[str, Any]]
-    _hold: ClassVar[Callable[[Tree], Whole]]
 
     def __init_subclass__(cls) -> None:
         kinds = get_type_hints(cls, include_extras=True)
@@ -279,8 +278,9 @@ class Optimizer(_OfFields):
         `AttributeRefused` for a hyperparameter that takes state which was not made.
         `ArenaOverflow` in the middle leaves the later parameters as they were.
         """
-        gradients = self._held.pieces(grads, self._checked(grads))
+        gradients = self._checked(grads)
         params = self._held.pieces(self._tree, self._params)
+        gradients = self._held.pieces(grads, gradients)
         hypers = [self._hyper(group) for group in self.groups]
         rates = [self._rate(hyper) for hyper in hypers]
         scalars = {
