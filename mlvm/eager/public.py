@@ -34,7 +34,7 @@ from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.changing import RecompilationWarning
 from mlvm.eager.control.checkpoint import checkpoint
 from mlvm.eager.control.control import cond, fori_loop, function, map, scan, switch, while_loop
-from mlvm.eager.files.weights import load, save
+from mlvm.eager.files.checkpoints import load, save
 from mlvm.eager.functions import creation, fft, linalg, random, sorting
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
-from mlvm.core.types import DType
+from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.operands import taken
 from mlvm.eager.functions.shapes import astype
 from mlvm.eager.hints import require_arguments
@@ -124,11 +124,12 @@ class Module(Node):
 
     def state(self) -> dict[str, Tensor]:
         """All tensors by path, parameters and buffers: what a model is saved as."""
-        return _named_tensors(self, buffers=True)
+        return self._whole(_named_tensors(self, buffers=True))
 
     def num_parameters(self) -> int:
         """The number of elements of all parameters."""
-        return sum(x.size for x in self.named_parameters().values())
+        named = self.named_parameters()
+        return sum(self._wholes.get(path, x.type).size for path, x in named.items())
 
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the parameters, in place, by the paths of `named_parameters`.
@@ -137,12 +138,23 @@ class Module(Node):
         unknown, `DTypeError` for a wrong dtype and for what is no mapping to arrays, `ShapeError`
         for a wrong shape.
         """
-        load(self.named_parameters(), arrays, "parameter")
+        self._load(self.named_parameters(), arrays, "parameter")
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over parameters and buffers, in place, by the paths of `state`; otherwise as
         `load_parameters`."""
-        load(self.state(), arrays, "tensor")
+        self._load(_named_tensors(self, buffers=True), arrays, "tensor")
+
+    _wholes: ClassVar[Mapping[str, TensorType]] = {}
+    """The types of parameters of which this process has a piece only, by path."""
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors, whole. `ml.parallel` makes classes that gather them."""
+        return tensors
+
+    def _load(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
+        """Write whole arrays over the tensors."""
+        load(tensors, arrays, what)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Another Module, with copies of parameters and buffers in the current arena."""

@@ -24,7 +24,6 @@ from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.autodiff import Pull, taping
 from mlvm.eager.functions import creation
 from mlvm.eager.functions import shapes as fn
-from mlvm.eager.nn.module import Module
 from mlvm.eager.optim.gradients import Parts
 from mlvm.eager.optim.optimizer import Optimizer, Whole
 from mlvm.eager.parallel.collectives import (
@@ -238,27 +237,12 @@ def _class_in_parts(
     kind: type[Node], wholes: dict[str, TensorType], properties: dict[str, Any]
 ) -> Any:
     """A class for one Module whose parameters, by path of these types, are kept in parts."""
-
-    def state(self: Any) -> dict[str, Tensor]:
-        return gathered_by_path(named_tensors(self, buffers=True), wholes)
-
-    def load_parameters(self: Any, arrays: Mapping[str, Any]) -> None:
-        load_parts(named_tensors(self), wholes, arrays, "parameter")
-
-    def load_state(self: Any, arrays: Mapping[str, Any]) -> None:
-        load_parts(named_tensors(self, buffers=True), wholes, arrays, "tensor")
-
-    def num_parameters(self: Any) -> int:
-        return sum(type.size for type in wholes.values())
-
-    methods: dict[str, Any] = {}
-    for method in (state, load_parameters, load_state, num_parameters):
-        of_module = getattr(Module, method.__name__)
-        if getattr(kind, method.__name__, None) is of_module:  # and not a model's own
-            method.__doc__ = of_module.__doc__
-            methods[method.__name__] = method
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     marks = {"_as_dict": Parts, "_wholes": wholes}
+    methods = {
+        "_whole": lambda self, tensors: gathered_by_path(tensors, wholes),
+        "_load": lambda self, tensors, arrays, what: load_parts(tensors, wholes, arrays, what),
+    }
     return type(kind.__name__, (kind,), {**home, **marks, **methods, **properties})
 
 
