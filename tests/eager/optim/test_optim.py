@@ -497,6 +497,10 @@ PARAMS = tensors(START)
         (lambda: optim.Adam(PARAMS, math.nan), "Adam: learning_rate must be in [0, inf), given na"),
         (lambda: optim.Adam(PARAMS, math.inf), "Adam: learning_rate must be in [0, inf), given in"),
         (lambda: optim.Adam(PARAMS, "high"), "Adam: learning_rate must be in [0, inf), given 'hi"),  # type: ignore[arg-type]
+        (
+            lambda: optim.Adam(PARAMS, 10**400),
+            "Adam: learning_rate must be in [0, inf), given 1000",
+        ),
         (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: momentum must be in [0, 1), given 1"),
         (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: nesterov needs a momentum > 0"),
         (lambda: optim.SGD(PARAMS, 1, weight_decay=-1), "SGD: weight_decay must be in [0, inf)"),
