@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import array
 import collections
 import functools
@@ -88,6 +89,9 @@ class Layout(NamedTuple):
     overrides: frozenset[str]
 
 
+NAMED: Final = Layout("object", False, None, (), False, frozenset())
+"""Of an object that has fields for code to name."""
+
 _known: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
 
@@ -164,7 +168,8 @@ def reads_special_only(module: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def stateful_names(module: str) -> tuple[str, ...]:
-    """The names of objects that may change in a module of the standard library, as `environ`."""
+    """The names of objects that may change in a module of the standard library, as `environ`, and
+    of abstract classes, with which others may be registered."""
     if module.partition(".")[0] in (_SELF, "numpy"):
         return ()
     steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
@@ -172,7 +177,7 @@ def stateful_names(module: str) -> tuple[str, ...]:
         name
         for name, value in vars(sys.modules[module]).items()
         if name[:2] != "__"
-        and not isinstance(value, steady)
+        and (isinstance(value, abc.ABCMeta) or not isinstance(value, steady))
         and not isinstance(getattr(value, "__self__", None), types.ModuleType)
     )
 
