@@ -323,7 +323,7 @@ class Tape:
         return found
 
 
-if EXTENSION is not None:  # what calls in C need of the language: see src/dispatch.c
+if EXTENSION is not None:  # what calls in C need of the language: see language/dispatch.c
     EXTENSION.install(
         tensor=Tensor,
         tape=Tape,

@@ -50,7 +50,7 @@ from mlvm.machines.remote.client import explaining
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Value
-from mlvm.step.fusion import taste_of
+from mlvm.step.fusion import policy_of
 from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
@@ -462,7 +462,7 @@ class Captured(Generic[P, R]):
             recorded = _recorded(self.fn, args, kwargs, arena, signature)
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         planned = compile_flow(
-            recorded.flow, fuse=self.fuse, recompute=self.recompute, taste=taste_of(arena.vm)
+            recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
         )
         entry = _Entry(planned, recorded, signature)
         with self._lock:
@@ -659,8 +659,8 @@ def measure(
             break
         except Shared as shared:
             own(shared.x)
-    taste = taste_of(arena.vm)
-    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, taste=taste).plan
+    policy = policy_of(arena.vm)
+    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, policy=policy).plan
     return Measured(recorded.record.needed, plan)
 
 

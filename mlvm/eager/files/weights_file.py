@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -255,8 +256,7 @@ def _parsed(head: bytes) -> dict[str, Any]:
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise WeightsError(f"its header has {twice} twice")
     return found
 

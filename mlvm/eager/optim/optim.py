@@ -801,10 +801,10 @@ def _in_dtype(value: float | Tensor, dtype: DType) -> Tensor:
 def _require(where: str, name: str, value: float, low: float, below: float = math.inf) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number < below:
-        raise AttributeRefused(f"{where}: {name} must be in [{low}, {below}), given {value!r}")
+        raise AttributeRefused(f"{where}: {name} must be in [{low}, {below}), given {brief(value)}")
     return number
 
 

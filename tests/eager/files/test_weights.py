@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -375,6 +376,16 @@ def test_impossible_headers(tmp_path: Path, header: object, reason: str) -> None
     file.write_bytes(written(header, bytes(range(8))))
     with pytest.raises(ml.errors.WeightsError, match=f"{file}: .*{reason}"):
         ml.load(file)
+
+
+def test_a_name_that_a_long_header_has_twice_is_found_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    names = [*(f'"{n}":0' for n in range(30_000)), '"29999":0']
+    file.write_bytes(written("{" + ",".join(names) + "}", b""))
+    began = time.process_time()
+    with pytest.raises(ml.errors.WeightsError, match="its header has 29999 twice"):
+        ml.load(file)
+    assert time.process_time() - began < 3
 
 
 def test_a_tensor_of_an_unknown_dtype_can_be_left_out(tmp_path: Path) -> None:
