@@ -81,7 +81,7 @@ BUDGET = {
     "mlvm/eager/optim": 700,
     "mlvm/eager/files": 350,
     "mlvm/eager/interop": 270,
-    "mlvm/eager/capture": 1_830,
+    "mlvm/eager/capture": 1_570,
     "mlvm": 400,
     "models": 2_990,
     "bench": 3_050,
