@@ -197,8 +197,8 @@ class _KnownProgram:
         return [x for queue in self.ahead for x in queue.get(kind=Tensor)]
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the program is for these inputs. The function also reaches some of them by itself:
-        the same as when it was recorded. A view by which it reached a state is one still."""
+        """Whether the program is for these inputs. The function reaches some of them by itself too:
+        the same as at the recording. A view by which it reached a state is one still."""
         return (
             all(inputs[i].root is x for i, x in self.same.items())
             and not any(id(x.root) in self.roots for x in inputs)

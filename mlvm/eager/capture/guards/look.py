@@ -169,7 +169,8 @@ class Look:
     def _may_read(self, named: Named) -> None:
         self.names |= named.fields
         if named.unbounded:
-            self._refuse(f"{named.unbounded[0]}, which may read any variable", "name what it reads")
+            name = min(named.unbounded)
+            self._refuse(f"{name}, which may read any variable", "name what it reads")
 
     def _library(self, name: str) -> None:
         """Make all fields count, if the library may read any field of what it is given."""
@@ -359,7 +360,8 @@ class Look:
                 self._read("item", fields, name, fields[name])
 
     def _slots(self, value: Any, shown: Layout) -> None:
-        for name, slot in shown.slots:
+        for number, name in shown.slots:
+            slot = vars(type(value).__mro__[number])[name]
             field = content_of_slot(value, slot)
             self._note("slot", value, slot, field)
             self._blind |= shown.how == "node"  # more than names decides what counts
