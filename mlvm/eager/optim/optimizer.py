@@ -108,10 +108,12 @@ class _OfFields:
         kinds = get_type_hints(cls, include_extras=True)
         cls._kinds = {name: kinds[name] for name in kinds if hasattr(cls, name) and name[0] != "_"}
         if cls._kinds:
-            cls.__init__ = _constructor(cls, cls._kinds)
+            cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
 
 
 def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
+    """The constructor of a class with these fields."""
+
     def constructor(
         self: Any,
         params: Tree,
@@ -134,7 +136,7 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
     ]
     *first, groups, _ = signature(constructor).parameters.values()
     constructor.__qualname__ = f"{cls.__qualname__}.__init__"
-    constructor.__signature__ = Signature([*first, *of_fields, groups])
+    vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups])
     return constructor
 
 

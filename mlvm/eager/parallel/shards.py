@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -60,8 +60,6 @@ _COPY: Final = one_op("copy")
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 _wanted: ContextVar[Shard | None] = ContextVar("shard", default=None)
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -367,5 +365,5 @@ def _held(params: Tree) -> Whole:
     return _AllInParts(types) if shard == "all" else _StateInParts(types)
 
 
-Optimizer._hold = staticmethod(_held)
-Parts.all_reduce = staticmethod(all_reduce)
+Optimizer._hold = staticmethod(_held)  # type: ignore[method-assign]
+Parts._all_reduce = staticmethod(all_reduce)  # type: ignore[method-assign]
