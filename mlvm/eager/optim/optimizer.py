@@ -63,7 +63,7 @@ class Group(SimpleNamespace):
 class Whole:
     """What an optimizer has of its parameters, their state and their gradients: all of it.
 
-    `ml.parallel` ends with a line that has it otherwise: members of a group keep pieces.
+    `ml.parallel` has other such classes, for members of a group that keep pieces.
     """
 
     def state_type(self, type: TensorType) -> TensorType:
@@ -147,12 +147,12 @@ class Optimizer(_OfFields):
     updates done. All state is allocated at construction, in the arena of the parameter that it
     belongs to. An update leaves nothing behind in the current arena.
 
-    `groups` are those that were given, and a last one with all other parameters, if there are any.
+    `groups` has the given groups. Parameters that are in none of them are in a last one.
     Hyperparameters may be assigned, to the optimizer or to a group; from the second time on, a
     captured function needs no other program. To assign an unknown one raises `AttributeRefused`.
 
-    Made by a step of `ml.parallel.data_parallel(..., shard=...)`, each member's optimizer keeps the
-    state of its part of the parameters, and with "all" leaves it no more of these.
+    In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer keeps the state
+    of that member's part of the parameters. With "all" the member keeps only that part of them.
 
     `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
     have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
@@ -180,11 +180,12 @@ class Optimizer(_OfFields):
         return super().__new__(cls)
 
     def _begin(self, params: Tree, groups: Groups, options: dict[str, Any]) -> None:
-        """`options` are the hyperparameters of all that is in no group with others."""
+        """Check everything, and make the state. `options` are the hyperparameters that count
+        wherever a group has none of its own."""
         try:
             vars(self).update(self._checked_options(options, options))
         except AttributeRefused as error:
-            error.__traceback__ = None  # it ends at the caller's line, nearly
+            error.__traceback__ = None  # what is wrong is the caller's line
             raise
         self._options = tuple(options)
         self._tree = params

@@ -24,7 +24,7 @@ from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.autodiff import Pull, taping
 from mlvm.eager.functions import creation
 from mlvm.eager.functions import shapes as fn
-from mlvm.eager.optim.gradients import Parts
+from mlvm.eager.optim.gradients import Parts, is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, Whole
 from mlvm.eager.parallel.collectives import (
     all_gather,
@@ -201,11 +201,10 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
             f"weights are kept in parts by a Module, whose fields are gathered when they are read; "
             f"a {type(model).__name__} cannot do that: take shard='optimizer'"
         )
-    if model._as_dict is Parts:
+    if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
-    nodes = [
-        each for each in containers(model) if isinstance(each, Node) and each._as_dict is not Parts
-    ]
+    parts = containers(model)
+    nodes = [each for each in parts if isinstance(each, Node) and not is_in_parts(each)]
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():

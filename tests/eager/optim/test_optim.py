@@ -506,13 +506,13 @@ def test_a_constructor_takes_the_fields_of_its_class() -> None:
         "(0.9, 0.999), eps: 'float' = 1e-08, weight_decay: 'float' = 0.01, groups: 'Groups' = ())"
     )
     make: Any = optim.SGD
-    for given, message in [
-        ({"rate": 1.0}, "got an unexpected keyword argument 'rate'"),
-        ({"betas": (0.9, 0.9)}, "got an unexpected keyword argument 'betas'"),
-        ({"lr": 1.0}, "there is no lr=; use learning_rate="),
+    for name, message in [
+        ("rate", "got an unexpected keyword argument 'rate'"),
+        ("betas", "got an unexpected keyword argument 'betas'"),
+        ("lr", "there is no lr=; use learning_rate="),
     ]:
         with pytest.raises(TypeError, match=rf"SGD(\.__init__)?\(\):? {message}"):
-            make(PARAMS, 0.1, **given)
+            make(PARAMS, 0.1, **{name: 0.5})
     with pytest.raises(TypeError, match=r"SGD\.__init__\(\) missing .*'learning_rate'"):
         make(PARAMS)
     with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
@@ -671,7 +671,7 @@ def test_repr_names_the_hyperparameters() -> None:
 
 
 def first_group(groups: Groups, path: str, x: Any) -> Given:
-    shells = {"g*": "gain", "[bg]*": "bias gain", "*": path}
+    shells: dict[Any, str] = {"g*": "gain", "[bg]*": "bias gain", "*": path}
     for which, options in groups:
         if which(path, x) if callable(which) else path in shells.get(which, which).split():
             return options
