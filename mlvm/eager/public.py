@@ -31,7 +31,7 @@ from mlvm.eager.autodiff import testing
 from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.autodiff.host_call import call
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
-from mlvm.eager.capture.changing import RecompilationWarning
+from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.control.checkpoint import checkpoint
 from mlvm.eager.control.control import cond, fori_loop, function, map, scan, switch, while_loop
 from mlvm.eager.files.checkpoints import load, save

@@ -245,8 +245,7 @@ def _parsed(head: bytes) -> dict[str, Any]:
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        counted = Counter(name for name, _ in pairs)
-        twice = next(name for name, n in counted.items() if n > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise WeightsError(f"its header has {twice} twice")
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Final, TypeAlias, get_args
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, brief
 
 Fraction: TypeAlias = Annotated[float, (0, 1)]
 """A number in [0, 1)."""
@@ -23,7 +23,7 @@ def number_in(where: str, name: str, value: Any, low: float, below: float = math
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number < below:
-        raise AttributeRefused(f"{where}: {name} must be in [{low}, {below}), given {value!r}")
+        raise AttributeRefused(f"{where}: {name} must be in [{low}, {below}), given {brief(value)}")
     return number
 
 
