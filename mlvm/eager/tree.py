@@ -165,6 +165,11 @@ def at_tensors(part: Any) -> bool | None:
     return True if isinstance(part, Tensor) else None if part is not None else False
 
 
+def among_others(part: Any) -> bool | None:
+    """Tensors are leaves, and what is no container is kept."""
+    return isinstance(part, Tensor) or (None if isinstance(part, _CONTAINERS) else False)
+
+
 def anywhere(part: Any) -> bool | None:
     """Whatever is no container is a leaf."""
     return None if isinstance(part, _CONTAINERS) else part is not None
@@ -362,8 +367,9 @@ Copies: TypeAlias = list[tuple[Node, Node]]
 
 def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, copies: Copies | None = None) -> Tree:
     """The same tree with `fn(leaf)` for each leaf. Modules become shallow copies with the same
-    buffers; they are added to `copies`. `fn` is called once for a tensor that occurs twice."""
-    found, structure = flatten(tree)
+    buffers; they are added to `copies`. `fn` is called once for a tensor that occurs twice, and
+    what is no tensor stays."""
+    found, structure = flatten(tree, None, ends=among_others)
     made = {key: fn(x) for key, x in {id(x): x for _, x in found}.items()}
 
     def remade(node: Node, parts: dict[str, Any]) -> Node:

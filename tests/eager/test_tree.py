@@ -422,8 +422,8 @@ def test_what_is_shared_stays_shared() -> None:
         calls.append(x)
         return ml.copy(x)
 
-    copied, first, second = ml.tree.map(copied, (model, w, [w]))
-    assert copied.layers[0] is copied.layers[1]
+    other, first, second = ml.tree.map(copied, (model, w, [w]))
+    assert other.layers[0] is other.layers[1]
     assert first is second[0]
     assert len(calls) == 4
     assert len(ml.tree.leaves((model, w, [w]))) == 7

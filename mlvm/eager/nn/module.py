@@ -149,12 +149,10 @@ class Module(Node):
     """The types of parameters of which this process has a piece only, by path."""
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors, whole. `ml.parallel` makes classes that gather them."""
+        """The tensors, whole. `ml.parallel` makes classes that gather them, and load pieces."""
         return tensors
 
-    def _load(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
-        """Write whole arrays over the tensors."""
-        load(tensors, arrays, what)
+    _load = staticmethod(load)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Another Module, with copies of parameters and buffers in the current arena."""
