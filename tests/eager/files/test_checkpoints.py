@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 import mlvm.eager as ml
 from mlvm.machines.wire import WireVM
-from tests.alarms import interrupt_after
+from tests.alarms import alarms_interrupt, interrupt_after
 from tests.mutations import assert_well_refused
 
 __all__ = ["alarms_interrupt"]  # a fixture

@@ -673,13 +673,9 @@ def test_repr_names_the_hyperparameters() -> None:
 
 
 def first_group(groups: Groups, path: str, x: Any) -> Given:
-    shells: dict[Any, str] = {"g*": "gain", "[bg]*": "bias gain", "*": path}
+    shells = {"g*": "gain", "[bg]*": "bias gain", "*": path}
     for which, options in groups:
-        if (
-            which(path, x)
-            if callable(which)
-            else path in (shells[which] if which in shells else which).split()
-        ):
+        if which(path, x) if callable(which) else path in str(shells.get(which, which)).split():
             return options
     return {}
 
