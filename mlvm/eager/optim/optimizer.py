@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from inspect import Parameter, Signature, formatannotation, signature
+from inspect import Parameter, Signature, formatannotation, get_annotations, signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
 
@@ -102,12 +102,13 @@ class _OfFields:
     count: Tensor
     groups: tuple[Group, ...]
 
-    _kinds: ClassVar[Mapping[str, Any]]
+    _kinds: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        kinds = get_type_hints(cls, include_extras=True)
-        cls._kinds = {name: kinds[name] for name in kinds if hasattr(cls, name) and name[0] != "_"}
-        if cls._kinds:
+        own = [name for name in get_annotations(cls) if name in vars(cls) and name[0] != "_"]
+        if own and "__init__" not in vars(cls):
+            kinds = get_type_hints(cls, include_extras=True)
+            cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
             cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
 
 

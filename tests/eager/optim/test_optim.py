@@ -521,6 +521,20 @@ def test_a_constructor_takes_the_fields_of_its_class() -> None:
         make(PARAMS, 0.1, 0.9)
 
 
+def test_a_class_of_ones_own_may_have_a_constructor_of_its_own() -> None:
+    class Halved(optim.SGD):
+        purpose: str = "to be seen"
+
+        def __init__(self, params: Any, rate: float) -> None:
+            super().__init__(params, rate / 2, momentum=0.5)
+
+    params = {"w": asarray([1.0])}
+    optimizer = Halved(params, 1.0)
+    optimizer.update({"w": asarray([1.0])})
+    assert params["w"].tolist() == [0.5]
+    assert repr(optimizer).startswith("<Halved of 1 tensors: learning_rate=0.5, momentum=0.5,")
+
+
 @pytest.mark.parametrize("params", [{}, None, nn.Dropout(0.5)])
 def test_an_optimizer_needs_parameters(params: Any) -> None:
     with pytest.raises(DTypeError, match="SGD: there are no parameters to update"):
