@@ -33,7 +33,8 @@ MAIN: Final = """
 int main(void)
 {
     float x[5] = {1, 2, 3, 4, 5}, y[5];
-    int64_t ints[] = {sizeof x, 0, 0, 1};
+    enum { layout_integers(NAME) COUNT };
+    int64_t ints[COUNT] = {[BYTES] = sizeof x, [READS] = 1};
     Plan copy = {.run = find_kernel("copy")->run, .units = 1, .nparams = 2, .n = ints};
     char *there[] = {(char *)y, (char *)x, NULL}, *back[] = {(char *)x, (char *)y, NULL};
     BoundCall calls[] = {{&copy, there}, {&copy, back}};

@@ -326,5 +326,7 @@ int posts_init(PyObject *module)
     back_name = PyUnicode_InternFromString("f_back");
     if (!outbox_type || !bound_type || !filename_name || !lasti_name || !back_name)
         return -1;
+    if (PyModule_AddIntMacro(module, MOST_HANDLES))
+        return -1;
     return PyModule_AddFunctions(module, posts_functions);
 }

@@ -47,7 +47,7 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *ints = NULL, *reals = NULL, *parts = NULL;
     long long units = 1, scratch = 0, shared = 0;
     double work = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLO:Plan", names, &kernel, &nparams,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLO:KernelCall", names, &kernel, &nparams,
                                      &ints, &reals, &units, &work, &scratch, &shared, &parts))
         return NULL;
     const KernelEntry *entry = find_kernel(kernel);
@@ -81,7 +81,7 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         for (Py_ssize_t i = 0; i < nparts; i++) {
             PyObject *part = PyTuple_GetItem(self->parts, i);
             if (!PyObject_TypeCheck(part, type)) {
-                PyErr_SetString(PyExc_TypeError, "the parts of a plan are plans");
+                PyErr_SetString(PyExc_TypeError, "the parts of a KernelCall are such, too");
                 goto failed;
             }
             self->children[i] = &((PlanObject *)part)->plan;
@@ -106,7 +106,7 @@ static void plan_dealloc(PlanObject *self)
 
 static PyObject *plan_repr(PlanObject *self)
 {
-    return PyUnicode_FromFormat("<Plan %s>", self->name);
+    return PyUnicode_FromFormat("<KernelCall %s>", self->name);
 }
 
 /* plan.run(pool, *arrays) -> bool: whether the op accepted the values. */
@@ -148,7 +148,7 @@ static PyType_Slot plan_slots[] = {{Py_tp_new, plan_new},
                                    {Py_tp_members, plan_members},
                                    {Py_tp_doc, "A native kernel, prepared for parameters of certain types."},
                                    {0, NULL}};
-static PyType_Spec plan_spec = {"mlvm.machines.native._native.Plan", sizeof(PlanObject), 0,
+static PyType_Spec plan_spec = {"mlvm.machines.native._native.KernelCall", sizeof(PlanObject), 0,
                                 Py_TPFLAGS_DEFAULT, plan_slots};
 
 /* --- Pool --- */
@@ -258,18 +258,34 @@ static PyObject *choose_simd(PyObject *module, PyObject *name)
     return PyBool_FromLong(!refused);
 }
 
+/* The names, which end with NULL, as a tuple. */
+static PyObject *tuple_of_names(const char *const *names)
+{
+    Py_ssize_t count = 0;
+    while (names[count])
+        count++;
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(names[i]);
+        if (!name || PyTuple_SetItem(tuple, i, name))
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
 static PyObject *get_kernels(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    PyObject *list = PyList_New(0);
+    PyObject *kernels = PyDict_New();
     const KernelEntry *entry;
-    for (int i = 0; list && (entry = nth_kernel(i)); i++) {
-        PyObject *name = PyUnicode_FromString(entry->name);
-        if (!name || PyList_Append(list, name))
-            Py_CLEAR(list);
-        Py_XDECREF(name);
+    const char *const *names;
+    for (int i = 0; kernels && (entry = nth_kernel(i, &names)); i++) {
+        PyObject *integers = tuple_of_names(names);
+        if (!integers || PyDict_SetItemString(kernels, entry->name, integers))
+            Py_CLEAR(kernels);
+        Py_XDECREF(integers);
     }
-    return list;
+    return kernels;
 }
 
 static PyObject *get_rows(PyObject *module, PyObject *unused)
@@ -305,14 +321,25 @@ static PyMethodDef call_functions[] = {
      "The instruction sets of this build, the best first, and whether the processor has them."},
     {"choose_simd", choose_simd, METH_O,
      "Use that instruction set for plans made from now on; False if there is no such one here."},
-    {"kernels", get_kernels, METH_NOARGS, "The names of all kernels."},
+    {"kernels", get_kernels, METH_NOARGS, "All kernels, and the names of the integers that their calls have."},
     {"row", get_row, METH_O, "The address of a row function, as plans of chains hold it."},
     {"rows", get_rows, METH_NOARGS, "All row functions, and what a byte of the result costs in nanoseconds."},
     {NULL, NULL, 0, NULL}};
 
 int call_init(PyObject *module)
 {
-    plan_type = add_type(module, "Plan", &plan_spec);
+    plan_type = add_type(module, "KernelCall", &plan_spec);
     pool_type = add_type(module, "Pool", &pool_spec);
-    return plan_type && pool_type ? PyModule_AddFunctions(module, call_functions) : -1;
+    if (!plan_type || !pool_type)
+        return -1;
+#define ADD(name, number)                                                                \
+    if (PyModule_AddIntConstant(module, #name, number))                                  \
+        return -1;
+    CONSTANTS(ADD)
+#define TEXT(name) #name,
+    static const char *const names[] = {chain_value_integers(TEXT) NULL};
+    PyObject *value = tuple_of_names(names);
+    int failed = !value || PyModule_AddObjectRef(module, "CHAIN_VALUE", value);
+    Py_XDECREF(value);
+    return failed ? -1 : PyModule_AddFunctions(module, call_functions);
 }

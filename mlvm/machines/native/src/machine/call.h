@@ -6,8 +6,6 @@
 #include "../plan/plan.h"
 #include "../plan/pool.h"
 
-enum { MOST_PARAMETERS = 256 };
-
 /* Nanoseconds of work from which on other Python threads may run meanwhile. */
 #define WORTH_RELEASING 20000.0
 

@@ -27,31 +27,17 @@
 #include <string.h>
 #include <time.h>
 
-/* As mlvm/core/machine/link.py numbers them; the two after them are this loop's. */
-enum Code {
-    CALL_ON_ARGS = 0,
-    HALT = 1,
-    LOAD_ARG = 2,
-    CALL = 3,
-    PUSH = 4,
-    GET = 5,
-    SET = 6,
-    JUMP_IF_FALSE = 7,
-    JUMP = 8,
-    CALL_FUNCTION = 9,
-    RETURN = 10,
-    POP = 11,
-    LOAD_GLOBAL = 12,
-    STORE_GLOBAL = 13,
-    CALL_NAMED = 14,
-    UNREACHED = 16,
-    RUN = 32,  /* a plan, on parameters with addresses that are known */
-    BACK = 33, /* back to Python, with no parameters and no results */
-};
+/* The steps that this loop knows, by the names of mlvm/core/machine/link.py, and two of its own: RUN, a
+ * kernel on parameters with addresses that are known, and BACK, back to Python with no parameters and no
+ * results. Python has their numbers from here. */
+#define STEPS(X)                                                                         \
+    X(UNKNOWN) X(HALT) X(LOAD_ARG) X(CALL) X(PUSH) X(GET) X(SET) X(JUMP_IF_FALSE) X(JUMP) \
+    X(CALL_FUNCTION) X(RETURN) X(POP) X(LOAD_GLOBAL) X(STORE_GLOBAL) X(RUN) X(BACK)
+enum Code { STEPS(NAME) };
 
 enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
 #define MOST_VALUES (1 << 22) /* on the stack of a launch that has limits */
-#define ANY UINT32_MAX /* parameter may lie anywhere over others */
+#define ANYWHERE UINT32_MAX /* parameter may lie anywhere over others */
 
 /* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
  * signals; what a jump and a call of a function in C count for. */
@@ -200,7 +186,7 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *given)
     }
     case LOAD_ARG:
         if (step->number < 0 || step->number >= PyTuple_Size(self->arguments))
-            step->code = UNREACHED;
+            step->code = UNKNOWN;
         /* fall through */
     default:
         self->straight = self->straight && step->code == HALT;
@@ -658,7 +644,7 @@ static int collides(const Case *known, const Value *params, int count)
         const Tensor *out = params[i].as.tensor;
         if (out->constant)
             return 1;
-        for (int j = 0; known->over[i] != ANY && j < count; j++) {
+        for (int j = 0; known->over[i] != ANYWHERE && j < count; j++) {
             const Tensor *x = params[j].as.tensor;
             if (j != i && out->address < x->address + x->type->nbytes &&
                 x->address < out->address + out->type->nbytes &&
@@ -1106,6 +1092,19 @@ static PyType_Slot program_slots[] = {{Py_tp_new, program_new},
 static PyType_Spec program_spec = {"mlvm.machines.native._native.Program", sizeof(ProgramObject), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
 
+/* steps() -> dict: the number of each step that the loop knows */
+static PyObject *get_steps(PyObject *module, PyObject *unused)
+{
+#define FORMAT(name) "si"
+#define PAIR(name) , #name, name
+    (void)module, (void)unused;
+    return Py_BuildValue("{" STEPS(FORMAT) "}" STEPS(PAIR));
+}
+
+static PyMethodDef loop_functions[] = {
+    {"steps", get_steps, METH_NOARGS, "The numbers of the steps that the loop knows."},
+    {NULL, NULL, 0, NULL}};
+
 int loop_init(PyObject *module)
 {
     name_breathe = PyUnicode_InternFromString("breathe");
@@ -1115,5 +1114,7 @@ int loop_init(PyObject *module)
     if (!name_breathe || !name_load || !name_perform || !name_store)
         return -1;
     program_type = add_type(module, "Program", &program_spec);
-    return program_type ? 0 : -1;
+    if (!program_type || PyModule_AddIntConstant(module, "ANYWHERE", (long)ANYWHERE))
+        return -1;
+    return PyModule_AddFunctions(module, loop_functions);
 }

@@ -8,6 +8,8 @@
 #ifndef MLVM_PLAN_H
 #define MLVM_PLAN_H
 
+#include "names.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,7 +30,7 @@ struct Plan {
     int64_t scratch;   /* bytes that each thread wants for itself */
     int64_t shared;    /* bytes that `run` leaves for `finish` */
     int nparams;
-    const int64_t *n;  /* lengths, strides, choices: what the kernel's comment lists */
+    const int64_t *n;  /* lengths, strides, choices: see names.h */
     const double *a;   /* floating-point attributes */
     const Plan *const *children; /* plans that this one calls on parts of its work */
     int nchildren;

@@ -7,7 +7,7 @@
 
 /* What is done at once: some rows and columns of one product of the batch. */
 typedef struct {
-    const int64_t *n; /* as enum Product says */
+    const int64_t *n;
     const T *x, *y;
     T *out;            /* the product's first element */
     T *strip, *panels; /* scratch: copied rows of x and panels of y */
@@ -161,7 +161,7 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
     int64_t row_step = n[X_ROW]; /* from tile to tile */
     if (n[COPY_X]) {
         if (n[COPY_X] == GATHER)
-            OF(gather_rows)(part->strip, part->x, n + AXIS + 3 * n[AXES], row, rows, first, k);
+            OF(gather_rows)(part->strip, part->x, n, row, rows, first, k);
         else if (n[X_K] == 1)
             OF(copy_rows)(part->strip, x, n[X_ROW], rows, k);
         else
@@ -274,7 +274,7 @@ static int OF(matmul_chain)(const Plan *plan, char *const *p, int64_t begin, int
                             char *scratch)
 {
     const int64_t *n = plan->n;
-    char *q[MOST_CHAINED + 2];
+    char *q[MOST_PARAMETERS + 2];
     Next next = {.child = plan->children[0], .p = q, .row_bytes = n[N] * (int64_t)sizeof(T)};
     memcpy(q, p, (size_t)(plan->nparams + 1) * sizeof *q);
     next.product = &q[plan->nparams];

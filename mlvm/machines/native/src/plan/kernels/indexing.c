@@ -43,10 +43,7 @@ static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int
     }
 }
 
-/* What the kernels of takes and additions have in n. `count` is the indexed axis' length beside
- * the indices, `length` the one that they point into. `piece` columns of the `behind` are a unit,
- * or `piece` rows of before * count. */
-enum { KIND, BEFORE, COUNT, LENGTH, BEHIND, PIECE };
+enum { indexing_integers(NAME) };
 
 static inline int64_t within(int64_t index, int64_t length)
 {
@@ -317,23 +314,23 @@ SCATTER(uint64_t, 8)
 SCATTER(float, f32)
 SCATTER(double, f64)
 
-/* --- one_hot; n: the indices' kind, rows, rows of a unit, classes, an element's bytes, ones --- */
+/* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
 
 static int one_hot(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, size = n[4], width = n[3] * size;
-    int64_t first = begin * n[2], last = least(end * n[2], n[1]);
-    if (!in_range(p[1], n[0], n[1], 0, n[3]))
+    const int64_t *n = plan->n, size = n[SIZE], width = n[LENGTH] * size;
+    int64_t first = begin * n[PIECE], last = least(end * n[PIECE], n[COUNT]);
+    if (!in_range(p[1], n[KIND], n[COUNT], 0, n[LENGTH]))
         return 1;
     if (first < last)
         memset(p[0] + first * width, 0, (size_t)((last - first) * width));
     for (int64_t i = first; i < last; i++)
-        memcpy(p[0] + i * width + place(p[1], n[0], i, n[3]) * size, &n[5], (size_t)size);
+        memcpy(p[0] + i * width + place(p[1], n[KIND], i, n[LENGTH]) * size, &n[ONE], (size_t)size);
     return 0;
 }
 
-/* --- mask_scatter; n: the mask's length, elements of a unit, updates, bytes of each --- */
+/* --- mask_scatter: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes --- */
 
 static int64_t count_true(const char *mask, int64_t count)
 {
@@ -363,10 +360,10 @@ static int mask_scatter(const Plan *plan, char *const *p, int64_t begin, int64_t
                         char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, width = n[3];
-    int64_t first = least(begin * n[1], n[0]), last = least(end * n[1], n[0]);
-    int64_t before = count_true(p[2], first), left = n[2] - before;
-    if (count_true(p[2] + first, n[0] - first) != left)
+    const int64_t *n = plan->n, width = n[BEHIND], count = n[COUNT];
+    int64_t first = least(begin * n[PIECE], count), last = least(end * n[PIECE], count);
+    int64_t before = count_true(p[2], first), left = n[UPDATES] - before;
+    if (count_true(p[2] + first, count - first) != left)
         return 1;
     const char *in = p[1] + before * width, *mask = p[2] + first;
     char *out = p[0] + first * width;

@@ -8,16 +8,8 @@
 #include "../plan.h"
 #include "elements.h"
 
-/* n: which parameter is read (0: the value in n itself), the value's bytes; where the box begins in
- * the result and in the operand; planes, rows and columns, and those of a tile; their distances in
- * the result and in the operand; the number of axes around a tile, which of them count tiles of
- * planes, of rows and of columns (none: the number of axes), and of each axis the length and two
- * distances. */
-enum {
-    READS, VALUE, OUT_AT, IN_AT, PLANES, ROWS, COLUMNS, TILE_PLANES, TILE_ROWS, TILE_COLUMNS,
-    OUT_PLANE, OUT_ROW, OUT_COLUMN, IN_PLANE, IN_ROW, IN_COLUMN, NAXES, AXIS_OF_PLANES,
-    AXIS_OF_ROWS, AXIS_OF_COLUMNS, AXES
-};
+/* Of each axis around a tile, the length and two distances follow. */
+enum { layout_integers(NAME) AXES };
 enum { MOST_AXES = 67 };
 
 /* Copies a plane's part in a tile. The first operand lies `apart` bytes from the result. */
@@ -285,17 +277,13 @@ TRANSPOSE(8)
 
 /* --- one run, and several boxes --- */
 
-enum { PIECE = 4096 };
-
-/* n: bytes, where they begin in the result and in the operand, which parameter is read. A unit is
- * 4096 bytes. */
 static int copy(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
     const int64_t *n = plan->n;
-    int64_t first = begin * PIECE, last = least(end * PIECE, n[0]);
-    char *out = p[0] + n[1];
-    const char *in = p[n[3]] + n[2];
+    int64_t first = begin * COPY_UNIT, last = least(end * COPY_UNIT, n[BYTES]);
+    char *out = p[0] + n[OUT_AT];
+    const char *in = p[n[READS]] + n[IN_AT];
     if (out != in && first < last)
         memcpy(out + first, in + first, (size_t)(last - first));
     return 0;
@@ -316,19 +304,18 @@ static int boxes(const Plan *plan, char *const *p, int64_t begin, int64_t end, c
 
 /* --- triangles --- */
 
-/* n: the bytes of a row and of an element, the rows of a matrix, rows in all, rows of a unit, the
- * diagonal, and whether what lies above it is kept. In each row, the elements before the first one
+/* In each row, the elements before the first one
  * past the diagonal are kept, or the others. */
 static int triangle(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, width = n[0], size = n[1];
-    for (int64_t row = begin * n[4], last = least(end * n[4], n[3]); row < last; row++) {
-        int64_t split = (row % n[2] + n[5]) * size;
+    const int64_t *n = plan->n, width = n[WIDTH], size = n[SIZE];
+    for (int64_t row = begin * n[TILE_ROWS], last = least(end * n[TILE_ROWS], n[ROWS_IN_ALL]); row < last; row++) {
+        int64_t split = (row % n[ROWS] + n[DIAGONAL]) * size;
         split = split < 0 ? 0 : least(split, width);
         char *out = p[0] + row * width;
         const char *in = p[1] + row * width;
-        if (n[6]) {
+        if (n[ABOVE]) {
             memset(out, 0, (size_t)split);
             memcpy(out + split, in + split, (size_t)(width - split));
         } else {

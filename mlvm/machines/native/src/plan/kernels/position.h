@@ -63,7 +63,7 @@ static void POSITION(columns)(int64_t *restrict to, const X *x, int64_t rows, in
                               int64_t width, int64_t first, char *scratch)
 {
     X *restrict best = (X *)scratch;
-    int32_t *restrict at = (int32_t *)(scratch + WIDEST * sizeof(X));
+    int32_t *restrict at = (int32_t *)(scratch + REDUCTION_WIDEST * sizeof(X));
     for (int64_t j = 0; j < width; j++)
         best[j] = x[j], at[j] = 0;
     for (int32_t r = 1; r < rows; r++) {

@@ -16,7 +16,7 @@ static int NAMED(run, var)(const Plan *plan, char *const *p, int64_t begin, int6
         }
         return 0;
     }
-    X *mean = (X *)scratch, *block = mean + WIDEST;
+    X *mean = (X *)scratch, *block = mean + REDUCTION_WIDEST;
     for (int64_t u = begin; u < end; u++) {
         const Part part = part_of(n, u);
         const X *x = (const X *)p[1] + part.from;

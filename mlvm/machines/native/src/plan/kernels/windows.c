@@ -2,9 +2,7 @@
 #include "../plan.h"
 #include "elements.h"
 
-/* n: the image's height, width and channels, how many windows lie vertically and horizontally,
- * the window's height and width, the strides, the padding above and on the left. */
-enum { HEIGHT, WIDTH, CHANNELS, DOWN, ACROSS, TALL, WIDE, STRIDE_Y, STRIDE_X, TOP, LEFT };
+enum { windows_integers(NAME) };
 
 static inline int64_t largest(int64_t x, int64_t y)
 {
