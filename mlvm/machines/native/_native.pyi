@@ -50,12 +50,12 @@ class Program:
 class Door:
     observed: bool
     instrumented: bool
-    plan: Any
+    prepare: Any
 
     def __init__(
         self,
         find: object = ...,
-        plan: object = ...,
+        prepare: object = ...,
         lock: object = ...,
         pool: Pool = ...,
         outbox: Outbox = ...,
@@ -71,7 +71,7 @@ class Outbox:
     def __len__(self) -> int: ...
 
 class Bound:
-    def __init__(self, plan: KernelCall, arrays: tuple[Any, ...]) -> None: ...
+    def __init__(self, call: KernelCall, arrays: tuple[Any, ...]) -> None: ...
 
 class AllocationFields: ...
 class RegionFields: ...

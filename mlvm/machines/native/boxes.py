@@ -120,7 +120,7 @@ class Boxes:
         if len(parts) == 1:
             return parts[0]
         units, work = sum([part.units for part in parts]), sum([part.work for part in parts])
-        return kernel_call("boxes", self.nparams, units=units, work=work, children=parts)
+        return kernel_call("boxes", self.nparams, units, work, {}, children=parts)
 
     def _tiles(
         self, axes: list[_Axis], size: int, named: str | None = None, **integers: int
@@ -180,8 +180,7 @@ class Boxes:
     def _add(
         self, kernel: str, units: int, work: float, rest: Sequence[int] = (), **integers: int
     ) -> None:
-        call = kernel_call(kernel, self.nparams, units=units, work=work, rest=rest, **integers)
-        self._parts.append(call)
+        self._parts.append(kernel_call(kernel, self.nparams, units, work, integers, rest=rest))
 
 
 def _upward(

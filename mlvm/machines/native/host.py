@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import AttributeRefused, HostFunctionError, MachineError, MlvmError
 from mlvm.core.machine.callee import UserFunction, Value
@@ -43,7 +43,7 @@ class CFunction(UserFunction):
     """A host function in C. Its code lies in `library`."""
 
     def __init__(
-        self, name: str, address: int, nparams: int | None, nresults: int | None, library: object
+        self, name: str, address: int, nparams: int | None, nresults: int | None, library: Any
     ) -> None:
         super().__init__(name, nparams, nresults)
         self.address = address

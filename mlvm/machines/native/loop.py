@@ -252,7 +252,7 @@ def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Po
         store.caches[id(door)] = door  # is to be cleared once handles change
         return entry.array, entry.type
 
-    def plan(
+    def prepare(
         _: object, name: str, types: Sequence[TensorType], attributes: Attributes
     ) -> KernelCall | None:
         functions = functions_of()
@@ -261,4 +261,4 @@ def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Po
         callee = functions.binding(name + OUT).callee
         return call_of(callee.kernel, types, attributes) if isinstance(callee, OpInto) else None
 
-    return Door(find, plan, lock, pool)
+    return Door(find, prepare, lock, pool)

@@ -12,7 +12,7 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -51,23 +51,23 @@ def planner(
 def kernel_call(
     kernel: str,
     nparams: int,
-    *,
     units: int,
     work: float,
+    integers: Mapping[str, int],
     floats: Sequence[float] = (),
+    *,
     scratch: int = 0,
     shared: int = 0,
     children: Sequence[KernelCall] = (),
     rest: Iterable[int] = (),
-    **integers: int,
 ) -> KernelCall | None:
     """A call of the kernel of that name; None if there is none. `work` is in nanoseconds on one
     thread, `scratch` and `shared` in bytes. `rest` are integers in any number after those with
-    names."""
+    names, of which those that are not given are 0."""
     names = _INTEGERS.get(kernel)
     if names is None:
         return None
-    ints = [*[integers.pop(name, 0) for name in names], *rest]
-    if integers:
+    if not integers.keys() <= {*names}:
         raise MachineError(f"calls of {kernel} have the integers {names}, not {[*integers]}")
+    ints = [*[integers.get(name, 0) for name in names], *rest]
     return KernelCall(kernel, nparams, ints, floats, units, work, scratch, shared, children)

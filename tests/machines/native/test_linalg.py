@@ -229,29 +229,11 @@ def _chained(x: Array, y: Array, out: bool, threads: int, **attributes: bool) ->
 def _rows_times(m: int, k: int, n: int, x: int, y: int, nparams: int, dtype: str) -> KernelCall:
     """matmul's own kernel as a child: a unit is one row."""
     suffix = {"float32": "f32", "float64": "f64"}[dtype]
-    call = kernel_call(
-        f"matmul_{suffix}",
-        nparams,
-        m=m,
-        n=n,
-        k=k,
-        groups=1,
-        block=max(k, 1),
-        x_row=k,
-        x_k=1,
-        y_k=n,
-        y_column=1,
-        x=x,
-        y=y,
-        unit=1,
-        copy_y=True,
-        rows_at_once=12,
-        columns_at_once=32,
-        blocks_at_once=1,
-        units=m,
-        work=0,
-        scratch=32 * max(k, 1) * 8,
-    )
+    integers = {"m": m, "n": n, "k": k, "groups": 1, "block": max(k, 1), "x": x, "y": y}
+    integers |= {"x_row": k, "x_k": 1, "y_k": n, "y_column": 1, "unit": 1, "copy_y": 1}
+    integers |= {"rows_at_once": 12, "columns_at_once": 32, "blocks_at_once": 1}
+    scratch = 32 * max(k, 1) * 8
+    call = kernel_call(f"matmul_{suffix}", nparams, m, 0, integers, scratch=scratch)
     assert call is not None
     return call
 

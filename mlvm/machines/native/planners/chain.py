@@ -120,16 +120,9 @@ def chain_call(
     whole = all(chain.types[value].size == size for value in used)
     if whole and len(chain.steps) == 1 and chain.steps[0].values == tuple(range(nparams)):
         unit = unit or PIECE
-        return kernel_call(
-            "row",
-            nparams,
-            elements=size,
-            unit=unit,
-            function=_native.row(chain.steps[0].row),
-            rest=[type.dtype.itemsize for type in types],
-            units=-(-size // unit),
-            work=work,
-        )
+        rest = [type.dtype.itemsize for type in types]
+        integers = {"elements": size, "unit": unit, "function": _native.row(chain.steps[0].row)}
+        return kernel_call("row", nparams, -(-size // unit), work, integers, rest=rest)
     shapes = [chain.types[value].shape for value in used if value < nparams]
     lengths, strides = _axes(shape, shapes)
     if len(lengths) > CHAIN_MOST_AXES:
@@ -148,20 +141,10 @@ def chain_call(
         rest += strides[i] if value < nparams else [0] * len(lengths)
     for step in chain.steps:
         rest += [_native.row(step.row), len(step.values), *map(used.index, step.values)]
-    return kernel_call(
-        "chain",
-        nparams,
-        elements=size,
-        unit=unit,
-        piece=piece,
-        naxes=len(lengths),
-        nvalues=len(used),
-        nlinks=len(chain.steps),
-        rest=rest,
-        units=-(-size // unit),
-        work=work,
-        scratch=scratch,
-    )
+    counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
+    integers = {"elements": size, "unit": unit, "piece": piece, **counts}
+    units = -(-size // unit)
+    return kernel_call("chain", nparams, units, work, integers, scratch=scratch, rest=rest)
 
 
 def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:

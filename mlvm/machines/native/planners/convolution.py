@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mlvm.core.op import Attributes
-from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native._native import GATHER, KernelCall
 from mlvm.machines.native.planner import Types, planner
 from mlvm.machines.native.planners.linalg import Matrix, Product, call, float_dtype, tiles
 
@@ -24,16 +24,8 @@ def conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     product = Product(dtype, places, Matrix(inner, outputs, outputs, 1))
     if (*window, down, across, top, bottom, left, right) == (1, 1, 1, 1, 0, 0, 0, 0):
         return call(product)
-    windows = {
-        "image_height": height,
-        "image_width": width,
-        "channels": channels,
-        "window_width": window[1],
-        "stride_down": down,
-        "stride_across": across,
-        "pad_top": top,
-        "pad_left": left,
-        "grid_height": out.shape[1],
-        "grid_width": out.shape[2],
-    }
-    return tiles(product, windows=windows)
+    image = {"image_height": height, "image_width": width, "channels": channels}
+    strides = {"window_width": window[1], "stride_down": down, "stride_across": across}
+    grid = {"grid_height": out.shape[1], "grid_width": out.shape[2]}
+    pads = {"pad_top": top, "pad_left": left, "copy_x": GATHER}
+    return tiles(product, windows={**image, **strides, **grid, **pads})

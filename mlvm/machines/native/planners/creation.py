@@ -53,25 +53,15 @@ def _range(
     kernel: str, count: int, floats: tuple[float, ...] = (), **integers: int
 ) -> KernelCall | None:
     units = -(-count // RANGE_UNIT)
-    return kernel_call(
-        kernel, 1, count=count, floats=floats, units=units, work=count * 0.5, **integers
-    )
+    return kernel_call(kernel, 1, units, count * 0.5, {"count": count, **integers}, floats)
 
 
 @planner("eye")
 def eye(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out = types[0]
     (rows, columns), size = out.shape, out.dtype.itemsize
-    high = max(1, 16384 // max(1, columns * size))
-    return kernel_call(
-        "eye",
-        1,
-        row_bytes=columns * size,
-        size=size,
-        rows=rows,
-        high=high,
-        diagonal=max(-rows, min(attributes["k"], columns)),
-        one=pattern(1, out.dtype),
-        units=-(-rows // high),
-        work=rows * 3 + out.nbytes / 20,
-    )
+    high, width = max(1, 16384 // max(1, columns * size)), columns * size
+    element = {"size": size, "one": pattern(1, out.dtype)}
+    integers = {"row_bytes": width, "rows": rows, "high": high, **element}
+    integers["diagonal"] = max(-rows, min(attributes["k"], columns))
+    return kernel_call("eye", 1, -(-rows // high), rows * 3 + out.nbytes / 20, integers)

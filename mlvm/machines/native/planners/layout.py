@@ -21,8 +21,8 @@ _MOST_ROLLED: Final = 4
 @planner("copy", "reshape")
 def copy(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     nbytes = types[0].nbytes
-    units = -(-nbytes // COPY_UNIT)
-    return kernel_call("copy", 2, bytes=nbytes, reads=1, units=units, work=nbytes / 10)
+    integers = {"bytes": nbytes, "reads": 1}
+    return kernel_call("copy", 2, -(-nbytes // COPY_UNIT), nbytes / 10, integers)
 
 
 @planner("permute_dims")
@@ -158,19 +158,11 @@ def _sum(where: Strides, at: Shape) -> int:
 def triangle(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x, k, above = types[0], attributes["k"], op == "triu"
     rows, columns = x.shape[-2:]
-    width = columns * x.dtype.itemsize
+    size, width = x.dtype.itemsize, columns * x.dtype.itemsize
     high = max(1, 16384 // max(1, width))
     count = math.prod(x.shape[:-1]) if width else 0
-    return kernel_call(
-        "triangle",
-        2,
-        width=width,
-        size=x.dtype.itemsize,
-        rows=rows,
-        rows_in_all=count,
-        tile_rows=high,
-        diagonal=max(-rows, min(k if above else k + 1, columns)),
-        above=above,
-        units=-(-count // high),
-        work=count * 8 + x.nbytes / 10,
-    )
+    diagonal = max(-rows, min(k if above else k + 1, columns))
+    of_rows = {"width": width, "size": size, "rows": rows, "rows_in_all": count, "tile_rows": high}
+    units, work = -(-count // high), count * 8 + x.nbytes / 10
+    integers = {**of_rows, "diagonal": diagonal, "above": above}
+    return kernel_call("triangle", 2, units, work, integers)

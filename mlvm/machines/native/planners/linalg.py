@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import Attributes
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType
-from mlvm.machines.native._native import GATHER, KernelCall
+from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.chain import chain_call
 
@@ -48,14 +48,32 @@ class Product(NamedTuple):
     groups: Axis = (1, 0, 0)
 
     @property
+    def batch(self) -> int:
+        """How many elements the batch has."""
+        return math.prod([axis[0] for axis in self.axes])
+
+    @property
+    def integers(self) -> dict[str, int]:
+        """What kernels know of it, as `plan/names.h` lists it."""
+        x, y, (groups, x_group, y_group) = self.x, self.y, self.groups
+        lengths = {"m": x.rows, "n": y.columns, "k": x.columns, "groups": groups}
+        of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
+        of_y = {"y_k": y.row, "y_column": y.column, "y_group": y_group}
+        return {**lengths, "block": _block(x.columns), **of_x, **of_y, "axes": len(self.axes)}
+
+    @property
+    def rest(self) -> list[int]:
+        """The axes of the batch, behind."""
+        return [number for axis in self.axes for number in axis]
+
+    @property
     def work(self) -> float:
         """Nanoseconds: for the multiplications, and for all elements to come by."""
         m, n, k = self.x.rows, self.y.columns, self.x.columns
-        batch = math.prod(axis[0] for axis in self.axes)
         elements = m * n + self.groups[0] * (m * k + k * n)
         bytes_a_flop = 1 if self.dtype == "f32" else 2
         flops = 2 * self.groups[0] * m * n * k
-        return 50 + batch * bytes_a_flop * (flops / 80 + elements / 5)
+        return 50 + self.batch * bytes_a_flop * (flops / 80 + elements / 5)
 
 
 class Chain(NamedTuple):
@@ -198,58 +216,16 @@ def _block(k: int) -> int:
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
-def _call(
-    kernel: str,
-    product: Product,
-    nparams: int,
-    x: int,
-    y: int,
-    out: int,
-    unit: int,
-    by_columns: bool,
-    child: KernelCall | None = None,
-    scratch: int = 0,
-    **integers: int,
-) -> KernelCall | None:
-    """A call for the parameters x, y and out, the last of which is -1 if it lives in scratch."""
-    a, b, (groups, x_group, y_group) = product.x, product.y, product.groups
-    products = math.prod([axis[0] for axis in product.axes])
-    return kernel_call(
-        f"{kernel}_{product.dtype}",
-        nparams,
-        m=a.rows,
-        n=b.columns,
-        k=a.columns,
-        groups=groups,
-        block=_block(a.columns),
-        x_row=a.row,
-        x_k=a.column,
-        x_group=x_group,
-        y_k=b.row,
-        y_column=b.column,
-        y_group=y_group,
-        x=x,
-        y=y,
-        out=out,
-        by_columns=by_columns,
-        unit=unit,
-        axes=len(product.axes),
-        rest=[number for axis in product.axes for number in axis],
-        units=products * -(-(b.columns if by_columns else a.rows) // unit),
-        work=product.work + (child.work if child else 0),
-        scratch=scratch,
-        children=[child] if child else [],
-        **integers,
-    )
-
-
 def _vector(product: Product, x: int, y: int) -> KernelCall | None:
     """A row times a matrix. The parameters x and y may have changed places."""
-    return _call("gemv", product, 3, x, y, 0, unit=64, by_columns=True)
+    unit, kernel = 64, f"gemv_{product.dtype}"
+    units = product.batch * -(-product.y.columns // unit)
+    integers = {**product.integers, "x": x, "y": y, "by_columns": 1, "unit": unit}
+    return kernel_call(kernel, 3, units, product.work, integers, rest=product.rest)
 
 
 def tiles(
-    product: Product, chain: Chain | None = None, windows: Mapping[str, int] | None = None
+    product: Product, chain: Chain | None = None, windows: dict[str, int] | None = None
 ) -> KernelCall | None:
     """Tiles of the result in registers. `windows`: x are windows over images, gathered there."""
     x, y, groups = product.x, product.y, product.groups[0]
@@ -258,8 +234,7 @@ def tiles(
     block = _block(k)
     # Where to read an operand in place: where copies would be read seldom, or are in the cache.
     transposed = x.column != 1
-    gathers = GATHER if windows else 0
-    copy_x = gathers or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
+    copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_y = y.column != 1 or m > 48
     rows = 144 if transposed else 96
     columns, at_once = n, max(1, -(-k // block) * groups)
@@ -281,25 +256,21 @@ def tiles(
     child_scratch = (strip + panels) * itemsize
     product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64
     scratch = product_scratch + (rows * n * itemsize if chain and chain.out is None else 0)
-    nparams, places = 3, (1, 2, 0)
+    unit = 64 if by_columns else 24
+    integers = product.integers | (windows or {"copy_x": copy_x})
+    integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit, "copy_y": copy_y}
+    integers |= {"rows_at_once": rows, "columns_at_once": columns, "blocks_at_once": at_once}
+    integers |= {"strip_length": strip, "child_scratch": child_scratch}
+    integers |= {"product_scratch": product_scratch}
     if chain:
-        nparams, places = chain.nparams, (chain.x, chain.y, -1 if chain.out is None else chain.out)
-    return _call(
-        "matmul_chain" if chain else "matmul",
-        product,
-        nparams,
-        *places,
-        unit=64 if by_columns else 24,
-        by_columns=by_columns,
-        child=chain.child if chain else None,
+        integers |= {"x": chain.x, "y": chain.y, "out": -1 if chain.out is None else chain.out}
+    return kernel_call(
+        f"matmul_chain_{product.dtype}" if chain else f"matmul_{product.dtype}",
+        chain.nparams if chain else 3,
+        product.batch * -(-(n if by_columns else m) // unit),
+        product.work + (chain.child.work if chain else 0),
+        integers,
         scratch=scratch,
-        copy_x=copy_x,
-        copy_y=copy_y,
-        rows_at_once=rows,
-        columns_at_once=columns,
-        blocks_at_once=at_once,
-        strip_length=strip,
-        child_scratch=child_scratch,
-        product_scratch=product_scratch,
-        **(windows or {}),
+        children=[chain.child] if chain else [],
+        rest=product.rest,
     )

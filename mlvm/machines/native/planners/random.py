@@ -54,13 +54,7 @@ def _draws(
 ) -> KernelCall | None:
     if sys.byteorder != "little":
         return None
-    words = -(-types[0].size // per_word)
-    return kernel_call(
-        kernel,
-        len(types),
-        count=types[0].size,
-        floats=floats,
-        units=-(-words // DRAW_UNIT),
-        work=words * 3.5,
-        **integers,
-    )
+    count = types[0].size
+    words = -(-count // per_word)
+    units, work = -(-words // DRAW_UNIT), words * 3.5
+    return kernel_call(kernel, len(types), units, work, {"count": count, **integers}, floats)

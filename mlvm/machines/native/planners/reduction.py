@@ -80,25 +80,18 @@ def reduction(
             part_rows, part_length = 1, -(-size // multiple) * multiple
     parts_of_length = -(-length // part_length)
     parts = -(-rows // part_rows) * parts_of_length
+    stride, contiguous = middle * length * inner, rows == parts == blocks == 1
+    of_x = {"outputs": outputs, "length": length, "inner": inner, "middle": middle}
+    of_part = {"part_rows": part_rows, "part_length": part_length, "blocks": blocks, "width": width}
+    integers = {**of_x, "rows_outer": rows, "stride": stride, "contiguous": contiguous}
+    integers |= {**of_part, "parts": parts, "parts_of_length": parts_of_length}
     return kernel_call(
         kernel,
         2,
-        outputs=outputs,
-        length=length,
-        inner=inner,
-        rows_outer=rows,
-        middle=middle,
-        stride=middle * length * inner,
-        parts=parts,
-        parts_of_length=parts_of_length,
-        part_rows=part_rows,
-        part_length=part_length,
-        blocks=blocks,
-        width=width,
-        contiguous=rows == parts == blocks == 1,
-        floats=floats,
-        units=outputs * parts * blocks,
-        work=ns * (x.nbytes * 0.02 + outputs * inner * 2),
+        outputs * parts * blocks,
+        ns * (x.nbytes * 0.02 + outputs * inner * 2),
+        integers,
+        floats,
         scratch=REDUCTION_WIDEST * scratch,
         shared=outputs * parts * inner * shared if parts > 1 else 0,
     )
@@ -171,12 +164,6 @@ def cumulative_sum(op: str, types: Types, attributes: Attributes) -> KernelCall 
         for part in (slice(axis), slice(axis, axis + 1), slice(axis + 1, None))
     ]
     width = min(inner, REDUCTION_WIDEST)
-    return kernel_call(
-        _sum_kernel(op, types),
-        2,
-        length=length,
-        inner=inner,
-        width=width,
-        units=rows * -(-inner // width),
-        work=x.size if inner > 1 else 1.5 * x.size,
-    )
+    units, work = rows * -(-inner // width), x.size if inner > 1 else 1.5 * x.size
+    integers = {"length": length, "inner": inner, "width": width}
+    return kernel_call(_sum_kernel(op, types), 2, units, work, integers)

@@ -24,23 +24,15 @@ def softmax(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
         return None
     outer, _, _, length, inner = axes
     size, work = x.dtype.itemsize, 0.25 * x.nbytes
+    scratch = 3 * ROWS_TOGETHER * size
     if inner == 1:
-        scratch = 3 * ROWS_TOGETHER * size
-        kernel = f"{op}_{x.dtype}"
-        return kernel_call(kernel, 2, length=length, units=outer, work=work, scratch=scratch)
+        return kernel_call(f"{op}_{x.dtype}", 2, outer, work, {"length": length}, scratch=scratch)
     width = min(inner, _WIDTH)
     blocks = -(-inner // width)
-    return kernel_call(
-        f"{op}_of_columns_{x.dtype}",
-        2,
-        length=length,
-        inner=inner,
-        blocks=blocks,
-        width=width,
-        units=outer * blocks,
-        work=work,
-        scratch=(3 * ROWS_TOGETHER + ROWS_OF_WORK * _WIDTH) * size,
-    )
+    scratch += ROWS_OF_WORK * _WIDTH * size
+    integers = {"length": length, "inner": inner, "blocks": blocks, "width": width}
+    kernel = f"{op}_of_columns_{x.dtype}"
+    return kernel_call(kernel, 2, outer * blocks, work, integers, scratch=scratch)
 
 
 @planner("softmax_cross_entropy", "softmax_cross_entropy_vjp")
@@ -48,15 +40,10 @@ def cross_entropy(op: str, types: Types, attributes: Attributes) -> KernelCall |
     *_, logits, labels = types
     if not logits.size:
         return None
-    return kernel_call(
-        f"{op}_{logits.dtype}",
-        len(types),
-        length=logits.shape[-1],
-        kind=integer_kind(labels.dtype),
-        units=labels.size,
-        work=0.25 * logits.nbytes,
-        scratch=3 * ROWS_TOGETHER * logits.dtype.itemsize,
-    )
+    integers = {"length": logits.shape[-1], "kind": integer_kind(labels.dtype)}
+    kernel, work = f"{op}_{logits.dtype}", 0.25 * logits.nbytes
+    scratch = 3 * ROWS_TOGETHER * logits.dtype.itemsize
+    return kernel_call(kernel, len(types), labels.size, work, integers, scratch=scratch)
 
 
 _NS: Final = {"layer_norm": 0.4, "layer_norm_normalize": 0.35, "layer_norm_vjp": 0.7}
@@ -69,15 +56,10 @@ def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     if not x.size:
         return None
     length = x.shape[-1]
-    return kernel_call(
-        f"{op}_{x.dtype}",
-        len(types),
-        length=length,
-        floats=[attributes["eps"]],
-        units=x.size // length,
-        work=_NS[op] / 4 * x.nbytes,
-        scratch=length * x.dtype.itemsize,
-    )
+    kernel, units, work = f"{op}_{x.dtype}", x.size // length, _NS[op] / 4 * x.nbytes
+    scratch, floats = length * x.dtype.itemsize, (attributes["eps"],)
+    integers = {"length": length}
+    return kernel_call(kernel, len(types), units, work, integers, floats, scratch=scratch)
 
 
 _PARTS: Final = 32  # of the rows, at most, so that two, three or five threads share them well
@@ -93,15 +75,7 @@ def layer_norm_scale_vjp(op: str, types: Types, attributes: Attributes) -> Kerne
     rows = math.prod(x.shape[:-1])
     part = max(-(-rows // _PARTS), -(-_PART // length))
     part = -(-part // 4) * 4
-    parts = -(-rows // part)
-    return kernel_call(
-        f"{op}_{x.dtype}",
-        3,
-        length=length,
-        count=rows,
-        part=part,
-        floats=[attributes["eps"]],
-        units=parts,
-        work=0.5 * x.size,
-        shared=parts * length * x.dtype.itemsize,
-    )
+    parts, floats = -(-rows // part), (attributes["eps"],)
+    integers = {"length": length, "count": rows, "part": part}
+    kernel, shared = f"{op}_{x.dtype}", parts * length * x.dtype.itemsize
+    return kernel_call(kernel, 3, parts, 0.5 * x.size, integers, floats, shared=shared)

@@ -15,7 +15,7 @@ _NO_PADDING = ((0, 0), (0, 0))
 def patches(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
     if attributes["padding"] != _NO_PADDING:
-        value = [float(attributes["pad_value"])]
+        value = (float(attributes["pad_value"]),)
         return _call(f"patches_{out.dtype}", out, x, attributes, out.shape[3:5], value)
     down, across = attributes["stride"]
     n, row, column, channel = strides(x)
@@ -43,7 +43,7 @@ def _call(
     image: TensorType,
     attributes: Attributes,
     window: tuple[int, ...],
-    floats: list[float] | None = None,
+    floats: tuple[float, ...] = (),
     by_rows: bool = False,
 ) -> KernelCall | None:
     """A unit is a row of windows, or of the image if it is what is written."""
@@ -51,22 +51,10 @@ def _call(
     n, height, width, channels = image.shape
     down, across = windows.shape[1:3]
     (tall, wide), (stride_y, stride_x) = window, attributes["stride"]
-    size = n * down * across * tall * wide * channels
-    return kernel_call(
-        kernel,
-        2,
-        height=height,
-        width=width,
-        channels=channels,
-        down=down,
-        across=across,
-        tall=tall,
-        wide=wide,
-        stride_y=stride_y,
-        stride_x=stride_x,
-        top=top,
-        left=left,
-        floats=floats or [],
-        units=n * (height if by_rows else down),
-        work=size * 0.5 + n * down * across * tall * 5,
-    )
+    of_image = {"height": height, "width": width, "channels": channels, "top": top, "left": left}
+    of_windows = {"down": down, "across": across, "tall": tall, "wide": wide}
+    strides = {"stride_y": stride_y, "stride_x": stride_x}
+    integers = {**of_image, **of_windows, **strides}
+    units, count = n * (height if by_rows else down), n * down * across * tall
+    work = count * (wide * channels * 0.5 + 5)
+    return kernel_call(kernel, 2, units, work, integers, floats)

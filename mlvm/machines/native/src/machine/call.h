@@ -11,26 +11,26 @@
 
 typedef struct {
     PyObject_HEAD
-    Plan plan;
+    KernelCall call;
     const char *name;
     int64_t *ints;
     double *floats;
     PyObject *parts; /* a tuple that keeps the children */
-    const Plan **children;
-} PlanObject;
+    const KernelCall **children;
+} KernelCallObject;
 
 typedef struct {
     PyObject_HEAD
     Pool *pool;
-    int busy; /* while a plan runs without the interpreter lock */
+    int busy; /* while a call runs without the interpreter lock */
 } PoolObject;
 
-int is_plan(PyObject *object);
+int is_kernel_call(PyObject *object);
 int is_pool(PyObject *object);
 
-/* Run a plan, without the interpreter lock if it takes long. Returns what the kernel returns, or -1
+/* Run a call, without the interpreter lock if it takes long. Returns what the kernel returns, or -1
  * with an exception set. `p` is as `pool_run` takes it. */
-int run_in_pool(PoolObject *pool, const Plan *plan, char **p);
+int run_in_pool(PoolObject *pool, const KernelCall *call, char **p);
 
 /* Add what this file has to the module. Returns 0, or -1 with an exception set. */
 int call_init(PyObject *module);

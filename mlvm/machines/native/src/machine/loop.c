@@ -4,7 +4,7 @@
  * `mlvm.core.machine.run` does with them. It explains nothing: whatever is out of the ordinary ends
  * it with the state of the machine, and the reference loop goes on from there, or says what is
  * wrong. Host functions in C are called from here (host.c); those in Python, and kernels without a
- * twin, are called back. Nobody has verified a raw machine's program: what would leave the stack is
+ * planner, are called back. Nobody has verified a raw machine's program: what would leave the stack is
  * left to the reference loop.
  *
  * Whoever changes the function table counts that in its `version`. Before each function the loop
@@ -12,7 +12,7 @@
  * a change needs the VM's own lock, which the launch has, so it comes from this thread: from a host
  * function, however it has come back to Python, or from a signal handler.
  *
- * A call that takes its parameters from the stack remembers, for the types it has met, the plan to
+ * A call that takes its parameters from the stack remembers, for the types it has met, the kernel call to
  * run and the type of the result. Other types ask Python once.
  */
 #include "loop.h"
@@ -50,7 +50,7 @@ enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
 typedef struct {
     TypeObject *types[MOST_TYPES]; /* of `count` parameters */
     int count;
-    PlanObject *plan; /* the case's own; NULL: Python calls the function */
+    KernelCallObject *call; /* the case's own; NULL: Python calls the function */
     TypeObject *out;  /* of the result it makes; NULL if it writes to its first parameters */
     int nwrites;
     uint32_t over[MOST_TYPES]; /* for each it writes, which others it may lie exactly over */
@@ -101,26 +101,26 @@ static int keep(ProgramObject *self, PyObject *object)
     return PyList_Append(self->kept, object);
 }
 
-static int fill_run(ProgramObject *self, Step *step, PyObject *plan, PyObject *arrays)
+static int fill_run(ProgramObject *self, Step *step, PyObject *call, PyObject *arrays)
 {
-    if (!is_plan(plan) || !PyTuple_Check(arrays))
+    if (!is_kernel_call(call) || !PyTuple_Check(arrays))
         return PyErr_BadArgument(), -1;
     Py_ssize_t count = PyTuple_Size(arrays);
-    step->bound.plan = &((PlanObject *)plan)->plan;
+    step->bound.call = &((KernelCallObject *)call)->call;
     step->bound.p = PyMem_Calloc((size_t)count + 1, sizeof *step->bound.p);
     if (!step->bound.p)
         return PyErr_NoMemory(), -1;
-    if (count != step->bound.plan->nparams)
+    if (count != step->bound.call->nparams)
         return PyErr_BadArgument(), -1;
     for (Py_ssize_t i = 0; i < count; i++)
         if (address_of(PyTuple_GetItem(arrays, i), &step->bound.p[i], NULL))
             return -1;
-    if (step->bound.plan->scratch > self->scratch)
-        self->scratch = step->bound.plan->scratch;
-    if (step->bound.plan->shared > self->shared)
-        self->shared = step->bound.plan->shared;
-    self->work += step->bound.plan->work;
-    return keep(self, plan) || keep(self, arrays) ? -1 : 0;
+    if (step->bound.call->scratch > self->scratch)
+        self->scratch = step->bound.call->scratch;
+    if (step->bound.call->shared > self->shared)
+        self->shared = step->bound.call->shared;
+    self->work += step->bound.call->work;
+    return keep(self, call) || keep(self, arrays) ? -1 : 0;
 }
 
 /* A constant: an int, a str, or a pair of an array and its type. */
@@ -303,7 +303,7 @@ static void program_dealloc(ProgramObject *self)
             Step *step = &function->steps[i];
             PyMem_Free(step->bound.p);
             for (int j = 0; j < step->ncases; j++)
-                Py_XDECREF((PyObject *)step->cases[j].plan);
+                Py_XDECREF((PyObject *)step->cases[j].call);
             PyMem_Free(step->cases);
             host_free(step->host);
             if (step->code == PUSH && step->value.kind == TENSOR)
@@ -525,7 +525,7 @@ static int call_back(Machine *m, const Step *step, int64_t first)
     return 0;
 }
 
-/* A kernel without a twin. Returns as `call_back` does. */
+/* A kernel without a planner. Returns as `call_back` does. */
 static int call_kernel(Machine *m, const Step *step)
 {
     hold(m);
@@ -599,18 +599,18 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
     Py_XDECREF(types);
     if (!answer)
         return NULL;
-    PyObject *plan, *out, *over;
+    PyObject *call, *out, *over;
     Case found = {.count = count};
-    int bad = !PyArg_ParseTuple(answer, "OOO!", &plan, &out, &PyTuple_Type, &over);
+    int bad = !PyArg_ParseTuple(answer, "OOO!", &call, &out, &PyTuple_Type, &over);
     found.nwrites = bad ? 0 : (int)PyTuple_Size(over);
     bad = bad || found.nwrites > count;
     for (int i = 0; !bad && i < found.nwrites; i++)
         found.over[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(over, i));
     bad = bad || PyErr_Occurred();
-    if (!bad && plan != Py_None) {
-        found.plan = (PlanObject *)plan;
-        const Plan *its = &found.plan->plan;
-        bad = !is_plan(plan);
+    if (!bad && call != Py_None) {
+        found.call = (KernelCallObject *)call;
+        const KernelCall *its = &found.call->call;
+        bad = !is_kernel_call(call);
         if (!bad && out != Py_None) {
             bad = !is_type(out) || types_keep(&m->program->types, out);
             found.out = (TypeObject *)out;
@@ -618,7 +618,7 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
         if (!bad && pool_reserve(m->pool->pool, its->scratch, its->shared))
             PyErr_NoMemory(), bad = 1;
         if (!bad)
-            Py_INCREF(plan);
+            Py_INCREF(call);
     }
     Py_DECREF(answer);
     if (bad) {
@@ -631,7 +631,7 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
     int place = step->next_case++ % MOST_CASES;
     if (step->ncases < MOST_CASES)
         step->ncases++;
-    PyObject *old = (PyObject *)step->cases[place].plan;
+    PyObject *old = (PyObject *)step->cases[place].call;
     step->cases[place] = found;
     Py_XDECREF(old);
     return &step->cases[place];
@@ -656,8 +656,8 @@ static int collides(const Case *known, const Value *params, int count)
 }
 
 /* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 1
- * for values that the plan refuses, or without memory: nothing has happened then. */
-static int call(Machine *m, Step *step, int64_t first)
+ * for values that the kernel refuses, or without memory: nothing has happened then. */
+static int call_function(Machine *m, Step *step, int64_t first)
 {
     if (step->host)
         return step->host->function ? call_c(m, step, first) : call_back(m, step, first);
@@ -673,7 +673,7 @@ static int call(Machine *m, Step *step, int64_t first)
         if (!known)
             return -1;
     }
-    if (!known->plan || collides(known, params, count))
+    if (!known->call || collides(known, params, count))
         return call_back(m, step, first);
     char *p[MOST_TYPES + 2]; /* the result's, the parameters', shared bytes */
     Tensor *out = NULL;
@@ -685,8 +685,8 @@ static int call(Machine *m, Step *step, int64_t first)
     }
     for (int i = 0; i < count; i++)
         p[i + (out != NULL)] = params[i].as.tensor->address;
-    m->worked += (int64_t)known->plan->plan.work;
-    if (pool_run(m->pool->pool, &known->plan->plan, p)) {
+    m->worked += (int64_t)known->call->call.work;
+    if (pool_run(m->pool->pool, &known->call->call, p)) {
         if (out)
             tensor_free(out);
         return 1;
@@ -800,7 +800,7 @@ static int store_global(Machine *m, int64_t handle, Tensor *tensor)
 
 /* --- the loop --- */
 
-/* A straight program. Returns the step whose values its plan refuses or that is none, or with an
+/* A straight program. Returns the step whose values its kernel refuses or that is none, or with an
  * exception set the one that was interrupted; -1 if it has ended. */
 static int run_straight(Machine *m)
 {
@@ -859,16 +859,16 @@ static int run(Machine *m)
             STOP(-is_full(m));
         switch (step->code) {
         case RUN:
-            m->worked += (int64_t)step->bound.plan->work;
+            m->worked += (int64_t)step->bound.call->work;
             if (look_up(m))
                 STOP(-1);
-            if (changed(m) || pool_run(m->pool->pool, step->bound.plan, step->bound.p))
+            if (changed(m) || pool_run(m->pool->pool, step->bound.call, step->bound.p))
                 STOP(0);
             break;
         case CALL:
             first = step->number == ALL ? m->base : m->top - step->number;
             NEED(first >= 0 && first <= m->top);
-            CALLED(call(m, step, first));
+            CALLED(call_function(m, step, first));
             break;
         case BACK:
             CALLED(call_kernel(m, step));

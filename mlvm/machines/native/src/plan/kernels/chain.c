@@ -13,16 +13,16 @@ enum { chain_integers(NAME) REST };
 enum { chain_value_integers(NAME) STRIDES };
 enum { MOST_OPERANDS = 4 };
 
-static int row(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n;
+    const int64_t *n = call->n;
     int64_t first = begin * n[UNIT], last = end * n[UNIT];
     last = last < n[ELEMENTS] ? last : n[ELEMENTS];
     char *operands[MOST_OPERANDS];
-    for (int i = 0; i < plan->nparams; i++)
+    for (int i = 0; i < call->nparams; i++)
         operands[i] = p[i] + first * n[REST + i];
-    ((RowFn)(intptr_t)n[FUNCTION])(operands, last - first, plan->a);
+    ((RowFn)(intptr_t)n[FUNCTION])(operands, last - first, call->a);
     return 0;
 }
 
@@ -102,9 +102,9 @@ static int64_t piece_at(const int64_t *n, int64_t at, int64_t end)
     return left < most ? left : most;
 }
 
-static int chain(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = plan->n;
+    const int64_t *n = call->n;
     int64_t width = STRIDES + n[NAXES], length = n[REST + n[NAXES] - 1];
     const int64_t *values = n + REST + n[NAXES];
     const int64_t *links = values + n[NVALUES] * width;
@@ -145,7 +145,7 @@ static int chain(const Plan *plan, char *const *p, int64_t begin, int64_t end, c
         for (int64_t i = 0; i < n[NLINKS]; i++) {
             for (int64_t k = 0; k < link[1]; k++)
                 operands[k] = now[link[2 + k]];
-            ((RowFn)(intptr_t)link[0])(operands, count, plan->a);
+            ((RowFn)(intptr_t)link[0])(operands, count, call->a);
             link += 2 + link[1];
         }
     }

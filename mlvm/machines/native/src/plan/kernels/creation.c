@@ -8,13 +8,13 @@ enum { creation_integers(NAME) };
 
 /* start + i * step. a: start, step. Computed in f64 and rounded once. */
 #define RANGE(T, name)                                                                   \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const double start = plan->a[0], step = plan->a[1];                              \
+        const double start = call->a[0], step = call->a[1];                              \
         T *out = (T *)p[0];                                                              \
-        for (int64_t i = begin * RANGE_UNIT, last = least(end * RANGE_UNIT, plan->n[COUNT]); i < last; i++) \
+        for (int64_t i = begin * RANGE_UNIT, last = least(end * RANGE_UNIT, call->n[COUNT]); i < last; i++) \
             out[i] = (T)((double)i * step + start);                                      \
         return 0;                                                                        \
     }
@@ -23,13 +23,13 @@ RANGE(double, range_f64)
 
 /* Integers wrap around. */
 #define INTEGER_RANGE(size)                                                              \
-    static int range_##size(const Plan *plan, char *const *p, int64_t begin, int64_t end, \
+    static int range_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
                             char *scratch)                                               \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const uint64_t start = (uint64_t)plan->n[START], step = (uint64_t)plan->n[STEP];        \
+        const uint64_t start = (uint64_t)call->n[START], step = (uint64_t)call->n[STEP]; \
         Element##size *out = (Element##size *)p[0];                                      \
-        for (int64_t i = begin * RANGE_UNIT, last = least(end * RANGE_UNIT, plan->n[COUNT]); i < last; i++) \
+        for (int64_t i = begin * RANGE_UNIT, last = least(end * RANGE_UNIT, call->n[COUNT]); i < last; i++) \
             out[i] = (Element##size)(start + (uint64_t)i * step);                        \
         return 0;                                                                        \
     }
@@ -40,12 +40,12 @@ INTEGER_RANGE(8)
 
 /* a: start, step, end. */
 #define LINSPACE(T, name, range)                                                         \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
-        range(plan, p, begin, end, scratch);                                             \
-        if (plan->n[EXACT_END] && end * RANGE_UNIT >= plan->n[COUNT])                                   \
-            ((T *)p[0])[plan->n[COUNT] - 1] = (T)plan->a[2];                                 \
+        range(call, p, begin, end, scratch);                                             \
+        if (call->n[EXACT_END] && end * RANGE_UNIT >= call->n[COUNT])                    \
+            ((T *)p[0])[call->n[COUNT] - 1] = (T)call->a[2];                             \
         return 0;                                                                        \
     }
 LINSPACE(float, linspace_f32, range_f32)
@@ -54,10 +54,10 @@ LINSPACE(double, linspace_f64, range_f64)
 /* --- one element a row --- */
 
 /* Ones on a diagonal, zeros elsewhere. */
-static int eye(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int eye(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n;
+    const int64_t *n = call->n;
     int64_t first = begin * n[HIGH], last = least(end * n[HIGH], n[ROWS]);
     if (first < last)
         memset(p[0] + first * n[ROW_BYTES], 0, (size_t)((last - first) * n[ROW_BYTES]));

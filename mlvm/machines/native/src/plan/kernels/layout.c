@@ -17,9 +17,9 @@ typedef void (*PlaneFn)(char *out, const char *in, int64_t apart, int64_t rows,
                         int64_t columns, const int64_t *n);
 
 /* Call `copy` for the planes of the tiles begin .. end - 1. */
-static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
+static inline int walk(const KernelCall *call, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
 {
-    const int64_t *n = plan->n, *axes = n + AXES;
+    const int64_t *n = call->n, *axes = n + AXES;
     const int naxes = (int)n[NAXES];
     const int64_t apart = (int64_t)((intptr_t)p[1] - (intptr_t)p[0]);
     int64_t at[MOST_AXES + 1], left = begin;
@@ -57,11 +57,11 @@ static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t 
 }
 
 #define BOX(name, copy)                                                                  \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         (void)scratch;                                                                   \
-        return walk(plan, p, begin, end, copy);                                          \
+        return walk(call, p, begin, end, copy);                                          \
     }
 
 /* --- rows whose elements lie side by side; a column is a byte --- */
@@ -113,11 +113,11 @@ EACH(8)
 /* --- what is left of an operand of the result's shape; nothing to do where it is the result --- */
 
 #define REST(size)                                                                       \
-    static int box_rest_##size(const Plan *plan, char *const *p, int64_t begin,          \
+    static int box_rest_##size(const KernelCall *call, char *const *p, int64_t begin,    \
                                int64_t end, char *scratch)                               \
     {                                                                                    \
         (void)scratch;                                                                   \
-        return p[1] == p[0] ? 0 : walk(plan, p, begin, end, copy_each_##size);           \
+        return p[1] == p[0] ? 0 : walk(call, p, begin, end, copy_each_##size);           \
     }
 REST(1)
 REST(2)
@@ -277,10 +277,10 @@ TRANSPOSE(8)
 
 /* --- one run, and several boxes --- */
 
-static int copy(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int copy(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n;
+    const int64_t *n = call->n;
     int64_t first = begin * COPY_UNIT, last = least(end * COPY_UNIT, n[BYTES]);
     char *out = p[0] + n[OUT_AT];
     const char *in = p[n[READS]] + n[IN_AT];
@@ -290,10 +290,10 @@ static int copy(const Plan *plan, char *const *p, int64_t begin, int64_t end, ch
 }
 
 /* The parts one after the other: its units are theirs. */
-static int boxes(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    for (int i = 0; i < plan->nchildren && end > 0; i++) {
-        const Plan *part = plan->children[i];
+    for (int i = 0; i < call->nchildren && end > 0; i++) {
+        const KernelCall *part = call->children[i];
         if (begin < part->units)
             part->run(part, p, begin > 0 ? begin : 0, least(end, part->units), scratch);
         begin -= part->units;
@@ -306,10 +306,10 @@ static int boxes(const Plan *plan, char *const *p, int64_t begin, int64_t end, c
 
 /* In each row, the elements before the first one
  * past the diagonal are kept, or the others. */
-static int triangle(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, width = n[WIDTH], size = n[SIZE];
+    const int64_t *n = call->n, width = n[WIDTH], size = n[SIZE];
     for (int64_t row = begin * n[TILE_ROWS], last = least(end * n[TILE_ROWS], n[ROWS_IN_ALL]); row < last; row++) {
         int64_t split = (row % n[ROWS] + n[DIAGONAL]) * size;
         split = split < 0 ? 0 : least(split, width);

@@ -91,7 +91,7 @@ static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_
 
 /* What is done with rows of a product while they are in the cache. */
 typedef struct {
-    const Plan *child;
+    const KernelCall *child;
     char **p;          /* its parameters */
     char **product;    /* the one among them that a strip takes the place of */
     char *scratch, *strip;

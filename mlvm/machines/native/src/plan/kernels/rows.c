@@ -14,9 +14,9 @@ typedef struct {
     int64_t at, result, width;
 } Block;
 
-static inline Block block_of(const Plan *plan, int64_t unit)
+static inline Block block_of(const KernelCall *call, int64_t unit)
 {
-    const int64_t *n = plan->n, outer = unit / n[BLOCKS], column = unit % n[BLOCKS] * n[WIDTH];
+    const int64_t *n = call->n, outer = unit / n[BLOCKS], column = unit % n[BLOCKS] * n[WIDTH];
     return (Block){outer * n[LENGTH] * n[INNER] + column, outer * n[INNER] + column,
                    least(n[WIDTH], n[INNER] - column)};
 }

@@ -100,9 +100,9 @@ static void FN(log_sums)(F *restrict logs, const F *x, int64_t rows, int64_t n, 
 }
 
 /* A unit is a row. */
-static int FN(softmax)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int FN(softmax)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     F *peak = (F *)scratch;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -118,10 +118,10 @@ static int FN(softmax)(const Plan *plan, char *const *p, int64_t begin, int64_t 
     return 0;
 }
 
-static int FN(log_softmax)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(log_softmax)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                            char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -135,10 +135,10 @@ static int FN(log_softmax)(const Plan *plan, char *const *p, int64_t begin, int6
     return 0;
 }
 
-static int FN(logsumexp)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(logsumexp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                          char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -155,10 +155,10 @@ static int FN(logsumexp)(const Plan *plan, char *const *p, int64_t begin, int64_
 
 /* A unit is a row. A label that int64_t does not hold is
  * negative. */
-static int FN(softmax_cross_entropy)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(softmax_cross_entropy)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                      char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -166,7 +166,7 @@ static int FN(softmax_cross_entropy)(const Plan *plan, char *const *p, int64_t b
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(log_sums)(logs, x, rows, n, peak, work);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t label = integer_at(p[2], plan->n[KIND], u + r);
+            const int64_t label = integer_at(p[2], call->n[KIND], u + r);
             if (label < 0 || label >= n)
                 return 1;
             out[r] = logs[r] - (x[r * n + label] - peak[r]);
@@ -175,10 +175,10 @@ static int FN(softmax_cross_entropy)(const Plan *plan, char *const *p, int64_t b
     return 0;
 }
 
-static int FN(softmax_cross_entropy_vjp)(const Plan *plan, char *const *p, int64_t begin,
+static int FN(softmax_cross_entropy_vjp)(const KernelCall *call, char *const *p, int64_t begin,
                                          int64_t end, char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     const F *g = (const F *)p[1];
     F *peak = (F *)scratch;
     for (int64_t u = begin, rows; u < end; u += rows) {
@@ -187,7 +187,7 @@ static int FN(softmax_cross_entropy_vjp)(const Plan *plan, char *const *p, int64
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(exponentials)(y, x, rows, n, peak);
         for (int64_t r = 0; r < rows; r++, y += n) {
-            const int64_t label = integer_at(p[3], plan->n[KIND], u + r);
+            const int64_t label = integer_at(p[3], call->n[KIND], u + r);
             if (label < 0 || label >= n)
                 return 1;
             const F inverse = 1 / FN(row_sum)(y, n, 0), factor = g[u + r];
@@ -221,13 +221,13 @@ static void FN(column_exponentials)(F *restrict y, const F *restrict x, int64_t 
 }
 
 /* A unit is a block of columns. */
-static int FN(softmax_of_columns)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(softmax_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                   char *scratch)
 {
-    const int64_t n = plan->n[LENGTH], inner = plan->n[INNER];
+    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
     F *sum = (F *)scratch + ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
-        const Block block = block_of(plan, u);
+        const Block block = block_of(call, u);
         const F *x = (const F *)p[1] + block.at;
         F *y = (F *)p[0] + block.at;
         FN(column_peaks)(x, n, inner, block.width, (F *)scratch);
@@ -243,13 +243,13 @@ static int FN(softmax_of_columns)(const Plan *plan, char *const *p, int64_t begi
     return 0;
 }
 
-static int FN(log_softmax_of_columns)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(log_softmax_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                       char *scratch)
 {
-    const int64_t n = plan->n[LENGTH], inner = plan->n[INNER];
+    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
     F *peak = (F *)scratch, *sum = peak + ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
-        const Block block = block_of(plan, u);
+        const Block block = block_of(call, u);
         const F *x = (const F *)p[1] + block.at;
         F *y = (F *)p[0] + block.at;
         FN(column_peaks)(x, n, inner, block.width, peak);
@@ -265,13 +265,13 @@ static int FN(log_softmax_of_columns)(const Plan *plan, char *const *p, int64_t 
     return 0;
 }
 
-static int FN(logsumexp_of_columns)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(logsumexp_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
-    const int64_t n = plan->n[LENGTH], inner = plan->n[INNER];
+    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
     F *peak = (F *)scratch, *sum = peak + ROWS_TOGETHER, *work = sum + 2 * ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
-        const Block block = block_of(plan, u);
+        const Block block = block_of(call, u);
         const F *x = (const F *)p[1] + block.at;
         F *out = (F *)p[0] + block.result;
         FN(column_peaks)(x, n, inner, block.width, peak);
@@ -302,31 +302,31 @@ static inline FN(Statistics) FN(statistics)(const F *x, int64_t n, F eps)
 }
 
 /* a: eps. A unit is a row. */
-static int FN(layer_norm_normalize)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(layer_norm_normalize)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *x = (const F *)p[1] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)plan->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
         for (int64_t j = 0; j < n; j++)
             y[j] = (x[j] - s.mean) * s.inverse;
     }
     return 0;
 }
 
-static int FN(layer_norm)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(layer_norm)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                           char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     const F *scale = (const F *)p[2], *bias = (const F *)p[3];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *x = (const F *)p[1] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)plan->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
         for (int64_t j = 0; j < n; j++)
             y[j] = (x[j] - s.mean) * s.inverse * scale[j] + bias[j];
     }
@@ -335,16 +335,16 @@ static int FN(layer_norm)(const Plan *plan, char *const *p, int64_t begin, int64
 
 /* With h = g * scale and c = x - mean: (h - mean(h) - c mean(h c) / (var + eps)) / sqrt(var + eps).
  * `scratch` has room for a row. */
-static int FN(layer_norm_vjp)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(layer_norm_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     const F *scale = (const F *)p[3];
     F *restrict product = (F *)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *g = (const F *)p[1] + u * n, *x = (const F *)p[2] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)plan->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
         for (int64_t j = 0; j < n; j++) {
             const F h = g[j] * scale[j];
             y[j] = h;
@@ -360,14 +360,14 @@ static int FN(layer_norm_vjp)(const Plan *plan, char *const *p, int64_t begin, i
 
 /* A unit is a part of the rows: the sum of its g * (x - mean) /
  * sqrt(var + eps). */
-static int FN(layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
     enum { TOGETHER = 4 };
-    const int64_t n = plan->n[LENGTH], rows = plan->n[COUNT], part = plan->n[PART];
+    const int64_t n = call->n[LENGTH], rows = call->n[COUNT], part = call->n[PART];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
-        F *restrict sum = (F *)(plan->units > 1 ? p[3] : p[0]) + u * n;
+        F *restrict sum = (F *)(call->units > 1 ? p[3] : p[0]) + u * n;
         for (int64_t j = 0; j < n; j++)
             sum[j] = 0;
         const int64_t last = least(rows, (u + 1) * part);
@@ -377,7 +377,7 @@ static int FN(layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t be
             for (int i = 0; i < TOGETHER; i++) {
                 const int64_t row = least(r + i, last - 1) * n;
                 g[i] = (const F *)p[1] + row, x[i] = (const F *)p[2] + row;
-                s[i] = FN(statistics)(x[i], n, (F)plan->a[0]);
+                s[i] = FN(statistics)(x[i], n, (F)call->a[0]);
             }
             if (r + TOGETHER <= last)
                 for (int64_t j = 0; j < n; j++)
@@ -394,15 +394,15 @@ static int FN(layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t be
     return 0;
 }
 
-static int FN(finish_layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t begin,
+static int FN(finish_layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int64_t begin,
                                            int64_t end, char *scratch)
 {
-    const int64_t n = plan->n[LENGTH];
+    const int64_t n = call->n[LENGTH];
     F *out = (F *)p[0], *sums = (F *)p[3];
     (void)begin, (void)end, (void)scratch;
-    if (plan->units == 1)
+    if (call->units == 1)
         return 0;
-    FN(fold_sum)(sums, plan->units, n);
+    FN(fold_sum)(sums, call->units, n);
     for (int64_t j = 0; j < n; j++)
         out[j] = sums[j];
     return 0;
