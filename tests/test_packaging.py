@@ -104,7 +104,7 @@ def test_the_wheel_holds_the_package_alone(dist: Path, checkout: Path) -> None:
     about = {name for name in names if name.startswith(f"mlvm-{mlvm.__version__}.dist-info/")}
     held = {f"mlvm/{name}" for name in files(checkout / "mlvm") if not name.startswith(SOURCES)}
     assert names - about == held | ({EXTENSION} if HAS_COMPILER else set())
-    assert {"mlvm/py.typed", "mlvm/eager/primitives.pyi", "mlvm/machines/mlvm.h"} <= names
+    assert {"mlvm/py.typed", "mlvm/eager/tensor/primitives.pyi", "mlvm/machines/mlvm.h"} <= names
 
 
 def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) -> None:

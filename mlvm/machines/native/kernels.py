@@ -12,11 +12,12 @@ from weakref import WeakKeyDictionary
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
-from mlvm.core.machine.fused import HEADS, Chain, Link
+from mlvm.core.machine.fused import HEADS, MOST_LAYOUTS, Chain, Link
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
+from mlvm.core.remembered import Remembered
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.native import planners
 from mlvm.machines.native._native import KernelCall, Pool
@@ -28,7 +29,7 @@ from mlvm.machines.native.planners.linalg import headed_call
 for _room in pkgutil.iter_modules(planners.__path__):
     importlib.import_module(f"{planners.__name__}.{_room.name}")
 
-_MOST_CALLS: Final = 4096
+_MOST_CALLS: Final = 2048
 _MOVES: Final = frozenset(
     [
         "concat",
@@ -63,14 +64,12 @@ class NativeKernel:
         self._op = op
         self._planner = planner
         self._pool = pool
-        self._calls: dict[Any, KernelCall | None] = {}
+        self._calls: Remembered[Any, KernelCall | None] = Remembered(_MOST_CALLS)
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """The call for a result and operands of these types; None if the reference kernel runs."""
         key = tuple(types), repr(attributes) if attributes else ""
         if key not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
             fits = self._fit(types, attributes)
             self._calls[key] = self._planner(types, attributes) if fits else None
         return self._calls[key]
@@ -81,7 +80,7 @@ class NativeKernel:
         moves = self._op.name in _MOVES or self._op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
-        if any(map(is_half, types)) and not (self._op.moves or self._op.links):
+        if any(map(is_half, types)) and not (self._op.copies_only or self._op.links):
             return False
         try:
             return self._op.infer(types[1:], attributes) is types[0]
@@ -125,7 +124,7 @@ class NativeFused:
             way.run(self._pool, params)
 
     def _way(self, chain: Chain, types: Types, key: tuple[TensorType, ...]) -> KernelCall | _Parts:
-        ways = self._ways.setdefault(chain, {})
+        ways = self._ways.setdefault(chain, Remembered(MOST_LAYOUTS))
         if key not in ways:
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
             prepare = headed_call if chain.links[0].op.name in HEADS else chain_call

@@ -86,6 +86,7 @@ typedef struct {
     double work;
     PyObject *kept;      /* a list of all Python objects that steps refer to */
     Types types;
+    int running; /* launches within each other */
     int has_c; /* whether it calls functions in C */
     const int64_t *version; /* of the function table */
     PyObject *arguments; /* a tuple of the types of the launch's arguments */
@@ -294,16 +295,31 @@ static int program_clear(ProgramObject *self)
     return 0;
 }
 
+/* Forget what calls were resolved to, and the types that they were resolved for. */
+static void forget_cases(ProgramObject *self)
+{
+    for (int f = 0; f < self->nfunctions; f++)
+        for (int i = 0; i < self->functions[f].count; i++) {
+            Step *step = &self->functions[f].steps[i];
+            while (step->ncases) {
+                PyObject *call = (PyObject *)step->cases[--step->ncases].call;
+                step->cases[step->ncases].call = NULL;
+                Py_XDECREF(call);
+            }
+            step->next_case = 0;
+        }
+    types_forget(&self->types);
+}
+
 static void program_dealloc(ProgramObject *self)
 {
     PyObject_GC_UnTrack(self);
+    forget_cases(self);
     for (int f = 0; f < self->nfunctions; f++) {
         Function *function = &self->functions[f];
         for (int i = 0; i < function->count; i++) {
             Step *step = &function->steps[i];
             PyMem_Free(step->bound.p);
-            for (int j = 0; j < step->ncases; j++)
-                Py_XDECREF((PyObject *)step->cases[j].call);
             PyMem_Free(step->cases);
             host_free(step->host);
             if (step->code == PUSH && step->value.kind == TENSOR)
@@ -1048,10 +1064,13 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
         Py_DECREF(self);
         return result;
     }
+    if (!self->running && types_count(&self->types) > MOST_KEPT)
+        forget_cases(self);
     if (self->has_c && !(m.frame = frame_take(&self->types))) {
         Py_DECREF(self);
         return NULL;
     }
+    self->running++;
     m.room = m.frames_room = 32;
     m.stack = malloc(sizeof *m.stack * (size_t)m.room);
     m.frames = malloc(sizeof *m.frames * (size_t)m.frames_room);
@@ -1069,6 +1088,7 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     free(m.stack);
     free(m.frames);
     PyMem_Free(m.arguments);
+    self->running--;
     Py_DECREF(self);
     return result;
 }

@@ -67,6 +67,19 @@ void types_clear(Types *types)
     Py_CLEAR(types->kept);
 }
 
+void types_forget(Types *types)
+{
+    for (int i = 0; i < MOST_RECENT; i++)
+        types->recent[i] = NULL;
+    if (types->kept)
+        PyDict_Clear(types->kept);
+}
+
+Py_ssize_t types_count(const Types *types)
+{
+    return PyDict_Size(types->kept);
+}
+
 static int place_of(int dtype, int ndim, const int64_t *shape)
 {
     uint64_t hash = (uint64_t)dtype + 1;

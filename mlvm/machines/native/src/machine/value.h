@@ -17,10 +17,12 @@ typedef struct {
     int dtype, ndim; /* dtype: a code of mlvm.h */
 } TypeObject;
 
+#define MOST_RECENT 64
+
 /* The types that a program has met, and keeps. */
 typedef struct {
     PyObject *kept;                   /* a dict */
-    _Atomic(TypeObject *) recent[64]; /* some of them, each in the place that its hash says */
+    _Atomic(TypeObject *) recent[MOST_RECENT]; /* some of them, each in the place that its hash says */
 } Types;
 
 /* A tensor. It either lives in a Python array or has memory of its own behind this header. */
@@ -52,6 +54,13 @@ typedef struct {
 /* Returns 0, or -1 with an exception set. */
 int types_init(Types *types);
 void types_clear(Types *types);
+
+/* As many are kept while no value of them is left. */
+enum { MOST_KEPT = 1024 };
+
+/* Keep none of those met so far: no value of them is left. */
+void types_forget(Types *types);
+Py_ssize_t types_count(const Types *types);
 
 /* Keep the type. The lock must be held. Returns 0, or -1 with an exception set. */
 int types_keep(Types *types, PyObject *type);
