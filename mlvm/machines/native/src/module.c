@@ -219,14 +219,14 @@ int is_pool(PyObject *object)
 
 int run_in_pool(PoolObject *self, const Plan *plan, char **p)
 {
-    int alone = self->busy, result;
+    int alone = self->busy == process_number(), result;
     if (!alone && pool_reserve(self->pool, plan->scratch, plan->shared)) {
         PyErr_NoMemory();
         return -1;
     }
     if (plan->work < WORTH_RELEASING && !alone)
         return pool_run(self->pool, plan, p);
-    self->busy = 1;
+    self->busy = process_number();
     Py_BEGIN_ALLOW_THREADS
     result = alone ? plan_run_alone(plan, p) : pool_run(self->pool, plan, p);
     Py_END_ALLOW_THREADS

@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Pool *pool;
-    int busy; /* while a plan runs without the interpreter lock */
+    int busy; /* the process in which a plan runs without the interpreter lock, or 0 */
 } PoolObject;
 
 int is_plan(PyObject *object);
