@@ -165,14 +165,14 @@ int is_pool(PyObject *object)
 
 int run_in_pool(PoolObject *self, const KernelCall *call, char **p)
 {
-    int alone = self->busy, result;
+    int alone = self->busy == process_number(), result;
     if (!alone && pool_reserve(self->pool, call->scratch, call->shared)) {
         PyErr_NoMemory();
         return -1;
     }
     if (call->work < WORTH_RELEASING && !alone)
         return pool_run(self->pool, call, p);
-    self->busy = 1;
+    self->busy = process_number();
     Py_BEGIN_ALLOW_THREADS
     result = alone ? run_alone(call, p) : pool_run(self->pool, call, p);
     Py_END_ALLOW_THREADS

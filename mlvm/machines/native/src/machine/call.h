@@ -22,7 +22,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Pool *pool;
-    int busy; /* while a call runs without the interpreter lock */
+    int busy; /* the process in which a call runs without the interpreter lock, or 0 */
 } PoolObject;
 
 int is_kernel_call(PyObject *object);

@@ -377,7 +377,7 @@ static void release(Machine *m)
 {
     if (m->releases && !m->saved) {
         m->was_busy = m->pool->busy; /* a function in C may have come back to Python and here */
-        m->pool->busy = 1;
+        m->pool->busy = process_number();
         m->saved = PyEval_SaveThread();
     }
 }

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +60,11 @@ static void first_process(void)
 {
     processes = 1;
     pthread_atfork(NULL, NULL, count_process);
+}
+
+int process_number(void)
+{
+    return processes;
 }
 
 static void *aligned(int64_t nbytes)
@@ -184,20 +190,36 @@ static void *serve(void *argument)
     }
 }
 
+/* Signals are for the threads of the program: here only those come that the thread itself causes. */
+static void block_signals(sigset_t *before)
+{
+    sigset_t signals;
+    sigfillset(&signals);
+    sigdelset(&signals, SIGSEGV);
+    sigdelset(&signals, SIGBUS);
+    sigdelset(&signals, SIGFPE);
+    sigdelset(&signals, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &signals, before);
+}
+
 /* Start the threads, again in a process that was forked: threads do not survive a fork. */
 static int start(Pool *pool)
 {
     unsigned number = atomic_load(&pool->number);
+    sigset_t before;
+    block_signals(&before); /* a thread begins with the mask of the one that makes it */
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     atomic_store(&pool->sleeping, 0);
     for (int i = 1; i < pool->threads; i++) {
         atomic_store(&pool->members[i].done, number);
         if (pthread_create(&pool->members[i].thread, NULL, serve, &pool->members[i])) {
+            for (int left = i; left < pool->threads; left++)
+                free(pool->members[left].scratch);
             pool->threads = i; /* as many as the system grants */
-            break;
         }
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pool->started = processes;
     return pool->threads > 1;
 }

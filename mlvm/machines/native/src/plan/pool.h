@@ -16,6 +16,10 @@ void pool_free(Pool *pool);
 
 int pool_threads(const Pool *pool);
 
+/* The number of this process, counted from 1 on along its forks: what its parent's other threads were
+ * doing is over. */
+int process_number(void);
+
 /* Make room for calls that want so many bytes, before the first of them runs. Returns 0, or -1. */
 int pool_reserve(Pool *pool, int64_t scratch, int64_t shared);
 
