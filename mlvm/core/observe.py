@@ -14,12 +14,12 @@ outermost. A VM that nobody observes pays nothing.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 
 Layer: TypeAlias = Callable[..., Any]
@@ -32,7 +32,7 @@ what was waited for, and the seconds of `time.perf_counter` at which that began.
 _LAYERS: Final = "_layers"
 """The VM's attribute with its layers by method, the outermost last."""
 
-_lock: Final = threading.RLock()
+_lock: Final = new_lock()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import threading
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +22,7 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
+from mlvm.core.locks import is_mine, new_lock
 from mlvm.core.machine import run as machine
 from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value, is_tensor
 from mlvm.core.machine.frame import HostFunction, PythonFunction
@@ -43,6 +44,7 @@ _MOST_LINKED: Final = 1 << 13
 _MOST_BOUND: Final = 1 << 16
 _FEW: Final = 16  # tuples of types, for which the largest program is remembered
 _numbers = itertools.count()
+_vms: Final = weakref.WeakSet["VM"]()
 
 
 class VM(Identity):
@@ -79,7 +81,7 @@ class VM(Identity):
         self.checked = checked
         self.functions = FunctionTable(kernels, memory)
         self._store = self._new_store()
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._run = run
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
@@ -87,6 +89,7 @@ class VM(Identity):
         self.depth = 0  # of launches within launches, by host functions
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
+        _vms.add(self)
 
     def _new_store(self) -> FreeStore:
         return FreeStore(self.memory)
@@ -395,6 +398,17 @@ class VM(Identity):
                     distrust(code)
             linked.codes.clear()
             linked.bound.clear()
+
+
+def _leave_others() -> None:
+    """In a forked process: what other threads ran is over."""
+    for vm in _vms:
+        if vm.depth and not is_mine(vm._lock):
+            vm.depth, vm._context = 0, vm._context.copy()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_others)
 
 
 @dataclass(slots=True)

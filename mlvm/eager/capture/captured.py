@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import operator
 import os
-import threading
 import types
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 from mlvm.arena.arena import STALE, Allocation, Arena, using
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, ShutDown
+from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
@@ -242,7 +242,7 @@ class _Scratch:
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = weakref.ref(vm)
-        self.lock = threading.RLock()
+        self.lock = new_lock()
         self.nbytes = 0
         self.storage: StorageHandle | None = None
 
@@ -286,7 +286,7 @@ class Captured(Generic[P, R]):
         self.fn = fn
         self.fuse = fuse
         self.recompute = recompute
-        self._lock = threading.RLock()  # of what follows, while it changes
+        self._lock = new_lock()  # of what follows, while it changes
         self._programs: dict[Any, list[_KnownProgram]] = {}
         self._changes: dict[Any, _ChangingNumbers] = {}  # of the numbers, by the same keys
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module

@@ -378,7 +378,7 @@ def open_post_door(vm: RemoteVM) -> Door:
     """The short way of eager calls to that VM. It does not keep the VM alive."""
     of_vm = weakref.ref(vm)
 
-    def plan(program: Program, *_: object) -> int | None:
+    def prepare(program: Program, *_: object) -> int | None:
         vm = of_vm()
         loaded = vm.loaded(program) if vm is not None else None
         return None if loaded is None or loaded.outputs else loaded.number
@@ -389,5 +389,5 @@ def open_post_door(vm: RemoteVM) -> Door:
             vm.flush()
 
     assert EXTENSION is not None
-    door: Door = EXTENSION.Door(plan=plan, outbox=vm._outbox, flush=flush)
+    door: Door = EXTENSION.Door(prepare=prepare, outbox=vm._outbox, flush=flush)
     return door
