@@ -28,7 +28,7 @@ from mlvm.core.errors import MlvmError
 from mlvm.core.op import OPS
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import DType, TensorType
-from mlvm.eager import primitives
+from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
 from tests.test_docstrings import public
 
@@ -327,10 +327,12 @@ DTypeError ml.linalg.trace(x, dtype="bool")
 AttributeRefused ml.linalg.vector_norm(v, ord="nuc")
 AttributeRefused ml.nn.AvgPool2d(0)
 AttributeRefused ml.nn.BatchNorm(0)
+AttributeRefused ml.nn.LeakyReLU("1")
 AttributeRefused ml.nn.Conv1d(2, 3, 2, groups=5)
 AttributeRefused ml.nn.Conv2d(2, 3, 2, groups=5)
 AttributeRefused ml.nn.ConvTranspose2d(2, 3, 0)
 AttributeRefused ml.nn.Dropout(1.0)
+AttributeRefused ml.nn.ELU("1")
 AttributeRefused ml.nn.Embedding(0, 3)
 PositionRefused ml.nn.Embedding(1, 3)(ints)
 AttributeRefused ml.nn.GRU(2, 0)

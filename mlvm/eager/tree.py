@@ -21,8 +21,8 @@ from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
-from mlvm.eager.creation import array_of
-from mlvm.eager.tensor import Tensor, own, write
+from mlvm.eager.functions.creation import array_of
+from mlvm.eager.tensor.tensor import Tensor, own, write
 
 Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""

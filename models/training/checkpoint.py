@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
-from mlvm.eager import weights_file
+from mlvm.eager.files import weights_file
 
 TRAINING: Final = "mlvm.training"
 PIPELINE: Final = "mlvm.pipeline"

@@ -12,10 +12,10 @@ import pytest
 
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import DTypeError, PathError, ShapeError, StaleTensor
-from mlvm.eager.autodiff import vjp
-from mlvm.eager.context import default_vm
-from mlvm.eager.creation import asarray
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.autodiff.autodiff import vjp
+from mlvm.eager.functions.creation import asarray
+from mlvm.eager.tensor.context import default_vm
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import (
     Buffer,
     Node,

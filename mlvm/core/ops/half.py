@@ -82,7 +82,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     if op.name == "astype":
         return convert(*arrays)
     outs, operands = ((), arrays) if op.dynamic else (arrays[:1], arrays[1:])
-    if op.moves and _is_moved(op, outs, operands):
+    if op.copies_only and _is_moved(op, outs, operands):
         moved = kernel(*[x.view(np.uint16) if is_half(x) else x for x in arrays], **attributes)
         return moved.view(operands[0].dtype) if op.dynamic else None
     wide = _in_common_half(op, operands, convert)

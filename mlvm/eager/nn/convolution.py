@@ -5,11 +5,11 @@ from __future__ import annotations
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.ops.neural import Padding
 from mlvm.core.types import f32
-from mlvm.eager import creation, neural
-from mlvm.eager import functions as fn
+from mlvm.eager.functions import creation, neural
+from mlvm.eager.functions import shapes as fn
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import checked_padding, lecun_normal, matched, sizes
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor
 
 Pair = int | tuple[int, int]
 

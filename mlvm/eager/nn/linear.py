@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.types import f32
-from mlvm.eager import creation
-from mlvm.eager import functions as fn
-from mlvm.eager import primitives as op
-from mlvm.eager.arrays import takes_arrays
+from mlvm.eager.functions import creation
+from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import lecun_normal, matched, require_float, sizes
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class Linear(Module):

@@ -8,11 +8,11 @@ from typing import Any, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType
-from mlvm.eager import primitives as op
-from mlvm.eager.arrays import taken
-from mlvm.eager.elsewhere import require_arguments
-from mlvm.eager.functions import astype
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.functions.operands import taken
+from mlvm.eager.functions.shapes import astype
+from mlvm.eager.hints import require_arguments
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import (
     Buffer,
     Node,

@@ -19,16 +19,16 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
-from mlvm.eager import creation, random
-from mlvm.eager import functions as fn
-from mlvm.eager import primitives as op
-from mlvm.eager.arrays import taken, takes_arrays
-from mlvm.eager.control import scan
-from mlvm.eager.halves import in_f32
+from mlvm.eager.control.control import scan
+from mlvm.eager.functions import creation, random
+from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.operands import taken, takes_arrays
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import matched, require_float, sizes
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import map_tree
 
 _BLOCK: Final = 8

@@ -15,7 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
-from tests.machines.native.twins import KERNELS, native, planned, prepared, reference
+from tests.machines.native.planners import KERNELS, native, planned, prepared, reference
 
 INTEGERS = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]
 ELEMENTS = ["?", "i2", "f4", "f8"]

@@ -24,7 +24,7 @@ from mlvm.core.errors import LimitExceeded, notes_of
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
-from mlvm.core.types import Array
+from mlvm.core.types import Array, TensorType, f32
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.core.programs import f32s, put
@@ -120,6 +120,23 @@ def test_a_call_that_meets_ever_new_types_keeps_few_plans() -> None:
     code, _ = vm._bind(program, ())
     [kept] = [x for x in gc.get_referents(code.prepared.program) if isinstance(x, list)]
     assert len(kept) < 10
+
+
+def test_a_program_that_meets_ever_new_types_keeps_few() -> None:
+    program = assemble('.func main 0 *\npush_str "some"\ncfunc 0 1\nhalt')
+    vm, alive = VM(native=True), weakref.WeakSet[TensorType]()
+
+    def some(frame: Frame) -> None:
+        type = TensorType(f32, (len(seen),))
+        seen.append(len(seen))
+        alive.add(type)
+        frame.push(np.ones(type.shape, np.float32))
+
+    seen: list[int] = []
+    vm.register("some", some)
+    for _ in range(3000):
+        vm.launch(program)
+    assert len(alive) < 1500
 
 
 def test_without_memory_the_reference_says_so() -> None:

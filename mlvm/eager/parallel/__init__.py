@@ -1,0 +1,1 @@
+"""Collectives on tensors, data parallelism and shards."""
