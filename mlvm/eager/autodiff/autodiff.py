@@ -21,21 +21,14 @@ from mlvm.arena.arena import scope
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
-from mlvm.eager.functions.shapes import full, sum_to
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply, apply_in_python, plan_for, raise_stale
 from mlvm.eager.tensor.context import capturing, default_arena, recording
-from mlvm.eager.tensor.tensor import (
-    OneOp,
-    Tensor,
-    alias_of,
-    apply,
-    apply_in_python,
-    live_tapes,
-    overwrite,
-    plan_for,
-    raise_stale,
-)
-from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes, overwrite
+from mlvm.eager.tree import Tree, Twins, map_to_dicts, named_leaves, rebind_buffers, substitute
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
@@ -411,7 +404,7 @@ class _Session:
         self.outer = taping()
         self.tape = self.outer or Tape()
         for argument in arguments:
-            for path, x in leaves(argument):
+            for path, x in named_leaves(argument):
                 if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
@@ -459,7 +452,7 @@ class _Session:
             taken.add(id(g))
             made[origin] = g
         numbers = self._numbers()
-        return [map_tree(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
+        return [map_to_dicts(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
 
     def _numbers(self) -> dict[int, int]:
         """The nodes of the variables, by their ids."""
@@ -482,7 +475,7 @@ class _Session:
         value, made = collector.finish()
         nodes = self._numbers()
         return value, [
-            map_tree(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
+            map_to_dicts(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
         ]
 
     def close(self) -> None:

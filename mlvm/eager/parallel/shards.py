@@ -8,7 +8,7 @@ piece, and all pieces of a tensor have one type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -22,18 +22,29 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.autodiff import Pull, taping
-from mlvm.eager.functions import creation
-from mlvm.eager.functions import shapes as fn
-from mlvm.eager.nn.module import Module
-from mlvm.eager.parallel.collectives import all_gather, place_of, rank, reduce_scatter, size
+from mlvm.eager.functions import creation, shapes
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.optim.gradients import Parts
+from mlvm.eager.optim.optimizer import Optimizer, Whole
+from mlvm.eager.parallel.collectives import (
+    all_gather,
+    all_reduce,
+    place_of,
+    rank,
+    reduce_scatter,
+    size,
+)
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.context import current_arena
-from mlvm.eager.tensor.tensor import Tensor, apply_into, launch_for_values, one_op, stop_gradient
+from mlvm.eager.tensor.reading import launch_for_values
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tree import (
     Node,
     Tree,
     array_for,
-    children,
+    containers,
     holds_tensors,
     load,
     named_tensors,
@@ -77,24 +88,6 @@ def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
     return *place_of(vm), _wanted.get()
 
 
-class Parts(dict[str, Any]):
-    """A tree of pieces: of each tensor the piece that is this member's, f[ceil(size / n)].
-
-    >>> loss_and_grads = ml.parallel.value_and_grad(lambda params: ml.sum(params["w"] ** 2))
-    >>> def make_step(vm):
-    ...     params = {"w": ml.ones(3)}
-    ...     optimizer = ml.optim.SGD(params, 0.5)
-    ...     def step(x):
-    ...         grads = loss_and_grads(params)[1]
-    ...         optimizer.update(grads)
-    ...         return type(grads).__name__, grads["w"].type, params["w"].tolist()
-    ...     return step
-    >>> with ml.parallel.Group(2) as group:
-    ...     ml.parallel.data_parallel(make_step, group, shard="optimizer")(ml.ones(2))
-    ('Parts', f32[2], [0.0, 0.0, 0.0])
-    """
-
-
 # --- pieces --------------------------------------------------------------------------
 
 
@@ -118,8 +111,8 @@ def cut(x: Tensor) -> Tensor:
     missing = length - (stop - start)
     if start == stop:
         return creation.zeros(length, dtype=x.dtype)
-    piece = fn.reshape(x, -1)[start:stop]
-    return fn.pad(piece, (0, missing)) if missing else _own(piece, x)
+    piece = shapes.reshape(x, -1)[start:stop]
+    return shapes.pad(piece, (0, missing)) if missing else _own(piece, x)
 
 
 def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -127,9 +120,9 @@ def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
     dtype."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
-        return [reduce_scatter(fn.reshape(tables[0], -1), "mean")]
-    table = fn.concat([fn.reshape(x, (size(), -1)) for x in tables], axis=1)
-    row = fn.reshape(reduce_scatter(table, "mean"), -1)
+        return [reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
+    table = shapes.concat([shapes.reshape(x, (size(), -1)) for x in tables], axis=1)
+    row = shapes.reshape(reduce_scatter(table, "mean"), -1)
     return [_own(row[a:b], row) for a, b in _ranges([x.type for x in xs])]
 
 
@@ -138,9 +131,9 @@ def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Ten
     one dtype."""
     if len(pieces) == 1:
         return [_unpadded(all_gather(pieces[0]), wholes[0])]
-    table = fn.reshape(all_gather(fn.concat(pieces)), (size(), -1))
+    table = shapes.reshape(all_gather(shapes.concat(pieces)), (size(), -1))
     ranges = zip(_ranges(wholes), wholes, strict=True)
-    return [_unpadded(fn.reshape(table[:, a:b], -1), whole) for (a, b), whole in ranges]
+    return [_unpadded(shapes.reshape(table[:, a:b], -1), whole) for (a, b), whole in ranges]
 
 
 def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
@@ -149,7 +142,7 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
         each = [xs[i] for i in bucket]
         given = [pieces[i] for i in bucket]
         if len(bucket) == 1 and each[0].size == given[0].size * size():
-            view = fn.reshape(each[0], -1)
+            view = shapes.reshape(each[0], -1)
             launch_for_values(_GATHER_INTO, current_arena().vm, (view, given[0]))
             continue
         for x, whole in zip(each, gathered(given, [x.type for x in each]), strict=True):
@@ -178,12 +171,12 @@ def _own(part: Tensor, x: Tensor) -> Tensor:
 def _padded(x: Tensor) -> Tensor:
     """The elements of x, and zeros until there are as many as all pieces have: f[n * length]."""
     missing = size() * piece_type(x.type).size - x.size
-    flat = fn.reshape(x, -1)
-    return fn.pad(flat, (0, missing)) if missing else flat
+    flat = shapes.reshape(x, -1)
+    return shapes.pad(flat, (0, missing)) if missing else flat
 
 
 def _unpadded(flat: Tensor, whole: TensorType) -> Tensor:
-    return fn.reshape(flat[: whole.size] if flat.size > whole.size else flat, whole.shape)
+    return shapes.reshape(flat[: whole.size] if flat.size > whole.size else flat, whole.shape)
 
 
 def _ranges(wholes: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
@@ -215,7 +208,9 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         )
     if model._as_dict is Parts:
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
-    nodes = [node for node in _nodes(model) if node._as_dict is not Parts]
+    nodes = [
+        each for each in containers(model) if isinstance(each, Node) and each._as_dict is not Parts
+    ]
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():
@@ -241,45 +236,16 @@ def _exchanged(pieces: Mapping[int, Tensor], found: list[TensorType], x: Tensor)
     return pieces[id(x)]
 
 
-def _nodes(tree: Tree) -> list[Node]:
-    """The Modules of a tree, each once."""
-    found: dict[int, Node] = {}
-    left = [tree]
-    while left:
-        part = left.pop()
-        if part is None or isinstance(part, Tensor) or id(part) in found:
-            continue
-        if isinstance(part, Node):
-            found[id(part)] = part
-        left.extend(children(part).values())
-    return list(found.values())
-
-
 def _class_in_parts(
     kind: type[Node], wholes: dict[str, TensorType], properties: dict[str, Any]
 ) -> Any:
     """A class for one Module whose parameters, by path of these types, are kept in parts."""
-
-    def state(self: Any) -> dict[str, Tensor]:
-        return gathered_by_path(named_tensors(self, buffers=True), wholes)
-
-    def load_parameters(self: Any, arrays: Mapping[str, Any]) -> None:
-        load_parts(named_tensors(self), wholes, arrays, "parameter")
-
-    def load_state(self: Any, arrays: Mapping[str, Any]) -> None:
-        load_parts(named_tensors(self, buffers=True), wholes, arrays, "tensor")
-
-    def num_parameters(self: Any) -> int:
-        return sum(type.size for type in wholes.values())
-
-    methods: dict[str, Any] = {}
-    for method in (state, load_parameters, load_state, num_parameters):
-        of_module = getattr(Module, method.__name__)
-        if getattr(kind, method.__name__, None) is of_module:  # and not a model's own
-            method.__doc__ = of_module.__doc__
-            methods[method.__name__] = method
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     marks = {"_as_dict": Parts, "_wholes": wholes}
+    methods = {
+        "_whole": lambda self, tensors: gathered_by_path(tensors, wholes),
+        "_load": lambda self, tensors, arrays, what: load_parts(tensors, wholes, arrays, what),
+    }
     return type(kind.__name__, (kind,), {**home, **marks, **methods, **properties})
 
 
@@ -352,17 +318,57 @@ def load_parts(
     load(tensors, arrays, what)
 
 
-def parted(tree: Tree) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of a tree that members have whole, and those that they have a piece of, each
-    once."""
-    pieces: dict[int, Tensor] = {}
-    left = [tree]
-    while left:
-        part = left.pop()
-        if isinstance(part, Parts) or (isinstance(part, Node) and part._as_dict is Parts):
-            pieces.update((id(x), x) for x in named_tensors(part).values())
-        elif part is not None and not isinstance(part, Tensor):
-            left.extend(children(part).values())
-    tensors = named_tensors(tree).values()
-    whole = [x for x in tensors if id(x) not in pieces]
-    return whole, [x for x in tensors if id(x) in pieces]
+# --- optimizers -----------------------------------------------------------------------
+
+
+class _AllInParts(Whole):
+    """This member has pieces of the parameters, and the state of each: `wholes` are the types of
+    the whole parameters by path."""
+
+    def __init__(self, wholes: Mapping[str, TensorType]) -> None:
+        self.wholes = wholes
+
+    def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gathered_by_path(state, self._whole_state(state))
+
+    def load_state(self, state: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
+        load_parts(state, self._whole_state(state), arrays, "state")
+
+    def _whole_state(self, paths: Iterable[str]) -> dict[str, TensorType]:
+        """The types of the whole tensors of state that is in parts."""
+        of = {path: path.partition("/")[2] for path in paths}  # the state momentum/w is beside w
+        return {path: self.wholes[of[path]] for path in of if of[path] in self.wholes}
+
+
+class _StateInParts(_AllInParts):
+    """This member has whole parameters, and the state of its piece of each."""
+
+    def state_type(self, type: TensorType) -> TensorType:
+        return piece_type(type)
+
+    def given_types(self, grads: Tree, types: Mapping[str, TensorType]) -> Mapping[str, TensorType]:
+        if isinstance(grads, Parts):
+            return {path: piece_type(type) for path, type in types.items()}
+        return types
+
+    def pieces(self, tree: Tree, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(tree, Parts):
+            return tensors
+        return {path: cut(tensors[path]) for path in self.wholes}
+
+    def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
+        gather_into(list(tensors.values()), list(pieces.values()))
+
+
+def _held(params: Tree) -> Whole:
+    """What an optimizer that is made here has of the parameters."""
+    shard = wanted()
+    if shard is None:
+        return Whole()
+    wholes = keep_parts(params) if shard == "all" else {}
+    types = {path: wholes.get(path, x.type) for path, x in named_tensors(params).items()}
+    return _AllInParts(types) if shard == "all" else _StateInParts(types)
+
+
+Optimizer._hold = staticmethod(_held)
+Parts.all_reduce = staticmethod(all_reduce)

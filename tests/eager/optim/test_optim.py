@@ -29,11 +29,12 @@ from mlvm.core.vm import VM
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import capture
-from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions import shapes
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import default_vm
-from mlvm.eager.tensor.tensor import Tensor, from_array, prepare_constants
+from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.local import LocalVM
 
 STEPS = 20
@@ -496,6 +497,10 @@ PARAMS = tensors(START)
         (lambda: optim.Adam(PARAMS, math.nan), "Adam: learning_rate must be in [0, inf), given na"),
         (lambda: optim.Adam(PARAMS, math.inf), "Adam: learning_rate must be in [0, inf), given in"),
         (lambda: optim.Adam(PARAMS, "high"), "Adam: learning_rate must be in [0, inf), given 'hi"),  # type: ignore[arg-type]
+        (
+            lambda: optim.Adam(PARAMS, 10**400),
+            "Adam: learning_rate must be in [0, inf), given 1000",
+        ),
         (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: momentum must be in [0, 1), given 1"),
         (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: nesterov needs a momentum > 0"),
         (lambda: optim.SGD(PARAMS, 1, weight_decay=-1), "SGD: weight_decay must be in [0, inf)"),
@@ -537,7 +542,7 @@ def test_parameters_are_floats() -> None:
 
 def test_a_parameter_that_is_a_view_moves() -> None:
     x = from_array(np.ones(4))
-    params = {"a": x, "b": fn.reshape(x, (2, 2))}
+    params = {"a": x, "b": shapes.reshape(x, (2, 2))}
     optim.SGD(params, 0.5).update({"a": from_array(np.ones(4)), "b": from_array(np.zeros((2, 2)))})
     assert [each.tolist() for each in params.values()] == [[0.5] * 4, [[1.0, 1.0]] * 2]
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from mlvm.eager.nn.module import Module
-from mlvm.eager.optim.optim import Group, Optimizer
+from mlvm.eager.optim.optimizer import Group, Optimizer
 from mlvm.eager.tree import Node
 
 PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
