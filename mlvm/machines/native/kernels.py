@@ -17,7 +17,6 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
-from mlvm.core.remembered import Remembered
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.native import twins
 from mlvm.machines.native._native import Plan, Pool
@@ -64,12 +63,14 @@ class NativeKernel:
         self._op = op
         self._prepare = prepare
         self._pool = pool
-        self._plans: Remembered[Any, Plan | None] = Remembered(_MOST_PLANS)
+        self._plans: dict[Any, Plan | None] = {}
 
     def plan(self, types: Types, attributes: Attributes) -> Plan | None:
         """The plan for a result and operands of these types; None if the reference kernel runs."""
         key = tuple(types), repr(attributes) if attributes else ""
         if key not in self._plans:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
             fits = self._fit(types, attributes)
             self._plans[key] = self._prepare(types, attributes) if fits else None
         return self._plans[key]
@@ -124,8 +125,10 @@ class NativeFused:
             way.run(self._pool, params)
 
     def _way(self, chain: Chain, types: Types, key: tuple[TensorType, ...]) -> Plan | _Parts:
-        ways = self._ways.setdefault(chain, Remembered(MOST_LAYOUTS))
+        ways = self._ways.setdefault(chain, {})
         if key not in ways:
+            if len(ways) >= MOST_LAYOUTS:
+                ways.clear()
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
             prepare = headed_plan if chain.links[0].op.name in HEADS else chain_plan
             ways[key] = (native and prepare(chain.links, types)) or _Parts(chain, types)
