@@ -26,7 +26,7 @@ DOCS_READY := $(VENV)/.ready-$(lastword $(FOUND))-docs
 # it may fail, and the numpy kernels run.
 BUILD = $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help native extension demo test sanitize lint format bench example-c wheel docs clean
+.PHONY: help native extension demo test sanitize lint lines format bench example-c wheel docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+lines: $(TEST_READY) ## print the lines of code of each room
+	$(BIN)/python -m tests.lines
 
 format: $(DEV_READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from mlvm.eager.shards import BUCKET_NBYTES
+from mlvm.eager.parallel.shards import BUCKET_NBYTES
 from mlvm.parallel.meeting import SMALL
 
 Shard: TypeAlias = Literal["optimizer", "all"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import griffe
 
-from mlvm.eager import primitives
+from mlvm.eager.tensor import primitives
 
 _EXAMPLE: Final = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
 

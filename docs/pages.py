@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import mlvm.eager as ml
-from mlvm.eager import primitives
+from mlvm.eager.tensor import primitives
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -117,7 +117,7 @@ def reference() -> dict[str, str]:
     for module in _MODULES:
         shown = getattr(ml, module)
         names[module] = [
-            (f"{shown.__name__}.{name}", f"ml.{module}.{name}")
+            (f"{vars(shown)['__wrapped__'].__name__}.{name}", f"ml.{module}.{name}")
             for name in dir(shown)
             if not name.startswith("_") and not isinstance(getattr(shown, name), types.ModuleType)
         ]

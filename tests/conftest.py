@@ -35,7 +35,7 @@ def put_elsewhere(way: Callable[[VM], Any]) -> None:
         "mlvm.core.vm.VM",
         "mlvm.machines.local.LocalVM",
         "mlvm.machines.dry.DryVM",
-        "mlvm.eager.context.LocalVM",
+        "mlvm.eager.tensor.context.LocalVM",
         "mlvm.eager.VM",
         "mlvm.eager.DryVM",
     ):

@@ -28,7 +28,7 @@ from mlvm.core.errors import MlvmError
 from mlvm.core.op import OPS
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import DType, TensorType
-from mlvm.eager import primitives
+from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
 from tests.test_docstrings import public
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import lines
+
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -36,6 +38,56 @@ MAY_IMPORT = {
     for room in floor
 }
 MAY_IMPORT["models"] = {"models", "mlvm.eager", "mlvm.show"}  # as a reader's own models would
+
+
+ROOMS = [
+    "hints",
+    "tensor",
+    "functions",
+    "recording",
+    "tree",
+    "autodiff",
+    "control",
+    "nn",
+    "optim",
+    "parallel",
+    "files",
+    "interop",
+    "capture",
+    "public",
+]
+"""Those of `mlvm.eager`, from the floor up: each imports from itself and from those before it.
+Others (`__init__`, `stub`) import from all."""
+
+BUDGET = {
+    "mlvm/core": 5_360,
+    "mlvm/machines": 2_640,
+    "mlvm/machines/native": 1_930,
+    "mlvm/machines/remote": 2_320,
+    "mlvm/arena": 1_220,
+    "mlvm/show": 1_480,
+    "mlvm/input": 1_130,
+    "mlvm/step": 1_330,
+    "mlvm/parallel": 1_920,
+    "mlvm/eager": 1_270,
+    "mlvm/eager/tensor": 1_250,
+    "mlvm/eager/functions": 3_030,
+    "mlvm/eager/recording": 710,
+    "mlvm/eager/autodiff": 1_410,
+    "mlvm/eager/control": 1_030,
+    "mlvm/eager/nn": 1_060,
+    "mlvm/eager/parallel": 500,
+    "mlvm/eager/optim": 700,
+    "mlvm/eager/files": 350,
+    "mlvm/eager/interop": 270,
+    "mlvm/eager/capture": 1_830,
+    "mlvm": 400,
+    "models": 2_990,
+    "bench": 3_050,
+    "tests": 50_500,
+}
+"""Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
+with its reason."""
 
 
 def modules_of(requirements: list[str]) -> set[str]:
@@ -92,15 +144,25 @@ def layer(module: str) -> str:
     return first_two if first_two in MAY_IMPORT else module.split(".")[0]
 
 
+def eager_room(module: str) -> str:
+    """The room of `mlvm.eager` that one of its modules belongs to, "" for none."""
+    name = [*module.removeprefix("mlvm.eager.").split("."), ""][0]
+    return name if module.startswith("mlvm.eager.") and name in ROOMS else ""
+
+
 def violations(source: str, package: str) -> list[str]:
     """What a module that lies in `package` imports against the rules."""
     here = layer(package)
+    own = eager_room(package)
     wrong = []
     for found in imports(source, package):
         top = found.module.split(".")[0]
         if top in ("mlvm", "models"):
             if layer(found.module) not in MAY_IMPORT[here]:
                 wrong.append(f"line {found.line}: {here} may not import {found.module}")
+            other = eager_room(found.module)
+            if own and other and ROOMS.index(other) > ROOMS.index(own):
+                wrong.append(f"line {found.line}: {own} may not import {found.module}")
         elif top in sys.stdlib_module_names or top in HARD:
             continue
         elif here == "mlvm.core":
@@ -148,11 +210,25 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_imports_go_downward(file: Path) -> None:
-    assert violations(file.read_text(), ".".join(file.relative_to(ROOT).parent.parts)) == []
+    folder = file.relative_to(ROOT).parent
+    package = module_of(file) if folder == Path("mlvm/eager") else ".".join(folder.parts)
+    assert violations(file.read_text(), package) == []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     assert circle(imported_files({module_of(file): file.read_text() for file in FILES})) == []
+
+
+def test_every_file_of_the_language_is_in_a_room() -> None:
+    for file in (ROOT / "mlvm" / "eager").rglob("*.py"):
+        assert eager_room(module_of(file)) or file.stem in ("__init__", "stub"), file
+
+
+def test_no_room_is_above_its_budget() -> None:
+    counted = lines.by_room()
+    assert set(counted) == set(BUDGET)
+    above = {room: (n, BUDGET[room]) for room, n in counted.items() if n > BUDGET[room]}
+    assert not above, "lines of code and budget of rooms; see `make lines`"
 
 
 def test_every_folder_says_its_job_in_one_sentence() -> None:
@@ -203,13 +279,15 @@ def test_the_hard_dependencies_are_numpy_and_typing_extensions() -> None:
         ("mlvm.core", "class C:\n    async def f(self):\n        import models.mlp"),
         (
             "mlvm.arena",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mlvm.eager.tensor",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mlvm.eager.tree",
         ),
-        ("mlvm.arena", "from ..eager.tensor import Tensor"),
+        ("mlvm.arena", "from ..eager.tensor.tensor import Tensor"),
         ("mlvm.machines", "from mlvm.arena.arena import Arena"),
         ("mlvm.step", "from mlvm.input.queue import QueueTensor"),
-        ("mlvm.parallel", "from mlvm.eager.tensor import Tensor"),
+        ("mlvm.parallel", "from mlvm.eager.tensor.tensor import Tensor"),
         ("mlvm.eager", "import models"),
+        ("mlvm.eager.tensor", "from mlvm.eager.functions import creation"),
+        ("mlvm.eager.tree", "from mlvm.eager import nn"),
         ("mlvm", "import models.mlp_mixer"),
         ("models", "from mlvm.core.types import TensorType"),
         ("models", "import mlvm"),
@@ -244,6 +322,7 @@ def test_the_checker_finds_circles(sources: dict[str, str], ring: set[str]) -> N
         ("mlvm.core.ops", "from ..op import op\nfrom . import erf\nfrom mlvm.core import types"),
         ("mlvm.arena", "from mlvm.core.types import TensorType\nfrom . import planner"),
         ("mlvm.eager", "from mlvm.arena.arena import Arena\nimport mlvm.core.vm"),
+        ("mlvm.eager.nn", "from mlvm.eager import hints\nfrom mlvm.eager.tensor import dtypes"),
         ("mlvm", "from mlvm import eager\nfrom .core import assembly"),
         ("models", "import mlvm.eager as ml\nfrom mlvm.eager import nn\nfrom models import data"),
         ("models", "def f():\n    from tqdm import tqdm"),

@@ -104,7 +104,7 @@ def test_the_wheel_holds_the_package_alone(dist: Path, checkout: Path) -> None:
     about = {name for name in names if name.startswith(f"mlvm-{mlvm.__version__}.dist-info/")}
     held = {f"mlvm/{name}" for name in files(checkout / "mlvm") if not name.startswith(SOURCES)}
     assert names - about == held | ({EXTENSION} if HAS_COMPILER else set())
-    assert {"mlvm/py.typed", "mlvm/eager/primitives.pyi", "mlvm/machines/mlvm.h"} <= names
+    assert {"mlvm/py.typed", "mlvm/eager/tensor/primitives.pyi", "mlvm/machines/mlvm.h"} <= names
 
 
 def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) -> None:
@@ -116,7 +116,8 @@ def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) 
     needed = {f"{top}/{file}" for top in folders for file in files(checkout / top)}
     assert needed - held == set()
     assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore", "setup.py"} <= held
-    assert {f"mlvm/{SOURCES}{name}" for name in ("module.c", "plan.h", "kernels/rows.c")} <= held
+    some = ("module.c", "plan/plan.h", "plan/kernels/rows.c")
+    assert {f"mlvm/{SOURCES}{name}" for name in some} <= held
     assert not any(name.endswith((".so", ".o", ".pyc")) for name in held)
 
 

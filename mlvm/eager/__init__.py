@@ -15,8 +15,8 @@ or list, and for an unknown dtype, `AttributeRefused` for an argument of a wrong
 from typing import TYPE_CHECKING
 
 from mlvm.core.types import DType
-from mlvm.eager import primitives, public, standard
-from mlvm.eager.elsewhere import (
+from mlvm.eager import public
+from mlvm.eager.hints import (
     METHODS,
     OF_DTYPES,
     OF_LOSS_SCALES,
@@ -28,8 +28,10 @@ from mlvm.eager.elsewhere import (
     missing,
     of_users,
 )
-from mlvm.eager.primitives import *  # noqa: F403
+from mlvm.eager.interop import standard
 from mlvm.eager.public import *  # noqa: F403
+from mlvm.eager.tensor import primitives
+from mlvm.eager.tensor.primitives import *  # noqa: F403
 
 __array_api_version__ = standard.VERSION
 __array_namespace_info__ = standard.Info

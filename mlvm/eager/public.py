@@ -26,37 +26,26 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
-from mlvm.eager import as_methods as _gives_tensors_methods  # noqa: F401
-from mlvm.eager import (
-    creation,
-    fft,
-    functions,
-    linalg,
-    nn,
-    optim,
-    parallel,
-    random,
-    sorting,
-    testing,
-)
-from mlvm.eager import indexing as _gives_tensors_getitem  # noqa: F401
-from mlvm.eager import libraries as _enters_mlvm_in_libraries  # noqa: F401
-from mlvm.eager import trees as tree
-from mlvm.eager.arrays import takes_arrays
-from mlvm.eager.attention import (
+from mlvm.eager import nn, optim, parallel, tree
+from mlvm.eager.autodiff import testing
+from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
+from mlvm.eager.autodiff.host_call import call
+from mlvm.eager.capture.captured import Captured, Measured, capture, measure
+from mlvm.eager.capture.guards.changing import RecompilationWarning
+from mlvm.eager.control.checkpoint import checkpoint
+from mlvm.eager.control.control import cond, fori_loop, function, map, scan, switch, while_loop
+from mlvm.eager.files.checkpoints import load, save
+from mlvm.eager.functions import creation, fft, linalg, random, sorting
+from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
+from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
+from mlvm.eager.functions import shapes as functions
+from mlvm.eager.functions.attention import (
     rotary_encoding,
     scaled_dot_product_attention,
     sinusoidal_encoding,
 )
-from mlvm.eager.autodiff import grad, value_and_grad, vjp
-from mlvm.eager.capture.captured import Captured, Measured, capture, measure
-from mlvm.eager.capture.changing import RecompilationWarning
-from mlvm.eager.capture.listing import program_of
-from mlvm.eager.checkpoint import checkpoint
-from mlvm.eager.context import default_arena, default_vm, use
-from mlvm.eager.contraction import einsum
-from mlvm.eager.control import cond, fori_loop, function, map, scan, switch, while_loop
-from mlvm.eager.creation import (
+from mlvm.eager.functions.contraction import einsum
+from mlvm.eager.functions.creation import (
     arange,
     asarray,
     e,
@@ -75,10 +64,29 @@ from mlvm.eager.creation import (
     zeros,
     zeros_like,
 )
-from mlvm.eager.dtypes import can_cast, finfo, iinfo, isdtype, result_type
-from mlvm.eager.elsewhere import missing
-from mlvm.eager.exchange import from_dlpack
-from mlvm.eager.functions import (
+from mlvm.eager.functions.linalg import tensordot, vecdot
+from mlvm.eager.functions.losses import (
+    binary_cross_entropy_with_logits,
+    huber,
+    kl_divergence,
+    l1,
+    mean_squared_error,
+    softmax_cross_entropy,
+)
+from mlvm.eager.functions.neural import (
+    avg_pool2d,
+    conv1d,
+    conv2d,
+    conv_transpose2d,
+    dropout,
+    elu,
+    leaky_relu,
+    max_pool2d,
+    silu,
+    softplus,
+)
+from mlvm.eager.functions.operands import takes_arrays
+from mlvm.eager.functions.shapes import (
     astype,
     broadcast_arrays,
     broadcast_shapes,
@@ -112,30 +120,7 @@ from mlvm.eager.functions import (
     unstack,
     where,
 )
-from mlvm.eager.host import call
-from mlvm.eager.inputs import Pipeline, QueueTensor, ScratchPad
-from mlvm.eager.linalg import tensordot, vecdot
-from mlvm.eager.losses import (
-    binary_cross_entropy_with_logits,
-    huber,
-    kl_divergence,
-    l1,
-    mean_squared_error,
-    softmax_cross_entropy,
-)
-from mlvm.eager.neural import (
-    avg_pool2d,
-    conv1d,
-    conv2d,
-    conv_transpose2d,
-    dropout,
-    elu,
-    leaky_relu,
-    max_pool2d,
-    silu,
-    softplus,
-)
-from mlvm.eager.sorting import (
+from mlvm.eager.functions.sorting import (
     argsort,
     isin,
     searchsorted,
@@ -146,8 +131,14 @@ from mlvm.eager.sorting import (
     unique_inverse,
     unique_values,
 )
-from mlvm.eager.tensor import Tensor, positive, stop_gradient
-from mlvm.eager.weights import load, save
+from mlvm.eager.hints import missing
+from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
+from mlvm.eager.interop.exchange import from_dlpack
+from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
+from mlvm.eager.recording.listing import program_of
+from mlvm.eager.tensor.context import default_arena, default_vm, use
+from mlvm.eager.tensor.dtypes import can_cast, finfo, iinfo, isdtype, result_type
+from mlvm.eager.tensor.tensor import Tensor, positive, stop_gradient
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
@@ -342,15 +333,18 @@ def _public(value: Any, path: str) -> Any:
     return public
 
 
-def _shown(module: ModuleType) -> ModuleType:
+def _shown(name: str, module: ModuleType) -> ModuleType:
     """A module with the public names of the given one: `ml.optim` has no `math`, though its file
     imports it."""
-    shown = ModuleType(module.__name__, module.__doc__)
-    for name, value in vars(module).items():
-        if name in module.__all__ or name.startswith("__"):
-            setattr(shown, name, _public(value, f"{module.__name__.rpartition('.')[2]}.{name}"))
+    path = f"{__package__}.{name}"
+    shown = ModuleType(path, module.__doc__)
+    for each in module.__all__:
+        setattr(shown, each, _public(getattr(module, each), f"{name}.{each}"))
     vars(shown).update(
-        __getattr__=missing(module.__name__, module.__all__), __dir__=lambda: [*module.__all__]
+        __all__=module.__all__,
+        __getattr__=missing(path, module.__all__),
+        __dir__=lambda: [*module.__all__],
+        __wrapped__=module,  # where the names are defined
     )
     return shown
 
@@ -369,4 +363,4 @@ if not TYPE_CHECKING:  # type checkers read the modules and the functions themse
         "testing",
         "tree",
     ):
-        globals()[_name] = _shown(globals()[_name])
+        globals()[_name] = _shown(_name, globals()[_name])

@@ -1,5 +1,5 @@
-"""`python -m mlvm.eager.stub > mlvm/eager/primitives.pyi`: the derived functions for editors;
-`python -m mlvm.eager.stub methods > mlvm/eager/methods.pyi`: the methods of a tensor.
+"""For editors: `python -m mlvm.eager.stub > mlvm/eager/tensor/primitives.pyi`, functions of ops;
+`python -m mlvm.eager.stub methods > mlvm/eager/tensor/methods.pyi`: the methods of a tensor.
 
 The text is as `ruff format` would leave it; a test compares it with the file.
 """
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from mlvm.core.op import OPS
-from mlvm.eager import primitives
-from mlvm.eager.as_methods import METHODS, PROPERTIES
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.functions.methods import METHODS, PROPERTIES
+from mlvm.eager.tensor import primitives
+from mlvm.eager.tensor.tensor import Tensor
 
 WIDTH: Final = 100
 INDENT: Final = "    "
@@ -26,7 +26,7 @@ _HEAD: Final = '''\
 
 from typing import Literal
 
-from mlvm.eager.tensor import Operand, Tensor
+from mlvm.eager.tensor.tensor import Operand, Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
 '''
@@ -40,7 +40,7 @@ from collections.abc import Sequence
 
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis
-from mlvm.eager.tensor import Operand, Tensor
+from mlvm.eager.tensor.tensor import Operand, Tensor
 
 class Methods:
     __slots__ = ()

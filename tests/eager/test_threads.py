@@ -14,8 +14,8 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Arena, exchange
 from mlvm.arena.lending import Loan
 from mlvm.core.errors import ArenaError, StaleTensor
-from mlvm.eager import tensor as eager
 from mlvm.eager.capture.captured import Captured
+from mlvm.eager.tensor import tensor as eager
 from mlvm.eager.tree import load
 from mlvm.machines.local import LocalVM
 from tests.interrupting import with_each_line_interrupted

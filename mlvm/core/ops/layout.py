@@ -8,6 +8,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.op import op
+from mlvm.core.ops.half import convert
 from mlvm.core.rules import (
     Axis,
     broadcast_shapes,
@@ -353,10 +354,10 @@ def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -
 
 @op(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
-    """x in another dtype. A float is truncated to an integer; the result is undefined if the
-    integer dtype cannot hold it. An integer that is too large wraps around. A bool tells whether
-    an element is not zero."""
-    np.copyto(out, x, casting="unsafe")
+    """x in another dtype. A float is truncated to an integer; one that the dtype cannot hold
+    becomes the nearest it has, and nan 0. An integer that is too large wraps around. A bool tells
+    whether an element is not zero."""
+    convert(out, x)
 
 
 @op(infer=_copy, elementwise=True, copies_only=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused, brief
 from mlvm.core.rules import is_real
-from mlvm.eager import neural
-from mlvm.eager import primitives as op
+from mlvm.eager.functions import neural
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class ReLU(Module):

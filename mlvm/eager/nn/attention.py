@@ -9,15 +9,15 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import f32
-from mlvm.eager import attention, creation, random
-from mlvm.eager import functions as fn
-from mlvm.eager import primitives as op
-from mlvm.eager.arrays import takes_arrays
+from mlvm.eager.functions import attention, creation, random
+from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import sizes
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 
 Cache: TypeAlias = tuple[Tensor, ...]
 """Keys and values of the positions so far, each f[batch, num_heads, max_length, head_dim]; with

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused, brief
-from mlvm.eager import neural
+from mlvm.eager.functions import neural
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class Dropout(Module):

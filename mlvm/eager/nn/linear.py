@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.types import f32
-from mlvm.eager import creation
-from mlvm.eager import functions as fn
-from mlvm.eager import primitives as op
-from mlvm.eager.arrays import takes_arrays
+from mlvm.eager.functions import creation
+from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import lecun_normal, matched, require_float, sizes
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class Linear(Module):
@@ -76,12 +76,7 @@ class Embedding(Module):
     embedding: Tensor  # [num_embeddings, features]
 
     def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        key: Tensor | None = None,
-        dtype: object = f32,
+        self, num_embeddings: int, features: int, *, key: Tensor | None = None, dtype: object = f32
     ) -> None:
         shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
         self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)

@@ -6,14 +6,14 @@ import math
 
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import DType, f32
-from mlvm.eager import creation
-from mlvm.eager import functions as fn
-from mlvm.eager import primitives as op
-from mlvm.eager.arrays import takes_arrays
-from mlvm.eager.halves import in_f32, rounded, widened
+from mlvm.eager.functions import creation
+from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions.halves import in_f32, rounded, widened
+from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.parameters import matched, require_float, sizes
-from mlvm.eager.tensor import Tensor, stop_gradient
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor, stop_gradient
 
 
 class LayerNorm(Module):

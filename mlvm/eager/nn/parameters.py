@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType
-from mlvm.eager import primitives as op
-from mlvm.eager import random
-from mlvm.eager.arrays import taken
-from mlvm.eager.tensor import Tensor, is_array
+from mlvm.eager.functions import random
+from mlvm.eager.functions.operands import taken
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor, is_array
 
 P = TypeVar("P")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.ops.neural import Padding
-from mlvm.eager import functions as fn
-from mlvm.eager import neural
-from mlvm.eager import primitives as op
+from mlvm.eager.functions import neural
+from mlvm.eager.functions import shapes as fn
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import checked_padding
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
 
 Pair = int | tuple[int, int]
 

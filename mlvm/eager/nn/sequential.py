@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sequential(Module):

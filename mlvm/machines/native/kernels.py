@@ -18,12 +18,12 @@ from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.machines.native import twins
+from mlvm.machines.native import planners as twins
 from mlvm.machines.native._native import Plan, Pool
-from mlvm.machines.native.twin import TWINS, Twin, Types
-from mlvm.machines.native.twins.chain import chain_plan
-from mlvm.machines.native.twins.elementwise import row_of
-from mlvm.machines.native.twins.linalg import headed_plan
+from mlvm.machines.native.planner import TWINS, Twin, Types
+from mlvm.machines.native.planners.chain import chain_plan
+from mlvm.machines.native.planners.elementwise import row_of
+from mlvm.machines.native.planners.linalg import headed_plan
 
 for _room in pkgutil.iter_modules(twins.__path__):
     importlib.import_module(f"{twins.__name__}.{_room.name}")

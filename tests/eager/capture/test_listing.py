@@ -11,7 +11,7 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import ProgramError
 from mlvm.core.vm import VM
-from mlvm.eager.capture.listing import program_of
+from mlvm.eager.recording.listing import program_of
 from tests.core.programs import f32s
 
 

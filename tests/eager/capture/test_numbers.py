@@ -21,7 +21,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, OperandValueError
 from mlvm.eager import nn, optim
-from mlvm.eager.number import Number, Numbers, is_same, plain
+from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
 from tests.threads import in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 from mlvm.core.types import TensorType
-from mlvm.eager.state import as_tree
+from mlvm.eager.control.state import as_tree
 from tests.fuzz.language.source import Block, rendered
 from tests.fuzz.language.writing import Writer, apart
 

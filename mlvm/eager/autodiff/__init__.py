@@ -1,0 +1,1 @@
+"""Gradients: the tape, the rules of the ops, and what checks them."""

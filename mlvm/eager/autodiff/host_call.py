@@ -1,0 +1,199 @@
+"""`call`: host functions of the VM, in Python or C, as part of eager code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    GradientError,
+    ShapeError,
+    UnknownFunction,
+)
+from mlvm.core.op import OPS, Attributes, canonical
+from mlvm.core.program.program import STAR, Program
+from mlvm.core.rules import broadcast_shapes
+from mlvm.core.types import TensorType
+from mlvm.eager.autodiff.autodiff import Pull, Tape, taping
+from mlvm.eager.functions.shapes import full
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.number import plain
+from mlvm.eager.tensor.tensor import Tensor, from_array, launch_for_values
+
+Vjp: TypeAlias = Callable[..., Tensor]
+
+_PROGRAMS_LIMIT: Final = 4096
+_programs: Final[dict[Any, Program]] = {}
+
+
+def call(
+    name: str,
+    /,
+    *operands: Tensor,
+    vjp: Vjp | Sequence[Vjp | None] | None = None,
+    **attributes: Any,
+) -> Any:
+    """Call the current VM's host function of that name: `vm.register` and
+    `vm.register_library` make them.
+
+    The tensors that it leaves are copied into the current arena: one is returned as it is,
+    several as a tuple, none as None. An attribute is None, a bool, number or string, or nested
+    lists of these. The function must not write to its operands.
+
+    `vjp` is the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
+    computes that of the operand, the product of g with the Jacobian. For several operands it is a
+    tuple with a rule for each, None where there is no gradient. For several results `g` and `out`
+    are tuples; g has zeros for results that do not matter, None for those that are no floats.
+
+        ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
+
+    Raises `UnknownFunction`, `AttributeRefused`, `DTypeError` for an operand that is no tensor,
+    `StaleTensor`, and what the function raises; a gradient through it without a rule raises
+    `GradientError`.
+
+    The function decides their shapes.
+
+        >>> import numpy as np
+        >>> vm = ml.VM("mine")
+        >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))
+        >>> with ml.use(vm): ml.call("softclip", ml.zeros(2))
+        Tensor([0., 0.], f32[2])
+    """
+    if not isinstance(name, str):
+        raise UnknownFunction(f"a function is called by its name, a str, not {name!r}")
+    for x in operands:
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
+    rules = _rules(name, vjp, len(operands))
+    program = _program(name, len(operands), attributes)
+    arrays = launch_for_values(program, current_arena().vm, operands)
+    results = tuple([from_array(array) for array in arrays])
+    tape = taping()
+    if tape is not None:
+        _record(tape, name, rules, operands, results)
+    if len(results) == 1:
+        return results[0]
+    return results or None
+
+
+def _program(name: str, nparams: int, attributes: Attributes) -> Program:
+    """The one-op program of that call; equal calls share it."""
+    key = name, nparams, tuple([(k, _key(name, value)) for k, value in attributes.items()])
+    known = _programs.get(key)
+    if known is not None:
+        return known
+    if name.endswith(".out") and name[:-4] in OPS:
+        raise AttributeRefused(f"it writes to an operand; use ml.{name[:-4]} with out=").at(
+            name, ()
+        )
+    if len(_programs) >= _PROGRAMS_LIMIT:
+        _programs.clear()
+    given = {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
+    return _programs.setdefault(key, Program.of_op(name, nparams, given, STAR))
+
+
+def _key(name: str, value: object) -> Any:
+    """Equal for equal attributes only: 1, True, 1.0 differ, and so do 0.0 and -0.0."""
+    value = canonical(value)
+    if isinstance(value, tuple):
+        return tuple([_key(name, each) for each in value])
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value.__class__, repr(value)
+    raise AttributeRefused(
+        f"an attribute is None, a bool, number or string, or lists of these, "
+        f"not a {type(value).__name__}"
+    ).at(name, ())
+
+
+# --- gradients -----------------------------------------------------------------------
+
+
+def _rules(
+    name: str, vjp: Vjp | Sequence[Vjp | None] | None, noperands: int
+) -> tuple[Vjp | None, ...]:
+    """A rule or None for each operand. Raises `GradientError` for a `vjp` that is neither."""
+    if vjp is None:
+        return (None,) * noperands
+    rules = (vjp,) if callable(vjp) else tuple(vjp) if isinstance(vjp, (tuple, list)) else (vjp,)
+    if len(rules) != noperands or not all(rule is None or callable(rule) for rule in rules):
+        raise GradientError(
+            f"{name}: vjp is a function, or for {noperands} operands a tuple of {noperands} "
+            f"functions or Nones, not {vjp!r}"
+        )
+    return rules
+
+
+def _record(
+    tape: Tape,
+    name: str,
+    rules: tuple[Vjp | None, ...],
+    operands: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+) -> None:
+    """Leave a node for each float result, with a pull for each operand that is tracked.
+
+    Cotangents add up: each result's node pulls as if the other results did not matter.
+    """
+    tracked = [i for i, x in enumerate(operands) if x.tape is tape]
+    if not tracked:
+        return
+    origins = tuple([operands[i].node for i in tracked])
+    saved = (*operands, *results) if any(rules[i] is not None for i in tracked) else ()
+    types = tuple([y.type for y in results])
+    for number, out in enumerate(results):
+        if out.dtype.is_inexact:
+            pulls = [
+                Pull(
+                    operands[i].type,
+                    _rule_for_one_result(name, rules[i], i, operands[i].type, number, types),
+                    tuple(range(len(saved))),
+                )
+                for i in tracked
+            ]
+            tape.leave(out, tuple(pulls), origins, saved)
+
+
+def _rule_for_one_result(
+    name: str,
+    rule: Vjp | None,
+    position: int,
+    type: TensorType,
+    number: int,
+    results: tuple[TensorType, ...],
+) -> Vjp:
+    """The rule of the operand at `position`, for the cotangent of result `number` alone. It takes
+    the saved values: the operands, then the results."""
+
+    def pulled(g: Tensor, *saved: Tensor) -> Tensor:
+        if rule is None:
+            raise GradientError(
+                f"{name} has no gradient for operand {position}, a {type}: give ml.call a vjp; "
+                f"stop_gradient makes a constant of it"
+            )
+        operands, outs = saved[: -len(results)], saved[-len(results) :]
+        if len(results) == 1:
+            part = rule(g, *operands, *outs)
+        else:
+            part = rule(_with_zeros(g, number, results), *operands, outs)
+        if not isinstance(part, Tensor) or not _fits(part, type):
+            given = part.type if isinstance(part, Tensor) else f"a {part.__class__.__name__}"
+            raise GradientError(f"{name}: the vjp for operand {position}, a {type}, gave {given}")
+        return part
+
+    return pulled
+
+
+def _with_zeros(g: Tensor, number: int, types: tuple[TensorType, ...]) -> tuple[Tensor | None, ...]:
+    """Cotangents of all results: g at that number, else zeros, or None for what is no float."""
+    zeros = [full(t.shape, 0.0, dtype=t.dtype) if t.dtype.is_inexact else None for t in types]
+    return (*zeros[:number], g, *zeros[number + 1 :])
+
+
+def _fits(part: Tensor, type: TensorType) -> bool:
+    """Whether the part becomes a cotangent of that type by summing over axes."""
+    try:
+        return part.dtype.is_inexact and broadcast_shapes(type.shape, part.shape) == part.shape
+    except ShapeError:
+        return False

@@ -1,0 +1,125 @@
+"""Nodes of a tape for what has several results: a loop, a branch, a function.
+
+Such a node goes back once, for all of its operands. The node of each result hands its cotangent on
+to it, as one of several `_Parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from mlvm.core.types import TensorType, i64
+from mlvm.eager.autodiff.autodiff import Node, Pending, Pull, Tape
+from mlvm.eager.functions.shapes import full
+from mlvm.eager.tensor.tensor import Tensor
+
+
+def closures_of(
+    tape: Tape, nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]
+) -> dict[int, TensorType]:
+    """The nodes before number `start` that cotangents go to from these nodes, which begin there,
+    and from the results that come of them; and their types."""
+    closures: dict[int, TensorType] = {}
+    for node in nodes:
+        if node is not None:
+            pulls, origins, _ = node
+            types = [pull.type for pull in pulls] if isinstance(pulls, tuple) else pulls.types
+            closures.update((o, t) for t, o in zip(types, origins, strict=True) if o < start)
+    closures.update((y.node, y.type) for y in results if y.tape is tape and y.node < start)
+    return closures
+
+
+def seed(
+    pending: Pending, tape: Tape, results: Sequence[Tensor], parts: Sequence[Tensor | None]
+) -> None:
+    """Begin a way back with cotangents of results, where these are tracked and there is one."""
+    for y, part in zip(results, parts, strict=True):
+        if part is not None and y.tape is tape:
+            held = pending.get(y.node)
+            pending[y.node] = part if held is None else held + part
+
+
+_PARTS: Final = TensorType(i64, (0,))
+"""Stands for the type of `_Parts`."""
+
+
+class _Parts:
+    """Cotangents of several results, by their numbers."""
+
+    type = _PARTS
+
+    def __init__(self, parts: dict[int, Tensor]) -> None:
+        self.parts = parts
+
+    def __add__(self, other: _Parts) -> _Parts:
+        sums = dict(self.parts)
+        for number, part in other.parts.items():
+            sums[number] = sums[number] + part if number in sums else part
+        return _Parts(sums)
+
+
+class _Joint:
+    """The way back of control flow with several results: to the operands that are tracked, and to
+    what it reaches besides.
+
+    `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
+    closures, of which so much is held before.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        nresults: int,
+        operands: Sequence[Tensor],
+        closures: dict[int, TensorType],
+        pull: Callable[..., Sequence[Any]],
+    ) -> None:
+        self._nresults = nresults
+        self._operands = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
+        self._noperands = len(operands)
+        self._pull = pull
+        self.origins = (*closures, *[origin for _, origin in self._operands])
+        self.types: Sequence[TensorType] = [
+            *closures.values(),
+            *[operands[k].type for k, _ in self._operands],
+        ]
+
+    def __call__(self, g: _Parts, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
+        totals = dict(zip(self.origins, held, strict=True))
+        nclosures = len(self.origins) - len(self._operands)
+        cotangents = [g.parts.get(i) for i in range(self._nresults)]
+        made = self._pull(cotangents, saved, held[:nclosures])
+        totals.update(zip(self.origins, made[self._noperands :], strict=False))
+        for k, origin in self._operands:
+            part, before = made[k], totals[origin]
+            if part is not None:
+                totals[origin] = part if before is None else before + part
+        return [totals[origin] for origin in self.origins]
+
+
+def leave(
+    tape: Tape,
+    results: Sequence[Tensor],
+    operands: Sequence[Tensor],
+    closures: dict[int, TensorType],
+    saved: Sequence[Tensor],
+    pull: Callable[..., Sequence[Any]],
+) -> None:
+    """Leave a node for control flow (see `_Joint`), and one for each float or complex result."""
+    joint = _Joint(tape, len(results), operands, closures, pull)
+    node = len(tape.nodes)
+    tape.nodes.append((joint, joint.origins, tuple(saved)))
+    tape.kept.update(id(x.root) for x in saved)
+    for number, y in enumerate(results):
+        if y.dtype.is_inexact:
+            tape.leave(y, (Pull(_PARTS, partial(_one_part, number), ()),), (node,), ())
+
+
+def _one_part(number: int, g: Tensor) -> Any:
+    return _Parts({number: g})
+
+
+def or_zeros(g: Tensor | None, type: TensorType) -> Tensor:
+    return full(type.shape, 0, dtype=type.dtype) if g is None else g

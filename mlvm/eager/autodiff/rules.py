@@ -1,0 +1,657 @@
+"""The gradient rules: how a cotangent of each op's result becomes one of each operand.
+
+`VJPS` has an entry for each op, in the order of the rooms of `mlvm.core.ops`. An entry has a rule
+for each operand with a gradient; integer operands (indices, labels, keys, conditions) have none.
+A rule's first parameter is the cotangent of the result: `g`, or `c` if an operand is called g.
+The others are named after what the rule is given, values first:
+
+    x, y, ...   the operand of that name. The tape keeps it alive until the rule has run, so a
+    out         rule names only values that it needs; `out` is the result.
+    axis, ...   an attribute of that name
+    x_type      an operand's type, which costs nothing to keep
+    types       the types of all operands, and `position` of this one among them
+
+The rule of an op that reads a part of its operand returns a `Sparse` cotangent: of many slices of
+one tensor, the engine makes one cotangent, and adds each to it in place.
+
+The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. So a rule gives g times the
+conjugate of the derivative, and an operand that is real gets the real part. Rules of holomorphic
+ops are written for real numbers: the engine conjugates them (`HOLOMORPHIC`). Rules that only add
+and move elements hold for both; the others say what they do.
+
+A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
+promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
+gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
+
+from mlvm.core.ops.neural import Padding, Pair
+from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
+from mlvm.core.types import Shape, TensorType, i64, u8
+from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
+from mlvm.eager.functions.shapes import cumulative_prod, full, reshape, with_ones_before
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import OneOp, Tensor, constant, one_op, stop_gradient
+
+
+class Sparse(NamedTuple):
+    """A cotangent that is zero but for some elements. `alone` makes it of the operands; `added`
+    takes a tensor before them, and gives it with those elements added."""
+
+    operands: tuple[Tensor, ...]
+    alone: OneOp
+    added: OneOp
+
+
+Rule: TypeAlias = Callable[..., "Tensor | Sparse"]
+Rules: TypeAlias = Mapping[str, Rule]
+
+NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
+"""The rules of an op without a gradient: its result is never a float, or is constant in pieces. A
+gradient of zero would be right almost everywhere, and never what was meant."""
+
+
+# --- elementwise -----------------------------------------------------------------------
+
+
+def _masked(g: Tensor, mask: Tensor) -> Tensor:
+    """g where the mask holds, else 0."""
+    return op.where(mask, g, constant(0.0, g.dtype))
+
+
+def _wins(g: Tensor, wins: Tensor, ties: Tensor) -> Tensor:
+    """The share of one of two operands: all of g where it wins, half where they tie."""
+    return op.where(ties, g * 0.5, _masked(g, wins))
+
+
+def _one_at(mask: Tensor, x: Tensor) -> Tensor:
+    """1 where the mask holds, else x."""
+    return op.where(mask, constant(1.0, x.dtype), x)
+
+
+def _pow_x(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """y x^(y-1), and 0 for x = y = 0."""
+    corner = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
+    return g * y * _one_at(corner, x) ** (y - 1.0)
+
+
+def _pow_y(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """x^y log(x), and 0 for x = 0. That is the gradient for y > 0; for y <= 0 there is none.
+    The log is of the result's dtype: a real x < 0 has one where y is complex."""
+    x = x if x.dtype is out.dtype else op.astype(x, dtype=out.dtype)
+    return g * out * op.log(_one_at(op.equal(x, 0.0), x))
+
+
+def _clip_x(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return _masked(g, op.logical_and(op.less_equal(lower, x), op.less_equal(x, upper)))
+
+
+def _clip_lower(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return _masked(g, op.logical_and(op.less(x, lower), op.less_equal(lower, upper)))
+
+
+def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return _masked(g, op.logical_or(op.greater(x, upper), op.greater(lower, upper)))
+
+
+def _share(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """g e^x / (e^x + e^y); of infinities of one sign, each has half of it."""
+    same = op.logical_and(op.isinf(x), op.equal(x, y))
+    return g * op.sigmoid(op.where(same, constant(0.0, g.dtype), x - y))
+
+
+def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """g times the sign of x: of a complex x that is x / |x|, which is no constant."""
+    if x.dtype.is_float:
+        return g * op.sign(stop_gradient(x))
+    zero = op.equal(out, 0.0)
+    return _masked(g * (x / _one_at(zero, out)), op.logical_not(zero))
+
+
+def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
+    """g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
+    scale = op.maximum(op.abs(stop_gradient(x)), op.abs(stop_gradient(y)))
+    origin = op.equal(scale, 0.0)
+    scale = _one_at(op.logical_or(origin, op.isinf(scale)), scale)
+    squares = x * (x / scale) + y * (y / scale)  # less `scale`: they neither overflow nor vanish
+    return g * (of / scale) / op.where(origin, constant(math.inf, squares.dtype), squares)
+
+
+def _imag(g: Tensor, x_type: TensorType) -> Tensor:
+    return g * constant(1j if x_type.dtype.kind == "complex" else 0.0, x_type.dtype)
+
+
+def _sqrt(g: Tensor, out: Tensor) -> Tensor:
+    """g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard deviation of
+    equal elements and the norm of zeros, which have a kink there, get 0, one of their
+    subgradients."""
+    zero = op.equal(out, 0.0)
+    if out.dtype.is_float:
+        return g / (2.0 * op.where(zero, constant(math.inf, out.dtype), out))
+    return _masked(g / (2.0 * _one_at(zero, out)), op.logical_not(zero))
+
+
+# --- reductions ------------------------------------------------------------------------
+
+
+def _kept(y: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    """A reduction of x, with its reduced axes as axes of length 1."""
+    return reshape(y, reduced_shape(x_type.shape, axis, True))
+
+
+def _spread(g: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    """g repeated along the axes of x that were reduced."""
+    return op.broadcast_to(_kept(g, x_type, axis), shape=x_type.shape)
+
+
+def _count(x_type: TensorType, axis: Axis) -> int:
+    """How many elements of x make one of the result."""
+    return math.prod(x_type.shape[i] for i in normalize_axes(axis, x_type.ndim))
+
+
+def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float) -> Tensor:
+    """2 (x - mean(x)) / (n - correction)"""
+    deviation = x - op.mean(x, axis=axis, keepdims=True)
+    return deviation * (_kept(g, x_type, axis) * 2.0 / max(_count(x_type, axis) - correction, 0.0))
+
+
+def _divided(g: Tensor, chosen: Tensor, axis: Axis) -> Tensor:
+    """g in equal parts for the elements that were chosen along the axes."""
+    weights = op.astype(chosen, dtype=g.dtype)
+    return weights * (g / op.sum(weights, axis=axis, keepdims=True))
+
+
+def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    chosen = op.equal(x, _kept(out, x_type, axis))
+    return _divided(_kept(g, x_type, axis), chosen, axis)
+
+
+def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
+    """The product of the other elements, without a division: zeros do no harm."""
+    reduced = normalize_axes(axis, x.ndim)
+    order = (*[i for i in range(x.ndim) if i not in reduced], *reduced)
+    moved = op.permute_dims(x, axes=order)
+    n = _count(x_type, axis)
+    rows = reshape(moved, (math.prod(moved.shape[: x.ndim - len(reduced)]), n))
+    behind = op.flip(_products_before(op.flip(rows, axis=1)), axis=1)
+    others = reshape(_products_before(rows) * behind, moved.shape)
+    return _kept(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
+
+
+def _products_before(x: Tensor) -> Tensor:
+    """In each row of f[m, n], the product of all elements before each."""
+    return cumulative_prod(with_ones_before(x, 1, 1), axis=1)
+
+
+def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
+    """The running sums from the other end."""
+    axis = axis or 0
+    return op.flip(op.cumulative_sum(op.flip(g, axis=axis), axis=axis), axis=axis)
+
+
+# --- linalg ----------------------------------------------------------------------------
+
+
+def _matmul_x(
+    g: Tensor, y: Tensor, x_type: TensorType, transpose_x: bool, transpose_y: bool
+) -> Tensor:
+    """g y^T. For an x that a whole batch of y was multiplied with, the batch is contracted."""
+    if y.ndim == 1:
+        y, g = reshape(y, (y.size, 1)), reshape(g, (*g.shape, 1))
+    if x_type.ndim == 1:
+        g = reshape(g, (*g.shape[:-1], 1, g.shape[-1]))
+    product = op.batch_contract if x_type.ndim <= 2 < g.ndim else op.matmul
+    if transpose_x:
+        return product(y, g, transpose_x=transpose_y, transpose_y=True)
+    return product(g, y, transpose_x=False, transpose_y=not transpose_y)
+
+
+def _matmul_y(
+    g: Tensor, x: Tensor, y_type: TensorType, transpose_x: bool, transpose_y: bool
+) -> Tensor:
+    """x^T g. For a y that a whole batch of x was multiplied with, the batch is contracted."""
+    if y_type.ndim == 1:
+        g = reshape(g, (*g.shape, 1))
+    if x.ndim == 1:
+        x, g = reshape(x, (1, x.size)), reshape(g, (*g.shape[:-1], 1, g.shape[-1]))
+    product = op.batch_contract if y_type.ndim <= 2 < g.ndim else op.matmul
+    if transpose_y:
+        return product(g, x, transpose_x=True, transpose_y=transpose_x)
+    result = product(x, g, transpose_x=not transpose_x, transpose_y=False)
+    return reshape(result, result.shape[:-1]) if y_type.ndim == 1 else result
+
+
+# --- layout ----------------------------------------------------------------------------
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that undo `permute_dims` with these."""
+    places = normalize_axes(order, len(order))
+    return tuple(places.index(i) for i in range(len(order)))
+
+
+def _roll(g: Tensor, shift: int | tuple[int, ...], axis: Axis) -> Tensor:
+    back = -shift if isinstance(shift, int) else tuple(-by for by in shift)
+    return op.roll(g, shift=back, axis=axis)
+
+
+def _window(g: Tensor, start: Shape, length: Shape) -> Tensor:
+    """A contiguous part of g."""
+    return op.slice(g, start=start, length=length, step=(1,) * g.ndim)
+
+
+def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) -> Tensor:
+    """The part of the cotangent that belongs to one operand of a concatenation."""
+    axis = normalize_axis(axis, g.ndim)
+    start = [0] * g.ndim
+    start[axis] = sum(type.shape[axis] for type in types[:position])
+    return _window(g, tuple(start), types[position].shape)
+
+
+def _slice(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Sparse:
+    return Sparse(
+        (g,),
+        one_op("embed", shape=x_type.shape, start=start, step=step),
+        one_op("slice_add", start=start, step=step),
+    )
+
+
+def _sliced(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Tensor:
+    return op.slice(g, start=start, length=x_type.shape, step=step)
+
+
+def _sliced_updates(
+    g: Tensor, updates_type: TensorType, start: Shape, step: tuple[int, ...]
+) -> Tensor:
+    return _sliced(g, updates_type, start, step)
+
+
+def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) -> Tensor:
+    """g, with zeros where the values went."""
+    return op.slice_set(g, constant(0.0, g.dtype), start=start, length=length, step=step)
+
+
+def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
+    return Sparse(
+        (g, indices),
+        one_op("scatter_add", axis=axis, length=x_type.shape[axis]),
+        one_op("index_add", axis=axis),
+    )
+
+
+def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
+    """Each element's cotangent, back where the element came from."""
+    order = op.argsort(x, axis=axis, descending=descending)
+    return op.scatter_add_along_axis(g, order, axis=axis, length=x.shape[axis])
+
+
+# --- indexing --------------------------------------------------------------------------
+
+
+def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tensor:
+    """g where the values went, and 0 for one that another has replaced."""
+    axis = normalize_axis(axis, max(g.ndim, 1))
+    lengths = g.shape[axis : axis + axes]
+    merged = reshape(g, (*g.shape[:axis], math.prod(lengths), *g.shape[axis + axes :]))
+    numbers = reshape(op.arange(start=0, stop=indices.size, step=1, dtype=i64), indices.shape)
+    places = op.zeros(shape=(math.prod(lengths),), dtype=i64)
+    stays = op.take(op.index_set(places, numbers, indices, axis=0), indices, axis=0)
+    stays = op.equal(stays, numbers)
+    stays = reshape(stays, (*stays.shape, *[1] * (g.ndim - axis - axes)))
+    return _masked(op.take(merged, indices, axis=axis), stays)
+
+
+def _over(mask: Tensor, ndim: int) -> Tensor:
+    """The mask of the first of so many axes, to broadcast along the others."""
+    return reshape(mask, (*mask.shape, *[1] * (ndim - mask.ndim)))
+
+
+def _mask_set_values(g: Tensor, mask: Tensor, values_type: TensorType) -> Tensor:
+    """g where the mask holds, in order: a stable sort has these places first."""
+    behind = g.shape[mask.ndim :]
+    others = op.astype(op.logical_not(reshape(mask, (mask.size,))), dtype=u8)
+    [count, *_] = values_type.shape
+    places = op.slice(op.argsort(others), start=(0,), length=(count,), step=(1,))
+    return op.take(reshape(g, (mask.size, *behind)), places, axis=0)
+
+
+def _rows(start: Tensor, count: int) -> Tensor:
+    """The numbers of so many rows from `start` on."""
+    return op.astype(start, dtype="i64") + op.arange(start=0, stop=count, step=1, dtype="i64")
+
+
+# --- neural ----------------------------------------------------------------------------
+
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+
+
+def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
+    """The second derivative of x Phi(x): 2 Phi' + x Phi''."""
+    if not approximate:
+        return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
+    u = (x + 0.044715 * x * op.square(x)) * _SQRT_2_OVER_PI  # Phi = (1 + tanh(u)) / 2
+    du = (1.0 + 3 * 0.044715 * op.square(x)) * _SQRT_2_OVER_PI
+    ddu = 6 * 0.044715 * _SQRT_2_OVER_PI * x
+    t = op.tanh(u)
+    return (1.0 - op.square(t)) * (du + x * (0.5 * ddu - t * op.square(du)))
+
+
+def _softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
+    """out (g - sum(g out)), for out = softmax(x)"""
+    return out * (g - op.sum(g * out, axis=axis, keepdims=True))
+
+
+def _log_softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
+    """g - softmax(x) sum(g), for out = log_softmax(x)"""
+    return g - op.exp(out) * op.sum(g, axis=axis, keepdims=True)
+
+
+def _cross_entropy_vjp_g(c: Tensor, logits: Tensor, labels: Tensor, g_type: TensorType) -> Tensor:
+    """sum(c (softmax(logits) - one_hot(labels))) along the classes"""
+    error = op.softmax_cross_entropy_vjp(_ones(g_type.shape, g_type), logits, labels)
+    return op.sum(c * error, axis=-1)
+
+
+def _cross_entropy_vjp_logits(c: Tensor, g: Tensor, logits: Tensor) -> Tensor:
+    """Through softmax(logits), whose cotangent is c g[..., None]."""
+    return _softmax(c * reshape(g, (*g.shape, 1)), op.softmax(logits), -1)
+
+
+def _ones(shape: Shape, like: TensorType) -> Tensor:
+    return full(shape, 1.0, dtype=like.dtype)
+
+
+def _normalize(h: Tensor, x: Tensor, eps: float) -> Tensor:
+    """J h, with J the Jacobian of `layer_norm_normalize` at x; it is symmetric."""
+    return op.layer_norm_vjp(h, x, _ones(x.shape[-1:], x.type), eps=eps)
+
+
+def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """The gradient of c . J h for x, with h = g scale, n = x normalised, r = 1 / sqrt(var + eps):
+
+    J h = r (h - mean(h) - n mean(h n)) depends on x by n, which J goes back through, and by r,
+    whose gradient is -r^2 n / K for rows of length K.
+    """
+
+    def mean(y: Tensor) -> Tensor:
+        return op.mean(y, axis=-1, keepdims=True)
+
+    h = g * scale
+    n = op.layer_norm_normalize(x, eps=eps)
+    r = op.rsqrt(op.var(x, axis=-1, keepdims=True) + eps)
+    c_n, h_n = mean(c * n), mean(h * n)
+    through_n = _normalize((h_n * c + c_n * h) * -r, x, eps)
+    return through_n - op.square(r) * n * (mean(c * h) - mean(c) * mean(h) - c_n * h_n)
+
+
+def _conv2d_x(
+    g: Tensor, kernel: Tensor, x_type: TensorType, stride: Pair, padding: Padding
+) -> Tensor:
+    """Every window's g times the kernel, added up where the window was."""
+    height, width, inputs, outputs = kernel.shape
+    weights = reshape(kernel, (height * width * inputs, outputs))
+    windows = op.matmul(g, weights, transpose_y=True)
+    windows = reshape(windows, (*g.shape[:3], height, width, inputs))
+    return op.unpatches(windows, shape=x_type.shape, stride=stride, padding=padding)
+
+
+def _conv2d_kernel(
+    g: Tensor, x: Tensor, kernel_type: TensorType, stride: Pair, padding: Padding
+) -> Tensor:
+    """The sum over all windows of the window times its g."""
+    height, width, inputs, outputs = kernel_type.shape
+    windows = op.patches(x, window=(height, width), stride=stride, padding=padding)
+    places = math.prod(g.shape[:3])
+    columns = reshape(windows, (places, height * width * inputs))
+    product = op.matmul(columns, reshape(g, (places, outputs)), transpose_x=True)
+    return reshape(product, kernel_type.shape)
+
+
+def _beside_patches(x: Tensor) -> Tensor:
+    """[N,OH,OW,C] -> [N,OH,OW,1,1,C]"""
+    return reshape(x, (*x.shape[:3], 1, 1, x.shape[3]))
+
+
+def _max_pool2d(
+    g: Tensor, x: Tensor, out: Tensor, window: Pair, stride: Pair, padding: Padding
+) -> Tensor:
+    windows = op.patches(x, window=window, stride=stride, padding=padding, pad_value=-math.inf)
+    chosen = op.equal(windows, _beside_patches(out))
+    parts = _divided(_beside_patches(g), chosen, (3, 4))
+    return op.unpatches(parts, shape=x.shape, stride=stride, padding=padding)
+
+
+def _avg_pool2d(
+    g: Tensor, x_type: TensorType, window: Pair, stride: Pair, padding: Padding
+) -> Tensor:
+    shape = (*g.shape[:3], *window, g.shape[3])
+    windows = op.broadcast_to(_beside_patches(g / math.prod(window)), shape=shape)
+    return op.unpatches(windows, shape=x_type.shape, stride=stride, padding=padding)
+
+
+# --- the table -------------------------------------------------------------------------
+
+
+def _none(names: str) -> dict[str, Rules]:
+    """Entries for ops that are not differentiable."""
+    return dict.fromkeys(names.split(), NON_DIFFERENTIABLE)
+
+
+VJPS: Final[dict[str, Rules]] = {
+    # --- elementwise ---
+    "add": {"x": lambda g: g, "y": lambda g: g},
+    "subtract": {"x": lambda g: g, "y": lambda g: -g},
+    "multiply": {"x": lambda g, y: g * y, "y": lambda g, x: g * x},
+    "multiply_add": {"x": lambda g, y: g * y, "y": lambda g, x: g * x, "z": lambda g: g},
+    "divide": {"x": lambda g, y: g / y, "y": lambda g, y, out: -g * out / y},
+    "reciprocal": {"x": lambda g, out: -g * op.square(out)},
+    "remainder": {
+        "x": lambda g: g,
+        "y": lambda g, x, y: -g * op.floor_divide(stop_gradient(x), stop_gradient(y)),
+    },
+    "pow": {"x": _pow_x, "y": _pow_y},
+    "maximum": {
+        "x": lambda g, x, y: _wins(g, op.greater(x, y), op.equal(x, y)),
+        "y": lambda g, x, y: _wins(g, op.less(x, y), op.equal(x, y)),
+    },
+    "minimum": {
+        "x": lambda g, x, y: _wins(g, op.less(x, y), op.equal(x, y)),
+        "y": lambda g, x, y: _wins(g, op.greater(x, y), op.equal(x, y)),
+    },
+    "clip": {"x": _clip_x, "lower": _clip_lower, "upper": _clip_upper},
+    "negative": {"x": lambda g: -g},
+    "abs": {"x": _abs},
+    "real": {"x": lambda g: g},
+    "imag": {"x": _imag},
+    "conj": {"x": lambda g: op.conj(g)},
+    "copysign": {"x": lambda g, x, out: g * op.copysign(1.0, stop_gradient(x * out))},
+    "square": {"x": lambda g, x: g * (2.0 * x)},
+    "exp": {"x": lambda g, out: g * out},
+    "expm1": {"x": lambda g, out: g * (out + 1.0)},
+    "log": {"x": lambda g, x: g / x},
+    "log1p": {"x": lambda g, x: g / (x + 1.0)},
+    "logaddexp": {"x": _share, "y": lambda g, x, y: _share(g, y, x)},
+    "log2": {"x": lambda g, x: g / (x * math.log(2))},
+    "log10": {"x": lambda g, x: g / (x * math.log(10))},
+    "sqrt": {"x": _sqrt},
+    "rsqrt": {"x": lambda g, x, out: g * out / (-2.0 * x)},
+    "sin": {"x": lambda g, x: g * op.cos(x)},
+    "cos": {"x": lambda g, x: -g * op.sin(x)},
+    "tan": {"x": lambda g, out: g * (1.0 + op.square(out))},
+    "asin": {"x": lambda g, x: g * op.rsqrt(1.0 - op.square(x))},
+    "acos": {"x": lambda g, x: -g * op.rsqrt(1.0 - op.square(x))},
+    "atan": {"x": lambda g, x: g / (1.0 + op.square(x))},
+    "atan2": {
+        "x": lambda g, x, y: _atan2_by(g, x, y, y),
+        "y": lambda g, x, y: _atan2_by(-g, x, y, x),
+    },
+    "hypot": {
+        "x": lambda g, x, out: g * (x / _one_at(op.equal(out, 0.0), out)),
+        "y": lambda g, y, out: g * (y / _one_at(op.equal(out, 0.0), out)),
+    },
+    "sinh": {"x": lambda g, x: g * op.cosh(x)},
+    "cosh": {"x": lambda g, x: g * op.sinh(x)},
+    "tanh": {"x": lambda g, out: g * (1.0 - op.square(out))},
+    "asinh": {"x": lambda g, x: g * op.rsqrt(op.square(x) + 1.0)},
+    "acosh": {"x": lambda g, x: g * op.rsqrt(x - 1.0) * op.rsqrt(x + 1.0)},
+    "atanh": {"x": lambda g, x: g / (1.0 - op.square(x))},
+    "sigmoid": {"x": lambda g, out: g * (out * (1.0 - out))},
+    "erf": {"x": lambda g, x: g * op.exp(-op.square(x)) * (2 / math.sqrt(math.pi))},
+    "where": {
+        "x": lambda g, condition: _masked(g, condition),
+        "y": lambda g, condition: _masked(g, op.logical_not(condition)),
+    },
+    **_none(
+        "floor_divide sign floor ceil round trunc nextafter signbit "
+        "equal not_equal less less_equal greater greater_equal "
+        "isnan isinf isfinite "
+        "logical_and logical_or logical_xor logical_not "
+        "bitwise_and bitwise_or bitwise_xor bitwise_invert "
+        "bitwise_left_shift bitwise_right_shift"
+    ),
+    # --- reduction ---
+    "sum": {"x": lambda g, x_type, axis: _spread(g, x_type, axis)},
+    "mean": {"x": lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)},
+    "prod": {"x": _prod},
+    "var": {"x": _var},
+    "cumulative_sum": {"x": _cumulative_sum},
+    "logsumexp": {
+        "x": lambda g, x, out, x_type, axis: (
+            _kept(g, x_type, axis) * op.exp(x - _kept(out, x_type, axis))
+        ),
+    },
+    "max": {"x": _extreme},
+    "min": {"x": _extreme},
+    **_none("argmax argmin all any"),
+    # --- linalg ---
+    "matmul": {"x": _matmul_x, "y": _matmul_y},
+    "batch_contract": {"x": _matmul_x, "y": _matmul_y},
+    # --- decompositions ---
+    **DECOMPOSITIONS,
+    # --- fft ---
+    **TRANSFORMS,
+    # --- layout ---
+    "reshape": {"x": lambda g, x_type: reshape(g, x_type.shape)},
+    "permute_dims": {"x": lambda g, axes: op.permute_dims(g, axes=_inverse(axes))},
+    "broadcast_to": {"x": lambda g: g},
+    "concat": {"xs": _part},
+    "flip": {"x": lambda g, axis: op.flip(g, axis=axis)},
+    "roll": {"x": _roll},
+    "pad": {
+        "x": lambda g, x_type, widths: _window(
+            g, tuple(before for before, _ in widths), x_type.shape
+        ),
+    },
+    "slice": {"x": _slice},
+    "embed": {"x": _sliced},
+    "slice_add": {"x": lambda g: g, "updates": _sliced_updates},
+    "slice_set": {
+        "x": _slice_set_x,
+        "values": lambda g, start, length, step: op.slice(g, start=start, length=length, step=step),
+    },
+    "tril": {"x": lambda g, k: op.tril(g, k=k)},
+    "triu": {"x": lambda g, k: op.triu(g, k=k)},
+    "sort": {"x": _sort},
+    "astype": {"x": lambda g: g},
+    "copy": {"x": lambda g: g},
+    **_none("argsort"),
+    # --- creation ---
+    "full": {"value": lambda g: g},
+    **_none("zeros arange linspace eye"),
+    # --- indexing ---
+    "take": {"x": _take},
+    "scatter_add": {"updates": lambda g, indices, axis: op.take(g, indices, axis=axis)},
+    "index_add": {
+        "x": lambda g: g,
+        "updates": lambda g, indices, axis: op.take(g, indices, axis=axis),
+    },
+    "index_set": {
+        "x": lambda g, indices, axis, axes: op.index_set(
+            g, constant(0.0, g.dtype), indices, axis=axis, axes=axes
+        ),
+        "values": _index_set_values,
+    },
+    "take_along_axis": {
+        "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
+            g, indices, axis=axis, length=x_type.shape[axis]
+        ),
+    },
+    "dynamic_update": {
+        "x": lambda g, start, update_type, axis: op.dynamic_update(
+            g, full(update_type.shape, 0.0, dtype=update_type.dtype), start, axis=axis
+        ),
+        "update": lambda g, start, update_type, axis: op.take(
+            g, _rows(start, update_type.shape[axis]), axis=axis
+        ),
+    },
+    "scatter_add_along_axis": {
+        "updates": lambda g, indices, axis: op.take_along_axis(g, indices, axis=axis),
+    },
+    "boolean_index": {"x": lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)},
+    "mask_scatter": {"updates": lambda g, mask: op.boolean_index(g, mask)},
+    "mask_set": {
+        "x": lambda g, mask: op.where(_over(mask, g.ndim), constant(0.0, g.dtype), g),
+        "values": _mask_set_values,
+    },
+    **_none("one_hot nonzero_indices"),
+    # --- neural ---
+    "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},
+    "gelu": {"x": lambda g, x, approximate: op.gelu_vjp(g, x, approximate=approximate)},
+    "gelu_vjp": {
+        "g": lambda c, x, approximate: op.gelu_vjp(c, x, approximate=approximate),
+        "x": lambda c, g, x, approximate: c * g * _gelu_second(x, approximate),
+    },
+    "dropout": {"x": lambda g, key, rate: op.dropout(g, key, rate=rate)},
+    "softmax": {"x": _softmax},
+    "log_softmax": {"x": _log_softmax},
+    "softmax_cross_entropy": {
+        "logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels),
+    },
+    "softmax_cross_entropy_vjp": {
+        "g": _cross_entropy_vjp_g,
+        "logits": _cross_entropy_vjp_logits,
+    },
+    "layer_norm": {
+        "x": lambda g, x, scale, eps: op.layer_norm_vjp(g, x, scale, eps=eps),
+        "scale": lambda g, x, eps: op.layer_norm_scale_vjp(g, x, eps=eps),
+        "bias": lambda g: g,
+    },
+    "layer_norm_normalize": {"x": _normalize},
+    "layer_norm_vjp": {
+        "g": lambda c, x, scale, eps: _normalize(c, x, eps) * scale,
+        "x": _layer_norm_vjp_x,
+        "scale": lambda c, g, x, eps: _normalize(c, x, eps) * g,
+    },
+    "layer_norm_scale_vjp": {
+        "g": lambda c, x, eps: c * op.layer_norm_normalize(x, eps=eps),
+        "x": lambda c, g, x, eps: _normalize(c * g, x, eps),
+    },
+    "patches": {
+        "x": lambda g, x_type, stride, padding: op.unpatches(
+            g, shape=x_type.shape, stride=stride, padding=padding
+        ),
+    },
+    "unpatches": {
+        "x": lambda g, x_type, stride, padding: op.patches(
+            g, window=x_type.shape[3:5], stride=stride, padding=padding
+        ),
+    },
+    "conv2d": {"x": _conv2d_x, "kernel": _conv2d_kernel},
+    "max_pool2d": {"x": _max_pool2d},
+    "avg_pool2d": {"x": _avg_pool2d},
+    # --- random ---
+    **_none("split_key fold_in normal uniform bernoulli randint permutation"),
+}
+
+_HOLOMORPHIC: Final = (
+    "multiply multiply_add divide reciprocal pow square exp expm1 log log1p log2 log10 sqrt rsqrt "
+    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract"
+)
+HOLOMORPHIC: Final = frozenset(_HOLOMORPHIC.split())
+"""Ops whose rules take no conjugates, although they multiply by values."""

@@ -1,0 +1,300 @@
+"""The gradient rules of `core.ops.decompositions` and `core.ops.fft`: parts of the table in `vjps`.
+
+Matrix derivatives as in Giles, Collected matrix derivative results for forward and reverse mode
+algorithmic differentiation, 2008, unless a rule names another source. Of a complex matrix, a
+cotangent is dL/dx + i dL/dy, and transposes of the formulas are conjugate.
+
+Eigenvectors and singular vectors have a gradient where their values are distinct, and for a loss
+that does not change when they change sign or phase; else it is inf, nan, or another one of many, as
+in PyTorch. Values alone (`eigvalsh`, `svdvals`, or a loss that leaves the vectors out) need
+neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mlvm.core.errors import GradientError
+from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
+from mlvm.core.ops.fft import OTHER_WAY, Norm
+from mlvm.core.rules import normalize_axis
+from mlvm.core.types import TensorType, c64, promote
+from mlvm.eager.functions.matrices import adjoint, columns, conj, cut, diagonal_of, real
+from mlvm.eager.functions.shapes import concat, expand_dims, full, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor, constant
+
+
+def _row(x: Tensor) -> Tensor:
+    """f[..., n] -> f[..., 1, n]"""
+    return expand_dims(x, axis=-2)
+
+
+def _column(x: Tensor) -> Tensor:
+    """f[..., n] -> f[..., n, 1]"""
+    return expand_dims(x, axis=-1)
+
+
+def _scalar(x: Tensor) -> Tensor:
+    """f[...] -> f[..., 1, 1], to be multiplied with matrices."""
+    return expand_dims(x, axis=(-2, -1))
+
+
+def _i(x: Tensor) -> Tensor:
+    """The imaginary number i x of a real x."""
+    return x * constant(1j, promote(x.dtype, c64))
+
+
+def _off_diagonal(x: Tensor) -> Tensor:
+    return op.tril(x, k=-1) + op.triu(x, k=1)
+
+
+def _on_diagonal(x: Tensor) -> Tensor:
+    """f[..., n] -> f[..., n, n]"""
+    return _column(x) * op.eye(rows=x.shape[-1], columns=x.shape[-1], dtype=x.dtype.name)
+
+
+def _hermitian(x: Tensor) -> Tensor:
+    return (x + adjoint(x)) * 0.5
+
+
+def _over(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, and 0 for 0 / 0: where there is no cotangent, equal values do no harm."""
+    both = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
+    return x / op.where(both, constant(math.inf, y.dtype), y)
+
+
+def _differences(x: Tensor) -> Tensor:
+    """x_j - x_i in row i and column j."""
+    return _row(x) - _column(x)
+
+
+# --- factors and equations -----------------------------------------------------------
+
+
+def _cholesky(g: Tensor, out: Tensor, upper: bool) -> Tensor:
+    """The Hermitian part of L^-H Phi(L^H g) L^-1, where Phi halves the diagonal and is 0 above it
+    (Murray, Differentiation of the Cholesky decomposition, 2016)."""
+    if upper:
+        g, out = adjoint(g), adjoint(out)
+    product = op.matmul(adjoint(out), g)
+    phi = (op.tril(product) + op.tril(product, k=-1)) * 0.5
+    left = op.solve(adjoint(out), phi)
+    return _hermitian(op.solve(adjoint(out), adjoint(left)))
+
+
+def _inv(g: Tensor, out: Tensor) -> Tensor:
+    """-X^-H g X^-H"""
+    inverse = adjoint(out)
+    return -(inverse @ g @ inverse)
+
+
+def _solve_y(g: Tensor, x: Tensor, y_type: TensorType) -> Tensor:
+    """X^-H g"""
+    if y_type.ndim == 1:
+        return _solve_y(_column(g), x, y_type.with_shape((1, 1)))[..., 0]
+    return op.solve(adjoint(x), g)
+
+
+def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
+    """-X^-H g Z^H, for the solution Z."""
+    if y_type.ndim == 1:
+        g, out = _column(g), _column(out)
+    return -(op.solve(adjoint(x), g) @ adjoint(out))
+
+
+def _det_vjp_g(c: Tensor, x: Tensor, g_type: TensorType) -> Tensor:
+    ones = full(g_type.shape, 1.0, dtype=g_type.dtype)
+    return op.sum(conj(op.det_vjp(ones, x)) * c, axis=(-2, -1))
+
+
+def _det_vjp_x(c: Tensor, g: Tensor, x: Tensor) -> Tensor:
+    """g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H: not of singular matrices."""
+    inverse = adjoint(op.inv(x))
+    trace = op.sum(conj(c) * inverse, axis=(-2, -1), keepdims=True)
+    return _scalar(g * conj(op.det(x))) * (trace * inverse - inverse @ adjoint(c) @ inverse)
+
+
+def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """(gl + i Im(conj(s) gs)) X^-H, for the logarithm l and the sign s, since d log(det(X)) is
+    tr(X^-1 dX) and ds = i s Im(d log(det(X))). A real sign has no gradient."""
+    inverse = adjoint(op.inv(x))
+    (gs, gl), (sign, _) = cut(g, (), ()), cut(out, (), ())
+    if x.dtype.is_float:
+        return _scalar(gl) * inverse
+    return _scalar(real(gl) + _i(op.imag(conj(sign) * gs))) * inverse
+
+
+def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
+    """Of a wide matrix, the first columns [X | Y] = Q [U | V] are the QR of X, and V = Q^H Y
+    (Roberts and Roberts, QR and LQ decomposition matrix backpropagation algorithms, 2020)."""
+    rows, wide = x_type.shape[-2:]
+    if mode == "complete" and rows > wide:
+        raise GradientError(
+            f'qr({x_type}) has no gradient with mode="complete": nothing determines the last '
+            f'columns of Q; use mode="reduced"'
+        )
+    shapes = qr_shapes((rows, wide), mode)
+    (gq, gr), (q, r) = cut(g, *shapes), cut(out, *shapes)
+    if rows >= wide:
+        return _square_qr(gq, gr, q, r)
+    gv, v = columns(gr, rows, wide - rows), columns(r, rows, wide - rows)
+    gq = gq + q @ (v @ adjoint(gv))
+    first = _square_qr(gq, columns(gr, 0, rows), q, columns(r, 0, rows))
+    return concat([first, q @ gv], axis=-1)
+
+
+def _square_qr(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
+    """(gQ + Q C) R^-H, with C the Hermitian matrix whose upper triangle is that of
+    gR R^H - Q^H gQ (Walter and Lehmann, Algorithmic differentiation of linear algebra functions,
+    2012)."""
+    product = gr @ adjoint(r) - adjoint(q) @ gq
+    symmetric = _hermitian(op.triu(product) + op.triu(product, k=1))
+    return adjoint(op.solve(r, adjoint(gq + q @ symmetric)))
+
+
+def _pinv(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """The adjoint of dP = -P dX P + P P^H dX^H (1 - X P) + (1 - P X) dX^H P^H P, which holds while
+    the rank stays (Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least
+    squares problems whose variables separate, 1973)."""
+    inverse, back = adjoint(out), adjoint(g)
+    left, right = back @ out @ inverse, inverse @ out @ back
+    parts = left - x @ (out @ left) + right - (right @ out) @ x
+    return parts - inverse @ g @ inverse
+
+
+# --- eigenvalues and singular values -------------------------------------------------
+
+
+def _eigh(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
+    """V (diag(gL) + (V^H gV) / E) V^H, with E_ij = L_j - L_i, and 0 on the diagonal."""
+    n = x_type.shape[-1]
+    (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
+    turned = _over(_off_diagonal(adjoint(v) @ gv), _differences(values))
+    return _hermitian(v @ (_on_diagonal(real(gl)) + turned) @ adjoint(v))
+
+
+def _eigvalsh(g: Tensor, x: Tensor) -> Tensor:
+    """V diag(g) V^H"""
+    n = g.shape[-1]
+    _, v = cut(op.eigh(x), (n,), (n, n))
+    return (v * _row(g)) @ adjoint(v)
+
+
+def _eig(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
+    """V^-H (diag(gL) + (V^H gV - V^H V diag(Re(V^H gV))) / conj(E)) V^H, with E_ij = L_j - L_i
+    (Boeddeker et al., On the computation of complex-valued gradients with application to
+    statistically optimum beamforming, 2017)."""
+    n = x_type.shape[-1]
+    (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
+    product = adjoint(v) @ gv
+    product = product - (adjoint(v) @ v) * _row(real(diagonal_of(product)))
+    turned = _over(_off_diagonal(product), conj(_differences(values)))
+    return op.solve(adjoint(v), (_on_diagonal(gl) + turned) @ adjoint(v))
+
+
+def _eigvals(g: Tensor, x: Tensor) -> Tensor:
+    """V^-H diag(g) V^H"""
+    n = g.shape[-1]
+    _, v = cut(op.eig(x), (n,), (n, n))
+    return op.solve(adjoint(v), _column(g) * adjoint(v))
+
+
+def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Tensor:
+    """U (diag(gS) + F(U^H gU) S + S F(V^H gV)) V^H, and parts outside of the columns of U and V,
+    with F(A)_ij = (A - A^H)_ij / (S_j^2 - S_i^2) (Seeger et al., Auto-differentiating linear
+    algebra, 2017). Complex matrices add i Im(U^H gU - V^H gV) / 2S to the diagonal (Wan and Zhang,
+    Automatic differentiation for complex valued SVD, 2019).
+
+    Columns U2 of a full U come from the others alone, as U2 dU2^H = -dU1 U1^H for a loss that does
+    not change when U2 is rotated.
+    """
+    rows, wide = x_type.shape[-2:]
+    inner = min(rows, wide)
+    shapes = svd_shapes((rows, wide), full_matrices)
+    (gu, gs, gvh), (u, s, vh) = cut(g, *shapes), cut(out, *shapes)
+    gv, v = adjoint(gvh), adjoint(vh)
+    (gu, u), (gv, v) = _thin(gu, u, inner), _thin(gv, v, inner)
+
+    u_gu, v_gv = adjoint(u) @ gu, adjoint(v) @ gv
+    squares = _differences(op.square(s))
+    middle = _on_diagonal(gs)
+    if not x_type.dtype.is_float:
+        phases = _i(op.imag(diagonal_of(u_gu) - diagonal_of(v_gv)) * 0.5)
+        middle = _on_diagonal(real(gs) + _over(phases, s))
+    middle = middle + _over(_off_diagonal(u_gu - adjoint(u_gu)), squares) * _row(s)
+    middle = middle + _over(_off_diagonal(v_gv - adjoint(v_gv)), squares) * _column(s)
+    result = u @ middle @ adjoint(v)
+    if rows > inner:
+        result = result + _over(gu - u @ u_gu, _row(s)) @ adjoint(v)
+    if wide > inner:
+        result = result + u @ adjoint(_over(gv - v @ v_gv, _row(s)))
+    return result
+
+
+def _thin(g: Tensor, u: Tensor, inner: int) -> tuple[Tensor, Tensor]:
+    """The cotangent of the first columns, with what reaches them from the others; and they."""
+    rest = u.shape[-1] - inner
+    if not rest:
+        return g, u
+    thin, others = columns(u, 0, inner), columns(u, inner, rest)
+    return columns(g, 0, inner) - others @ (adjoint(columns(g, inner, rest)) @ thin), thin
+
+
+def _svdvals(g: Tensor, x: Tensor) -> Tensor:
+    """U diag(g) V^H"""
+    shapes = svd_shapes((x.shape[-2], x.shape[-1]), False)
+    u, _, vh = cut(op.svd(x, full_matrices=False), *shapes)
+    return (u * _row(g)) @ vh
+
+
+# --- Fourier transforms --------------------------------------------------------------
+# They are linear: the rule is the adjoint, which is the transform back with the other norm.
+
+
+def _rfft(g: Tensor, x_type: TensorType, axis: int, norm: Norm) -> Tensor:
+    """Re(sum_k g_k exp(2 pi i j k / n)): `irfft` adds each inner element and its conjugate."""
+    n = x_type.shape[axis]
+    halves = g * _weights(n, 0.5, g.type, axis)
+    return op.irfft(halves, n=n, axis=axis, norm=OTHER_WAY[norm])
+
+
+def _irfft(g: Tensor, x_type: TensorType, n: int, axis: int, norm: Norm) -> Tensor:
+    spectrum = op.rfft(g, axis=axis, norm=OTHER_WAY[norm])
+    return spectrum * _weights(n, 2.0, spectrum.type, axis)
+
+
+def _weights(n: int, inner: float, type: TensorType, axis: int) -> Tensor:
+    """A weight for each element of a half spectrum of n: 1 for those without a conjugate twin,
+    which are the first, and the last if n is even."""
+    ends = (1, 1 - n % 2)
+    twins = full((n // 2 + 1 - sum(ends),), inner, dtype=type.dtype.real)
+    along = (1,) * (type.ndim - 1 - normalize_axis(axis, type.ndim))
+    return reshape(op.pad(twins, widths=(ends,), value=1.0), (n // 2 + 1, *along))
+
+
+TRANSFORMS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "fft": {"x": lambda g, axes, norm: op.ifft(g, axes=axes, norm=OTHER_WAY[norm])},
+    "ifft": {"x": lambda g, axes, norm: op.fft(g, axes=axes, norm=OTHER_WAY[norm])},
+    "rfft": {"x": _rfft},
+    "irfft": {"x": _irfft},
+}
+
+DECOMPOSITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "cholesky": {"x": _cholesky},
+    "inv": {"x": _inv},
+    "solve": {"x": _solve_x, "y": _solve_y},
+    "det": {"x": lambda g, x: op.det_vjp(g, x)},
+    "det_vjp": {"g": _det_vjp_g, "x": _det_vjp_x},
+    "slogdet": {"x": _slogdet},
+    "eigh": {"x": _eigh},
+    "eigvalsh": {"x": _eigvalsh},
+    "eig": {"x": _eig},
+    "eigvals": {"x": _eigvals},
+    "qr": {"x": _qr},
+    "svd": {"x": _svd},
+    "svdvals": {"x": _svdvals},
+    "pinv": {"x": _pinv},
+}

@@ -1,0 +1,182 @@
+"""What tests of a model need: `ml.testing.check_gradients`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, GradientError, GradientMismatch
+from mlvm.core.types import Array, DType, Shape, c128, f64
+from mlvm.eager.autodiff.autodiff import grad
+from mlvm.eager.functions.creation import asarray
+from mlvm.eager.functions.shapes import astype
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tree import Tree, named_leaves, named_tensors, substitute
+
+__all__ = ["check_gradients"]
+
+Function: TypeAlias = Callable[..., Tree]
+
+_STEP: Final = float(np.finfo(np.float64).eps) ** (1 / 3)
+
+
+def check_gradients(
+    fn: Callable[..., Tree], *args: Any, order: int = 1, tolerance: float = 1e-6
+) -> None:
+    """Raise `GradientMismatch` unless the gradients of `fn` are the slopes of its values.
+
+    `fn(*args)` is a tree of tensors of any shapes, of which the floats count. It is differentiated
+    for each argument that has float tensors: a tensor, a Module, another tree. Its other arguments
+    are constants. Equal arguments must give equal results: draw with an explicit key. With an
+    `order` of 2 the gradients of the gradient are checked too, and so on.
+
+    The floats of the arguments become f64, complex numbers c128. Each element x of them is moved by
+    h both ways, for the central difference quotient (fn(x + h) - fn(x - h)) / 2h; a complex one by
+    ih too. This takes two calls of `fn` for each element, or four, so let the arguments be small.
+    The results are summed with random weights, the same in every run, before gradient and quotient
+    are compared; a single scalar has the weight 1.
+
+    h is max(1, |x|) times the cube root of the machine epsilon, about 6e-6. The quotient is off by
+    h^2 / 6 times the third derivative, and by the rounding epsilon |fn| / h: each is about 1e-11
+    for values near 1 (Nocedal and Wright, Numerical Optimization, 2nd ed., 2006, section 8.1).
+    `tolerance` leaves room for functions that are larger and more curved. It is relative to the
+    largest quotient of a tensor, and absolute where that is below 1. A kink, such as relu has at 0,
+    has quotients that are no gradients.
+
+    Raises `AttributeRefused` unless `order` is an int >= 1, `GradientError` if there is nothing to
+    differentiate, and what `fn` and `grad` raise.
+
+        >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
+    """
+    if not isinstance(order, int) or order < 1:
+        raise AttributeRefused(f"check_gradients: order must be an int >= 1, given {order!r}")
+    wide = [substitute(_in_f64, arg) for arg in args]
+    numbers = [i for i, arg in enumerate(wide) if _has_floats(arg)]
+    if not numbers:
+        raise GradientError("check_gradients: no argument has a float tensor")
+    _check(fn, wide, {i: f"argument {i}" for i in numbers}, order, tolerance, 1)
+
+
+def _in_f64(x: Tensor) -> Tensor:
+    if not x.dtype.is_inexact:
+        return x
+    return astype(x, f64 if x.dtype.is_float else c128)
+
+
+def _has_floats(tree: Tree) -> bool:
+    found: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        found.append(x.dtype.is_inexact)
+        return x
+
+    substitute(look, tree)
+    return any(found)
+
+
+def _check(
+    fn: Function,
+    args: Sequence[Any],
+    names: dict[int, str],
+    orders: int,
+    tolerance: float,
+    order: int,
+) -> None:
+    """Check `fn` for the arguments of these numbers, and its gradients up to `orders`."""
+    results = _results(fn(*args))
+    if not results:
+        raise GradientError("check_gradients: the function returns no float tensor")
+    weights = [asarray(weight) for weight in _weights([(y.shape, y.dtype) for y in results], order)]
+
+    def gradients(weights: list[Tensor], *args: Any) -> Any:
+        return grad(lambda *args: _weighted(weights, fn(*args)), tuple(names))(*args)
+
+    for (number, name), gradient in zip(names.items(), gradients(weights, *args), strict=True):
+        found = dict(named_leaves(gradient))
+        for path, x in named_tensors(args[number]).items():
+            quotients = _quotients(fn, args, number, x, [w.numpy() for w in weights])
+            where = f"{name} at {path}" if path else name
+            _compare(found[path].numpy(), quotients, tolerance, f"order {order}, {where}")
+    if order < orders:
+        moved = {0: "the cotangents", **{i + 1: name for i, name in names.items()}}
+        _check(gradients, [weights, *args], moved, orders, tolerance, order + 1)
+
+
+def _results(result: Tree) -> list[Tensor]:
+    return [y for _, y in named_leaves(result) if y.dtype.is_inexact]
+
+
+def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:
+    """The weights of the results: random numbers, or 1 for a single real scalar."""
+    if list(types) == [((), f64)]:
+        return [np.ones(())]
+    rng = np.random.default_rng(seed)
+
+    def drawn(shape: Shape, dtype: DType) -> Array:
+        weights = np.asarray(rng.standard_normal(shape))
+        return weights if dtype.is_float else weights + 1j * rng.standard_normal(shape)
+
+    return [drawn(*each) for each in types]
+
+
+def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
+    """The sum of all elements of the result's floats, times their weights: f64[]. Of complex ones
+    it is the real part of the sum of y times the conjugate of w, which counts both parts."""
+    parts = [
+        op.sum(w * y) if y.dtype.is_float else op.real(op.sum(op.conj(w) * y))
+        for w, y in zip(weights, _results(result), strict=True)
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _quotients(
+    fn: Function, args: Sequence[Any], number: int, x: Tensor, weights: list[Array]
+) -> Array:
+    """The weighted difference quotients of `fn` for each element of x, a tensor in the argument."""
+    values = x.numpy()
+    quotients = np.empty_like(values)
+    for index in np.ndindex(values.shape):
+        h = _STEP * max(1.0, abs(values[index]))
+        quotients[index] = 0
+        for unit in (1,) if x.dtype.is_float else (1, 1j):
+            ends, results = [values[index] + h * unit, values[index] - h * unit], []
+            for end in ends:
+                moved = values.copy()
+                moved[index] = end
+                given = list(args)
+                given[number] = substitute(_replaced(x, asarray(moved)), args[number])
+                results.append([y.numpy() for y in _results(fn(*given))])
+            changes = zip(weights, map(_change, *results), strict=True)
+            total = sum(float(np.sum(np.conj(w) * change).real) for w, change in changes)
+            quotients[index] += unit * total / abs(ends[0] - ends[1])
+    return quotients
+
+
+def _replaced(x: Tensor, by: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda each: by if each is x else each
+
+
+def _change(high: Array, low: Array) -> Array:
+    """high - low; 0 where they are equal, even if infinite."""
+    return np.subtract(high, low, out=np.zeros_like(high), where=high != low)
+
+
+def _compare(gradient: Array, quotients: Array, tolerance: float, where: str) -> None:
+    """Raise `GradientMismatch`, about the element that differs most, unless they agree."""
+    bound = tolerance * max(1.0, float(np.max(np.abs(quotients), initial=0.0)))
+    distances = np.abs(gradient - quotients)
+    wrong = ~(distances <= bound)  # also nan
+    if np.any(wrong):
+        most = np.unravel_index(np.argmax(np.where(wrong, distances, -1.0)), distances.shape)
+        index = f"[{','.join(map(str, most))}]" if most else ""
+        raise GradientMismatch(
+            f"{where}{index}: the gradient is {gradient[most]:.9g}, the difference quotient "
+            f"{quotients[most]:.9g}; {np.count_nonzero(wrong)} of {wrong.size} elements differ by "
+            f"more than {bound:.2g}"
+        )

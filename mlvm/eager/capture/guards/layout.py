@@ -1,0 +1,184 @@
+"""What an object shows of its state, by its class; and what is taken for a library."""
+
+from __future__ import annotations
+
+import array
+import collections
+import functools
+import hashlib
+import io
+import logging
+import sys
+import types
+import weakref
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from mlvm.eager.nn.module import Module
+from mlvm.eager.optim.optimizer import Group, Optimizer
+from mlvm.eager.tree import Node
+
+PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
+MAPPINGS: Final = (collections.OrderedDict, dict, types.MappingProxyType)
+ARRAYS: Final = (np.ndarray, np.generic, bytearray, array.array)
+BASES: Final[tuple[type, ...]] = (
+    *(*MAPPINGS, *ARRAYS, list, tuple, set, frozenset, collections.deque),
+    *(int, float, complex, str, bytes, property),
+)
+"""Python shows all that an object of these classes, or of their subclasses, holds."""
+BY_VALUE: Final = frozenset(
+    {*BASES, *np.sctypeDict.values(), slice, range, types.MethodType, functools.partial}
+)
+"""What is known by value alone."""
+
+_IMMUTABLE: Final = """
+builtins.builtin_function_or_method builtins.classmethod_descriptor builtins.code
+builtins.getset_descriptor builtins.member_descriptor builtins.method_descriptor
+builtins.wrapper_descriptor types.GenericAlias types.UnionType
+typing.NewType typing.ParamSpec typing.TypeAliasType typing.TypeVar typing.TypeVarTuple
+typing.Union typing._Final datetime.date datetime.time datetime.timedelta datetime.timezone
+decimal.Decimal enum.Enum fractions.Fraction inspect.Parameter inspect.Signature
+ipaddress._IPAddressBase operator.attrgetter operator.itemgetter operator.methodcaller
+pathlib.PurePath re.Pattern uuid.UUID zoneinfo.ZoneInfo _abc._abc_data _collections._tuplegetter
+_thread.RLock _thread.lock numpy._ArrayFunctionDispatcher numpy.dtype numpy.generic numpy.ufunc
+"""
+"""Classes of what never changes, or only where a step does not look. Any other may change."""
+
+_IMMUTABLE_NAMES: Final = frozenset(_IMMUTABLE.split())
+_LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
+"""A step writes to these and their subclasses, and reads nothing from them."""
+
+_SELF: Final = __name__.partition(".")[0]
+_OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
+"""Libraries of functions of arrays, whose caches and lists do not change what they compute."""
+
+_LIBRARIES: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS, *sys.stdlib_module_names})
+_SPECIAL_ONLY: Final = """
+numpy builtins abc bisect cmath collections contextlib datetime decimal enum fractions functools
+heapq itertools logging math numbers os pathlib posix posixpath random re statistics string struct
+sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
+_decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
+"""
+"""Libraries besides these and mlvm that read no fields of the objects they are given, and call only
+their special methods."""
+
+_READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
+_MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
+"""Modules besides mlvm's whose classes read no fields of their subclasses."""
+
+_POINTER: Final = tuple.__itemsize__
+
+
+class Layout(NamedTuple):
+    """How an object is looked into. `how` says what counts: of an `object` the fields that code
+    names; of a `node` and an `optimizer` also those that mlvm reads; of what is `identical` nothing
+    but which object it is. A part of what is `hidden` cannot be seen. In an `open` object all
+    fields count, as a library's code reads them.
+
+    The object also holds what its `base` holds, and fields in `slots`. `by_user`: a user wrote the
+    class, which `overrides` these names of libraries' classes.
+    """
+
+    how: Literal["identical", "object", "node", "optimizer", "hidden"]
+    open: bool
+    base: type | None
+    slots: tuple[tuple[str, types.MemberDescriptorType], ...]
+    by_user: bool
+    overrides: frozenset[str]
+
+
+_known: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
+
+
+def layout_of(kind: type) -> Layout:
+    layout = _known.get(kind)
+    if layout is None:
+        layout = _known[kind] = _layout(kind)
+    return layout
+
+
+def _layout(kind: type) -> Layout:
+    base = next((each for each in BASES if issubclass(kind, each)), None)
+    libraries = [c for c in kind.__mro__ if is_library(c.__module__) and c not in (object, base)]
+    slots = [
+        (name, field)
+        for each in kind.__mro__
+        for name, field in vars(each).items()
+        if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
+    ]
+    by_user = not is_library(kind.__module__)
+    immutable = (
+        any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
+    )  # its names
+    open = not all(c.__module__ in _MIXINS or _home(c) == _SELF for c in libraries)
+    how: Any = "object"
+    if issubclass(kind, (Optimizer, Group)):
+        how, open = "optimizer", False
+    elif issubclass(kind, Node):
+        how, open = "node", not all(each in (Module, Node) for each in libraries)
+    elif (
+        issubclass(kind, _LOGGERS)
+        or (not by_user and _home(kind) == _SELF)
+        or (immutable and base is None and not by_user)
+    ):
+        how = "identical"
+    elif not immutable and _hides(kind, base or object, len(slots)):
+        how = "hidden"
+    overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
+    open = open and kind is not types.SimpleNamespace
+    return Layout(how, open, base, tuple(slots), by_user, overrides)
+
+
+def _home(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_immutable(kind: type) -> bool:
+    return f"{_home(kind)}.{kind.__qualname__}" in _IMMUTABLE_NAMES
+
+
+def _hides(kind: type, base: type, slots: int) -> bool:
+    """Whether an object has more memory than what is known to be there: its base, its slots, and
+    its pointers to a dict and to weak references."""
+    pointers = slots
+    pointers += kind.__dictoffset__ not in (0, -1) and base.__dictoffset__ == 0  # -1: not within
+    pointers += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
+    if kind.__itemsize__ and not base.__itemsize__:
+        return True
+    return kind.__basicsize__ > base.__basicsize__ + pointers * _POINTER
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library(module: str) -> bool:
+    """Whether the module is one of numpy, the standard library, mlvm or the libraries of arrays:
+    these are taken not to change."""
+    return module.partition(".")[0] in _LIBRARIES
+
+
+def reads_special_only(module: str) -> bool:
+    """Whether a library reads no fields of the objects it is given, and calls only their special
+    methods."""
+    return module.partition(".")[0] in _READING_SPECIAL_ONLY
+
+
+@functools.lru_cache(maxsize=1024)
+def stateful_names(module: str) -> tuple[str, ...]:
+    """The names of objects that may change in a module of the standard library, as `environ`."""
+    if module.partition(".")[0] in (_SELF, "numpy"):
+        return ()
+    steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
+    return tuple(
+        name
+        for name, value in vars(sys.modules[module]).items()
+        if name[:2] != "__"
+        and not isinstance(value, steady)
+        and not isinstance(getattr(value, "__self__", None), types.ModuleType)
+    )
+
+
+def content_of(value: Any) -> tuple[Any, ...]:
+    """An array's dtype, its shape, and a digest of its bytes."""
+    seen = np.asarray(value)
+    digest = hashlib.sha256(seen.tobytes()).digest()
+    return str(seen.dtype), seen.shape, digest, seen.dtype.hasobject and seen.tolist()

@@ -1,0 +1,101 @@
+"""The signature of a call decides which of a captured function's programs it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mlvm.arena.scratch_pad import ScratchPad
+from mlvm.core.errors import CaptureError
+from mlvm.eager.capture.guards.layout import PLAIN
+from mlvm.eager.capture.guards.look import NUMBERS, Field, Look, dict_of
+from mlvm.eager.tensor.tensor import Tensor
+
+
+class Arguments:
+    """The `structure` of a call's arguments, with all plain values but numbers; and in order what
+    it leaves out: `tensors`, `numbers` and, each once, other `objects`."""
+
+    def __init__(self, arguments: Iterable[Any]) -> None:
+        self.tensors: list[Tensor] = []
+        self.numbers: list[float] = []
+        self.objects: dict[int, Any] = {}
+        self._ordinals: dict[int, int] = {}
+        self.structure = tuple([self._part(each) for each in arguments])
+
+    def _part(self, value: Any, *, of_key: bool = False) -> Any:
+        kind = type(value)
+        if kind is Tensor or isinstance(value, Tensor):
+            self.tensors.append(value)
+            return Tensor
+        if kind in NUMBERS and not of_key:
+            self.numbers.append(value)
+            return kind
+        if kind in PLAIN:
+            return kind, repr(value) if kind is float or kind is complex else value
+        if isinstance(value, (list, tuple)):
+            items = [self._part(each, of_key=of_key) for each in value]
+        elif isinstance(value, dict):
+            items = [
+                (self._part(name, of_key=True), self._part(each, of_key=of_key))
+                for name, each in value.items()
+            ]
+        else:
+            return self._object(value)
+        if kind in (list, tuple, dict):
+            return kind, tuple(items)
+        besides = dict_of(value), getattr(value, "default_factory", None)
+        return kind, tuple(items), *[self._object(each) for each in besides if each]
+
+    def _object(self, value: Any) -> int:
+        self.objects[id(value)] = value
+        return self._ordinals.setdefault(id(value), len(self._ordinals))
+
+
+class Signature:
+    """What a call's arguments are: their structure, the types of their tensors, and all else by
+    value, or where that cannot be compared, by identity. What the function reaches is as in `look`;
+    `values` are the present tensors and numbers in fields, which come before those of arguments.
+
+    `tensors` are each once; `inputs` has the first over each memory, and its order numbers the
+    inputs. An argument that the function also reaches by itself is no input: it is known by
+    identity. Of `numbers` only the class counts; `places` are the fields of the first of them.
+
+    Raises `CaptureError` for a tensor of a scratch pad.
+    """
+
+    def __init__(
+        self, look: Look, values: tuple[list[Tensor], list[float]], arguments: Arguments
+    ) -> None:
+        in_fields, numbers = values
+        self.look = look
+        self.tensors: list[Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.numbers = numbers + arguments.numbers
+        self.places: list[Field] = look.numbers
+        self.fields = list(zip(look.fields, in_fields, strict=True))
+        self._ordinals: dict[int, int] = {}  # of tensors, and of memories
+        self._roots: dict[int, int] = {}
+        tensors = [self._tensor(x) for x in (*in_fields, *arguments.tensors)]
+        self.key = (look.key, arguments.structure, *tensors)
+
+    def is_reached(self, x: Tensor) -> bool:
+        """Whether the function reaches this very tensor by itself, and not only as an argument."""
+        return id(x) in self.look.tensors
+
+    def _tensor(self, x: Tensor) -> Any:
+        if id(x) in self.look.tensors:
+            return id(x)
+        root = x if x.base is None else x.base
+        if isinstance(root.arena, ScratchPad):
+            raise CaptureError(
+                f"a captured function was given a {x.type} of scratch pad "
+                f"{x.arena.name!r}, which may lie over other tensors; give it a copy"
+            )
+        ordinal = self._ordinals.setdefault(id(x), len(self.tensors))
+        if ordinal == len(self.tensors):
+            self.tensors.append(x)
+        place = self._roots.setdefault(id(root), len(self.inputs))
+        if place == len(self.inputs):
+            self.inputs.append(x)
+        return x.type, ordinal, place, root is x

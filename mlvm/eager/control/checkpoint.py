@@ -1,0 +1,133 @@
+"""Checkpoints: functions whose intermediate values are not kept for the way back, but made again.
+
+Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+from mlvm.core.errors import GradientError
+from mlvm.core.types import TensorType
+from mlvm.eager.autodiff.autodiff import Node, Pending, Tape, taping
+from mlvm.eager.autodiff.joint import closures_of, leave, seed
+from mlvm.eager.control.state import as_tree, tensors
+from mlvm.eager.functions import halves, random
+from mlvm.eager.recording.recorder import made_again
+from mlvm.eager.tensor.context import recording
+from mlvm.eager.tensor.tensor import Tensor, alias_of
+from mlvm.eager.tree import replace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
+    """A function that computes the same, and under a gradient runs a second time on the way back:
+    of the first time only its arguments and its result are kept.
+
+    Tensors in dicts, lists and tuples among its arguments are kept; it may use others, such as
+    weights, which must not be updated in place until the gradient is taken. Random keys are drawn
+    once. Whatever else the function does, it does twice. A gradient through a tensor that it has
+    made and not returned raises `GradientError`.
+
+        >>> ml.grad(lambda x: ml.sum(ml.checkpoint(ml.tanh)(x)))(ml.zeros(2))
+        Tensor([1., 1.], f32[2])
+    """
+
+    @wraps(fn)
+    def checkpointed(*args: P.args, **kwargs: P.kwargs) -> R:
+        tape = taping()
+        given: Any = args, kwargs
+        if tape is None:
+            args, kwargs = replace(alias_of, given)
+            return fn(*args, **kwargs)
+        operands: list[Tensor] = []
+        replace(operands.append, given)
+        start, keys = len(tape.nodes), list[Tensor]()
+        with random.drawing(keys):
+            result, origins = _run(fn, given, operands, tape)
+        outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
+        closures = closures_of(tape, _from(tape, start, origins), start, outs)
+        tape.nodes[start:] = [_LEFT] * (len(tape.nodes) - start)
+        pull = partial(_pull, partial(_run, fn, given), tape, start, closures, len(operands))
+        leave(tape, outs, operands, closures, [*operands, *keys], pull)
+        return result  # type: ignore[no-any-return]
+
+    return checkpointed
+
+
+class _Left:
+    """The way back of a node that has been taken off the tape."""
+
+    types: Sequence[TensorType] = ()
+
+    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
+        raise GradientError(
+            "a tensor that a checkpointed function has made is used outside of it; return it"
+        )
+
+
+_LEFT: Final[Node] = (_Left(), (), ())
+
+
+def _run(
+    fn: Callable[..., Any], given: Any, operands: Sequence[Tensor], tape: Tape
+) -> tuple[Any, list[int | None]]:
+    """What the function makes of these operands, of which it was given twins, and the nodes of the
+    twins that are tracked."""
+    twins = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
+    origins = [x.node if x.tape is tape else None for x in twins]  # which it may update
+    rest = iter(twins)
+    args, kwargs = replace(lambda _: next(rest), given)
+    return as_tree(fn(*args, **kwargs)), origins
+
+
+def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | None]:
+    """The tape's nodes from that number on, on a way back that ends at these."""
+    nodes = tape.nodes[start:]
+    for origin in origins:
+        if origin is not None:
+            nodes[origin - start] = None
+    return nodes
+
+
+def _pull(
+    again: Callable[..., tuple[Any, list[int | None]]],
+    tape: Tape,
+    first: int,
+    closures: dict[int, TensorType],
+    noperands: int,
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    held: Sequence[Any],
+) -> Sequence[Any]:
+    """Run the function again, whose nodes began with the number `first`, and go back through it.
+    Returns cotangents of the operands, and what is then held of the closures."""
+    length = len(tape.nodes)
+    # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
+    tape.nodes += [None] * (first - length)
+    start, before = len(tape.nodes), recording.set(tape)
+    try:
+        with random.replaying(saved[noperands:]), made_again():
+            result, origins = again(saved[:noperands], tape)
+    finally:
+        recording.reset(before)
+    nodes = _from(tape, start, origins)
+    if recording.get() is not tape:  # or these are part of what an outer gradient is taken of
+        del tape.nodes[length:]
+    pending = Pending()
+    pending.update((n, h) for n, h in zip(closures, held, strict=True) if h is not None)
+    outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
+    seed(pending, tape, outs, cotangents)
+    for number in reversed(range(start, start + len(nodes))):
+        node = nodes[number - start]
+        if node is not None and (g := pending.pop(number, None)) is not None:
+            pending.go_back(node, g)
+    parts = [None if origin is None else pending.get(origin) for origin in origins]
+    return [*parts, *[pending.get(number) for number in closures]]
+
+
+halves.checkpoint = checkpoint

@@ -1,0 +1,220 @@
+"""`einsum`: sums of products of tensors, named by their axes.
+
+The operands are multiplied two at a time, those first whose product is smallest. An axis that the
+result does not have is summed as soon as nothing else needs it. What is left of a product is a
+matrix product of the axes that only one of the two has, for each index of those that both keep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import string
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+from mlvm.core.types import TensorType
+from mlvm.eager.functions.creation import type_of
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.operands import takes_arrays
+from mlvm.eager.functions.shapes import permute_dims, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+
+
+@takes_arrays
+@in_f32
+def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
+    """The sum of products that numpy's `einsum` makes for these subscripts, such as "ij,jk->ik".
+
+    A letter names an axis of each operand; axes of one letter are of one length, or of length 1.
+    Twice in one operand it takes the diagonal. The letters after "->" are the result's axes, and
+    all others are summed over; without "->" they are those that occur once, in alphabetical order.
+    "..." stands for the axes that are not named, which broadcast. dtypes promote.
+
+    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `AttributeRefused` for subscripts that make no
+    sense, or are not for so many operands, `ShapeError` for operands that do not fit them,
+    `DTypeError` for bools that would be added or multiplied.
+
+        >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
+        Tensor([3., 3.], f32[2])
+    """
+    types = [type_of(x, "einsum") for x in operands]
+    try:
+        if not isinstance(subscripts, str):
+            raise AttributeRefused(f"subscripts are a string, not a {type(subscripts).__name__}")
+        labels, out = _parsed(subscripts, tuple([type.ndim for type in types]))
+        lengths = _lengths(labels, types)
+    except OpError as error:
+        raise error.at("einsum", types) from None
+    terms = [
+        _without_diagonals(_Term(x, named), lengths)
+        for x, named in zip(operands, labels, strict=True)
+    ]
+    while len(terms) > 1:
+        i, j = _cheapest(terms, out, lengths)
+        second, first = terms.pop(j), terms.pop(i)
+        needed = {*out}.union(*[term.labels for term in terms])
+        terms.append(_product(first, second, needed, lengths))
+    [term] = terms
+    x, named = _summed(term, {*out})
+    return permute_dims(x, [named.index(label) for label in out])
+
+
+# --- the subscripts ------------------------------------------------------------------
+
+Labels = tuple[str, ...]
+"""Names of axes: letters, and for those of an ellipsis "-1", "-2", ... from the last one."""
+
+
+@lru_cache(maxsize=1024)
+def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...], Labels]:
+    """The labels of operands of so many dimensions, and of the result. Raises
+    `AttributeRefused`, and `ShapeError` for another number of dimensions."""
+    given, arrow, result = subscripts.replace(" ", "").partition("->")
+    parts = given.split(",")
+    if len(parts) != len(ndims):
+        raise AttributeRefused(f"{subscripts!r} is for {len(parts)} operands, not {len(ndims)}")
+    dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
+    for part, ndim, rest in zip(parts, ndims, dots, strict=True):
+        if rest < 0 or (rest and "..." not in part):
+            raise ShapeError(f"{part!r} of {subscripts!r} does not fit {ndim} dimensions")
+    labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
+    counted = [label for each in labels for label in each]
+    broadcast = _ellipsis(max(map(len, map(_dotted, labels)), default=0))
+    if not arrow:
+        once = sorted(label for label in {*counted} - {*broadcast} if counted.count(label) == 1)
+        return labels, (*broadcast, *once)
+    out = _labels(result, len(broadcast), subscripts)
+    if len({*out}) < len(out) or not {*out} <= {*counted}:
+        wrong = next(label for label in out if label not in counted or out.count(label) > 1)
+        raise AttributeRefused(
+            f"{subscripts!r}: {wrong!r} is in no operand, or twice in the result"
+        )
+    if not {*broadcast} <= {*out}:
+        raise AttributeRefused(f"{subscripts!r}: the result lacks the ... of the operands")
+    return labels, out
+
+
+def _labels(part: str, dots: int, subscripts: str) -> Labels:
+    """What one operand, or the result, has for axes, `dots` of which the ellipsis stands for."""
+    before, ellipsis, behind = part.partition("...")
+    if not {*before, *behind} <= {*string.ascii_letters}:
+        raise AttributeRefused(
+            f"subscripts are letters, and ... once for each operand, not {subscripts!r}"
+        )
+    return (*before, *(_ellipsis(dots) if ellipsis else ()), *behind)
+
+
+def _ellipsis(count: int) -> Labels:
+    return tuple([str(i) for i in range(-count, 0)])
+
+
+def _dotted(labels: Labels) -> Labels:
+    return tuple([label for label in labels if label[0] == "-"])
+
+
+def _lengths(labels: Sequence[Labels], types: Sequence[TensorType]) -> dict[str, int]:
+    """How long each axis is. Raises `ShapeError` for axes of one name that do not broadcast."""
+    lengths: dict[str, int] = {}
+    for named, type in zip(labels, types, strict=True):
+        here: dict[str, int] = {}
+        for label, n in zip(named, type.shape, strict=True):
+            known = lengths.get(label, 1)
+            if (n != known and 1 not in (n, known)) or here.setdefault(label, n) != n:
+                axis = "an axis of ..." if label[0] == "-" else f"axis {label!r}"
+                raise ShapeError(f"{axis} has lengths {known} and {n}")
+            lengths[label] = n if known == 1 else known
+    return lengths
+
+
+# --- what is done --------------------------------------------------------------------
+
+
+class _Term(NamedTuple):
+    """A tensor and the labels of its axes. An axis that is shorter than its label says, as it has
+    length 1, is left out: it is the same for all indices."""
+
+    x: Tensor
+    labels: Labels
+
+
+def _without_diagonals(term: _Term, lengths: dict[str, int]) -> _Term:
+    """The term with each label once, and none of axes that broadcast."""
+    x, labels = term
+    kept = [i for i, label in enumerate(labels) if x.shape[i] == lengths[label]]
+    x, labels = reshape(x, [x.shape[i] for i in kept]), tuple([labels[i] for i in kept])
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:  # every n + 1st element of a matrix is on its diagonal
+            i = labels.index(label)
+            j = labels.index(label, i + 1)
+            rest = [k for k in range(x.ndim) if k not in (i, j)]
+            x, n = permute_dims(x, (*rest, i, j)), lengths[label]
+            shape = x.shape[:-2]
+            x = op.slice(
+                reshape(x, (*shape, n * n)),
+                start=(0,) * (x.ndim - 1),
+                length=(*shape, n),
+                step=(1,) * (x.ndim - 2) + (n + 1,),
+            )
+            labels = (*[labels[k] for k in rest], label)
+    return _Term(x, labels)
+
+
+def _cheapest(terms: Sequence[_Term], out: Labels, lengths: dict[str, int]) -> tuple[int, int]:
+    """The two terms to multiply next: those with the smallest product, of equals the first."""
+
+    def size(pair: tuple[int, int]) -> int:
+        others = [term.labels for i, term in enumerate(terms) if i not in pair]
+        both = {*terms[pair[0]].labels, *terms[pair[1]].labels}
+        return math.prod(lengths[label] for label in both & {*out}.union(*others))
+
+    return min(itertools.combinations(range(len(terms)), 2), key=size)
+
+
+def _summed(term: _Term, needed: Iterable[str]) -> _Term:
+    """The term, summed over the axes that nothing needs."""
+    x, labels = term
+    gone = tuple(i for i, label in enumerate(labels) if label not in needed)
+    if gone:
+        x = op.sum(x, axis=gone, dtype=x.dtype)
+    return _Term(x, tuple(label for label in labels if label in needed))
+
+
+def _product(x: _Term, y: _Term, needed: set[str], lengths: dict[str, int]) -> _Term:
+    """The product of two terms, summed over the axes that nothing else needs."""
+    x, y = _summed(x, needed | {*y.labels}), _summed(y, needed | {*x.labels})
+    shared = [label for label in x.labels if label in y.labels]
+    batch = [label for label in shared if label in needed]
+    inner = [label for label in shared if label not in needed]
+    rows = [label for label in x.labels if label not in shared]
+    columns = [label for label in y.labels if label not in shared]
+
+    def size(labels: Iterable[str]) -> int:
+        return math.prod(lengths[label] for label in labels)
+
+    def shaped(term: _Term, *groups: Sequence[str]) -> Tensor:
+        """The term with the axes of each group as one."""
+        order = [term.labels.index(label) for group in groups for label in group]
+        return reshape(permute_dims(term.x, order), [size(group) for group in groups])
+
+    def matrices(term: _Term, first: Sequence[str], last: Sequence[str]) -> tuple[Tensor, bool]:
+        """A matrix [first, last] for each index of the batch, or its transpose if the term has it
+        like that; and whether it is transposed."""
+        turned = (*batch, *last, *first) == term.labels and bool(first and last)
+        groups = (batch, last, first) if turned else (batch, first, last)
+        matrix = shaped(term, *groups)
+        return (matrix if batch else reshape(matrix, matrix.shape[1:])), turned
+
+    if inner:
+        left, transpose_x = matrices(x, rows, inner)
+        right, transpose_y = matrices(y, inner, columns)
+        product = op.matmul(left, right, transpose_x=transpose_x, transpose_y=transpose_y)
+    else:
+        left = reshape(shaped(x, batch, rows), (size(batch), size(rows), 1))
+        right = reshape(shaped(y, batch, columns), (size(batch), 1, size(columns)))
+        product = left * right
+    labels = (*batch, *rows, *columns)
+    return _Term(reshape(product, [lengths[label] for label in labels]), labels)

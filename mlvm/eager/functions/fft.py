@@ -1,0 +1,385 @@
+"""Fourier transforms: `ml.fft`, with the names of the Python Array API standard (2025.12).
+
+Real tensors are transformed too where the standard asks for complex ones, as by numpy; integers and
+bools become the default float. f32 and c64 are transformed in that precision. Lengths that are
+given cut the operand, or pad it with zeros. `norm` says what divides a transform of n elements:
+"backward" its inverse by n, "forward" itself by n, "ortho" both by sqrt(n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
+from mlvm.core.ops.fft import OTHER_WAY, Norm
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import Axis, is_real, normalize_axes
+from mlvm.core.types import DType, f32, f64
+from mlvm.eager.functions.creation import arange, integer, integers, placed, type_of
+from mlvm.eager.functions.matrices import conj, floating
+from mlvm.eager.functions.shapes import astype, concat, roll
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+
+__all__ = [
+    "fft",
+    "fftfreq",
+    "fftn",
+    "fftshift",
+    "hfft",
+    "ifft",
+    "ifftn",
+    "ifftshift",
+    "ihfft",
+    "irfft",
+    "irfftn",
+    "rfft",
+    "rfftfreq",
+    "rfftn",
+]
+
+
+def _real(x: Tensor, function: str) -> Tensor:
+    x = floating(x, function)
+    if not x.dtype.is_float:
+        raise DTypeError("takes real numbers; fft takes complex ones").at(function, (x.type,))
+    return x
+
+
+def _axes(x: Tensor, axes: int | Sequence[int] | None, function: str) -> tuple[int, ...]:
+    """The axes, counted from the front."""
+    given = axes if axes is None else integers(axes, "axes", function)
+    try:
+        return normalize_axes(given, x.ndim)
+    except OpError as error:
+        raise error.at(function, (x.type,)) from None
+
+
+def _lengths(
+    x: Tensor, s: int | Sequence[int] | None, axes: int | Sequence[int] | None, function: str
+) -> tuple[tuple[int, ...], list[int]]:
+    """The axes, and the lengths to transform along them."""
+    if s is not None and axes is None:
+        raise AttributeRefused("lengths s need the axes that they are of").at(function, (x.type,))
+    along = _axes(x, tuple(axes) if isinstance(axes, range) else axes, function)
+    if s is None:
+        return along, [x.shape[i] for i in along]
+    given = integers(s, "s", function)
+    if len(given) != len(along):
+        raise AttributeRefused(f"{len(given)} lengths are not for {len(along)} axes").at(
+            function, (x.type,)
+        )
+    return along, [x.shape[i] if n == -1 else n for n, i in zip(given, along, strict=True)]
+
+
+def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int], function: str) -> Tensor:
+    """x, cut or padded with zeros at the end of these axes to these lengths."""
+    shape = list(x.shape)
+    for axis, n in zip(axes, lengths, strict=True):
+        if n < 1:
+            raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}").at(
+                function, (x.type,)
+            )
+        shape[axis] = n
+    kept = [min(have, want) for have, want in zip(x.shape, shape, strict=True)]
+    if kept != list(x.shape):
+        x = op.slice(x, start=(0,) * x.ndim, length=tuple(kept), step=(1,) * x.ndim)
+    if kept != shape:
+        x = op.pad(x, widths=tuple((0, n - k) for k, n in zip(kept, shape, strict=True)))
+    return x
+
+
+def _along(x: Tensor, n: int | None, axis: int, function: str) -> tuple[int, int]:
+    """An axis, counted from the front, and the length to transform along it."""
+    [along] = _axes(x, integer(axis, "axis", function), function)
+    return along, x.shape[along] if n is None else integer(n, "n", function)
+
+
+# --- complex elements ----------------------------------------------------------------
+
+
+def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex.
+
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` for an axis
+    that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
+    another `norm`.
+
+        >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    """
+    x = floating(x, "fft")
+    along, length = _along(x, n, axis, "fft")
+    return op.fft(_fitted(x, [along], [length], "fft"), axes=(along,), norm=norm)
+
+
+def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
+
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` for an axis
+    that x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for
+    another `norm`.
+
+        >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
+        Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
+    """
+    x = floating(x, "ifft")
+    along, length = _along(x, n, axis, "ifft")
+    return op.ifft(_fitted(x, [along], [length], "ifft"), axes=(along,), norm=norm)
+
+
+def fftn(
+    x: Tensor,
+    /,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "backward",
+) -> Tensor:
+    """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex.
+
+    x: [...], any dtype -> c[...]. Raises `AxisRefused` for an axis that x does not have or that is
+    named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
+    `norm`, and for lengths that are not for as many axes.
+
+        >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        c64[2,3]
+    """
+    x = floating(x, "fftn")
+    along, lengths = _lengths(x, s, axes, "fftn")
+    return op.fft(_fitted(x, along, lengths, "fftn"), axes=along, norm=norm)
+
+
+def ifftn(
+    x: Tensor,
+    /,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "backward",
+) -> Tensor:
+    """The inverse of `fftn`: complex.
+
+    x: [...], any dtype -> c[...]. Raises `AxisRefused` for an axis that x does not have or that is
+    named twice, `ShapeError` for less than one element along one, `AttributeRefused` for another
+    `norm`, and for lengths that are not for as many axes.
+
+        >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        c64[2,3]
+    """
+    x = floating(x, "ifftn")
+    along, lengths = _lengths(x, s, axes, "ifftn")
+    return op.ifft(_fitted(x, along, lengths, "ifftn"), axes=along, norm=norm)
+
+
+# --- real elements -------------------------------------------------------------------
+
+
+def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """The first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
+    conjugates in reverse order.
+
+    x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
+    `AxisRefused` for an axis that x does not have, `ShapeError` for less than one element along it,
+    `AttributeRefused` for another `norm`, `DTypeError` for complex elements.
+
+        >>> ml.fft.rfft(ml.ones(4))
+        Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
+    """
+    x = _real(x, "rfft")
+    along, length = _along(x, n, axis, "rfft")
+    return op.rfft(_fitted(x, [along], [length], "rfft"), axis=along, norm=norm)
+
+
+def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
+    imaginary in the first element of x, and in the last for an even n, is left out.
+
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have,
+    `ShapeError` for less than one element along it, `AttributeRefused` for another `norm`.
+
+        >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
+        Tensor([1., 1., 1., 1.], f32[4])
+    """
+    x = floating(x, "irfft")
+    along, length = _along(x, n, axis, "irfft")
+    return _irfft(x, along, 2 * (length - 1) if n is None else length, norm, "irfft")
+
+
+def _irfft(x: Tensor, axis: int, n: int, norm: Norm, function: str) -> Tensor:
+    if n < 1:
+        raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}").at(
+            function, (x.type,)
+        )
+    return op.irfft(_fitted(x, [axis], [n // 2 + 1], function), n=n, axis=axis, norm=norm)
+
+
+def rfftn(
+    x: Tensor,
+    /,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "backward",
+) -> Tensor:
+    """`rfft` along the last of several axes (None: all), then `fft` along the others: complex.
+
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` for an axis that
+    x does not have or that is named twice, `ShapeError` for less than one element along one,
+    `AttributeRefused` for another `norm`, and for lengths that are not for as many axes or for no
+    axis, `DTypeError` for complex elements.
+
+        >>> ml.fft.rfftn(ml.ones((2, 4))).type
+        c64[2,3]
+    """
+    x = _real(x, "rfftn")
+    along, lengths = _lengths(x, s, axes, "rfftn")
+    if not along:
+        raise AttributeRefused("names no axis; a real transform has one or more").at(
+            "rfftn", (x.type,)
+        )
+    half = op.rfft(_fitted(x, along, lengths, "rfftn"), axis=along[-1], norm=norm)
+    return op.fft(half, axes=along[:-1], norm=norm) if along[:-1] else half
+
+
+def irfftn(
+    x: Tensor,
+    /,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "backward",
+) -> Tensor:
+    """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
+    is not given.
+
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have or
+    that is named twice, `ShapeError` for less than one element along one, `AttributeRefused` for
+    another `norm`, and for lengths that are not for as many axes or for no axis.
+
+        >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
+        f32[2,4]
+    """
+    x = floating(x, "irfftn")
+    along, lengths = _lengths(x, s, axes, "irfftn")
+    if not along:
+        raise AttributeRefused("names no axis; a real transform has one or more").at(
+            "irfftn", (x.type,)
+        )
+    if s is None or integers(s, "s")[-1] == -1:
+        lengths[-1] = 2 * (lengths[-1] - 1)
+    others = along[:-1]
+    if others:
+        x = op.ifft(_fitted(x, others, lengths[:-1], "irfftn"), axes=others, norm=norm)
+    return _irfft(x, along[-1], lengths[-1], norm, "irfftn")
+
+
+def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """`fft` of a signal whose second half is the conjugate of its first, which x is: n real
+    elements, 2 (m - 1) if x has m and n is not given.
+
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` for an axis that x does not have,
+    `ShapeError` for less than one element along it, `AttributeRefused` for another `norm`.
+
+        >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
+        f32[4]
+    """
+    x = floating(x, "hfft")
+    along, length = _along(x, n, axis, "hfft")
+    length = 2 * (length - 1) if n is None else length
+    return _irfft(conj(x), along, length, _other_way(norm, "hfft", x), "hfft")
+
+
+def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """The inverse of `hfft`: n // 2 + 1 complex elements of n real ones.
+
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` for an axis that
+    x does not have, `ShapeError` for less than one element along it, `AttributeRefused` for another
+    `norm`, `DTypeError` for complex elements.
+
+        >>> ml.fft.ihfft(ml.ones(4)).type
+        c64[3]
+    """
+    x = _real(x, "ihfft")
+    along, length = _along(x, n, axis, "ihfft")
+    x = _fitted(x, [along], [length], "ihfft")
+    return conj(op.rfft(x, axis=along, norm=_other_way(norm, "ihfft", x)))
+
+
+def _other_way(norm: Norm, function: str, x: Tensor) -> Norm:
+    if norm not in OTHER_WAY:
+        raise AttributeRefused(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}").at(
+            function, (x.type,)
+        )
+    return OTHER_WAY[norm]
+
+
+# --- frequencies ---------------------------------------------------------------------
+
+
+def fftfreq(
+    n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
+) -> Tensor:
+    """The frequencies of the elements of `fft` for samples `d` apart: 0, 1, ..., then the negative
+    ones up to -1, all over n d. f32 unless another float dtype is named.
+
+    The result: f[n]. Raises `AttributeRefused` unless n >= 1 and d is not 0, `DTypeError` for a
+    dtype of no floats.
+
+        >>> ml.fft.fftfreq(4)
+        Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
+    """
+    return _frequencies("fftfreq", n, d, dtype, device)
+
+
+def rfftfreq(
+    n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
+) -> Tensor:
+    """The frequencies of the elements of `rfft` for samples `d` apart: 0, 1, ..., n // 2, all over
+    n d. f32 unless another float dtype is named.
+
+    The result: f[n // 2 + 1]. Raises `AttributeRefused` unless n >= 1 and d is not 0, `DTypeError`
+    for a dtype of no floats.
+
+        >>> ml.fft.rfftfreq(4)
+        Tensor([0.  , 0.25, 0.5 ], f32[3])
+    """
+    return _frequencies("rfftfreq", n, d, dtype, device)
+
+
+def _frequencies(
+    function: str, n: int, d: float, dtype: object, device: VMProtocol | None
+) -> Tensor:
+    wanted = f32 if dtype is None else DType.of(dtype)
+    if not wanted.is_float:
+        raise DTypeError(f"frequencies are real floats, not {wanted}").at(function, ())
+    if integer(n, "n", function) < 1 or not is_real(d) or not d:
+        raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}").at(
+            function, ()
+        )
+    with placed(device, function):
+        half = arange(0, n // 2 + 1 if function == "rfftfreq" else (n + 1) // 2, dtype=f64)
+        whole = half if function == "rfftfreq" else concat([half, arange(-(n // 2), 0, dtype=f64)])
+        return astype(whole * (1.0 / (n * d)), wanted)
+
+
+def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
+    """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the middle.
+
+    x: [...], any dtype, and so is the result. Raises `AxisRefused` for an axis that x does not have
+    or that is named twice.
+
+        >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
+        Tensor([2, 3, 0, 1], i64[4])
+    """
+    along = _axes(x, axes, "fftshift") if type_of(x, "fftshift").ndim else ()
+    return roll(x, tuple(x.shape[i] // 2 for i in along), axis=along)
+
+
+def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
+    """The inverse of `fftshift`, which differs from it for axes of odd length.
+
+    x: [...], any dtype, and so is the result. Raises `AxisRefused` for an axis that x does not have
+    or that is named twice.
+
+        >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
+        Tensor([2, 3, 0, 1], i64[4])
+    """
+    along = _axes(x, axes, "ifftshift") if type_of(x, "ifftshift").ndim else ()
+    return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)

@@ -1,0 +1,362 @@
+"""x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and boolean masks, as
+in numpy; arrays and lists for these tensors, on a VM of this process.
+
+A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
+shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`, or a `where` or
+`mask_set` for a mask, which write over x. Gradients follow from these.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from types import EllipsisType
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+
+from mlvm.core.errors import (
+    DTypeError,
+    IndexRefused,
+    MaskRefused,
+    MlvmError,
+    OpError,
+    ShapeError,
+    brief,
+)
+from mlvm.core.rules import broadcast_shapes
+from mlvm.core.types import DType, Shape, bf16, i64
+from mlvm.eager.functions.shapes import moveaxis, reshape, unstack
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.dtypes import can_cast
+from mlvm.eager.tensor.tensor import Tensor, apply_into, is_array, one_op, operand
+
+Item: TypeAlias = "int | slice | Tensor | None"
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """`x[key]`. A mask alone chooses elements by `boolean_index`; beside other items it stands for
+    the positions where it is True, an index tensor for each of its axes.
+
+    Raises `IndexRefused` for an index out of range, of another kind, or one too many;
+    `PositionRefused` where a value of an index tensor is out of range; `MaskRefused` for a mask
+    that does not have the lengths of the axes of x that it stands for.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    try:
+        items = [_item(each) for each in keys]
+        if any(_is_mask(item) for item in items):
+            if len(items) == 1:
+                return op.boolean_index(x, cast(Tensor, items[0]))
+            items = _with_positions(x, items)
+        return _indexed(x, _without_ellipsis(items, x.ndim), in_front=_separated(items))
+    except MlvmError as error:
+        if isinstance(error, IndexRefused):
+            error.at("getitem", (x.type, *map(_text, keys)))
+        error.__traceback__ = None  # no frame of ours, as in `tensor`
+        raise
+
+
+def _item(key: object) -> Item | EllipsisType:
+    """One element of a key; any integer becomes an int. Raises `IndexRefused` for what is none."""
+    if key is None or isinstance(key, (slice, EllipsisType)):
+        return key
+    if isinstance(key, Tensor):
+        if key.dtype.is_inexact:
+            raise IndexRefused("an index tensor holds integers, or is a mask")
+        return key
+    try:
+        if not isinstance(key, bool):
+            return operator.index(key)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    if is_array(key):
+        return _item(_tensor_of(key))
+    raise IndexRefused(
+        f"a {type(key).__name__} is no index, but integers, slices, None, ..., and tensors, arrays "
+        f"and lists of integers are"
+    )
+
+
+def _tensor_of(key: object) -> Tensor:
+    """An index tensor, or a mask, of an array or list. One without elements is of integers."""
+    if isinstance(key, (list, tuple)) and not np.size(key):
+        key = np.asarray(key, np.int64)
+    try:
+        return Tensor._taken(key)
+    except OpError as error:
+        raise IndexRefused(error.reason) from None
+
+
+def _is_mask(item: Item | EllipsisType) -> bool:
+    return isinstance(item, Tensor) and item.dtype.kind == "bool"
+
+
+def _with_positions(x: Tensor, items: list[Item | EllipsisType]) -> list[Item | EllipsisType]:
+    """The items with the positions where a mask is True in place of the mask."""
+    lengths = [cast(Tensor, item).ndim if _is_mask(item) else 1 for item in items]
+    for i, item in enumerate(items):
+        if item is None or item is Ellipsis:
+            lengths[i] = 0
+        elif lengths[i] == 0:
+            raise IndexRefused("a mask without dimensions stands alone between the brackets")
+    rest = x.ndim - sum(lengths)
+    lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
+    found: list[Item | EllipsisType] = []
+    axis = 0
+    for item, length in zip(items, lengths, strict=True):
+        if isinstance(item, Tensor) and _is_mask(item):
+            if item.shape != x.shape[axis : axis + length]:
+                raise MaskRefused(
+                    f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
+                ).at("getitem", (x.type, item.type))
+            found.extend(unstack(op.nonzero_indices(item), axis=1))
+        else:
+            found.append(item)
+        axis += length
+    return found
+
+
+def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]:
+    """The items, one for every axis: full slices stand for `...`, or are added at the end."""
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        raise IndexRefused("there is more than one ...")
+    given = len([item for item in items if item is not None]) - len(dots)
+    if given > ndim:
+        raise IndexRefused(f"{given} indices are too many for {ndim} dimensions")
+    position = dots[0] if dots else len(items)
+    missing = [slice(None)] * (ndim - given)
+    return [*items[:position], *missing, *items[position + 1 :]]  # type: ignore[list-item]
+
+
+def _separated(items: list[Item | EllipsisType]) -> bool:
+    """Whether a slice, `...` or None stands between integers and tensors: numpy then puts the
+    axes of the index tensors in front."""
+    chosen = [i for i, item in enumerate(items) if isinstance(item, (int, Tensor))]
+    return bool(chosen) and chosen[-1] - chosen[0] >= len(chosen)
+
+
+def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
+    """x under these items. Each of them is for one axis, except None, which adds one."""
+    per_axis = [item for item in items if item is not None]
+    x = _windowed(x, per_axis)
+    lengths = iter(x.shape)
+    kept = [1 if item is None else next(lengths) for item in items]
+    basic = [item is None or isinstance(item, slice) for item in items]
+    tensors = [item for item in per_axis if isinstance(item, Tensor)]
+    rest = [n for n, keep in zip(kept, basic, strict=True) if keep]
+    if not tensors:
+        return reshape(x, rest)
+    axes = [axis for axis, item in enumerate(per_axis) if isinstance(item, Tensor)]
+    first = basic.index(False)
+    if in_front:
+        x = moveaxis(x, tuple(axes), tuple(range(len(axes))))
+        axes = list(range(len(axes)))
+        first = 0
+    x, chosen = _taken(x, axes, tensors)
+    return reshape(x, [*rest[:first], *chosen, *rest[first:]])
+
+
+def _windowed(x: Tensor, items: list[int | slice | Tensor]) -> Tensor:
+    """x reduced to the integers and slices among the items, all axes kept."""
+    places = [_places(item, n) for item, n in zip(items, x.shape, strict=True)]
+    if places == [range(n) for n in x.shape]:
+        return x
+    return op.slice(
+        x,
+        start=tuple([place.start for place in places]),
+        length=tuple([len(place) for place in places]),
+        step=tuple([place.step for place in places]),
+    )
+
+
+def _places(item: int | slice | Tensor, length: int) -> range:
+    """The positions of an axis that an item selects. Raises `IndexRefused`."""
+    if isinstance(item, Tensor):
+        return range(length)
+    if isinstance(item, int):
+        if not -length <= item < length:
+            raise IndexRefused(f"index {brief(item)} is out of range for length {length}")
+        return range(item % length, item % length + 1)
+    try:
+        places = range(length)[item]
+    except (TypeError, ValueError) as error:
+        raise IndexRefused(f"{brief(item)} does not work: {error}") from None
+    return places if len(places) > 1 else range(places.start, places.start + len(places))
+
+
+def _taken(x: Tensor, axes: list[int], indices: list[Tensor]) -> tuple[Tensor, tuple[int, ...]]:
+    """x with these axes replaced by those of the index tensors broadcast together, and the shape
+    of the latter. Any axes in between have length 1.
+
+    Several index tensors become one index into the merged axes. Each is taken from the multiples
+    of its axis's stride, which also checks its range.
+    """
+    flat = indices[0]
+    first, end = axes[0], axes[-1] + 1
+    if len(indices) > 1:
+        try:
+            broadcast_shapes(*[index.shape for index in indices])
+        except ShapeError as error:
+            raise IndexRefused(f"the index tensors together: {error.reason}") from None
+        lengths = [x.shape[axis] for axis in axes]
+        strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
+        offsets = [
+            op.take(_multiples(stride, n), index, axis=0)
+            for stride, n, index in zip(strides, lengths, indices, strict=True)
+        ]
+        flat = offsets[0]
+        for offset in offsets[1:]:
+            flat = flat + offset
+        x = reshape(x, (*x.shape[:first], math.prod(lengths), *x.shape[end:]))
+    return op.take(x, flat, axis=first), flat.shape
+
+
+def _multiples(stride: int, n: int) -> Tensor:
+    return op.arange(start=0, stop=n, step=1, dtype=i64) * stride
+
+
+def setitem(x: Tensor, key: Any, values: Any) -> None:
+    """`x[key] = values`, of all keys that `x[key]` takes: an update of x in place, and of no other
+    value. The values broadcast to `x[key]`, and take its dtype, if they promote to it. Of several
+    for one element the last in row-major order stays, and the others get no gradient. A mask of n
+    places takes n values, or 1.
+
+    Raises what `x[key]` raises; `DTypeError` for values of another kind, `ShapeError` for values
+    that do not broadcast, `OperandValueError` where n is not their number.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    try:
+        given = _values(x, values)
+        items = [_item(each) for each in keys]
+        if len(items) == 1 and _is_mask(items[0]):
+            _set_masked(x, cast(Tensor, items[0]), given)
+            return
+        if any(_is_mask(item) for item in items):
+            items = _with_positions(x, items)
+        if any(isinstance(item, Tensor) for item in items):
+            _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
+        else:
+            _set_window(x, _without_ellipsis(items, x.ndim), given)
+    except MlvmError as error:
+        if isinstance(error, IndexRefused):
+            error.at("setitem", (x.type, *map(_text, keys)))
+        error.__traceback__ = None  # no frame of ours, as in `tensor`
+        raise
+
+
+_SET: Final = one_op("copy")
+"""Stands for the op in errors about values."""
+
+
+def _values(x: Tensor, values: Any) -> Tensor:
+    """The values as a tensor of x's dtype, which the numbers of a list take as a number does.
+    Raises `DTypeError` where they do not promote to it."""
+    try:
+        given = operand(values, x, _SET)
+    except OpError as error:
+        error.op, error.operands = "setitem", (x.type, type(values).__name__)
+        raise
+    if given.dtype is x.dtype:
+        return given
+    if not can_cast(given, x.dtype):
+        remedy = _converted(values, given.dtype, x.dtype)
+        raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; {remedy}").at(
+            "setitem", (x.type, given.type)
+        )
+    return op.astype(given, dtype=x.dtype.name)
+
+
+def _converted(values: object, dtype: DType, wanted: DType) -> str:
+    """What to write for values of that dtype, so that they become the wanted one."""
+    name = wanted.long_name
+    if dtype.kind == "complex":
+        return "ml.real(values) or ml.imag(values) takes a part of them"
+    if isinstance(values, np.ndarray):
+        if wanted is bf16:
+            return "write ml.asarray(values, dtype=ml.bfloat16)"
+        return f"write values.astype(np.{name})"
+    if isinstance(values, Tensor):
+        return f"write ml.astype(values, ml.{name})"
+    return f"write ml.asarray(values).astype(ml.{name})"
+
+
+def _require_shape(x: Tensor, given: Tensor, shape: Shape) -> None:
+    """Raise `ShapeError` unless the values broadcast to that shape, but for leading axes of 1."""
+    behind = given.shape[max(0, given.ndim - len(shape)) :]
+    fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
+    if not fits or given.size != math.prod(behind):
+        raise ShapeError(f"values of shape {given.shape} do not broadcast to {shape}").at(
+            "setitem", (x.type, given.type)
+        )
+
+
+def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
+    """Set what integers and slices choose. The values get an axis for each of x."""
+    per_axis = [item for item in items if item is not None]
+    places = [_places(item, n) for item, n in zip(per_axis, x.shape, strict=True)]
+    lengths = iter(map(len, places))
+    chosen = [1 if item is None else next(lengths) for item in items]
+    shape = tuple([n for n, item in zip(chosen, items, strict=True) if not isinstance(item, int)])
+    _require_shape(x, given, shape)
+    behind = [*given.shape[max(0, given.ndim - len(shape)) :]]
+    lined_up: list[int] = []
+    for item in reversed(items):
+        n = behind.pop() if behind and not isinstance(item, int) else 1
+        if item is not None:
+            lined_up.append(n)
+    call = one_op(
+        "slice_set",
+        start=tuple([place.start for place in places]),
+        length=tuple([len(place) for place in places]),
+        step=tuple([place.step for place in places]),
+    )
+    apply_into(x, call, x, reshape(given, lined_up[::-1]))
+
+
+def _set_taken(x: Tensor, key: Any, items: list[Item], given: Tensor) -> None:
+    """Set what integer tensors choose, maybe beside integers and slices."""
+    [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
+    indices = items[axis]
+    axes = 1
+    if others or not isinstance(indices, Tensor) or any(
+        item != slice(None) for i, item in enumerate(items) if i != axis
+    ):  # fmt: skip
+        positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
+        indices = getitem(reshape(positions, x.shape), key)
+        axis, axes = 0, x.ndim
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
+    _require_shape(x, given, shape)
+    behind = given.shape[max(0, given.ndim - len(shape)) :]
+    call = one_op("index_set", axis=axis, axes=axes)
+    apply_into(x, call, x, reshape(given, behind), indices)
+
+
+def _set_masked(x: Tensor, mask: Tensor, given: Tensor) -> None:
+    """Set what a mask chooses: a value for each place, or the same for all."""
+    if mask.shape != x.shape[: mask.ndim]:
+        raise MaskRefused(
+            f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
+        ).at("setitem", (x.type, mask.type))
+    behind = x.shape[mask.ndim :]
+    if given.ndim == len(behind) + 1 and given.shape[0] != 1:
+        _require_shape(x, given, (given.shape[0], *behind))
+        apply_into(x, one_op("mask_set"), x, given, mask)
+        return
+    _require_shape(x, given, behind)
+    given = reshape(given, given.shape[max(0, given.ndim - len(behind)) :])
+    wide = reshape(mask, (*mask.shape, *[1] * len(behind)))
+    apply_into(x, one_op("where"), wide, given, x)
+
+
+def _text(key: object) -> str:
+    if isinstance(key, Tensor):
+        return str(key.type)
+    if key is None or isinstance(key, (int, slice, EllipsisType)):
+        return brief(key)
+    return type(key).__name__
+
+
+Tensor.__getitem__ = getitem
+Tensor.__setitem__ = setitem

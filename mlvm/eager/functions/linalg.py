@@ -1,0 +1,758 @@
+"""Linear algebra: `ml.linalg`, with the names of the Python Array API standard (2025.12).
+
+Every function takes stacks of matrices, in the last two axes, and computes each of them. Integers
+and bools become the default float where the result is a float, as in a division. A matrix for which
+there is no result raises `LinAlgError`, which is numpy's of that name too.
+
+Gradients are those of `mlvm.eager.autodiff.rules_linalg`, which says where there are none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from mlvm.core.errors import AttributeRefused, DTypeError, LinAlgError, OpError, ShapeError, brief
+from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
+from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
+from mlvm.core.types import DType, TensorType
+from mlvm.eager.functions.creation import eye, integer, integers, type_of
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.matrices import conj, cut, diagonal_of, floating, real
+from mlvm.eager.functions.shapes import (
+    astype,
+    broadcast_to,
+    expand_dims,
+    matrix_transpose,
+    moveaxis,
+    outer,
+    permute_dims,
+    reshape,
+)
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.dtypes import finfo
+from mlvm.eager.tensor.primitives import matmul
+from mlvm.eager.tensor.tensor import Tensor, constant
+
+__all__ = [
+    "EigResult",
+    "EighResult",
+    "LinAlgError",
+    "LstsqResult",
+    "QRResult",
+    "SVDResult",
+    "SlogdetResult",
+    "cholesky",
+    "cross",
+    "det",
+    "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "lstsq",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "norm",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "tensordot",
+    "trace",
+    "vecdot",
+    "vector_norm",
+]
+
+NormOrder: TypeAlias = float | Literal["fro", "nuc"] | None
+
+
+class EigResult(NamedTuple):
+    """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V.
+
+    Of x [..., n, n]: c[..., n] and c[..., n, n].
+
+        >>> ml.linalg.eig(ml.asarray([[2.0, 0.0], [0.0, 2.0]])).eigenvalues
+        Tensor([2.+0.j, 2.+0.j], c64[2])
+    """
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+class EighResult(NamedTuple):
+    """`x = V diag(L) V^H`: eigenvalues L in ascending order, eigenvectors the columns of V.
+
+    Of x [..., n, n]: f[..., n] and [..., n, n].
+
+        >>> ml.linalg.eigh(ml.asarray([[9.0, 0.0], [0.0, 4.0]])).eigenvalues
+        Tensor([4., 9.], f32[2])
+    """
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+class QRResult(NamedTuple):
+    """`x = Q R`.
+
+    Of x [..., m, n] and k = min(m, n): [..., m, k] and [..., k, n].
+
+        >>> ml.linalg.qr(ml.ones((3, 2))).R.type
+        f32[2,2]
+    """
+
+    Q: Tensor
+    R: Tensor
+
+
+class SVDResult(NamedTuple):
+    """`x = U diag(S) Vh`.
+
+    Of x [..., m, n] and k = min(m, n): [..., m, m], f[..., k] and [..., n, n].
+
+        >>> ml.linalg.svd(ml.asarray([[4.0, 0.0], [0.0, 9.0]])).S
+        Tensor([9., 4.], f32[2])
+    """
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+class SlogdetResult(NamedTuple):
+    """`det(x) = sign exp(logabsdet)`.
+
+    Of x [..., n, n]: [...] and f[...].
+
+        >>> ml.linalg.slogdet(ml.asarray([[0.0, 1.0], [1.0, 0.0]])).sign
+        Tensor(-1., f32[])
+    """
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+class LstsqResult(NamedTuple):
+    """The solution of least squares, and what is known of it.
+
+    Of x1 [..., m, n] and x2 [..., m, k]: [..., n, k], f[..., k], i64[...] and f[..., min(m, n)].
+
+        >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0])).residuals
+        Tensor(1., f32[])
+    """
+
+    solution: Tensor
+    residuals: Tensor
+    rank: Tensor
+    singular_values: Tensor
+
+
+def _matrices(x: Tensor, function: str) -> TensorType:
+    """The type of a stack of matrices. Raises `ShapeError` for anything else."""
+    type = type_of(x, function)
+    if type.ndim < 2:
+        raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {type.ndim}").at(
+            function, (type,)
+        )
+    return type
+
+
+# --- products ------------------------------------------------------------------------
+
+
+@in_f32
+def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    """The sum of conj(x1) x2 along `axis`, which counts from the last in both; the other axes
+    broadcast.
+
+    x1 and x2: [..., n], any dtype but bool -> [...]. Raises `ShapeError` for vectors of different
+    lengths, `AxisRefused` for an axis that they do not have, `DTypeError` for bools.
+
+        >>> ml.vecdot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+        Tensor(11., f32[])
+    """
+    axis = _common_axis("vecdot", x1, x2, axis)
+    if x1.shape[axis] != x2.shape[axis]:
+        raise ShapeError(
+            f"vectors have lengths {x1.shape[axis]} and {x2.shape[axis]}, which do not broadcast"
+        ).at("vecdot", (x1.type, x2.type))
+    product = _refused_as("vecdot", conj(x1), x2)
+    return op.sum(product, axis=axis, dtype=product.dtype)
+
+
+def _refused_as(function: str, x1: Tensor, x2: Tensor) -> Tensor:
+    try:
+        return x1 * x2
+    except OpError as error:
+        error.op = function
+        raise
+
+
+def _common_axis(function: str, x1: Tensor, x2: Tensor, axis: int) -> int:
+    """An axis of two tensors that broadcast, from the last."""
+    types = type_of(x1, function), type_of(x2, function)
+    axis = integer(axis, "axis", function)
+    try:
+        if axis >= 0 and types[0].ndim != types[1].ndim:
+            raise AttributeRefused(
+                f"axis {axis} is another one in each, of {types[0].ndim} and {types[1].ndim} "
+                f"dimensions; count from the last, as in axis=-1"
+            )
+        ndim = min(types[0].ndim, types[1].ndim)
+        return normalize_axis(axis, ndim) - ndim
+    except OpError as error:
+        raise error.at(function, types) from None
+
+
+def tensordot(
+    x1: Tensor,
+    x2: Tensor,
+    /,
+    axes: int | Sequence[int | Sequence[int]] = 2,
+) -> Tensor:
+    """The products of x1 and x2 summed over some axes of both: the last `axes` of x1 and the first
+    of x2, or those that a pair of sequences names. The result has the other axes of x1, then those
+    of x2. Nothing is conjugated.
+
+    x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` for axes of different lengths,
+    `AttributeRefused` for more of them than there are, `AxisRefused` for one that an operand does
+    not have, `DTypeError` for bools.
+
+        >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
+        Tensor([[3., 3., 3., 3.],
+                [3., 3., 3., 3.]], f32[2,4])
+    """
+    types = type_of(x1, "tensordot"), type_of(x2, "tensordot")
+    try:
+        first, second = _contracted(axes, types)
+    except OpError as error:
+        raise error.at("tensordot", types) from None
+    rows = [i for i in range(x1.ndim) if i not in first]
+    wide = [i for i in range(x2.ndim) if i not in second]
+    inner = math.prod(x1.shape[i] for i in first)
+    shape = *(x1.shape[i] for i in rows), *(x2.shape[i] for i in wide)
+    left = permute_dims(x1, (*rows, *first))
+    right = permute_dims(x2, (*second, *wide))
+    left = reshape(left, (math.prod(x1.shape[i] for i in rows), inner))
+    right = reshape(right, (inner, math.prod(x2.shape[i] for i in wide)))
+    try:
+        return reshape(op.matmul(left, right), shape)
+    except OpError as error:
+        error.op, error.operands = "tensordot", types
+        raise
+
+
+def _contracted(
+    axes: int | Sequence[int | Sequence[int]], types: tuple[TensorType, TensorType]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes of each that are summed over, in order."""
+    x1, x2 = types
+    if isinstance(axes, Sequence) and not isinstance(axes, str):
+        if len(axes) != 2:
+            raise AttributeRefused(f"axes is an int or a pair of sequences, not {brief(axes)}")
+        first = normalize_axes(integers(axes[0], "axes[0]"), x1.ndim)
+        second = normalize_axes(integers(axes[1], "axes[1]"), x2.ndim)
+    else:
+        try:
+            count = integer(axes, "axes", "tensordot")
+        except AttributeRefused:
+            raise AttributeRefused(
+                f"axes is an int or a pair of sequences, not {brief(axes)}"
+            ) from None
+        if not 0 <= count <= min(x1.ndim, x2.ndim):
+            raise AttributeRefused(
+                f"axes={count} must be >= 0 and at most the dimensions, {x1.ndim} and {x2.ndim}"
+            )
+        first, second = tuple(range(x1.ndim - count, x1.ndim)), tuple(range(count))
+    lengths = [x1.shape[i] for i in first], [x2.shape[i] for i in second]
+    if lengths[0] != lengths[1]:
+        raise ShapeError(f"the contracted axes have lengths {lengths[0]} and {lengths[1]}")
+    return first, second
+
+
+@in_f32
+def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    """The cross product of vectors of 3 elements along `axis`, which counts from the last in both;
+    the other axes broadcast.
+
+    x1 and x2: [..., 3], any dtype but bool -> [..., 3]. Raises `ShapeError` for vectors of other
+    lengths, `AxisRefused` for an axis that they do not have, `DTypeError` for bools.
+
+        >>> ml.linalg.cross(ml.asarray([1.0, 0.0, 0.0]), ml.asarray([0.0, 1.0, 0.0]))
+        Tensor([0., 0., 1.], f32[3])
+    """
+    axis = _common_axis("cross", x1, x2, axis)
+    if x1.shape[axis] != 3 or x2.shape[axis] != 3:
+        raise ShapeError(f"vectors have 3 elements, not {x1.shape[axis]} and {x2.shape[axis]}").at(
+            "cross", (x1.type, x2.type)
+        )
+
+    def part(i: int, j: int) -> Tensor:
+        return _refused_as(
+            "cross", op.roll(x1, shift=-i, axis=axis), op.roll(x2, shift=-j, axis=axis)
+        )
+
+    return part(1, 2) - part(2, 1)
+
+
+@in_f32
+def matrix_power(x: Tensor, n: int, /) -> Tensor:
+    """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
+    negative n the power of the inverse.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
+    matrices that are not square, `LinAlgError` for the inverse of a singular one.
+
+        >>> ml.linalg.matrix_power(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), 3)
+        Tensor([[ 8.,  0.],
+                [ 0., 64.]], f32[2,2])
+    """
+    x, n = floating(x, "matrix_power"), integer(n, "n", "matrix_power")
+    type = _matrices(x, "matrix_power")
+    if type.shape[-2] != type.shape[-1]:
+        raise ShapeError(f"needs square matrices, not {type.shape[-2]} by {type.shape[-1]}").at(
+            "matrix_power", (type,)
+        )
+    if n == 0:
+        return op.copy(broadcast_to(eye(type.shape[-1], dtype=type.dtype), type.shape))
+    power, left = op.inv(x) if n < 0 else x, abs(n)
+    result: Tensor | None = None
+    while left:
+        if left % 2:
+            result = power if result is None else result @ power
+        left //= 2
+        if left:
+            power = power @ power
+    return op.copy(x) if result is x or result is None else result
+
+
+# --- parts of matrices ---------------------------------------------------------------
+
+
+def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
+    """The diagonals of matrices; above the main one for a positive `offset`, below for a negative
+    one. They are empty where there is no such diagonal.
+
+    x: [..., m, n], any dtype -> [..., k], where k is min(m, n) for the main one. Raises
+    `ShapeError` for fewer than two axes.
+
+        >>> ml.linalg.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([4., 9.], f32[2])
+    """
+    _matrices(x, "diagonal")
+    return diagonal_of(x, integer(offset, "offset", "diagonal"))
+
+
+def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
+    """The sums of the diagonals of matrices, in the dtype that `sum` uses.
+
+    x: [..., m, n], any dtype -> [...]. Raises `ShapeError` for fewer than two axes, `DTypeError` if
+    `dtype` is bool.
+
+        >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor(13., f32[])
+    """
+    wanted = None if dtype is None else DType.of(dtype).name
+    try:
+        return op.sum(diagonal(x, offset=offset), axis=-1, dtype=wanted)
+    except OpError as error:
+        error.op = "trace"
+        raise
+
+
+# --- factors and equations -----------------------------------------------------------
+
+
+def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
+    """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U.
+
+    x is taken as its Hermitian part (x + x^H) / 2.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
+    matrices that are not square, `LinAlgError` for one that is not positive definite.
+
+        >>> ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([[2., 0.],
+                [0., 3.]], f32[2,2])
+    """
+    return op.cholesky(floating(x, "cholesky"), upper=upper)
+
+
+def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
+    """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal.
+
+    Q and R of an m by n matrix are m by k and k by n, with k = min(m, n), or k = m if the mode is
+    "complete".
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, k] and [..., k, n]. Raises
+    `ShapeError` for fewer than two axes, `AttributeRefused` for another mode.
+
+        >>> q, r = ml.linalg.qr(ml.ones((3, 2)))
+        >>> q.type, r.type
+        (f32[3,2], f32[2,2])
+    """
+    x = floating(x, "qr")
+    packed = op.qr(x, mode=mode)
+    return QRResult(*cut(packed, *qr_shapes((x.shape[-2], x.shape[-1]), mode)))
+
+
+def inv(x: Tensor, /) -> Tensor:
+    """The inverses of square matrices.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
+    matrices that are not square, `LinAlgError` for a singular one.
+
+        >>> ml.linalg.inv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+        Tensor([[0.5 , 0.  ],
+                [0.  , 0.25]], f32[2,2])
+    """
+    return op.inv(floating(x, "inv"))
+
+
+def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
+    """z with x1 z = x2: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
+
+    An x2 of one dimension is one column for all matrices, and the result lacks that axis.
+
+    x1: [..., n, n], x2: [..., n, k], any dtype, integers and bools as f32. Raises `ShapeError` for
+    operands that do not fit, `LinAlgError` for a singular matrix.
+
+        >>> ml.linalg.solve(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), ml.asarray([2.0, 4.0]))
+        Tensor([1., 1.], f32[2])
+    """
+    return op.solve(floating(x1, "solve"), floating(x2, "solve"))
+
+
+def det(x: Tensor, /) -> Tensor:
+    """The determinants of square matrices. A singular one has a first gradient; a second one raises
+    `LinAlgError`.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` for matrices
+    that are not square.
+
+        >>> ml.linalg.det(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+        Tensor(8., f32[])
+    """
+    return op.det(floating(x, "det"))
+
+
+def slogdet(x: Tensor, /) -> SlogdetResult:
+    """The determinant's sign (of a complex one its phase), and the logarithm of its absolute value,
+    which neither overflows nor underflows; 0 and -inf for a singular matrix.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> sign [...] and f[...]. Raises
+    `ShapeError` for matrices that are not square.
+
+        >>> ml.linalg.slogdet(ml.eye(2))
+        SlogdetResult(sign=Tensor(1., f32[]), logabsdet=Tensor(0., f32[]))
+    """
+    packed = op.slogdet(floating(x, "slogdet"))
+    sign, logarithm = cut(packed, (), ())
+    return SlogdetResult(sign, real(logarithm))
+
+
+def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
+    """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
+
+    Singular values up to `rtol` times the largest one count as 0. None is max(m, n) times the
+    machine epsilon; a tensor has one for each matrix. The gradient is that of matrices whose rank
+    stays what it is.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> [..., n, m]. Raises `ShapeError` for
+    fewer than two axes and an `rtol` that does not broadcast, `LinAlgError` for inf or nan in a
+    matrix.
+
+        >>> ml.linalg.pinv(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
+        Tensor([[0.5 , 0.  ],
+                [0.  , 0.25]], f32[2,2])
+    """
+    x = floating(x, "pinv")
+    return op.pinv(x, _tolerance(rtol, _matrices(x, "pinv"), "pinv"))
+
+
+def _tolerance(
+    rtol: float | Tensor | None, type: TensorType, function: str, name: str = "rtol"
+) -> Tensor:
+    """One rtol for a stack of matrices, or one for each; the function calls it by that name."""
+    if isinstance(rtol, Tensor):
+        return rtol
+    dtype = type.dtype.real
+    if rtol is None:
+        rtol = max(type.shape[-2:]) * finfo(dtype).eps
+    if not is_real(rtol):
+        raise DTypeError(f"{name} is a float or a tensor, not {brief(rtol)}").at(function, (type,))
+    if name == "rcond" and rtol < 0:
+        rtol = finfo(dtype).eps
+    return constant(float(rtol), dtype)
+
+
+def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> LstsqResult:
+    """The z of least norm for which |x1 z - x2| is least: n by k, for an m by n x1 and m by k x2.
+
+    An x2 of one dimension is one column, as for `solve`. `rcond` is the `rtol` of `pinv`; a
+    negative one is the machine epsilon, as in numpy. Beside the solution come the sums of the
+    squares of x2 - x1 z, one for each column (also where numpy leaves them out), and the rank and
+    the singular values of x1.
+
+    x1: [..., m, n], x2: [..., m, k], any dtype, integers and bools as f32 -> [..., n, k],
+    f[..., k], i64[...] and f[..., min(m, n)]. Raises `ShapeError` for operands that do not fit,
+    `LinAlgError` for inf or nan in a matrix.
+
+        >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
+        Tensor([2.], f32[1])
+    """
+    x1, x2 = floating(x1, "lstsq"), floating(x2, "lstsq")
+    right = expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
+    try:
+        rtol = _tolerance(rcond, _matrices(x1, "lstsq"), "lstsq", "rcond")
+        solution = op.pinv(x1, rtol) @ right
+    except OpError as error:
+        error.op, error.operands = "lstsq", (x1.type, x2.type)
+        raise
+    residuals = vector_norm(right - x1 @ solution, axis=-2) ** 2
+    if x2.ndim == 1:
+        solution, residuals = solution[..., 0], residuals[..., 0]
+    return LstsqResult(solution, residuals, matrix_rank(x1, rtol=rtol), svdvals(x1))
+
+
+# --- eigenvalues and singular values -------------------------------------------------
+
+
+def eigh(x: Tensor, /) -> EighResult:
+    """Real eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix,
+    of Hermitian matrices.
+
+    x is taken as its Hermitian part (x + x^H) / 2. The gradient through the eigenvectors is inf or
+    nan where eigenvalues are equal.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n] and [..., n, n]. Raises
+    `ShapeError` for matrices that are not square, `LinAlgError` where the iteration does not
+    converge.
+
+        >>> values, vectors = ml.linalg.eigh(ml.eye(2))
+        >>> values
+        Tensor([1., 1.], f32[2])
+    """
+    x = floating(x, "eigh")
+    packed, n = op.eigh(x), x.shape[-1]
+    values, vectors = cut(packed, (n,), (n, n))
+    return EighResult(real(values), vectors)
+
+
+def eigvalsh(x: Tensor, /) -> Tensor:
+    """The eigenvalues of `eigh` alone, which have a gradient also where they are equal.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises what `linalg.eigh`
+    raises.
+
+        >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([4., 9.], f32[2])
+    """
+    return op.eigvalsh(floating(x, "eigvalsh"))
+
+
+def eig(x: Tensor, /) -> EigResult:
+    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix, of square
+    matrices: complex, also if x and they are real.
+
+    Those of a matrix with inf or nan are nan. The gradient is that of a loss that does not change
+    with the phases of the vectors; it is inf or nan where eigenvalues are equal.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n] and c[..., n, n]. Raises
+    `ShapeError` for matrices that are not square.
+
+        >>> ml.linalg.eig(ml.asarray([[0.0, -1.0], [1.0, 0.0]])).eigenvalues.type
+        c64[2]
+    """
+    x = floating(x, "eig")
+    packed, n = op.eig(x), x.shape[-1]
+    values, vectors = cut(packed, (n,), (n, n))
+    return EigResult(values, vectors)
+
+
+def eigvals(x: Tensor, /) -> Tensor:
+    """The eigenvalues of `eig` alone.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n]. Raises `ShapeError` for
+    matrices that are not square.
+
+        >>> ml.linalg.eigvals(ml.asarray([[2.0, 0.0], [0.0, 2.0]]))
+        Tensor([2.+0.j, 2.+0.j], c64[2])
+    """
+    return op.eigvals(floating(x, "eigvals"))
+
+
+def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
+    """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
+
+    U, S and Vh of an m by n matrix are m by m, k and n by n, with k = min(m, n); without
+    `full_matrices` U is m by k and Vh k by n. The gradient through U and Vh is inf or nan where
+    singular values are equal or 0.
+
+    x: [..., m, n], any dtype, integers and bools as f32. Raises `ShapeError` for fewer than two
+    axes, `LinAlgError` where the iteration does not converge, as with inf or nan in a matrix.
+
+        >>> u, s, vh = ml.linalg.svd(ml.ones((3, 2)), full_matrices=False)
+        >>> u.type, s.type, vh.type
+        (f32[3,2], f32[2], f32[2,2])
+    """
+    x = floating(x, "svd")
+    packed = op.svd(x, full_matrices=full_matrices)
+    u, s, vh = cut(packed, *svd_shapes((x.shape[-2], x.shape[-1]), full_matrices))
+    return SVDResult(u, real(s), vh)
+
+
+def svdvals(x: Tensor, /) -> Tensor:
+    """The singular values of `svd` alone, which have a gradient also where they are equal.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises what
+    `linalg.svd` raises.
+
+        >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([9., 4.], f32[2])
+    """
+    return op.svdvals(floating(x, "svdvals"))
+
+
+def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
+    """How many singular values of each matrix are above `rtol` times the largest: i64.
+
+    None is max(m, n) times the machine epsilon for an m by n matrix; a tensor has one for each.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> i64[...]. Raises `ShapeError` for fewer
+    than two axes, `LinAlgError` for inf or nan in a matrix.
+
+        >>> ml.linalg.matrix_rank(ml.ones((3, 3)))
+        Tensor(1, i64[])
+    """
+    x = floating(x, "matrix_rank")
+    tolerance = _tolerance(rtol, _matrices(x, "matrix_rank"), "matrix_rank")
+    values = svdvals(x)
+    bound = expand_dims(_largest(values, -1) * tolerance, axis=-1)
+    return op.sum(op.greater(values, bound), axis=-1)
+
+
+# --- norms ---------------------------------------------------------------------------
+
+
+@in_f32
+def vector_norm(
+    x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
+) -> Tensor:
+    """sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf, the
+    smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0.
+
+    x: [..., n], any dtype, integers and bools as f32 -> f[...] for axis -1, or f[..., 1] with
+    `keepdims`. Raises `AxisRefused` for an axis that x does not have, `AttributeRefused` for an
+    `ord` that is no number.
+
+        >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
+        Tensor(5., f32[])
+    """
+    x = floating(x, "vector_norm")
+    if not is_real(ord):
+        raise AttributeRefused(f"ord is a number, not {brief(ord)}").at("vector_norm", (x.type,))
+    try:
+        axes = normalize_axes(axis if axis is None else integers(axis, "axis"), x.ndim)
+    except OpError as error:
+        raise error.at("vector_norm", (x.type,)) from None
+    if ord == 2:
+        return op.sqrt(op.sum(_squares(x), axis=axes, keepdims=keepdims))
+    size = op.abs(x)
+    if ord == math.inf:
+        return _largest(size, axes, keepdims)
+    if ord == -math.inf:
+        return op.min(size, axis=axes, keepdims=keepdims)
+    if ord == 0:
+        return op.sum(astype(op.not_equal(size, 0.0), size.dtype), axis=axes, keepdims=keepdims)
+    if ord == 1:
+        return op.sum(size, axis=axes, keepdims=keepdims)
+    # What is 0 or infinite has no slope: a constant takes its place, and 1 that of its operand.
+    zero, one = op.equal(size, 0.0), constant(1.0, size.dtype)
+    least = constant(0.0 if ord > 0 else math.inf, size.dtype)
+    powers = op.where(zero, least, op.where(zero, one, size) ** float(ord))
+    total = op.sum(powers, axis=axes, keepdims=keepdims)
+    none = op.equal(total, least)
+    root = op.where(none, one, total) ** (1 / ord)
+    return op.where(none, constant(0.0, size.dtype), root)
+
+
+def _squares(x: Tensor) -> Tensor:
+    """|x|^2"""
+    return op.square(x if x.dtype.is_float else op.abs(x))
+
+
+def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
+    """The largest element along the axes; 0 of nothing, as a norm is."""
+    axes = normalize_axes(axis, x.ndim)
+    if all(x.shape[i] for i in axes):
+        return op.max(x, axis=axes, keepdims=keepdims)
+    return op.sum(x, axis=axes, keepdims=keepdims)
+
+
+@in_f32
+def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
+    """A norm of each matrix: "fro" (or None) the root of the sum of squares, "nuc" the sum of the
+    singular values, 2 and -2 the largest and the smallest of them, 1 and -1 the largest and the
+    smallest sum of |x| in a column, inf and -inf in a row.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
+    Raises `ShapeError` for fewer than two axes, `AttributeRefused` for another `ord`, and where it
+    takes singular values `LinAlgError` for inf or nan in a matrix.
+
+        >>> ml.linalg.matrix_norm(ml.asarray([[3.0, 0.0], [0.0, 4.0]]))
+        Tensor(5., f32[])
+    """
+    x = floating(x, "matrix_norm")
+    type = _matrices(x, "matrix_norm")
+    if ord in ("fro", None):
+        return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
+    if ord == "nuc":
+        result = op.sum(svdvals(x), axis=-1)
+    elif ord in (2, -2):
+        result = (_largest if ord == 2 else op.min)(svdvals(x), axis=-1)
+    elif ord in (1, -1, math.inf, -math.inf):
+        sums = op.sum(op.abs(x), axis=-2 if ord in (1, -1) else -1)
+        result = (_largest if ord in (1, math.inf) else op.min)(sums, axis=-1)
+    else:
+        raise AttributeRefused(
+            f'ord is "fro", "nuc", 1, -1, 2, -2, inf or -inf, not {brief(ord)}'
+        ).at("matrix_norm", (type,))
+    return expand_dims(result, axis=(-2, -1)) if keepdims else result
+
+
+def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """`vector_norm` or `matrix_norm`, as numpy chooses: of a matrix for two axes, or a tensor of
+    two dimensions; of vectors for one axis, or one dimension; of all elements if neither `ord` nor
+    `axis` is given.
+
+    x: [...], any dtype, integers and bools as f32; the result: f, the shape of x without the axes,
+    or with 1 in their place if `keepdims`. Raises `ShapeError` for a tensor that is neither,
+    `AxisRefused` for an axis that x does not have, `AttributeRefused` for an `ord` that does not
+    fit.
+
+        >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
+        Tensor(5., f32[])
+    """
+    type = type_of(x, "norm")
+    if axis is None and ord is None:
+        return vector_norm(x, keepdims=keepdims)
+    try:
+        axes = normalize_axes(axis if axis is None else integers(axis, "axis"), type.ndim)
+    except OpError as error:
+        raise error.at("norm", (type,)) from None
+    if len(axes) == 1 and not isinstance(ord, str):
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
+    if len(axes) != 2:
+        raise ShapeError(f"a norm is of one axis or two, not {len(axes)}").at("norm", (type,))
+    moved = matrix_norm(moveaxis(x, axes, (-2, -1)), ord="fro" if ord is None else ord)
+    return expand_dims(moved, axis=axes) if keepdims else moved

@@ -1,0 +1,71 @@
+"""What `linalg`, `fft` and their gradient rules are written with.
+
+An op of several parts lays them one after the other along one last axis, as
+`core.ops.decompositions` says; `cut` gives them as tensors.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mlvm.core.types import Shape, f32
+from mlvm.eager.functions.creation import type_of
+from mlvm.eager.functions.shapes import astype, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+
+
+def floating(x: Tensor, function: str) -> Tensor:
+    """x, or the default float of its integers or bools."""
+    return x if type_of(x, function).dtype.is_inexact else astype(x, f32)
+
+
+def real(x: Tensor) -> Tensor:
+    """The real part; x itself if it is real."""
+    return x if x.dtype.is_float else op.real(x)
+
+
+def conj(x: Tensor) -> Tensor:
+    """The conjugate; x itself if it is real."""
+    return x if x.dtype.kind != "complex" else op.conj(x)
+
+
+def adjoint(x: Tensor) -> Tensor:
+    """The conjugate transpose of each matrix."""
+    return conj(x.mT)
+
+
+def cut(packed: Tensor, *shapes: Shape) -> tuple[Tensor, ...]:
+    """The parts, of these shapes behind the batch axes, that follow each other in the last axis."""
+    at, parts = 0, []
+    for shape in shapes:
+        size = math.prod(shape)
+        parts.append(reshape(_run(packed, at, size, 1), (*packed.shape[:-1], *shape)))
+        at += size
+    return tuple(parts)
+
+
+def columns(x: Tensor, start: int, count: int) -> Tensor:
+    """So many columns of each matrix, from `start` on."""
+    return x if count == x.shape[-1] else _run(x, start, count, 1)
+
+
+def diagonal_of(x: Tensor, offset: int = 0) -> Tensor:
+    """The diagonals of matrices, empty where there is none: every n + 1st element of a matrix of n
+    columns."""
+    *stack, rows, wide = x.shape
+    count = min(rows, wide - offset) if offset >= 0 else min(rows + offset, wide)
+    first = offset if offset >= 0 else -offset * wide
+    flat = reshape(x, (*stack, rows * wide))
+    return _run(flat, first, count, wide + 1) if count > 0 else _run(flat, 0, 0, 1)
+
+
+def _run(x: Tensor, start: int, count: int, step: int) -> Tensor:
+    """So many elements of the last axis."""
+    stack = x.shape[:-1]
+    return op.slice(
+        x,
+        start=(*(0 for _ in stack), start),
+        length=(*stack, count),
+        step=(*(1 for _ in stack), step),
+    )

@@ -1,0 +1,179 @@
+"""The functions that are methods of a tensor too.
+
+A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
+name is theirs. Most are the functions themselves, so that a call costs no more. What means
+something else here has a hint in `elsewhere`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mlvm.core.errors import AttributeRefused, OpError
+from mlvm.core.rules import Axis, normalize_axes
+from mlvm.eager.functions import shapes as functions
+from mlvm.eager.functions.creation import integer
+from mlvm.eager.functions.operands import telling
+from mlvm.eager.functions.sorting import argsort
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.methods import Methods
+from mlvm.eager.tensor.tensor import Tensor
+
+
+def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
+    """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
+    return functions.reshape(x, _one_tuple(shape), copy=copy)
+
+
+def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector."""
+    if not x.ndim:
+        return functions.reshape(x, -1)
+    first, last = _axes("flatten", x, start_dim, end_dim)
+    if last < first:
+        raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}").at(
+            "flatten", (x.type,)
+        )
+    length = math.prod(x.shape[first : last + 1])
+    return functions.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
+
+
+def ravel(x: Tensor, /) -> Tensor:
+    """The elements as a vector, in row-major order."""
+    return functions.reshape(x, -1)
+
+
+def permute(x: Tensor, /, *axes: int | Sequence[int]) -> Tensor:
+    """`permute_dims`, as PyTorch spells it: `x.permute(0, 2, 1)`."""
+    return functions.permute_dims(x, _one_tuple(axes))
+
+
+def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
+    """`permute_dims`, as numpy spells it: `x.transpose(0, 2, 1)`; without axes, all in reverse.
+
+    `x.transpose(0, 1)` of a matrix is refused: x itself in numpy's order, and x.T in PyTorch's. The
+    tuple `x.transpose((0, 1))` is numpy's alone, and gives x.
+    """
+    if axes in ((), (None,)):
+        return functions.permute_dims(x, tuple(reversed(range(x.ndim))))
+    order = _one_tuple(axes)
+    if isinstance(order, Sequence) and len(order) == 2 != x.ndim:
+        raise AttributeRefused(
+            "takes all axes in their new order, as in numpy; two axes change places by swapaxes"
+        ).at("transpose", (x.type, *order))
+    if len(axes) == 2 == x.ndim and _axes("transpose", x, *axes) == [0, 1]:
+        raise AttributeRefused(
+            "in numpy's order these axes change nothing, in PyTorch's they change places: take "
+            "x.T, or permute_dims(x, (0, 1))"
+        ).at("transpose", (x.type, *axes))
+    return functions.permute_dims(x, order)
+
+
+def swapaxes(x: Tensor, axis1: int, axis2: int, /) -> Tensor:
+    """x with these two axes in each other's place."""
+    order = list(range(x.ndim))
+    i, j = _axes("swapaxes", x, axis1, axis2)
+    order[i], order[j] = j, i
+    return functions.permute_dims(x, order)
+
+
+def mean(
+    x: Tensor,
+    /,
+    axis: Axis = None,
+    dtype: object = None,
+    out: Tensor | None = None,
+    *,
+    keepdims: bool = False,
+) -> Tensor:
+    """`mean`, with the keywords of numpy, which calls it for `numpy.mean(x)`."""
+    if axis is None and out is None and not keepdims:
+        return op.mean(_cast(x, dtype))
+    return op.mean(_cast(x, dtype), axis, keepdims=keepdims, out=out)
+
+
+def var(
+    x: Tensor,
+    /,
+    axis: Axis = None,
+    dtype: object = None,
+    out: Tensor | None = None,
+    ddof: float = 0.0,
+    *,
+    correction: float | None = None,
+    keepdims: bool = False,
+) -> Tensor:
+    """`var`, with the keywords of numpy, which calls it for `numpy.var(x)`; `ddof` is its name
+    for `correction`."""
+    by = _correction("var", x, ddof, correction)
+    return op.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out)
+
+
+def std(
+    x: Tensor,
+    /,
+    axis: Axis = None,
+    dtype: object = None,
+    out: Tensor | None = None,
+    ddof: float = 0.0,
+    *,
+    correction: float | None = None,
+    keepdims: bool = False,
+) -> Tensor:
+    """`std`, with the keywords of numpy, which calls it for `numpy.std(x)`; `ddof` is its name
+    for `correction`."""
+    by = _correction("std", x, ddof, correction)
+    if out is None:
+        return functions.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
+    return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims), out=out)
+
+
+def _axes(method: str, x: Tensor, *axes: Any) -> list[int]:
+    """The axes, counted from the front."""
+    try:
+        return [normalize_axes(integer(axis, "axis", method), x.ndim)[0] for axis in axes]
+    except OpError as error:
+        raise error.at(method, (x.type,)) from None
+
+
+def _cast(x: Tensor, dtype: object) -> Tensor:
+    return x if dtype is None else functions.astype(x, dtype)
+
+
+def _correction(name: str, x: Tensor, ddof: float, correction: float | None) -> float:
+    if correction is None:
+        return float(ddof)
+    if ddof:
+        raise AttributeRefused("ddof and correction are one thing; give one").at(name, (x.type,))
+    return correction
+
+
+def _one_tuple(given: tuple[Any, ...]) -> Any:
+    """The ints that stand between the brackets by themselves, or as one sequence."""
+    return given[0] if len(given) == 1 else given
+
+
+METHODS: Final = {
+    **{
+        name: getattr(op, name)
+        for name in (
+            *("abs", "all", "any", "argmax", "argmin", "conj", "copy", "max", "min"),
+            *("prod", "round", "sum"),
+        )
+    },
+    **{name: getattr(functions, name) for name in ("astype", "clip", "nonzero")},
+    **{each.__name__: each for each in (reshape, flatten, ravel, permute, transpose, swapaxes)},
+    **{
+        each.__name__: telling(each)
+        for each in (argsort, functions.repeat, functions.squeeze, functions.take, mean, var, std)
+    },
+}
+
+PROPERTIES: Final = {name: getattr(op, name) for name in ("imag", "real")}
+
+for _name, _function in METHODS.items():
+    setattr(Methods, _name, _function)
+for _name, _function in PROPERTIES.items():
+    setattr(Methods, _name, property(_function))

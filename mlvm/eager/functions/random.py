@@ -1,0 +1,580 @@
+"""Random tensors from keys: explicit ones as in JAX, or the next of the VM's global keys.
+
+A key is a `u64[2]`. The same key gives the same numbers. `split` and `fold_in` make other keys from
+a key, and without `key=` each draw takes `next_key()`. The global keys are split off a state, which
+`seed` sets (0 at first) and each `next_key` advances in place. It does so by ops: a program that
+contains them draws anew at each launch. No global key is one that `key(seed)`, `split` or `fold_in`
+gives.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+import numpy as np
+
+from mlvm.arena.arena import Arena
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    OperandValueError,
+    OpError,
+    ShapeError,
+    brief,
+)
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
+from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
+from mlvm.eager.functions.creation import asarray, full, integer, integers
+from mlvm.eager.functions.operands import takes_arrays, telling
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.tensor import (
+    Tensor,
+    alias,
+    apply,
+    apply_into,
+    from_array,
+    one_op,
+    stop_gradient,
+    write,
+)
+
+__all__ = [
+    "bernoulli",
+    "categorical",
+    "choice",
+    "fold_in",
+    "key",
+    "next_key",
+    "normal",
+    "permutation",
+    "randint",
+    "seed",
+    "set_state",
+    "split",
+    "state",
+    "truncated_normal",
+    "uniform",
+]
+
+_KEY: Final = TensorType(u64, (2,))
+_SPLIT_ONE: Final = one_op("split_key", n=1)
+_ADVANCE: Final = one_op("add")
+_AS_KEY: Final = one_op("reshape", shape=(2,))
+
+
+# --- keys ----------------------------------------------------------------------------
+
+
+def key(seed: int) -> Tensor:
+    """The key of that seed.
+
+    The result: u64[2]. Raises `OperandValueError` unless 0 <= seed < 2**64.
+
+        >>> ml.random.key(0).type
+        u64[2]
+    """
+    return from_array(_words(seed, 0))
+
+
+def split(key: Tensor, n: int = 2) -> Tensor:
+    """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each.
+
+    The result: u64[n, 2]. Raises `ShapeError` for what is no key, u64[2], `AttributeRefused` for a
+    negative n.
+
+        >>> ml.random.split(ml.random.key(0), 3).type
+        u64[3,2]
+    """
+    return op.split_key(key, n=n)
+
+
+def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
+    """A new key for each value of the integer `data`: a step, a layer.
+
+    The result: u64[2]. Raises `ShapeError` for what is no key, u64[2], and data that is no scalar,
+    `DTypeError` for data that is no integer.
+
+        >>> ml.random.fold_in(ml.random.key(0), 7).type
+        u64[2]
+    """
+    return op.fold_in(key, asarray(data))
+
+
+# --- the global key ------------------------------------------------------------------
+
+
+class _Global:
+    """The state that one VM's global keys are split off: (seed, n) for the n-th key. They count
+    from 1, because (seed, 0) is `key(seed)`."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.lock = threading.Lock()
+        with Arena(vm, "random").allocating():
+            self.state = from_array(_words(0, 1))
+            self.one = from_array(np.array((0, 1), np.uint64))
+
+
+def prepare(vm: VMProtocol) -> _Global:
+    """The state of a VM's global keys, made if there is none yet."""
+    return vm.attached(_Global)
+
+
+def _global() -> _Global:
+    return prepare(current_arena().vm)
+
+
+_source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=None)
+"""Where `next_key` has its keys from in place of the global ones, for each thread or task."""
+
+
+def next_key() -> Tensor:
+    """The next global key of the current VM.
+
+    The result: u64[2].
+
+        >>> ml.random.next_key().type
+        u64[2]
+    """
+    source = _source.get()
+    return _draw() if source is None else source()
+
+
+@contextmanager
+def drawing(keys: list[Tensor]) -> Iterator[None]:
+    """Inside the block, each key that `next_key` gives is added to the list."""
+    source = _source.get() or _draw
+
+    def draw() -> Tensor:
+        keys.append(source())
+        return keys[-1]
+
+    token = _source.set(draw)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+@contextmanager
+def replaying(keys: Iterable[Tensor]) -> Iterator[None]:
+    """Inside the block, `next_key` gives these keys."""
+    token = _source.set(iter(keys).__next__)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+@contextmanager
+def drawing_nowhere() -> Iterator[None]:
+    """Inside the block, which is recorded and not run, no keys are added to a list, or taken."""
+    token = _source.set(None)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def _draw() -> Tensor:
+    held = _global()
+    with held.lock:
+        keys = apply(_SPLIT_ONE, held.state)
+        apply_into(held.state, _ADVANCE, held.state, held.one)
+    return alias(_AS_KEY, keys, _KEY)
+
+
+def seed(seed: int) -> None:
+    """Start the current VM's global keys anew from that seed.
+
+    Raises `OperandValueError` unless 0 <= seed < 2**64.
+
+        >>> ml.random.seed(0)
+        >>> x = ml.random.normal(3)
+        >>> ml.random.seed(0)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
+    """
+    set_state(_words(seed, 1))
+
+
+def state() -> Array:
+    """The state of the current VM's global keys, to be kept for `set_state`.
+
+    The result: a numpy array, u64[2].
+
+        >>> state = ml.random.state()
+        >>> x = ml.random.normal(3)
+        >>> ml.random.set_state(state)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
+    """
+    return _global().state.numpy()
+
+
+def set_state(state: Array) -> None:
+    """Continue the current VM's global keys from what `state` returned earlier.
+
+    Raises `ShapeError` for anything else than a u64 array of 2 elements.
+
+        >>> state = ml.random.state()
+        >>> x = ml.random.normal(3)
+        >>> ml.random.set_state(state)
+        >>> bool(ml.all(x == ml.random.normal(3)))
+        True
+    """
+    if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
+        raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
+    held = _global()
+    write(held.state, state)
+
+
+def _words(seed: int, n: int) -> Array:
+    if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
+        raise OperandValueError(f"a seed is an int from 0 to 2**64 - 1, not {seed!r}")
+    return np.array((seed, n), np.uint64)
+
+
+# --- draws ---------------------------------------------------------------------------
+
+
+def normal(
+    shape: int | Sequence[int] = (), *, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """Standard normal values, of mean 0 and variance 1.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats.
+
+        >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
+
+
+def uniform(
+    shape: int | Sequence[int] = (),
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Values evenly distributed over low <= u < high; rounding may make one equal to high. Halves
+    are those of f32, rounded once.
+
+    The result: f[*shape]. Raises `AttributeRefused` unless low < high, and both and their distance
+    are finite, `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype
+    of no floats.
+
+        >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    if not (is_real(low) and is_real(high) and low < high and math.isfinite(high - low)):
+        raise AttributeRefused(
+            f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
+        ).at("uniform", ())
+    wanted, sizes = DType.of(dtype), integers(shape, "shape")
+    if (low, high) == (0, 1):
+        return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
+    u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted))
+    return _as(u * float(high - low) + float(low), wanted)
+
+
+@takes_arrays
+def bernoulli(
+    shape: int | Sequence[int] = (), p: Tensor | float = 0.5, *, key: Tensor | None = None
+) -> Tensor:
+    """True with probability p, which is a number or a float tensor that broadcasts to the shape.
+
+    The result: bool[*shape]. Raises `OperandValueError` where p is no probability, `DTypeError`
+    where it is no float, `ShapeError` for a negative length and for what is no key, and where p
+    does not broadcast to the shape.
+
+        >>> ml.random.bernoulli(4, 1.0, key=ml.random.key(0))
+        Tensor([ True,  True,  True,  True], bool[4])
+    """
+    if not isinstance(p, Tensor):
+        if not is_real(p):
+            raise DTypeError(f"p is a number or a tensor, not {brief(p)}").at("bernoulli", ())
+        p = full((), float(p), dtype=f64)
+    return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
+
+
+@telling
+def randint(
+    shape: int | Sequence[int],
+    *,
+    low: int,
+    high: int,
+    key: Tensor | None = None,
+    dtype: object = i64,
+) -> Tensor:
+    """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
+    of their own, since other libraries have them before the shape, or behind it.
+
+    The result: i[*shape]. Raises `AttributeRefused` unless low < high, and both are of the dtype,
+    `ShapeError` for a negative length and for what is no key, `DTypeError` for a dtype of no
+    integers.
+
+        >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
+        i64[5]
+    """
+    return op.randint(
+        _or_next(key), low=low, high=high, shape=integers(shape, "shape"), dtype=DType.of(dtype)
+    )
+
+
+@takes_arrays
+def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
+    """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
+
+    x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` for a tensor
+    without axes and for what is no key, `AttributeRefused` for a negative number.
+
+        >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
+        Tensor([0, 1, 2, 3], i64[4])
+    """
+    if not isinstance(x, Tensor):
+        return op.permutation(_or_next(key), n=x)
+    if x.ndim == 0:
+        raise ShapeError("a scalar has no axis to permute").at("permutation", (x.type,))
+    return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
+
+
+@takes_arrays
+def categorical(
+    logits: Tensor,
+    axis: int = -1,
+    shape: int | Sequence[int] | None = None,
+    *,
+    key: Tensor | None = None,
+) -> Tensor:
+    """Positions along `axis`, i64, each with a probability proportional to e^logit.
+
+    `shape` is that of the result: the shape of `logits` without the axis, or one that this
+    broadcasts to. A position is where logit + noise is largest, with noise of the Gumbel
+    distribution (Maddison et al., arXiv 1411.0030), as in `jax.random.categorical`: for each draw,
+    as many numbers are drawn as there are logits.
+
+    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` for other than floats, `AxisRefused` for
+    an axis that is not there, `ShapeError` for a shape that the logits do not fit, no logits along
+    the axis, or what is no key.
+
+        >>> ml.random.categorical(ml.asarray([0.0, 100.0]), key=ml.random.key(0))
+        Tensor(1, i64[])
+    """
+    type = _float_type("categorical", logits, "logits")
+    try:
+        along = normalize_axis(integer(axis, "axis", "categorical"), type.ndim) - type.ndim
+    except OpError as error:
+        raise error.at("categorical", (type,)) from None
+    rest = tuple(n for i, n in enumerate(type.shape, -type.ndim) if i != along)
+    wanted = _drawn_shape("categorical", rest, shape)
+    place = len(wanted) + 1 + along
+    drawn = (*wanted[:place], type.shape[along], *wanted[place:])
+    wide = _wide(stop_gradient(logits))
+    return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
+
+
+@takes_arrays
+def choice(
+    a: Tensor | int,
+    shape: int | Sequence[int] = (),
+    *,
+    replace: bool = True,
+    p: Tensor | None = None,
+    axis: int = 0,
+    key: Tensor | None = None,
+) -> Tensor:
+    """Random ones of the numbers 0 .. a-1 (i64), or of the slices of a tensor along `axis`, which
+    the axes of `shape` replace.
+
+    Each is as likely as any other, or as its element of the float vector `p` says, whose sum need
+    not be 1. With `replace`, one may be drawn again, and all of `p` is looked at for each draw.
+    Without, none is drawn twice, and with `p` they come as if drawn one after the other, each from
+    what is left (Efraimidis and Spirakis, Inf. Process. Lett. 97, 2006, by Gumbel noise); if fewer
+    than are drawn have p > 0, some of the others follow.
+
+    The result: i64[*shape] of a number, [*shape, ...] of a tensor and axis 0. Raises
+    `AttributeRefused` for more draws than there are without `replace`, or for any from nothing,
+    `ShapeError` for another `p` than one number for each and for what is no key, `DTypeError` for a
+    `p` that is no floats, `AxisRefused` for an axis that the tensor does not have.
+
+        >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
+        i64[3]
+    """
+    if isinstance(a, Tensor):
+        types: tuple[TensorType, ...] = (a.type,)
+        try:
+            n = a.shape[normalize_axis(integer(axis, "axis", "choice"), a.ndim)]
+        except OpError as error:
+            raise error.at("choice", types) from None
+    else:
+        n, types = integer(a, "a", "choice"), ()
+    wanted = integers(shape, "shape")
+    draws = math.prod(wanted)
+    if n < 0 or (draws > n and not replace) or (draws and not n):
+        raise AttributeRefused(
+            f"cannot draw {draws} of {n}{'' if replace else ' without replace'}"
+        ).at("choice", types)
+    if p is not None and _float_type("choice", p, "p").shape != (n,):
+        raise ShapeError(f"p has one number for each of {n}, and is {p.type}").at("choice", types)
+    if not draws:
+        places = full(wanted, 0, dtype=i64)
+    elif replace:
+        if p is None:
+            places = randint(wanted, low=0, high=n, key=key)
+        else:
+            places = categorical(op.log(_wide(stop_gradient(p))), shape=wanted, key=key)
+    elif p is None:
+        places = _first(op.permutation(_or_next(key), n=n), wanted)
+    else:
+        scores = op.log(_wide(stop_gradient(p)))
+        noise = _gumbel((n,), scores.dtype, key)
+        places = _first(op.argsort(scores + noise, descending=True), wanted)
+    return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
+
+
+@takes_arrays
+def truncated_normal(
+    lower: Tensor | float,
+    upper: Tensor | float,
+    shape: int | Sequence[int] | None = None,
+    *,
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Standard normal values under the condition lower <= x <= upper, numbers or tensors that
+    broadcast to `shape`; without it, to each other. By the inverse of the distribution function, as
+    in `jax.random.truncated_normal`: where both bounds are on one side of 0 and more than about 4
+    away (7 in f64), so few values are possible that it is coarse.
+
+    The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `AttributeRefused`
+    unless lower < upper, for numbers, `ShapeError` for a negative length and for what is no key,
+    and where the bounds do not broadcast to the shape, `DTypeError` for a dtype of no floats.
+
+        >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
+        f32[3]
+    """
+    bounds = lower, upper
+    if not any(isinstance(x, Tensor) for x in bounds) and not (
+        is_real(lower) and is_real(upper) and lower < upper
+    ):
+        raise AttributeRefused(
+            f"lower = {brief(lower)} must be less than upper = {brief(upper)}"
+        ).at("truncated_normal", ())
+    wanted = DType.of(dtype)
+    low, high = [_bound(x, wanted) for x in bounds]
+    try:
+        given = broadcast_shapes(low.shape, high.shape)
+    except OpError as error:
+        raise error.at("truncated_normal", (low.type, high.type)) from None
+    drawn = _drawn_shape("truncated_normal", given, shape)
+    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
+    first, last = [op.erf(_wide(x) * math.sqrt(0.5)) for x in (low, high)]
+    x = _as(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
+    return op.clip(x, low, high)
+
+
+def _bound(x: float | Tensor, dtype: DType) -> Tensor:
+    if isinstance(x, Tensor):
+        return asarray(x, dtype=dtype)
+    if not is_real(x):
+        raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}").at(
+            "truncated_normal", ()
+        )
+    return full((), float(x), dtype=dtype)
+
+
+_CENTRAL: Final = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
+)  # fmt: skip
+_TAIL: Final = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
+)  # fmt: skip
+
+
+def _erfinv(y: Tensor) -> Tensor:
+    """The inverse of erf: in f32 to about 1e-6, by Giles (GPU Computing Gems 2, 2011, ch. 10); in
+    f64 with two steps of Newton's method."""
+    most = 1.0 - float(np.finfo(y.dtype.numpy.name).epsneg)
+    y = op.clip(y, -most, most)
+    w = -op.log((1.0 - y) * (1.0 + y))
+    near = op.less(w, 5.0)
+    w = op.where(near, w - 2.5, op.sqrt(w) - 3.0)
+    x = y * op.where(near, _polynomial(_CENTRAL, w), _polynomial(_TAIL, w))
+    if y.dtype is f64:
+        for _ in range(2):
+            x = x - (op.erf(x) - y) * op.exp(op.square(x)) * (math.sqrt(math.pi) / 2)
+    return x
+
+
+def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    result = x * coefficients[0] + coefficients[1]
+    for each in coefficients[2:]:
+        result = result * x + each
+    return result
+
+
+def _wide_dtype(dtype: DType) -> DType:
+    """What draws of that dtype are computed in: f32 for halves."""
+    return f32 if dtype.is_half else dtype
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The tensor in what draws of its dtype are computed in."""
+    return _as(x, _wide_dtype(x.dtype))
+
+
+def _as(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype is dtype else op.astype(x, dtype=dtype)
+
+
+def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
+    """-log(-log(u)), finite also where u is drawn as 0."""
+    u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
+    return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
+
+
+def _drawn_shape(function: str, given: Shape, shape: int | Sequence[int] | None) -> Shape:
+    """The shape to draw in: the one asked for, to which the given one has to broadcast, or that."""
+    if shape is None:
+        return given
+    wanted = integers(shape, "shape", function)
+    try:
+        fits = broadcast_shapes(given, wanted) == wanted
+    except ShapeError:
+        fits = False
+    if not fits:
+        raise ShapeError(f"draws of shape {given} do not broadcast to shape {wanted}").at(
+            function, ()
+        )
+    return wanted
+
+
+def _first(order: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """As many of the first elements of a vector as fill the shape."""
+    part = op.slice(order, start=(0,), length=(math.prod(shape),), step=(1,))
+    return alias(one_op("reshape", shape=shape), part, order.type.with_shape(shape))
+
+
+def _float_type(function: str, x: object, name: str) -> TensorType:
+    if not isinstance(x, Tensor) or not x.dtype.is_float:
+        given = x.type if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise DTypeError(f"{name} must be a tensor of floats, not {given}").at(function, ())
+    return x.type
+
+
+def _or_next(key: Tensor | None) -> Tensor:
+    if key is not None and not isinstance(key, Tensor):
+        raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
+    return next_key() if key is None else key

@@ -1,0 +1,1 @@
+"""What other libraries know of mlvm, and mlvm of them."""

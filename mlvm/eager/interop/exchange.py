@@ -1,0 +1,205 @@
+"""Tensors and other libraries: DLPack, arrays, copies and pickles.
+
+A VM of this process lends the memory of a tensor: what numpy or PyTorch gets is a read-only array
+over the same bytes, and a view of the tensor, so an update of the tensor moves it elsewhere and the
+array keeps what it has. The array outlives the tensor, its arena's reset, and the arena. The other
+way, values are copied: what somebody else can write to is no tensor's memory.
+
+DLPack: https://dmlc.github.io/dlpack/latest/python_spec.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.arena.arena import STALE
+from mlvm.arena.lending import Loan, can_lend
+from mlvm.core.errors import (
+    CaptureError,
+    CopyRefused,
+    ExchangeRefused,
+    GradientError,
+    HandleError,
+    NoExchange,
+    brief,
+)
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, bf16
+from mlvm.eager.functions.creation import asarray, placed
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.context import arena_on
+from mlvm.eager.tensor.tensor import Tensor, from_array, is_tracked, stop_gradient, values_of
+
+_CPU: Final = (1, 0)  # kDLCPU
+
+
+class _Lent:
+    """The base of an array over a tensor's memory, and of all its views: it has the loan."""
+
+    def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
+        address, _ = memory.__array_interface__["data"]
+        self.__array_interface__ = {**memory.__array_interface__, "data": (address, True)}
+        self._kept = memory, view
+        self._loan = loan
+
+    def __del__(self) -> None:
+        self._loan.end()
+
+
+def lent(x: Tensor) -> Array | None:
+    """A read-only array over the bytes of x; None where they are not to be had: on a VM elsewhere,
+    on one without bytes, in a recording, and in memory that is not the tensor's own. Raises
+    `StaleTensor`."""
+    if x.handle == STALE:
+        raise x.stale()
+    borrow = getattr(x.arena.vm, "borrow", None)
+    if borrow is None or not can_lend(x):
+        return None
+    view = stop_gradient(x)  # first: an update by another thread moves x, and not the view
+    loan = Loan(view)
+    try:
+        return np.asarray(_Lent(borrow(view.handle), view, loan))
+    except HandleError:
+        loan.end()
+        if view.root.region is None:
+            raise view.stale() from None
+        return None
+    except BaseException:
+        loan.end()
+        raise
+
+
+def _refuse_copy(x: Tensor, why: str) -> CopyRefused:
+    return CopyRefused(f"{x.type} on {x.arena.vm.name} {why}, and copy=False forbids to copy it")
+
+
+def _require_untracked(x: Tensor) -> None:
+    """Raise `GradientError` where x depends on what a gradient is being taken for: another library
+    would compute with its values, and the gradient would miss that."""
+    if is_tracked(x):
+        raise GradientError(
+            f"a gradient goes through this {x.type}, and none goes through another library: use "
+            f"functions of ml, or take stop_gradient(x) or x.numpy() for its values"
+        )
+
+
+def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
+    """What `numpy.asarray(x)` gives: a copy, in that dtype (bf16 in f32, if none is named); with
+    `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` where there is none,
+    `GradientError` where a gradient goes through x, and `StaleTensor`."""
+    _require_untracked(x)
+    if copy is not False:
+        if dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy:
+            return values_of(x)
+        array = x.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+    if x.dtype is bf16:
+        raise _refuse_copy(x, "is of a dtype that numpy does not have")
+    if dtype is not None and np.dtype(dtype) != x.dtype.numpy:
+        raise _refuse_copy(x, f"is no {np.dtype(dtype)}")
+    found = lent(x)
+    if found is None:
+        raise _refuse_copy(x, "has no memory here to lend")
+    return found
+
+
+def dlpack(
+    x: Tensor,
+    /,
+    *,
+    stream: None = None,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[int, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """A DLPack capsule in the memory of the processor: of the bytes of x themselves, read-only,
+    where its VM lends them and the consumer's `max_version` can say so; else of a copy.
+
+    Raises `CopyRefused` where `copy` is False and it takes a copy, `ExchangeRefused` for a stream,
+    for another device, for bf16, and for a tensor without values (of a dry VM, or in a captured
+    function), `GradientError` where a gradient goes through x, `StaleTensor`.
+    """
+    _require_untracked(x)
+    if x.dtype is bf16:
+        raise ExchangeRefused(
+            f"{x.type}: numpy, which makes the capsules, has no bfloat16; give astype(x, float32)"
+        )
+    if stream is not None:
+        raise ExchangeRefused(f"{x.type}: there are no streams, such as {brief(stream)}")
+    if dl_device is not None and tuple(map(int, dl_device)) != _CPU:
+        raise ExchangeRefused(f"{x.type} is to be had on {_CPU}, the processor, not {dl_device}")
+    if copy is not True:
+        knows_read_only = max_version is not None and max_version >= (1, 0)
+        found = lent(x) if knows_read_only else None
+        if found is not None:
+            return found.__dlpack__(max_version=max_version)
+        if copy is False:
+            why = "has no memory here to lend" if knows_read_only else "is lent read-only"
+            raise _refuse_copy(x, why)
+    try:
+        source = lent(x)
+        if source is None:
+            source = values_of(x)
+    except (HandleError, CaptureError) as error:
+        raise ExchangeRefused(f"{x.type} has no values to give: {error}") from None
+    return source.__dlpack__(max_version=max_version, copy=True)
+
+
+def dlpack_device(x: Tensor, /) -> tuple[int, int]:
+    """(1, 0), the processor: what is on a VM elsewhere is copied."""
+    return _CPU
+
+
+def from_dlpack(
+    x: object, /, *, device: VMProtocol | None = None, copy: bool | None = None
+) -> Tensor:
+    """A tensor with the values of x, of any library that has DLPack, in the current arena or on the
+    VM `device`. They are copied, as x may change; of a Tensor on that VM it is a new Tensor over
+    the same bytes.
+
+    The result: [...], the shape of x. Raises
+    `NoExchange` for what has no DLPack, `CopyRefused` where `copy` is False and it takes a copy,
+    `DTypeError` for a dtype that there is not, and what the exporter raises.
+
+        >>> import numpy as np
+        >>> ml.from_dlpack(np.ones(2))
+        Tensor([1., 1.], f64[2])
+    """
+    if isinstance(x, Tensor):
+        return asarray(x, device=device, copy=copy)
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise NoExchange(f"a {type(x).__name__} has no __dlpack__; see asarray").at(
+            "from_dlpack", ()
+        )
+    if copy is False:
+        raise CopyRefused(
+            f"from_dlpack: the values of a {type(x).__name__} are copied into a VM, which "
+            f"copy=False forbids"
+        )
+    with placed(device, "from_dlpack"):
+        # PyTorch exports no tensor that it tracks, and numpy reads no bf16.
+        if hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
+            return asarray(x)
+        return asarray(np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu"))
+
+
+def _copy(x: Tensor, memo: object = None, /) -> Tensor:
+    """A tensor with bytes of its own, on the VM of x: in the arena that `arena_on` names."""
+    with arena_on(x.arena.vm).allocating():
+        return op.copy(x)
+
+
+def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
+    """A pickle has the values; they load into the arena that is current then."""
+    return from_array, (values_of(x),)
+
+
+Tensor.__array__ = as_array
+Tensor.__dlpack__ = dlpack
+Tensor.__dlpack_device__ = dlpack_device
+Tensor.__copy__ = _copy
+Tensor.__deepcopy__ = _copy
+Tensor.__reduce__ = _reduce  # type: ignore[assignment]

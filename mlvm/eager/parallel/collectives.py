@@ -1,0 +1,257 @@
+"""The collectives from eager code: where the members of a group meet.
+
+Each function is one launch, so a captured step may contain it. On a VM in no group it does what it
+would in a group of one. The functions have no gradients: reduce what `value_and_grad` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from mlvm.core.errors import DTypeError, GradientError
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import DType
+from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions.creation import integers
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.tensor import OneOp, Tensor, apply, is_tracked, launch_for_values, own
+from mlvm.eager.tree import Tree, named_tensors, require_live
+from mlvm.parallel.collectives import Member
+from mlvm.parallel.group import member_of
+from mlvm.parallel.meeting import Reduction
+
+# --- who and with whom ---------------------------------------------------------------
+
+
+def rank() -> int:
+    """The current VM's number in its group, from 0; 0 on a VM in no group.
+
+    >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
+    [0, 1]
+    """
+    return place_of(current_arena().vm)[0]
+
+
+def size() -> int:
+    """How many members the current VM's group has; 1 on a VM in no group.
+
+    >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
+    [2, 2]
+    """
+    return place_of(current_arena().vm)[1]
+
+
+def place_of(vm: VMProtocol) -> tuple[int, int]:
+    """The VM's rank, and the size of its group."""
+    member = member_of(vm)
+    return (member.rank, member.size) if member is not None else (0, 1)
+
+
+# --- collectives ---------------------------------------------------------------------
+
+
+def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
+    """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
+
+    All give trees of the same types. It is one launch, in which the members meet once. Elements are
+    combined in order of rank: all members get the same bits, in every run.
+
+    The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
+    bools, `AttributeRefused` for another `op`, `GradientError` for a tensor that a gradient goes
+    through, `StaleTensor`.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     ml.parallel.all_reduce(x)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[3.0, 3.0], [3.0, 3.0]]
+    """
+    _in_place("all_reduce", tree, op=op)
+
+
+def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
+    """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
+    nothing may use its tensors.
+
+    The tensors: any shapes. Raises what `all_reduce` raises.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     ml.parallel.all_reduce_start(x, "max")
+        ...     y = ml.sum(ml.ones(4))  # meanwhile
+        ...     ml.parallel.all_reduce_wait(x)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
+    _in_place("all_reduce.start", tree, op=op)
+
+
+def all_reduce_wait(tree: Tree) -> None:
+    """End what `all_reduce_start` has begun with this tree.
+
+    The tensors: any shapes. Raises `GroupError` for a tree that was not begun with.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2)
+        ...     ml.parallel.all_reduce_start(x)
+        ...     ml.parallel.all_reduce_wait(x)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
+    _in_place("all_reduce.wait", tree)
+
+
+def broadcast(tree: Tree, root: int = 0) -> None:
+    """Overwrite each tensor of the tree with the tensor of the member with rank `root`. Given a
+    model, all members have the same one after it.
+
+    The tensors: any shapes and dtypes. Raises `AttributeRefused` unless 0 <= root < size().
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     ml.parallel.broadcast(x, root=1)
+        ...     return x.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
+    _in_place("broadcast", tree, root=root)
+
+
+def all_gather(x: Tensor) -> Tensor:
+    """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
+    f[size * k, ...]; a scalar counts as a tensor of one element.
+
+    x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` where members give different
+    types.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(2) * (rank + 1.0)
+        ...     return ml.parallel.all_gather(x).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]
+    """
+    _require_untracked("all_gather", x)
+    return _apply("all_gather", x)
+
+
+def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
+    """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
+
+    Raises `ShapeError` where axis 0 does not divide, and what `all_reduce` raises.
+
+        >>> def member(rank, vm):
+        ...     return ml.parallel.reduce_scatter(ml.arange(4.0)).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0, 2.0], [4.0, 6.0]]
+    """
+    _require_untracked("reduce_scatter", x)
+    return _apply("reduce_scatter", x, op=op)
+
+
+def send(x: Tensor, to: int) -> None:
+    """Give x to the member with rank `to`. Returns when that member has called `recv`.
+
+    x: any shape and dtype, those that the other expects. Raises `AttributeRefused` unless `to` is
+    the rank of another member.
+
+        >>> def member(rank, vm):
+        ...     if rank == 1: return ml.parallel.send(ml.ones(2), to=0)
+        ...     return ml.parallel.recv(2, source=1, dtype=ml.float32).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0], None]
+    """
+    _require_untracked("send", x)
+    _effect("send", [x], to=to)
+
+
+def recv(shape: int | Sequence[int], *, source: int, dtype: object) -> Tensor:
+    """The tensor of that type that the member with rank `source` gives with `send`.
+
+    The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
+
+        >>> def member(rank, vm):
+        ...     if rank == 1: return ml.parallel.send(ml.ones(2), to=0)
+        ...     return ml.parallel.recv(2, source=1, dtype=ml.float32).tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0], None]
+    """
+    lengths = integers(shape, "shape")
+    return _apply("recv", source=source, shape=lengths, dtype=DType.of(dtype))
+
+
+def barrier() -> None:
+    """Wait until all members are here.
+
+    >>> def member(rank, vm):
+    ...     ml.parallel.barrier()  # both are here
+    ...     return ml.parallel.rank()
+    >>> with ml.parallel.Group(2) as group: group.run(member)
+    [0, 1]
+    """
+    _effect("barrier", [])
+
+
+def _require_untracked(name: str, x: Tensor) -> None:
+    """Raise `GradientError` for a tensor that a gradient is taken through, `DTypeError` for what
+    is no tensor."""
+    if not isinstance(x, Tensor):
+        raise DTypeError(f"takes a tensor, not a {type(x).__name__}; see asarray").at(name, ())
+    if is_tracked(x):
+        raise GradientError(
+            f"{name} has no gradient; call it on what value_and_grad returns, or on "
+            f"stop_gradient(x)"
+        )
+
+
+def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
+    tensors = list(named_tensors(tree, buffers=True).values())
+    require_live(tensors)
+    for x in tensors:
+        _require_untracked(name, x)
+    if name != "all_reduce.wait":  # which is for the bytes of `all_reduce.start`
+        for x in tensors:
+            own(x)
+    _effect(name, tensors, **attributes)
+
+
+def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
+    """One launch of the collective, into a new tensor."""
+    rank, size = place_of(current_arena().vm)
+    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    if size > 1:
+        return apply(call, *operands)
+    result = call.infer(tuple([x.type for x in operands]))
+    assert result is not None  # none of these is dynamic
+    [x] = operands  # a recv, which has none, was refused before
+    return fn.reshape(x, result.shape)
+
+
+def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
+    """One launch of a collective that leaves no result."""
+    rank, size = place_of(current_arena().vm)
+    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    if size > 1:
+        program = _program(name, len(operands), tuple(call.attributes.items()))
+        launch_for_values(program, current_arena().vm, tuple(operands))
+    else:
+        call.op.infer([x.type for x in operands], call.attributes)
+
+
+_OPS: Final = Member("", 0, 1).ops
+
+
+@lru_cache(maxsize=1024)
+def _one_op(rank: int, size: int, name: str, attributes: tuple[tuple[str, Any], ...]) -> OneOp:
+    """The collective as a member of that rank calls it."""
+    return OneOp(Member("", rank, size).ops[name], dict(attributes))
+
+
+@lru_cache(maxsize=1024)
+def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -> Program:
+    return Program.of_op(name, nparams, dict(attributes), 0)

@@ -1,0 +1,1 @@
+"""Launches that are noted and not run."""

@@ -1,0 +1,57 @@
+"""Queue tensors, input pipelines and scratch pads, with eager tensors as what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from typing_extensions import TypeVar
+
+from mlvm.arena import scratch_pad
+from mlvm.arena.arena import Allocation
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import TensorType
+from mlvm.eager.recording.recorder import recorder, refuse_captured
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.input import pipeline, queue
+
+A = TypeVar("A", bound=Allocation, default=Tensor)
+
+
+class QueueTensor(queue.QueueTensor):
+    __doc__ = queue.QueueTensor.__doc__
+
+    def get(self, timeout: float | None = None, kind: type[A] = Tensor) -> tuple[A, ...]:  # type: ignore[assignment]
+        active = recorder.get()
+        if active is not None:  # each launch of the captured function will take an element
+            return active.take(self)  # type: ignore[return-value]
+        return self.arena.lend(self.next_slot(timeout), kind)
+
+    def get_nowait(self, kind: type[A] = Tensor) -> tuple[A, ...]:  # type: ignore[assignment]
+        refuse_captured("an element is taken without waiting")
+        return super().get_nowait(kind)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        refuse_captured("a queue is iterated over")
+        return cast(Iterator[tuple[Tensor, ...]], super().__iter__())
+
+    get.__doc__ = queue.QueueTensor.get.__doc__
+    get_nowait.__doc__ = queue.QueueTensor.get_nowait.__doc__
+
+
+class Pipeline(pipeline.Pipeline[Tensor]):
+    __doc__ = pipeline.Pipeline.__doc__
+    _kind = Tensor
+
+    def _default_vm(self) -> VMProtocol:
+        return current_arena().vm
+
+
+class ScratchPad(scratch_pad.ScratchPad):
+    __doc__ = scratch_pad.ScratchPad.__doc__
+
+    def tensor(self, type: TensorType | str, offset: int, kind: type[A] = Tensor) -> A:  # type: ignore[assignment]
+        return super().tensor(type, offset, kind)
+
+    tensor.__doc__ = scratch_pad.ScratchPad.tensor.__doc__

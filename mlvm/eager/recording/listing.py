@@ -1,0 +1,45 @@
+"""What an eager call launches, as one program that can be read, and launched again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlvm.arena.arena import Arena
+from mlvm.core.observe import observed
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.types import Array
+from mlvm.eager.tensor.context import current_arena
+from mlvm.step.concatenate import Launch, concatenate
+
+
+def program_of(fn: Callable[..., Any], *args: Any) -> Program:
+    """Call `fn(*args)` on the current VM, and return what it launched as one program.
+
+    The program names tensors by their handles. What `fn` makes lies in an arena of the program's
+    own, and lives as long as the program. So another launch computes the same again, as long as the
+    arguments live. Values that Python copied in stay what they were in this call. Raises
+    `ProgramError` for a call whose result's shape depends on values.
+
+        >>> "sin.out" in ml.disassemble(ml.program_of(ml.sin, ml.zeros(2)))
+        True
+    """
+    arena = Arena(current_arena().vm, "program_of")
+    launches: list[Launch] = []
+
+    def launch(
+        proceed: Callable[..., list[Array]],
+        program: Program,
+        handles: Sequence[TensorHandle] = (),
+        **options: Any,
+    ) -> list[Array]:
+        launches.append((program, tuple(handles)))
+        return proceed(program, handles, **options)
+
+    with observed(arena.vm, launch=launch), arena.allocating():
+        fn(*args)
+    program = concatenate(launches)
+    weakref.finalize(program, arena.close).atexit = False
+    return program

@@ -1,0 +1,824 @@
+"""What a function does with tensors, recorded and not run.
+
+While a `Recorder` is on, the launches of a VM are noted down as calls on values, and the results
+that a function makes live in an arena of the recorder's own, which has no bytes. What a later
+launch of these calls could not do again raises `CaptureError`, and names the line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
+from mlvm.arena.placement import rounded
+from mlvm.arena.scratch_pad import ScratchPad
+from mlvm.core.errors import (
+    AttributeRefused,
+    CaptureError,
+    GradientError,
+    HandleError,
+    user_line,
+)
+from mlvm.core.machine.callee import OUT
+from mlvm.core.observe import Layer, observed
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
+from mlvm.core.program.program import STAR, Opcode, Program
+from mlvm.core.protocol import (
+    Estimate,
+    StorageHandle,
+    T,
+    TensorHandle,
+    VMProtocol,
+)
+from mlvm.core.types import Array, TensorType, i64
+from mlvm.eager.tensor.context import Tape, capturing, recording
+from mlvm.eager.tensor.tensor import (
+    OneOp,
+    Tensor,
+    apply,
+    live_tapes,
+    one_op,
+    overwrite,
+    prepare_constants,
+)
+from mlvm.input.queue import QueueTensor
+from mlvm.input.queue_get import NAME
+from mlvm.machines import residuals
+from mlvm.step.blocks import free, outer_index
+from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
+
+recorder = cast("ContextVar[Recorder | None]", capturing)
+"""The recorder that is on, for each thread or task."""
+
+Reference: TypeAlias = weakref.ref[Allocation]
+_Views: TypeAlias = dict[int, Reference]  # by their ids
+
+_COPY: Final = one_op("copy")
+
+_ENDED: Final = Value(0)
+"""What a tensor holds that a block made, once the block has ended."""
+
+_handles = itertools.count(1 << 62)  # no VM issues as many
+_REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
+
+
+class Shared(BaseException):
+    """A captured function updates this tensor, of which there are views outside, or which is one:
+    an update moves it. The recording is given up, and made again once the tensor has moved."""
+
+    def __init__(self, x: Allocation) -> None:
+        super().__init__()
+        self.x = x
+
+
+class SharedAround(BaseException):
+    """A block updates this tensor, and what is outside of it needs the old value, or the tensor is
+    a view from there. The recording of that block, inside of `depth` others, is given up, and made
+    again once the tensor has moved. So each turn finds what the one before has left."""
+
+    def __init__(self, x: Tensor, depth: int) -> None:
+        super().__init__()
+        self.x = x
+        self.depth = depth
+
+
+class _Around(NamedTuple):
+    """What there was when a block was opened: the tape that was on; how many nodes each tape had;
+    the views."""
+
+    tape: Tape | None
+    nodes: dict[Tape, int]
+    views: _Views
+
+
+class Recorder:
+    """A VM of its own, as far as a function can tell: it knows types, and holds no bytes.
+
+    `inputs` are the tensors that the function is given, one for each memory; it gets a `stand_in`
+    for each. `calls` is what was recorded so far. `states` are tensors from outside that the
+    function used and was not given. `same` has the numbers of inputs that it also reached by
+    itself. `seen_as` has the views by which it may have reached one of these, and what each is a
+    view of. `held` has to live as long as what was recorded. While `again` is true, calls compute
+    what was there before.
+    """
+
+    def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
+        self.vm = vm
+        self.calls: list[Call] = []
+        self.states: list[Allocation] = []
+        self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []
+        self.arena = Arena(self, "captured")
+        self.arguments = Arena(self, "arguments")
+        self.again = False
+        self.same: set[int] = set()
+        self.held: list[object] = []
+        self.ahead: list[QueueTensor] = []  # an element of each is an input after the others
+        self.ahead_homes: set[Home] = set()
+        self._arguments = 0
+        self._elements = 0
+        self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
+        self._stood_for: dict[int, Allocation] = {}  # by the id of the stand-in
+        self._both: set[int] = set()  # see `_require_writable`
+        self._scratch = 0
+        self._before: list[dict[int, Value]] = []  # the values around each block that is open
+        self._open: list[Block] = []
+        self._around: list[_Around] = []  # what else there was when these were opened
+        self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
+        self.cells: set[int] = set()  # what functions may update, by the id of the reference
+        self._left: dict[Block, list[int]] = {}  # what each block has written outside of it
+        self._reached: dict[StorageHandle, int] = {}  # the end of the bytes used in a storage
+        self._given: set[StorageHandle] = set()  # storages of arguments
+        self._allocating: set[StorageHandle] = set()
+        # By the id of the reference to a region's holder. It stands for the tensor that is held:
+        self._references: dict[int, Reference] = {}  # those seen
+        self._united: dict[int, Reference] = {}  # an argument's own, and that of its stand-in
+        self._homes: dict[int, Home] = {}
+        self._values: dict[int, Value] = {}  # what it holds now
+        self._outside = {
+            id(region.holder): region.holder
+            for reference in regions(vm).valuerefs()  # other threads make regions meanwhile
+            if (region := reference()) is not None and region.holder is not None
+        }
+        self._views = _all_views(vm)
+        self._inputs = {id(x.root): i for i, x in enumerate(inputs)}
+        for x in inputs:
+            self._stand_ins[id(x.root)] = twin = self._argument(x.root.type)
+            self._stood_for[id(twin)] = x.root
+
+    # --- what the function sees -------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.vm.name
+
+    @property
+    def stands_for(self) -> VMProtocol:
+        return self.vm.stands_for
+
+    def is_same(self, other: VMProtocol) -> bool:
+        return self.vm.is_same(other)
+
+    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
+        return self.vm.attached(kind)
+
+    def alloc_storage(self, nbytes: int) -> StorageHandle:
+        handle = next(_handles)
+        self._allocating.add(handle)
+        return handle
+
+    def dealloc_storage(self, handle: StorageHandle) -> None:
+        pass
+
+    def tensor_from_storage(
+        self, storage: StorageHandle, type: TensorType, offset: int
+    ) -> TensorHandle:
+        if storage not in self._given:
+            end = offset + rounded(type.nbytes)
+            self._reached[storage] = max(self._reached.get(storage, 0), end)
+        return next(_handles)
+
+    def dealloc_tensor(self, handle: TensorHandle) -> None:
+        pass
+
+    def consumed_size_in_mib(self) -> float:
+        return self.vm.consumed_size_in_mib()
+
+    def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
+        return self.vm.estimate(program, arg_types)
+
+    def launch(
+        self,
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        *,
+        max_steps: int | None = None,
+    ) -> list[Array]:
+        """Note down what the program would do. Raises `CaptureError` if it is not one call, or
+        leaves values."""
+        self._record(program, args)
+        return []
+
+    def read(self, handle: TensorHandle) -> Array:
+        self._require_live(handle)
+        raise CaptureError(
+            f"{user_line()}: a value is read inside a captured function, and a later call would "
+            f"not see its own; return the tensor, and read it outside, or let the program decide: "
+            f"where, cond, while_loop, fori_loop, logical_and"
+        )
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        """Copy a Python scalar in, which stays the same. Raises `CaptureError` for other values."""
+        arena = scope.get()
+        if arena is not None and arena is prepare_constants(self.vm).arena:
+            self.vm.__class__.write(self.vm, handle, array)
+            return
+        raise CaptureError(
+            f"{user_line()}: a value from Python is copied into a tensor inside a captured "
+            f"function, and later calls would all get this one; make the tensor outside, give the "
+            f"array as an argument, or take full for a number"
+        )
+
+    def alloc_tensor(self, type: TensorType) -> TensorHandle:
+        raise _refused("a tensor without an arena is allocated")
+
+    def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
+        raise _refused("two tensors are swapped")
+
+    def synchronize(self) -> None:
+        self.vm.synchronize()
+
+    # --- what it does -----------------------------------------------------------------
+
+    def stand_in(self, x: Tensor) -> Tensor:
+        """What the function gets for a tensor over the memory of an input: the same one each time,
+        a view for a view."""
+        found = self._stand_ins.get(id(x))
+        if found is None:
+            found = self.arguments.view(self._stand_ins[id(x.root)], x.type, Tensor)
+            found.prepare()
+            self._stand_ins[id(x)] = found
+            self._stood_for[id(found)] = x
+        return found
+
+    def stand_in_of(self, type: TensorType) -> Tensor:
+        """What the function gets for another input, of which only the type is known."""
+        x = self._argument(type)
+        self._stand_ins[id(x)] = x
+        return x
+
+    def _argument(self, type: TensorType) -> Tensor:
+        x = self._given_tensor(type)
+        self._settle(x, "input", self._arguments)
+        self._arguments += 1
+        return x
+
+    def _given_tensor(self, type: TensorType) -> Tensor:
+        self._allocating = self._given
+        twin = self.arguments.alloc(type, Tensor)
+        self._allocating = set()
+        twin.tape = None
+        return twin
+
+    def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
+        """Stand-ins for the next element of the queue, which each launch will take."""
+        if self.frames:
+            raise _refused("a queue's element is taken in an ml.function")
+        if not queue.in_programs:
+            return self._take_ahead(queue)
+        twins = []
+        for type in queue.types:
+            twin = self._given_tensor(type)
+            self._settle(twin, "element", self._elements)
+            self._elements += 1
+            twins.append(twin)
+        outs = [Use(self.value_of(twin), twin.type) for twin in twins]
+        attributes = {"raises": True}
+        line = user_line()
+        self.calls.append(Call(NAME, None, attributes, outs, [], line, queue=queue.handle))
+        self.held.append(queue)
+        return tuple(twins)
+
+    def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
+        """Stand-ins for an element that is taken in this process, ahead of each launch, whose input
+        it is. Raises `CaptureError` where that would not be the same."""
+        homes = [use.value.home for call in self.calls for use in call.outs]
+        updated = any(home is not None and home.role in ("input", "state") for home in homes)
+        if self._open or updated:
+            raise CaptureError(
+                f"{user_line() or 'here'}: an element is taken "
+                f"{'in a branch or loop' if self._open else 'after an update'}; on {self.name}, "
+                f"which has memory of its own, elements are taken ahead of a launch: take it at "
+                f"the start, or outside of the captured function, as its argument"
+            )
+        twins = tuple([self._argument(type) for type in queue.types])
+        self.ahead.append(queue)
+        self.ahead_homes.update(self.home_of(twin) for twin in twins)
+        self.held.append(queue)
+        return twins
+
+    # --- updates ----------------------------------------------------------------------
+
+    def update(
+        self,
+        call: OneOp,
+        operands: tuple[Tensor, ...],
+        types: tuple[TensorType, ...],
+        out: Tensor,
+        tapes: Sequence[Tape],
+    ) -> None:
+        """Give a result to `out`, of which views or tapes need the old value.
+
+        A view goes over to new memory. Any other tensor stays where it is, as it may be an argument
+        or a state that the caller sees, and its views go over to memory that has the old value.
+        Raises `Shared` where views from outside are concerned, `SharedAround` where what needs the
+        old value is outside of a block.
+        """
+        views = out.views() if out.base is None else [out]
+        for view in views:
+            self._require_inside(view, out)
+        for depth, around in enumerate(self._around):
+            needed = any(_is_among(view, around.views) for view in views)
+            if out.base is None and not needed:
+                needed = any(tape.keeps(out, around.nodes.get(tape, 0)) for tape in tapes)
+            if needed:
+                raise SharedAround(out, depth)
+        if out.base is not None:
+            with self.arena.allocating():
+                new = apply(call, *operands)
+            self._give(out.arena.view(out, out.type, Tensor), out, (), tapes)
+            rebase(out, new)
+            out.tape, out.node = new.tape, getattr(new, "node", 0)
+        else:
+            old = self._old(out)
+            self._give(old, out, views, tapes)
+            operands = tuple([old if x is out else x for x in operands])
+            overwrite(out, call, *operands)
+            on = recording.get()
+            if on is None:
+                out.tape = None
+            else:
+                on.record(call, operands, types, out)
+
+    def own(self, x: Tensor) -> None:
+        """See to it that nobody else needs the memory of a tensor, and that it is no view."""
+        tapes = [each for each in live_tapes.copy() if each.within is self]
+        if x.base is None:
+            self._give(self._copied(x), x, x.views(), tapes)
+            return
+        new = self._copied(x)
+        self._give(x.arena.view(x, x.type, Tensor), x, (), tapes)
+        value = self._values[id(_reference_to(new))]
+        exchange(x, new)
+        reference = _reference_to(x)
+        self._references[id(reference)] = reference
+        self._values[id(reference)] = value
+
+    def _give(
+        self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
+    ) -> None:
+        """Give `old`, which has the value of x, to those who need that."""
+        old.tape, old.node = x.tape, getattr(x, "node", 0)
+        for view in views:
+            rebase(view, old)
+        for tape in tapes:  # before the node of an update, which may save the new value
+            tape.exchange({id(x): old}, old)
+
+    def _require_inside(self, view: Allocation, updated: Tensor) -> None:
+        """Raise `Shared` for a view that was made outside, or stands in for one."""
+        if _is_among(view, self._views) or id(view) in self._stood_for:
+            raise Shared(self._stood_for.get(id(updated), updated))
+
+    def _old(self, x: Tensor) -> Tensor:
+        """A tensor with the value that x has now."""
+        reference = self._reference(x.handle)
+        value = self._value(reference)
+        if value.home is not None or (self._before and id(reference) in self._before[-1]):
+            return self._copied(x)
+        old = self.arena.alloc(x.type, Tensor)
+        reference = _reference_to(old)
+        self._references[id(reference)] = reference
+        self._values[id(reference)] = value
+        return old
+
+    def _copied(self, x: Tensor) -> Tensor:
+        """A copy, which no tape knows."""
+        before = recording.set(None)
+        try:
+            with self.arena.allocating():
+                return apply(_COPY, x)
+        finally:
+            recording.reset(before)
+
+    def require_own_tape(self, x: Tensor, tape: Tape) -> None:
+        """Raise `GradientError` for an update, in a block, of what was made outside of it, where a
+        tape from outside would have to follow: the block may run never, or often."""
+        if self._open and self._around[-1].tape is tape and not self._is_made(x):
+            raise GradientError(
+                f"{user_line() or 'here'}: a {x.type} from outside of a loop's body, a branch or "
+                f"an ml.function is updated in it, and a gradient is taken through that; let it be "
+                f"part of the state, and return it"
+            )
+
+    def _is_made(self, x: Tensor) -> bool:
+        """Whether the tensor was made in the block that is open."""
+        if x.base is not None:
+            return not _is_among(x, self._around[-1].views)
+        return id(self._reference(x.handle)) not in self._before[-1]
+
+    # --- control flow -----------------------------------------------------------------
+
+    @contextmanager
+    def block(self) -> Iterator[Block]:
+        """Inside, calls are recorded into a block, which `control` then runs. What it makes cannot
+        be used outside of it; what it writes in place was made outside."""
+        calls, elements, before = self.calls, self._elements, dict(self._values)
+        block = Block()
+        self.calls = block.calls
+        self._before.append(before)
+        self._open.append(block)
+        nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
+        self._around.append(_Around(recording.get(), nodes, _all_views(self.vm)))
+        try:
+            yield block
+        finally:
+            self._before.pop()
+            self._open.pop()
+            self._around.pop()
+            self.calls, self._elements = calls, elements
+            for key, value in self._values.items():
+                if key not in before:
+                    self._values[key] = _ENDED
+                elif value is not before[key]:
+                    self._left.setdefault(block, []).append(key)
+                    self._values[key] = before[key]
+
+    @contextmanager
+    def function(self, procedure: Procedure) -> Iterator[None]:
+        """Inside, calls are recorded into the block of a function."""
+        with self.block() as block:
+            procedure.block = block
+            self.frames.append(self._before[-1])
+            try:
+                yield
+            finally:
+                self.frames.pop()
+
+    @property
+    def depth(self) -> int:
+        """How many blocks are open."""
+        return len(self._open)
+
+    def home_of(self, x: Tensor) -> Home:
+        return self._homes[id(_reference_to(x))]
+
+    def as_cell(self, x: Tensor) -> Tensor:
+        """The variable, which functions may update from now on."""
+        self.cells.add(id(_reference_to(x)))
+        return x
+
+    def control(self, name: str, blocks: Sequence[Block], condition: Tensor | None = None) -> None:
+        """Run blocks: see `Call`."""
+        ins = [] if condition is None else [self.use(condition)]
+        ins += free(blocks)
+        outs: list[Use] = []
+        for key in dict.fromkeys(key for block in blocks for key in self._left.pop(block, [])):
+            home = self._homes[key]
+            ins.append(Use(self._values[key], home.type))
+            self._values[key] = Value(home.type.nbytes, home)
+            outs.append(Use(self._values[key], home.type))
+        ins = list(dict.fromkeys(ins))
+        line = user_line()
+        self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, line, blocks=tuple(blocks)))
+
+    def parameter(self, type: TensorType) -> Tensor:
+        """A tensor for an operand of the function whose block is open: memory of its caller."""
+        x = self.arena.alloc(type, Tensor)
+        x.prepare()
+        reference = _reference_to(x)
+        self._references[id(reference)] = reference
+        home = self._homes[id(reference)] = Home("outer", next(outer_index), type)
+        self._open[-1].homes.add(home)
+        self._new_value(reference, type)
+        return x
+
+    def call(
+        self, callee: Procedure, results: Sequence[TensorType], args: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Call a function from within its own block, or that of one that it calls."""
+        made = self._called("call", results, args)
+        call = self.calls[-1]
+        call.callee, call.passed = callee, [*call.outs, *call.ins]
+        return made
+
+    def call_from_outside(
+        self, procedures: Sequence[Procedure], results: Sequence[TensorType], args: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Call the first of these functions, which calls the others."""
+        made = [self.variable(type) for type in results]
+        passed = [self.use(x) for x in (*made, *args)]
+        blocks = [procedure.block for procedure in procedures]
+        self.control("call", blocks)
+        call = self.calls[-1]
+        for i, x in enumerate(made):
+            reference = _reference_to(x)
+            passed[i] = Use(self._new_value(reference, x.type), x.type)
+        call.outs += passed[: len(made)]
+        call.ins = list(dict.fromkeys([*call.ins, *passed[len(made) :]]))
+        call.callee, call.passed, call.procedures = procedures[0], passed, procedures
+        return [self.released(x) for x in made]
+
+    def variable(self, type: TensorType, *, outside: bool = False) -> Tensor:
+        """A tensor for blocks to write, which holds nothing at first; with `outside` it is made
+        outside of the block that is open."""
+        x = self.arena.alloc(type, Tensor)
+        x.prepare()
+        reference = _reference_to(x)
+        self._references[id(reference)] = reference
+        self._stay(reference, type)
+        value = self._new_value(reference, type)
+        if outside:
+            self._before[-1][id(reference)] = value
+        if len(self._open) > outside:
+            self._open[-1 - outside].homes.add(self._homes[id(reference)])
+        return x
+
+    def use(self, x: Tensor) -> Use:
+        """What the tensor holds now, as its type."""
+        return Use(self.value_of(x), x.type)
+
+    def push(self, xs: Sequence[Tensor]) -> Tensor:
+        """Keep copies of the tensors in a record of the residuals. Returns its number."""
+        [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
+        return number
+
+    def pull(self, number: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
+        """What such a record holds."""
+        return self._called(residuals.READ, types, [number])
+
+    def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
+        made = [self.arena.alloc(type, Tensor) for type in types]
+        outs: list[Use] = []
+        for x in made:
+            x.prepare()
+            reference = _reference_to(x)
+            self._references[id(reference)] = reference
+            outs.append(Use(self._new_value(reference, x.type), x.type))
+        ins = [self.use(x) for x in xs]
+        self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
+        return made
+
+    def released(self, x: Tensor) -> Tensor:
+        """Another tensor for what the variable holds, which cannot be used any more."""
+        twin = self.arena.alloc(x.type, Tensor)
+        twin.prepare()
+        old, new = _reference_to(x), _reference_to(twin)
+        self._references[id(new)] = new
+        self._homes[id(new)] = self._homes[id(old)]
+        self._values[id(new)] = self._values[id(old)]
+        self._values[id(old)] = _ENDED
+        return twin
+
+    def is_inside(self, x: Tensor) -> bool:
+        """Whether the tensor was made in the block that is open, or has been updated there."""
+        key, before = id(self._reference(x.root.handle)), self._before[-1]
+        return key not in before or self._values[key] is not before[key]
+
+    def value_of(self, x: Tensor) -> Value:
+        """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
+        return self._value(self._reference(x.handle))
+
+    @property
+    def needed(self) -> int:
+        """The bytes of an arena that has room for all that the function made."""
+        return sum(self._reached.values())
+
+    def made(self) -> list[Tensor]:
+        """The tensors made inside, and the stand-ins, that are still alive. The recorder drops its
+        stand-ins here: only those that the function has kept are left."""
+        self._stand_ins.clear()
+        self._stood_for.clear()
+        self._both.clear()
+        found: list[Allocation] = []
+        for key, reference in self._references.items():
+            x = reference()
+            if x is not None and x.region is not None and self._outside.get(key) is not reference:
+                found += [x, *(x.region.views or {}).values()]
+        return [x for x in found if isinstance(x, Tensor)]
+
+    def line_of(self, x: Tensor) -> str | None:
+        """The line of Python that made the tensor; none for a stand-in."""
+        value = self._values.get(id(_reference_to(x)))
+        lines = (call.line for call in self.calls for use in call.outs if use.value is value)
+        return next((line for line in lines if line), None)
+
+    def close(self) -> None:
+        """End all that the function has made."""
+        self._stand_ins.clear()
+        self._stood_for.clear()
+        self.arena.close()
+        self.arguments.close()
+        del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle
+
+    def _record(self, program: Program, args: Sequence[TensorHandle]) -> None:
+        name, numbers, attributes = _only_call(program)
+        op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
+        references = [self._reference(args[i]) for i in numbers]
+        types = [self._type(args[i]) for i in numbers]
+        line = user_line()
+        if op is not None:
+            self._require_writable(op, references, types)
+            out, *operands = zip(references, types, strict=True)
+            ins = [Use(self._value(reference), type) for reference, type in operands]
+            if self._before and id(out[0]) in self._before[-1]:
+                self._require_own(out[0])
+                self._stay(*out)
+            outs = [Use(self._new_value(*out), out[1])]
+        else:
+            for reference, type in zip(references, types, strict=True):
+                self._stay(reference, type)
+            before = [
+                (self._values.get(id(r)), type) for r, type in zip(references, types, strict=True)
+            ]
+            ins = [Use(value, type) for value, type in before if value is not None]
+            made = {id(r): self._new_value(r, t) for r, t in zip(references, types, strict=True)}
+            outs = [Use(made[id(r)], t) for r, t in zip(references, types, strict=True)]
+        again = self.again and not self._open  # a block runs where it stands
+        self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
+
+    def _require_writable(
+        self, op: Op, references: Sequence[Reference], types: Sequence[TensorType]
+    ) -> None:
+        """Raise `AttributeRefused` for an op that would write over an argument that it also reads,
+        as the function reaches it by itself. Eager code sees that the two are one; here one stands
+        in for the other, in other memory."""
+        out, *others = references
+        if id(out) in self._both and any(
+            each is out and i >= op.in_place for i, each in enumerate(others)
+        ):
+            raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
+                op.name, types[1:]
+            )
+
+    def _require_own(self, reference: Reference) -> None:
+        """Raise `CaptureError` for an update in place of what lies outside of a function, unless it
+        is one of the `cells`."""
+        if self.frames and id(reference) in self.frames[-1] and id(reference) not in self.cells:
+            raise _refused(
+                "a tensor from outside of an ml.function (maybe the state of the random keys) is "
+                "updated in place"
+            )
+
+    # --- whose bytes a handle names -----------------------------------------------------
+
+    def _reference(self, handle: TensorHandle) -> Reference:
+        """The reference to the tensor that holds the handle's region. It stands for the tensor."""
+        self._require_live(handle)
+        region = regions(self.vm).get(handle)
+        reference = region.holder if region is not None else None
+        holder = reference() if reference is not None else None
+        if reference is None or holder is None:
+            raise _refused(f"a tensor that is in no arena (handle {handle}) is used")
+        if id(reference) in self._references:
+            return self._united.get(id(reference), reference)
+        if isinstance(holder.arena, ScratchPad):
+            raise _refused("a tensor of a scratch pad, which may lie over others, is used")
+        self._references[id(reference)] = reference
+        if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
+            self._outside[id(reference)] = reference
+        if self._outside.get(id(reference)) is reference:
+            for view in holder.views():
+                if _is_among(view, self._views):
+                    seen = weakref.ref(view)
+                    self.seen_as.append((seen, holder))
+            number = self._inputs.get(id(holder))
+            if number is not None:  # an argument that the function also reaches itself
+                self.same.add(number)
+                twin = self._stand_ins[id(holder)]
+                stand_in = _reference_to(twin)
+                self._both.add(id(stand_in))
+                return self._united.setdefault(id(reference), stand_in)
+            self._settle(holder, "state", len(self.states))
+            self.states.append(holder)
+        return reference
+
+    def _require_live(self, handle: TensorHandle) -> None:
+        if handle == STALE:
+            raise HandleError("a tensor has ended")  # `explain` says which, and why
+
+    def _settle(self, x: Allocation, role: Role, index: int) -> None:
+        """Give the tensor its home outside: a role, and an index."""
+        reference = _reference_to(x)
+        home = self._homes[id(reference)] = Home(role, index, x.type)
+        value = self._values[id(reference)] = Value(x.type.nbytes, home)
+        self._references[id(reference)] = reference
+        if role != "element":
+            for before in self._before:
+                before[id(reference)] = value
+
+    def _stay(self, reference: Reference, type: TensorType) -> None:
+        """Give a tensor that is changed in place, by a host function or in a block, a home that it
+        keeps."""
+        if self._values.get(id(reference)) is _ENDED:
+            self._value(reference)
+        if id(reference) not in self._homes:
+            home = self._homes[id(reference)] = Home("scratch", self._scratch, type)
+            self._scratch += 1
+            if id(reference) in self._values:
+                self._values[id(reference)].home = home
+
+    def _type(self, handle: TensorHandle) -> TensorType:
+        handles = regions(self.vm)[handle].handles
+        return next(type for type, each in handles.items() if each == handle)
+
+    def _value(self, reference: Reference) -> Value:
+        value = self._values.get(id(reference))
+        if value is None:
+            raise _refused("a tensor is read that nothing has been written to")
+        if value is _ENDED:
+            raise CaptureError(
+                f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
+                f"ml.function has made is used outside of it; return it from there, or give it "
+                f"to a checkpoint as an argument"
+            )
+        key, inner = id(reference), self.frames[1:]
+        if inner and key in inner[-1] and key not in (self.frames[0].keys() | self.cells):
+            raise _refused("a tensor of one ml.function is used in another that it calls")
+        return value
+
+    def _new_value(self, reference: Reference, type: TensorType) -> Value:
+        value = self._values[id(reference)] = Value(type.nbytes, self._homes.get(id(reference)))
+        return value
+
+
+def _reference_to(x: Allocation) -> Reference:
+    region = x.root.region
+    if region is None or region.holder is None:
+        raise x.stale()
+    return region.holder
+
+
+def _all_views(vm: VMProtocol) -> _Views:
+    """The views that there are on a VM. No other thread's is kept alive meanwhile."""
+    found: _Views = {}
+    for reference in regions(vm).valuerefs():  # other threads make regions meanwhile
+        region = reference()
+        if region is not None and region.views:
+            found.update((view.key, view) for view in region.views.valuerefs())
+    return found
+
+
+def _is_among(x: Allocation, views: _Views) -> bool:
+    reference = views.get(id(x))
+    return reference is not None and reference() is x
+
+
+def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
+    """What a one-call program calls: the function, the numbers of its arguments, its attributes.
+    Raises `CaptureError` for another program, or one that leaves values."""
+    code = program.main.code
+    loads = [i.immediates[0] for i in code[:-3] if i.opcode is Opcode.load_arg]
+    opcodes = tuple([instruction.opcode for instruction in code[len(loads) :]])
+    if len(program.functions) > 1 or opcodes != (Opcode.push_str, Opcode.cfunc, Opcode.halt):
+        raise _refused("a program of several calls is launched")
+    [name], (nparams, nresults, *rest) = code[-3].immediates, code[-2].immediates
+    if nparams not in (STAR, len(loads)):
+        raise _refused("a program of several calls is launched")
+    if nresults != 0:
+        raise _refused(f"{name} leaves values of which only running tells the type")
+    return name, loads, rest[0] if rest else NO_ATTRIBUTES
+
+
+def _refused(what: str) -> CaptureError:
+    return CaptureError(
+        f"{user_line() or 'here'}: {what} inside a captured function; a later call could not do it "
+        f"again"
+    )
+
+
+@contextmanager
+def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Recorder]:
+    """Inside the block, what this thread launches on the VM is recorded and not run, and results
+    have no bytes. Other threads are not affected, and may record at the same time."""
+    on = Recorder(vm, inputs)
+    token = recorder.set(on)
+    try:
+        layers = {name: _layer(on, name) for name in _REPLACED}
+        with observed(vm, **layers), on.arena.allocating():
+            yield on
+    finally:
+        on.close()
+        recorder.reset(token)
+
+
+def _layer(on: Recorder, name: str) -> Layer:
+    """A layer that calls the recorder's method of that name for threads that it records."""
+
+    def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return (getattr(on, name) if recorder.get() is on else proceed)(*args, **options)
+
+    return layer
+
+
+def refuse_captured(what: str) -> None:
+    """Raise `CaptureError` if this is called inside a captured function."""
+    if recorder.get() is not None:
+        raise _refused(what)
+
+
+@contextmanager
+def made_again() -> Iterator[None]:
+    """Inside the block, a captured function computes again what was there before."""
+    on = recorder.get()
+    if on is None:
+        yield
+        return
+    before, on.again = on.again, True
+    try:
+        yield
+    finally:
+        on.again = before

@@ -1,0 +1,1 @@
+"""What a tensor is, and how one call becomes a launch."""

@@ -1,0 +1,138 @@
+"""Questions about dtypes, as the Python Array API standard asks them.
+
+A dtype is a `DType` (`float32`, or `x.dtype`), or what `DType.of` makes one of.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.types import DType, bf16, promote
+from mlvm.eager.tensor.tensor import DEFAULTS, Tensor, dtype_beside
+
+_KINDS: Final = {
+    "bool": ("bool",),
+    "signed integer": ("signed",),
+    "unsigned integer": ("unsigned",),
+    "integral": ("signed", "unsigned"),
+    "real floating": ("float",),
+    "complex floating": ("complex",),
+    "numeric": ("signed", "unsigned", "float", "complex"),
+}
+
+
+class FloatInfo(NamedTuple):
+    """Limits of a float dtype, as Python floats; of a complex one, those of its parts."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    dtype: DType
+
+
+class IntInfo(NamedTuple):
+    """Limits of an integer dtype."""
+
+    bits: int
+    max: int
+    min: int
+    dtype: DType
+
+
+def isdtype(dtype: object, kind: object) -> bool:
+    """Whether the dtype is of that kind: a dtype, one of the standard's words for several ("bool",
+    "integral", "real floating", "numeric", ...), or a tuple of these.
+
+    Raises `AttributeRefused` for another word, `DTypeError` for what is no dtype.
+
+        >>> ml.isdtype(ml.float32, "real floating")
+        True
+    """
+    given = DType.of(dtype)
+    if isinstance(kind, tuple):
+        return any(isdtype(given, each) for each in kind)
+    if isinstance(kind, str) and kind in _KINDS:
+        return given.kind in _KINDS[kind]
+    try:
+        return given is DType.of(kind)
+    except DTypeError:
+        raise AttributeRefused(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}").at(
+            "isdtype", ()
+        ) from None
+
+
+def result_type(*arrays_and_dtypes: object) -> DType:
+    """The dtype that these promote to together: tensors, dtypes, and Python's numbers, which take
+    the dtype of the others unless they are of a higher kind.
+
+    Raises `DTypeError` where there is none, and for nothing given.
+
+        >>> ml.result_type(ml.int64, ml.float32)
+        f32
+    """
+    if not arrays_and_dtypes:
+        raise DTypeError("result_type takes 1 tensor or dtype, or more")
+    numbers = [x.__class__ for x in arrays_and_dtypes if x.__class__ in DEFAULTS]
+    dtypes = [_dtype_of(x) for x in arrays_and_dtypes if x.__class__ not in DEFAULTS]
+    result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
+    for kind in numbers:
+        result = dtype_beside(kind, result)
+    return result
+
+
+def can_cast(source: object, to: object, /) -> bool:
+    """Whether a tensor or dtype promotes to the dtype `to` without becoming another.
+
+    Raises `DTypeError` if `to` is no dtype.
+
+        >>> ml.can_cast(ml.int64, ml.float32)
+        True
+    """
+    wanted = DType.of(to)
+    try:
+        return promote(_dtype_of(source), wanted) is wanted
+    except DTypeError:
+        return False
+
+
+def finfo(type: object, /) -> FloatInfo:
+    """The limits of a float dtype, or of a tensor's; of a complex one, those of its parts, whose
+    dtype stands in `dtype`. Raises `DTypeError` for another dtype.
+
+        >>> ml.finfo(ml.float32).eps
+        1.1920928955078125e-07
+    """
+    dtype = _dtype_of(type)
+    if not dtype.is_inexact:
+        raise DTypeError(f"finfo is for float and complex dtypes, not {dtype}")
+    if dtype is bf16:  # f32 without the lower half
+        most = 2.0**128 - 2.0**120
+        return FloatInfo(16, 2.0**-7, most, -most, 2.0**-126, bf16)
+    info = np.finfo(dtype.real.numpy)  # type: ignore[type-var]
+    eps, high, low = float(info.eps), float(info.max), float(info.min)
+    return FloatInfo(info.bits, eps, high, low, float(info.smallest_normal), dtype.real)
+
+
+def iinfo(type: object, /) -> IntInfo:
+    """The limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another dtype.
+
+    >>> ml.iinfo(ml.int64).max
+    9223372036854775807
+    """
+    dtype = _dtype_of(type)
+    if not dtype.is_integer:
+        raise DTypeError(f"iinfo is for integer dtypes, not {dtype}")
+    info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
+    return IntInfo(info.bits, int(info.max), int(info.min), dtype)
+
+
+def _dtype_of(x: object) -> DType:
+    if isinstance(x, Tensor):
+        return x.dtype
+    return DType.of(x.dtype if isinstance(x, (np.ndarray, np.generic)) else x)

@@ -1,0 +1,619 @@
+"""grad, value_and_grad and vjp: structure, nesting, errors, updates in place, memory, threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.arena.arena import Arena
+from mlvm.core.errors import DTypeError, GradientError, ShapeError
+from mlvm.eager.autodiff import autodiff
+from mlvm.eager.autodiff.autodiff import Tape, grad, value_and_grad, vjp
+from mlvm.eager.functions.creation import ones, zeros
+from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.context import default_vm, recording
+from mlvm.eager.tensor.tensor import Tensor, from_array, live_tapes, stop_gradient
+from tests.threads import in_threads
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    yield
+    assert recording.get() is None
+    assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with Arena(default_vm(), "test") as arena:
+        yield arena
+
+
+def tensor(value: object) -> Tensor:
+    return from_array(np.asarray(value, np.float64))
+
+
+def lists(tree: Any) -> Any:
+    """The tree with nested lists of numbers as leaves."""
+    if isinstance(tree, Tensor):
+        return tree.numpy().tolist()
+    if isinstance(tree, dict):
+        return {name: lists(child) for name, child in tree.items()}
+    return None if tree is None else [lists(child) for child in tree]
+
+
+# --- arguments and results -------------------------------------------------------------
+
+
+def test_value_and_gradient() -> None:
+    value, gradient = value_and_grad(lambda x: op.sum(x * x))(tensor([1.0, 2.0]))
+    assert lists([value, gradient]) == [5.0, [2.0, 4.0]]
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def test_gradients_have_the_structure_of_their_arguments() -> None:
+    def loss(tree: Any) -> Any:
+        return tree["a"] * tree["b"][0] + tree["c"].first * 2.0 + tree["b"][1][0] * tree["a"]
+
+    tree = {
+        "a": tensor(3.0),
+        "b": [tensor(5.0), (tensor(7.0), tensor(0.0))],
+        "c": Pair(tensor(1.0), tensor(1.0)),
+        "d": None,
+    }
+    gradient = grad(loss)(tree)
+    assert lists(gradient) == {"a": 12.0, "b": [3.0, [3.0, 0.0]], "c": [2.0, 0.0], "d": None}
+    assert isinstance(gradient["c"], Pair)
+
+
+def test_a_tensor_twice_in_one_tree_is_one_variable_and_in_two_arguments_is_two() -> None:
+    x = tensor(3.0)
+    shared = grad(lambda tree: tree["a"] * tree["b"] * 2.0)({"a": x, "b": x})
+    assert lists(shared) == {"a": 12.0, "b": 12.0}
+    assert lists(grad(lambda x, y: x * y * 2.0, (0, 1))(x, x)) == [6.0, 6.0]
+
+
+def test_argnums() -> None:
+    def product(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
+        return x * y * scale
+
+    x, y = tensor(2.0), tensor(3.0)
+    assert lists(grad(product)(x, y, scale=10.0)) == 30.0
+    assert lists(grad(product, 1)(x, y, scale=10.0)) == 20.0
+    assert lists(grad(product, (1, 0))(x, y, scale=10.0)) == [20.0, 30.0]
+    assert lists(grad(product, (1,))(x, y, scale=10.0)) == [20.0]
+    assert grad(product).__name__ == "product"
+
+
+def test_has_aux() -> None:
+    def loss(x: Tensor) -> tuple[Tensor, str]:
+        return x * x, "aux"
+
+    (value, aux), gradient = value_and_grad(loss, has_aux=True)(tensor(3.0))
+    assert (lists([value, gradient]), aux) == ([9.0, 6.0], "aux")
+    gradient, aux = grad(loss, has_aux=True)(tensor(3.0))
+    assert (lists(gradient), aux) == (6.0, "aux")
+
+
+def test_what_the_value_does_not_depend_on_has_a_gradient_of_zeros() -> None:
+    x = from_array(np.ones((2, 1), np.float32))
+    gradients = grad(lambda x, y: op.sum(y), (0, 1))(x, tensor([1.0]))
+    assert lists(gradients) == [[[0.0], [0.0]], [1.0]]
+    assert gradients[0].type is x.type
+    assert lists(grad(lambda x: tensor(1.0))(x)) == [[0.0], [0.0]]
+
+
+def test_a_closure_over_the_argument_is_a_constant() -> None:
+    x = tensor(3.0)
+    assert lists(grad(lambda w: w * x)(x)) == 3.0
+
+
+def test_gradients_share_no_memory() -> None:
+    a, b = grad(lambda a, b: op.sum(a + b), (0, 1))(tensor([1.0]), tensor([1.0]))
+    a *= 2.0
+    assert lists([a, b]) == [[2.0], [1.0]]
+    cotangent = tensor([1.0, 2.0])
+    [reshaped] = vjp(lambda x: reshape(x, (2,)), tensor([[1.0, 1.0]]))[1](cotangent)
+    reshaped *= 2.0
+    assert lists(cotangent) == [1.0, 2.0]
+    [own] = vjp(lambda x: reshape(x * 1.0, (2,)), tensor([[1.0, 1.0]]))[1](cotangent)
+    own *= 2.0
+    assert lists(own) == [[2.0, 4.0]]
+
+
+def test_a_variable_that_occurs_twice_has_one_gradient() -> None:
+    x, y = tensor(3.0), tensor(5.0)
+    gradient = grad(lambda tree: tree["a"] * tree["b"][0])({"a": x, "b": [x], "c": [y, y]})
+    assert gradient["a"] is gradient["b"][0]
+    assert gradient["c"][0] is gradient["c"][1]
+    assert lists(gradient) == {"a": 6.0, "b": [6.0], "c": [0.0, 0.0]}
+
+
+def test_a_result_that_is_no_float_is_a_constant() -> None:
+    def through_integers(x: Tensor) -> Tensor:
+        return op.sum(x * op.astype(op.astype(x, dtype="i64"), dtype="f64"))
+
+    assert lists(grad(through_integers)(tensor([2.5]))) == [2.0]
+
+
+# --- vjp and stop_gradient -------------------------------------------------------------
+
+
+def test_a_pullback_can_be_called_again() -> None:
+    value, pullback = vjp(lambda x, y: x * y, tensor([1.0, 2.0]), tensor([3.0, 4.0]))
+    assert lists(value) == [3.0, 8.0]
+    assert lists(pullback(tensor([1.0, 0.0]))) == [[3.0, 0.0], [1.0, 0.0]]
+    assert lists(pullback(tensor([0.0, 1.0]))) == [[0.0, 4.0], [0.0, 2.0]]
+
+
+def test_a_pullback_is_differentiable() -> None:
+    _, pullback = vjp(lambda x: x * x, tensor([1.0, 2.0]))
+    assert lists(grad(lambda g: op.sum(pullback(g)[0]))(tensor([1.0, 1.0]))) == [2.0, 4.0]
+
+
+def test_a_pullback_ends_with_the_gradient_around_it() -> None:
+    escaped = []
+
+    def loss(x: Tensor) -> Tensor:
+        value, pullback = vjp(lambda y: y * y, x)
+        escaped.append(pullback)
+        return value
+
+    assert lists(grad(loss)(tensor(3.0))) == 6.0
+    with pytest.raises(GradientError, match=r"what led to this f64\[\] was dropped"):
+        escaped[0](tensor(1.0))
+
+
+def test_stop_gradient() -> None:
+    assert lists(grad(lambda x: x * stop_gradient(x))(tensor(3.0))) == 3.0
+    assert lists(grad(grad(lambda x: x * x * stop_gradient(x)))(tensor(3.0))) == 6.0
+
+
+# --- gradients of gradients ------------------------------------------------------------
+
+
+def test_every_order_of_a_power() -> None:
+    function: Callable[[Tensor], Any] = lambda x: x**4  # noqa: E731
+    for expected in (16.0, 32.0, 48.0, 48.0, 24.0, 0.0):
+        assert lists(function(tensor(2.0))) == pytest.approx(expected)
+        function = grad(function)
+
+
+def test_perturbations_are_not_confused() -> None:
+    """d/dx (x d/dy (x + y)) = 1, and 2 where the two are confused (Siskind and Pearlmutter,
+    Perturbation Confusion and Referential Transparency, IFL 2005)."""
+    assert lists(grad(lambda x: x * grad(lambda y: x + y)(tensor(2.0)))(tensor(1.0))) == 1.0
+    assert lists(grad(lambda x: x * grad(lambda y: x + y)(x))(tensor(1.0))) == 1.0
+
+
+def test_an_inner_gradient_depends_on_what_it_closes_over() -> None:
+    """d/dx (d/dy x y^2 at y = x) = d/dx 2 x^2"""
+    assert lists(grad(lambda x: grad(lambda y: x * y * y)(x))(tensor(3.0))) == 12.0
+
+
+def test_an_inner_gradient_asks_for_no_rule_that_only_the_outer_one_needs() -> None:
+    def loss(x: Tensor) -> Any:
+        step = op.floor(x)
+        return grad(lambda y: y * stop_gradient(step))(tensor(1.0)) * x
+
+    assert lists(grad(loss)(tensor(2.5))) == 2.0
+
+
+def test_an_inner_error_that_is_caught_leaves_the_outer_gradient_intact() -> None:
+    def loss(x: Tensor) -> Tensor:
+        with pytest.raises(GradientError):
+            grad(lambda y: op.floor(y) * x)(x)
+        return x * x
+
+    assert lists(grad(loss)(tensor(3.0))) == 6.0
+
+
+# --- parts of a tensor -------------------------------------------------------------------
+
+TURNS = 4
+_rng = np.random.default_rng(3)
+PARTS: dict[str, Callable[[Any, int], Any]] = {
+    "x[t]": lambda x, t: x[t],
+    "x[t:t+2]": lambda x, t: x[t : t + 2],
+    "x[:, i]": lambda x, t: x[:, t % 5],
+    "x[::-1]": lambda x, t: x[::-1, ::2],
+    "x[[..]]": lambda x, t: x[_chosen(x, t)],
+    "x[:, [..]]": lambda x, t: x[:, _chosen(x, t) % 5],
+    "x[t] and x": lambda x, t: x[t] * 2.0 if t % 3 else x[t] + x,
+    "x[t] of x[t]": lambda x, t: x[t : t + 3][0] * x[t],
+}
+
+
+def _chosen(x: Any, t: int) -> Any:
+    indices = np.array([[t, 0], [t, t]])
+    return ml.asarray(indices) if isinstance(x, Tensor) else indices
+
+
+def _of_parts(part: Callable[[Any, int], Any], x: Tensor) -> Tensor:
+    """What depends on every part, so that its cotangents differ."""
+    total = op.sum(x[:1] * 0.0)
+    for t in range(TURNS):
+        y = part(x, t)
+        total = total + op.sum(op.sin(y * (1.0 + t)))
+    return total
+
+
+def _by_hand(part: Callable[[Any, int], Any], x: Any) -> Any:
+    """The same gradient: one array as large as x for each element of each part, added in order."""
+    places = np.arange(x.size).reshape(x.shape)
+    terms = []
+    for t in range(TURNS):
+        y, term = part(x, t), np.zeros_like(x)
+        np.add.at(term.reshape(-1), part(places, t), (1.0 + t) * np.cos(y * (1.0 + t)))
+        terms.append(term)
+    return sum(reversed(terms[:-1]), terms[-1])
+
+
+@pytest.mark.parametrize("wide", [2, 900])  # 900: more than _WORTH_UPDATING
+@pytest.mark.parametrize("name", [*PARTS][:6])
+def test_parts_of_a_tensor_add_up_in_one_cotangent(name: str, wide: int) -> None:
+    x = _rng.normal(size=(TURNS + 2, 5, wide))
+    gradient = grad(lambda x: _of_parts(PARTS[name], x))(tensor(x))
+    np.testing.assert_allclose(gradient.numpy(), _by_hand(PARTS[name], x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_have_gradients_of_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    x = tensor(_rng.normal(size=(TURNS + 2, 5)) * 0.3)
+    ml.testing.check_gradients(lambda x: _of_parts(PARTS[name], x), x, order=3)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: ml.unstack(x),
+        lambda x: ml.unstack(x, axis=1),
+        lambda x: ml.split(x, 3),
+        lambda x: ml.split(x, [1, 4], axis=1),
+        lambda x: [ml.pad(x[:2], 1), ml.pad(x, [(1, 0), (0, 2)], 3.0)],
+        lambda x: [ml.concat([x[1:], x[:1]]), ml.take(x, ml.asarray([0, 0, 5]), axis=0)],
+        lambda x: list(x),
+    ],
+)
+def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
+    x = tensor(_rng.normal(size=(6, 5)))
+    ml.testing.check_gradients(lambda x: sum(ml.sum(ml.exp(part)) for part in cut(x)), x, order=2)
+
+
+def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cotangent that is somebody else's too is copied before a part is added to it."""
+    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    c = tensor([1.0, 2.0, 3.0, 4.0])
+
+    def twice(x: Tensor, y: Tensor) -> Tensor:  # the seed is y's cotangent, and x's first part
+        parts = op.concat(x[:2] * 1.0, x[2:] * 10.0, axis=0)
+        return parts + (x + y)
+
+    _, pullback = vjp(twice, tensor(np.zeros(4)), tensor(np.zeros(4)))
+    for _ in range(2):
+        assert lists(list(pullback(c))) == [[2.0, 4.0, 33.0, 44.0], [1.0, 2.0, 3.0, 4.0]]
+        assert lists(c) == [1.0, 2.0, 3.0, 4.0]
+
+    kept: list[Tensor] = []
+
+    def keep(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+        kept.append(g)
+        return g
+
+    def through(x: Tensor) -> Tensor:
+        y = ml.call("copy", x, vjp=keep)
+        return op.sum(y[:2] * 3.0) + op.sum(y[1:] * 5.0) + op.sum(x[2:] * 7.0 + x[:2])
+
+    gradient = grad(through)(tensor(np.zeros(4)))
+    assert lists(gradient) == [4.0, 9.0, 12.0, 12.0]
+    assert lists(kept) == [[3.0, 8.0, 5.0, 5.0]]
+
+
+def test_a_pullback_of_its_own_value_is_no_update_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    value, pullback = vjp(lambda x: x[:2] + x[1:], tensor([1.0, 2.0, 3.0]))
+    assert lists(list(pullback(value))) == [[3.0, 8.0, 5.0]]
+
+
+def test_many_slices_need_one_cotangent(arena: Arena) -> None:
+    x = tensor(np.ones((50, 2000)))
+
+    def loss(x: Tensor) -> Tensor:
+        return op.sum(sum((x[t] for t in range(1, 50)), x[0]))
+
+    loss(x)  # its constants
+    before = arena.high_water = arena.used
+    grad(loss)(x)
+    assert arena.high_water - before < 1.2 * x.nbytes
+
+
+# --- errors ----------------------------------------------------------------------------
+
+
+def _raise(_: Tensor) -> Tensor:
+    raise ZeroDivisionError("by design")
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "match"),
+    [
+        (lambda x: x * 2.0, GradientError, r"of a float scalar, not of f64\[3\]"),
+        (lambda x: 1.0, GradientError, "not of a float"),
+        (lambda x: op.argmax(x), GradientError, r"not of i64\[\]"),
+        (lambda x: op.sum(op.floor(x)), GradientError, r"^floor\(f64\[3\]\) has no gradient for x"),
+        (lambda x: op.sum(x + tensor([1.0, 2.0])), ShapeError, "do not broadcast"),
+        (_raise, ZeroDivisionError, "by design"),
+    ],
+)
+def test_an_error_leaves_nothing_behind(
+    arena: Arena, function: Callable[[Tensor], Any], error: type[Exception], match: str
+) -> None:
+    x = tensor([1.0, 2.0, 3.0])
+    used = arena.used
+    with pytest.raises(error, match=match):
+        grad(function)(x)
+    assert recording.get() is None
+    assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
+    assert arena.used == used
+
+
+def test_an_error_in_vjp_leaves_nothing_behind(arena: Arena) -> None:
+    x = tensor([1.0, 2.0, 3.0])
+    used = arena.used
+    for function in (_raise, op.argmax):
+        with pytest.raises((ZeroDivisionError, GradientError)) as raised:
+            vjp(function, x)
+        assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
+        del raised
+    assert arena.used == used
+
+
+def test_arguments_that_are_no_floats_are_named() -> None:
+    tree = {"kernel": tensor(1.0), "steps": [from_array(np.arange(3))]}
+    with pytest.raises(DTypeError, match=r"complex numbers, not i64\[3\] at steps/0"):
+        grad(lambda tree: tree["kernel"])(tree)
+    with pytest.raises(DTypeError, match="tensors as leaves, not a float"):
+        grad(lambda x: x)(1.0)
+
+
+@pytest.mark.parametrize("argnums", [-1, (0, 0), [0], "x", None])
+def test_argnums_that_cannot_be(argnums: Any) -> None:
+    with pytest.raises(GradientError, match="argnums is an int >= 0 or a tuple of different ones"):
+        grad(lambda x: x, argnums)
+
+
+def test_argnums_of_an_argument_that_is_not_given() -> None:
+    with pytest.raises(GradientError, match="argnums names argument 1; 1 were given by position"):
+        grad(lambda x, y: x, (0, 1))(tensor(1.0), y=tensor(1.0))
+
+
+@pytest.mark.parametrize("function", [lambda x: x, lambda x: (x,), lambda x: None])
+def test_has_aux_asks_for_a_pair(function: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(GradientError, match="with has_aux a function returns a pair, not"):
+        grad(function, has_aux=True)(tensor([1.0, 2.0]))
+
+
+def test_a_cotangent_has_the_type_of_the_value() -> None:
+    _, pullback = vjp(lambda x: x * x, tensor([1.0, 2.0]))
+    wrong: Any
+    for wrong in (tensor(1.0), from_array(np.ones(2, np.float32)), np.ones(2)):
+        with pytest.raises(GradientError, match=r"the cotangent of f64\[2\] cannot be"):
+            pullback(wrong)
+
+
+# --- updates in place ------------------------------------------------------------------
+
+
+def test_the_tape_keeps_the_old_value_of_what_is_updated() -> None:
+    w, b = tensor([1.0, 2.0]), tensor([3.0, 4.0])
+
+    def needs_b(w: Tensor) -> Tensor:
+        nonlocal b
+        y = w * b
+        b *= 2.0
+        view = reshape(b, (2, 1))
+        view *= 2.0
+        return op.sum(y)
+
+    assert lists(grad(needs_b)(w)) == [3.0, 4.0]
+    assert lists(b) == [6.0, 8.0]
+
+
+def test_an_update_in_place_of_what_no_rule_needs_is_allowed() -> None:
+    w, b = tensor([1.0, 2.0]), tensor([3.0, 4.0])
+
+    def needs_nothing(w: Tensor) -> Tensor:
+        nonlocal b
+        y = w + b
+        b *= 2.0
+        return op.sum(y)
+
+    assert lists(value_and_grad(needs_nothing)(w)) == [10.0, [1.0, 1.0]]
+
+
+def test_gradients_go_through_updates_of_tracked_tensors_and_not_of_their_views() -> None:
+    def loss(x: Tensor) -> Tensor:
+        y = x * 3.0
+        view = stop_gradient(y)
+        y *= y
+        view *= 2.0
+        y += view
+        return y
+
+    assert lists(value_and_grad(loss)(tensor(1.0))) == [15.0, 18.0]
+
+
+def test_a_pullback_keeps_its_values_when_they_are_updated() -> None:
+    w = tensor([1.0, 2.0])
+    value, pullback = vjp(op.square, w)
+    w += 1.0
+    value *= 0.0
+    assert lists(pullback(tensor([1.0, 1.0]))) == [[2.0, 4.0]]
+    assert lists([w, value]) == [[2.0, 3.0], [0.0, 0.0]]
+
+
+def test_what_one_tape_keeps_another_does_not_release() -> None:
+    w, x = tensor([1.0, 2.0]), tensor([3.0, 4.0])
+    _, pullback = vjp(lambda x: op.sum(x * w), x)
+    grad(lambda x: op.sum(x * w))(x)
+    w *= 10.0
+    assert lists(pullback(tensor(1.0))) == [[1.0, 2.0]]
+
+
+def test_a_value_that_is_an_argument_has_memory_of_its_own() -> None:
+    x = tensor([1.0])
+    value, pullback = vjp(lambda x: x, x)
+    value += 1.0
+    assert lists(pullback(tensor([3.0]))) == [[3.0]]
+    y = tensor(1.0)
+    value, gradient = value_and_grad(lambda y: y)(y)
+    value += 1.0
+    (value, aux), _ = value_and_grad(lambda y: (y, "aux"), has_aux=True)(y)
+    value += 1.0
+    closed, _ = value_and_grad(lambda _: y)(y)
+    closed += 1.0
+    assert (lists([x, y, gradient]), aux) == ([[1.0], 1.0, 1.0], "aux")
+    second = grad(lambda y: value_and_grad(lambda y: y)(y)[0] ** 2)
+    assert lists(second(tensor(3.0))) == 6.0, "the copy is differentiable"
+
+
+# --- memory ----------------------------------------------------------------------------
+
+_KIB = 1024
+
+
+def _kibibyte() -> Tensor:
+    return tensor(np.ones(_KIB // 8))
+
+
+def _repeat(n: int, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def repeated(x: Tensor) -> Tensor:
+        for _ in range(n):
+            x = function(x)
+        return x
+
+    return repeated
+
+
+def test_what_no_rule_needs_is_not_kept(arena: Arena) -> None:
+    x = _kibibyte()
+    before = arena.high_water = arena.used
+
+    def loss(x: Tensor) -> Tensor:
+        y = _repeat(100, lambda x: reshape(reshape(x + x, (4, -1)), x.shape) - 1.0)(x)
+        assert arena.used - before <= 2 * _KIB
+        return op.sum(y)
+
+    grad(loss)(x)
+    assert arena.high_water - before <= 6 * _KIB
+
+
+def test_backward_needs_no_more_memory_than_forward(arena: Arena) -> None:
+    x = _kibibyte()
+    before = arena.high_water = arena.used
+    gradient = grad(lambda x: op.sum(_repeat(100, op.relu)(x)))(x)
+    assert arena.high_water - before <= 106 * _KIB
+    assert arena.used - before == gradient.type.nbytes
+
+
+def test_a_pullback_holds_its_values_until_it_is_dropped(arena: Arena) -> None:
+    x = _kibibyte()
+    before = arena.used
+    value, pullback = vjp(_repeat(10, op.exp), x)
+    assert arena.used - before == 10 * _KIB
+    pullback(value)
+    assert arena.used - before == 10 * _KIB
+    del value, pullback
+    assert arena.used == before
+
+
+def test_a_deep_chain_does_not_recurse() -> None:
+    depth = 3 * sys.getrecursionlimit()
+    gradient = grad(lambda x: _repeat(depth, lambda y: y * x)(x))(tensor(1.0))
+    assert lists(gradient) == depth + 1.0
+
+
+# --- threads ---------------------------------------------------------------------------
+
+
+def test_threads_have_tapes_of_their_own_and_may_share_tensors() -> None:
+    x, all_are_inside = tensor(2.0), threading.Barrier(4, timeout=30)
+
+    def differentiate(n: int) -> object:
+        def power(x: Tensor) -> Tensor:
+            all_are_inside.wait()
+            y = _repeat(n, lambda y: y * x)(x)
+            all_are_inside.wait()
+            return y
+
+        with Arena(default_vm(), f"thread {n}"):
+            return lists(grad(power)(x))
+
+    assert in_threads(differentiate, range(4)) == [(n + 1) * 2.0**n for n in range(4)]
+
+
+# --- beside others ---------------------------------------------------------------------
+
+
+def _mlp(library: Any, params: Any, x: Any) -> Any:
+    for kernel, bias in params[:-1]:
+        x = library.tanh(x @ kernel + bias)
+    kernel, bias = params[-1]
+    return library.mean((x @ kernel + bias) ** 2)
+
+
+def _random_mlp() -> tuple[list[tuple[Any, Any]], Any]:
+    rng, sizes = np.random.default_rng(7), [5, 8, 6, 3]
+    params = [
+        (rng.standard_normal((m, n)).astype("f"), rng.standard_normal(n).astype("f"))
+        for m, n in pairwise(sizes)
+    ]
+    return params, rng.standard_normal((4, 2, 5)).astype("f")
+
+
+def _assert_equal_to_ours(theirs: list[Any]) -> None:
+    params, x = _random_mlp()
+    tensors = [(from_array(kernel), from_array(bias)) for kernel, bias in params]
+    ours = grad(lambda params: _mlp(op, params, from_array(x)))(tensors)
+    flat = [leaf for layer in ours for leaf in layer]
+    assert len(flat) == len(theirs)
+    for mine, other in zip(flat, theirs, strict=True):
+        np.testing.assert_allclose(mine.numpy(), np.asarray(other), rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_those_of_jax() -> None:
+    jax = pytest.importorskip("jax")
+    params, x = _random_mlp()
+    gradients = jax.grad(lambda params: _mlp(jax.numpy, params, x))(params)
+    _assert_equal_to_ours([leaf for layer in gradients for leaf in layer])
+
+
+def test_gradients_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    params, x = _random_mlp()
+    leaves = [[torch.tensor(p, requires_grad=True) for p in layer] for layer in params]
+    _mlp(torch, leaves, torch.tensor(x)).backward()
+    _assert_equal_to_ours([p.grad for layer in leaves for p in layer])
+
+
+def test_an_update_in_place_with_a_tracked_operand_is_tracked() -> None:
+    def accumulated(x: Tensor) -> Tensor:
+        total = zeros(())
+        for _ in range(2):
+            total += op.sum(x * x)
+        return total
+
+    assert lists(value_and_grad(accumulated)(ones((2,)))) == [4.0, [4.0, 4.0]]

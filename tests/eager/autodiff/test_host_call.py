@@ -1,0 +1,320 @@
+"""ml.call: host functions as part of eager code, and gradients through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    GradientError,
+    HandleError,
+    HostFunctionError,
+    MachineError,
+    StaleTensor,
+    UnknownFunction,
+)
+from mlvm.core.machine.frame import Frame
+from mlvm.core.types import Array
+from mlvm.eager.autodiff import host_call as calls
+from mlvm.eager.autodiff.autodiff import Tape
+from mlvm.eager.tensor.tensor import live_tapes
+from tests.machines.libraries import EXAMPLE, compile_c, needs_compiler
+from tests.wired import machine
+
+
+def param(frame: Frame, i: int) -> Array:
+    x = frame.param(i)
+    assert isinstance(x, np.ndarray)
+    return x
+
+
+def sine(frame: Frame) -> None:
+    frame.push(np.sin(param(frame, 0)))
+
+
+def scale(frame: Frame) -> None:
+    frame.push(param(frame, 0) * frame.attributes.get("by", 1))
+
+
+def product(frame: Frame) -> None:
+    frame.push(param(frame, 0) * param(frame, 1))
+
+
+def polar(frame: Frame) -> None:
+    """( x y -- r angle n ) with an integer between for good measure."""
+    x, y = param(frame, 0), param(frame, 1)
+    frame.push(np.hypot(x, y))
+    frame.push(7)
+    frame.push(np.arctan2(y, x))
+    frame.push(np.array(x.size))
+
+
+@pytest.fixture
+def vm() -> Iterator[ml.VM]:
+    vm = ml.VM("calls")
+    for fn in (sine, scale, product, polar):
+        machine(vm).register(fn.__name__, fn)
+    machine(vm).register("drop", lambda frame: None)
+    with ml.Arena(vm, "calls"):
+        yield vm
+    assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
+
+
+def tensor(*values: float) -> ml.Tensor:
+    return ml.asarray(np.array(values))
+
+
+def sine_vjp(g: ml.Tensor, x: ml.Tensor, out: ml.Tensor) -> ml.Tensor:
+    return g * ml.cos(x)
+
+
+def own_sine(x: ml.Tensor) -> ml.Tensor:
+    """A sine whose derivative, and its derivative, go through `call` again."""
+    result: ml.Tensor = ml.call("sine", x, vjp=lambda g, x, out: g * own_sine(x + np.pi / 2))
+    return result
+
+
+POLAR_VJP = (
+    lambda g, x, y, out: g[0] * x / out[0] - g[1] * y / out[0] ** 2,
+    lambda g, x, y, out: g[0] * y / out[0] + g[1] * x / out[0] ** 2,
+)
+
+# --- values --------------------------------------------------------------------------
+
+
+def test_one_several_and_no_results(vm: ml.VM) -> None:
+    x = tensor(3.0, 0.5)
+    y = ml.call("sine", x)
+    assert isinstance(y, ml.Tensor)
+    np.testing.assert_array_equal(y.numpy(), np.sin([3.0, 0.5]))
+    r, angle, size = ml.call("polar", x, tensor(4.0, 0.0))
+    assert r.numpy().tolist() == [5.0, 0.5]
+    np.testing.assert_allclose(angle.numpy(), [np.arctan2(4, 3), 0])
+    assert size.item() == 2
+    assert ml.call("drop", x) is None
+    assert ml.call("drop") is None
+
+
+def test_results_lie_in_the_current_arena(vm: ml.VM) -> None:
+    x = tensor(1.0)
+    with ml.Arena(vm, "inner") as inner:
+        y = ml.call("sine", x)
+        assert y.arena is inner
+    with pytest.raises(StaleTensor):
+        ml.call("sine", y)
+
+
+def test_a_result_is_a_copy(vm: ml.VM) -> None:
+    machine(vm).register("same", lambda frame: frame.push(frame.param(0)))
+    x = tensor(1.0)
+    y = ml.call("same", x)
+    y += 1.0
+    assert x.item() == 1.0
+
+
+def test_attributes_tell_programs_apart(vm: ml.VM) -> None:
+    x = tensor(2.0)
+    for by in (1, 1.0, True, -0.0, 0.0, np.float64(3.0), 4):
+        assert str(ml.call("scale", x, by=by).item()) == str(2.0 * by)
+    assert ml.call("scale", x).item() == 2.0
+    seen: list[Any] = []
+    machine(vm).register("see", lambda frame: seen.append(dict(frame.attributes)))
+    ml.call("see", a=[1, (True, None)], name="x", vm="y")
+    assert seen == [{"a": (1, (True, None)), "name": "x", "vm": "y"}]
+
+
+def test_a_call_is_one_program_however_often(vm: ml.VM) -> None:
+    x = tensor(2.0)
+    ml.call("scale", x, by=5)
+    before = len(calls._programs)
+    for _ in range(3):
+        ml.call("scale", x, by=5)
+    assert len(calls._programs) == before
+
+
+def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
+    x = tensor(2.0)
+    ml.call("scale", x)
+    machine(vm).register("scale", lambda frame: frame.push(np.array(9.0)))
+    assert ml.call("scale", x).item() == 9.0
+
+
+@pytest.mark.parametrize(
+    ("args", "attributes", "error", "message"),
+    [
+        (("sina",), {}, UnknownFunction, "no function 'sina'; did you mean sin"),
+        ((7,), {}, UnknownFunction, "a function is called by its name, a str, not 7"),
+        (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
+        (("scale",), {"by": {}}, AttributeRefused, r"^scale\(\): an attribute is None.*not a dict"),
+        (("scale",), {"by": [np.ones(2)]}, AttributeRefused, "not a ndarray"),
+        (("add.out",), {}, AttributeRefused, "it writes to an operand; use ml.add with out="),
+        (("sine",), {}, MachineError, "sine: no parameter 0; the call has 0"),
+    ],
+)
+def test_what_is_refused(
+    vm: ml.VM, args: Any, attributes: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ml.call(*args, **attributes)
+
+
+def test_operands_of_another_vm_are_refused(vm: ml.VM) -> None:
+    with ml.Arena(ml.VM("other"), "other"):
+        x = ml.zeros((2,))
+        with ml.Arena(vm, "here"), pytest.raises(HandleError, match="lives on other"):
+            ml.call("sine", x)
+
+
+# --- gradients -----------------------------------------------------------------------
+
+
+def test_a_gradient_with_a_rule(vm: ml.VM) -> None:
+    x = tensor(0.5, 2.0)
+    gradient = ml.grad(lambda x: ml.sum(ml.call("sine", x * 3.0, vjp=sine_vjp)))(x)
+    np.testing.assert_allclose(gradient.numpy(), 3 * np.cos([1.5, 6.0]))
+
+
+def test_gradients_nest(vm: ml.VM) -> None:
+    x = tensor(0.5)
+    first = ml.grad(lambda x: ml.sum(own_sine(x)))
+    second = ml.grad(lambda x: ml.sum(first(x)))
+    third = ml.grad(lambda x: ml.sum(second(x)))
+    derivatives = [f(x).item() for f in (first, second, third)]
+    np.testing.assert_allclose(derivatives, [np.cos(0.5), -np.sin(0.5), -np.cos(0.5)])
+
+
+def test_a_rule_in_terms_of_the_result_nests(vm: ml.VM) -> None:
+    machine(vm).register("exponential", lambda frame: frame.push(np.exp(param(frame, 0))))
+
+    def exponential(x: ml.Tensor) -> Any:
+        return ml.sum(ml.call("exponential", x, vjp=lambda g, x, out: g * out))
+
+    second = ml.grad(lambda x: ml.sum(ml.grad(exponential)(x) * x))
+    np.testing.assert_allclose(second(tensor(0.3)).numpy(), [1.3 * np.exp(0.3)])
+
+
+def test_several_operands_and_results(vm: ml.VM) -> None:
+    """r^2 angle, whose gradient is 2 x angle - y and 2 y angle + x."""
+
+    def loss(x: ml.Tensor, y: ml.Tensor) -> Any:
+        r, angle, _ = ml.call("polar", x, y, vjp=POLAR_VJP)
+        return ml.sum(r * r * angle)
+
+    x, y = np.array([3.0, -1.0]), np.array([4.0, 0.5])
+    dx, dy = ml.grad(loss, (0, 1))(tensor(*x), tensor(*y))
+    angle = np.arctan2(y, x)
+    np.testing.assert_allclose(dx.numpy(), 2 * x * angle - y)
+    np.testing.assert_allclose(dy.numpy(), 2 * y * angle + x)
+    [only_y] = [ml.grad(loss, 1)(tensor(*x), tensor(*y))]
+    np.testing.assert_array_equal(only_y.numpy(), dy.numpy())
+
+
+def test_a_result_that_is_no_float_has_no_cotangent(vm: ml.VM) -> None:
+    given: list[Any] = []
+
+    def rule(g: Any, x: ml.Tensor, y: ml.Tensor, out: Any) -> ml.Tensor:
+        given.append(g)
+        return x
+
+    x = tensor(3.0)
+    ml.grad(lambda x: ml.sum(ml.call("polar", x, x, vjp=(rule, rule))[1]))(x)
+    for zeros, one, none in given:
+        assert (zeros.numpy().tolist(), one.numpy().tolist(), none) == ([0.0], [1.0], None)
+    assert len(given) == 2
+
+
+def test_a_cotangent_is_summed_to_a_broadcast_operand(vm: ml.VM) -> None:
+    def loss(x: ml.Tensor, y: ml.Tensor) -> Any:
+        rules = (lambda g, x, y, out: g * y, lambda g, x, y, out: g * x)
+        return ml.sum(ml.call("product", x, y, vjp=rules))
+
+    dx, dy = ml.grad(loss, (0, 1))(ml.asarray(2.0), ml.asarray([3.0, 4.0]))
+    assert dx.numpy().tolist() == 7.0
+    assert dy.numpy().tolist() == [2.0, 2.0]
+
+
+def test_without_a_rule_a_gradient_names_the_function(vm: ml.VM) -> None:
+    x = tensor(1.0)
+    with pytest.raises(GradientError, match="sine has no gradient for operand 0, a f64"):
+        ml.grad(lambda x: ml.sum(ml.call("sine", x)))(x)
+    rules = (lambda g, x, y, out: g * y, None)
+    with pytest.raises(GradientError, match="product has no gradient for operand 1"):
+        ml.grad(lambda x: ml.sum(ml.call("product", x, x, vjp=rules)))(x)
+
+
+def test_an_operand_that_nothing_depends_on_needs_no_rule(vm: ml.VM) -> None:
+    rules = (lambda g, x, y, out: g * y, None)
+    y = tensor(5.0)
+    gradient = ml.grad(lambda x: ml.sum(ml.call("product", x, y, vjp=rules)))(tensor(1.0))
+    assert gradient.item() == 5.0
+    stopped = ml.grad(lambda x: ml.sum(x * ml.call("sine", ml.stop_gradient(x))))(y)
+    np.testing.assert_allclose(stopped.numpy(), np.sin([5.0]))
+
+
+@pytest.mark.parametrize(
+    ("vjp", "message"),
+    [
+        (lambda g, x, out: None, "the vjp for operand 0, a f64.2., gave a NoneType"),
+        (lambda g, x, out: ml.zeros((3,)), r"operand 0, a f64\[2\], gave f32\[3\]"),
+        (lambda g, x, out: ml.asarray([1, 2]), r"gave i64\[2\]"),
+        (lambda g, x, out: ml.asarray(1.0), r"gave f32\[\]"),
+    ],
+)
+def test_a_rule_that_returns_no_cotangent(vm: ml.VM, vjp: Any, message: str) -> None:
+    with pytest.raises(GradientError, match=message):
+        ml.grad(lambda x: ml.sum(ml.call("sine", x, vjp=vjp)))(tensor(1.0, 2.0))
+
+
+@pytest.mark.parametrize("vjp", ["sine", (sine_vjp, sine_vjp), (), (3,)])
+def test_a_vjp_that_is_none(vm: ml.VM, vjp: Any) -> None:
+    with pytest.raises(GradientError, match="vjp is a function, or for 1 operands a tuple of 1"):
+        ml.call("sine", tensor(1.0), vjp=vjp)
+
+
+def test_what_a_rule_needs_is_kept_when_it_is_updated(vm: ml.VM) -> None:
+    y = tensor(2.0)
+
+    def loss(x: ml.Tensor) -> Any:
+        rules = (lambda g, x, y, out: g * y, None)
+        out = ml.call("product", x, y, vjp=rules)
+        y.__iadd__(1.0)
+        return ml.sum(out)
+
+    assert ml.grad(loss)(tensor(3.0)).item() == 2.0
+    assert y.item() == 3.0
+
+
+# --- functions in C ------------------------------------------------------------------
+
+
+@needs_compiler
+def test_a_c_function_with_a_gradient(vm: ml.VM, tmp_path: Path) -> None:
+    machine(vm).register_library(compile_c(EXAMPLE, tmp_path / "example_c.so", "-std=c99"))
+
+    def softclip(x: ml.Tensor) -> Any:
+        rule = lambda g, x, out: g * (1.0 - (out / 2.0) ** 2)  # noqa: E731
+        return ml.call("softclip", x, limit=2.0, vjp=rule)
+
+    def reference(x: ml.Tensor) -> Any:
+        return 2.0 * ml.tanh(x / 2.0)
+
+    x = tensor(-3.0, 0.1, 2.0)
+    np.testing.assert_allclose(softclip(x).numpy(), reference(x).numpy())
+    for order in range(2):
+        ours, theirs = softclip, reference
+        for _ in range(order + 1):
+            ours = ml.grad(lambda x, f=ours: ml.sum(f(x)))
+            theirs = ml.grad(lambda x, f=theirs: ml.sum(f(x)))
+        np.testing.assert_allclose(ours(x).numpy(), theirs(x).numpy(), rtol=1e-10)
+    least, greatest = ml.call("min_max", ml.asarray([5, -2, 3]))
+    assert [least.item(), greatest.item()] == [-2, 5]
+    assert ml.call("nothing", x) is None
+    with pytest.raises(HostFunctionError, match="softclip: limit must be > 0"):
+        ml.call("softclip", x, limit=-1)

@@ -1,0 +1,451 @@
+"""A captured call looks at what its function reaches only if something there leads elsewhere."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager import nn, optim
+from mlvm.eager.capture.guards.look import Look
+
+Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
+
+CASES: list[Case] = []
+
+
+@pytest.fixture(autouse=True)
+def place() -> Iterator[None]:
+    with ml.Arena(ml.VM("watch"), "watch").allocating():
+        yield
+
+
+def case(make: Case) -> Case:
+    """A function, and a change after which another look finds something else."""
+    CASES.append(make)
+    return make
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_a_change_is_noticed(make: Case) -> None:
+    fn, change = make()
+    known = Look(fn)
+    assert known.values() is not None
+    assert Look(fn).key == known.key
+    change()
+    assert Look(fn).key != known.key
+    assert known.values() is None
+
+
+class Plain:
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+    def rate(self) -> float:
+        return 1.0
+
+
+class Other(Plain):
+    def rate(self) -> float:
+        return 2.0
+
+
+@case
+def a_field() -> Any:
+    c: Any = Plain(lr=2.0)
+    return lambda x: x * c.lr, lambda: setattr(c, "lr", 3.0)
+
+
+@case
+def a_new_field_that_is_read() -> Any:
+    c: Any = Plain(other=2.0)
+    return lambda x: x * getattr(c, "lr", 1.0), lambda: setattr(c, "lr", 3.0)
+
+
+@case
+def one_name_less_and_one_more() -> Any:
+    c: Any = Plain(unread=2.0)
+
+    def change() -> None:
+        del c.unread
+        c.lr = 2.0
+
+    return lambda x: x * getattr(c, "lr", 1.0), change
+
+
+@case
+def another_class() -> Any:
+    c: Any = Plain()
+    return lambda x: x * c.rate(), lambda: setattr(c, "__class__", Other)
+
+
+@case
+def another_dict() -> Any:
+    c: Any = Plain(lr=2.0)
+    return lambda x: x * c.lr, lambda: setattr(c, "__dict__", {"lr": 3.0})
+
+
+@case
+def a_method_that_a_class_gets() -> Any:
+    class Late(Plain):
+        pass
+
+    c: Any = Late()
+    return lambda x: x * c.rate(), lambda: setattr(Late, "rate", lambda self: 3.0)
+
+
+@case
+def another_base() -> Any:
+    class A(Plain):
+        def rate(self) -> float:
+            return 5.0
+
+    class B(Plain):
+        pass
+
+    class C(B):
+        pass
+
+    c: Any = C()
+    return lambda x: x * c.rate(), lambda: setattr(C, "__bases__", (A,))
+
+
+@case
+def other_code() -> Any:
+    def rate() -> float:
+        return 2.0
+
+    return lambda x: x * rate(), lambda: setattr(rate, "__code__", (lambda: 3.0).__code__)
+
+
+@case
+def other_defaults() -> Any:
+    def rate(by: float = 2.0, *, more: float = 1.0) -> float:
+        return by * more
+
+    return lambda x: x * rate(), lambda: setattr(rate, "__kwdefaults__", {"more": 4.0})
+
+
+@case
+def a_variable() -> Any:
+    rate = 2.0
+
+    def change() -> None:
+        nonlocal rate
+        rate = 3.0
+
+    return lambda x: x * rate, change
+
+
+@case
+def a_name_that_hides_a_builtin() -> Any:
+    return lambda x: x * len([1]), lambda: hide("len", lambda x: 7)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_hidden() -> Iterator[None]:
+    yield
+    globals().pop("len", None)
+
+
+def hide(name: str, value: Any) -> None:
+    globals()[name] = value
+
+
+@case
+def a_key_of_another_name() -> Any:
+    options: dict[str, Any] = {"a": (value := object), "b": value}
+    return lambda x: x * len("".join(options)), lambda: options.update(c=options.pop("b"))
+
+
+@case
+def an_item_of_a_list_in_a_dict() -> Any:
+    options = {"a": [1.0, 2.0]}
+    return lambda x: x * options["a"][0], lambda: options["a"].reverse()
+
+
+@case
+def a_set() -> Any:
+    options = {1, 2}
+    return lambda x: x * sum(options), lambda: options.symmetric_difference_update({1, 9})
+
+
+@case
+def an_array_in_place() -> Any:
+    array = np.ones(3)
+    return lambda x: x * float(array[0]), lambda: array.__setitem__(0, 2.0)
+
+
+@case
+def a_slot() -> Any:
+    class Slotted:
+        __slots__ = ("lr", "more")
+
+    c: Any = Slotted()
+    c.lr = 2.0
+    return lambda x: x * c.lr, lambda: setattr(c, "lr", 3.0)
+
+
+@case
+def a_slot_that_gets_a_value() -> Any:
+    class Slotted:
+        __slots__ = ("lr",)
+
+    c: Any = Slotted()
+    return lambda x: x * getattr(c, "lr", 1.0), lambda: setattr(c, "lr", 3.0)
+
+
+@case
+def a_module() -> Any:
+    module = types.ModuleType("watched")
+    vars(module).update(lr=2.0, unread=1)
+    return lambda x: x * module.lr, lambda: vars(module).update(lr=3.0)
+
+
+@case
+def an_imported_module(name: str = "watched_import") -> Any:
+    for each in (first := types.ModuleType(name), second := types.ModuleType(name)):
+        vars(each)["lr"] = 2.0
+    sys.modules[name] = first
+
+    def step(x: ml.Tensor) -> ml.Tensor:
+        import watched_import  # type: ignore[import-not-found]
+
+        return x * watched_import.lr  # type: ignore[no-any-return]
+
+    return step, lambda: sys.modules.update({name: second})
+
+
+@pytest.fixture(autouse=True)
+def no_module_stays() -> Iterator[None]:
+    yield
+    sys.modules.pop("watched_import", None)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        self.w = ml.ones(2)
+        self.count = 0
+        self.history: list[Any] = []
+        self.extra: Any = None
+        self.mode = "a"
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        return x * self.w if self.mode else x
+
+
+@case
+def a_tensor_in_a_module() -> Any:
+    layer = Layer()
+    return layer, lambda: setattr(layer, "w", ml.ones(2))
+
+
+@case
+def an_unread_field_that_gets_a_tensor() -> Any:
+    layer = Layer()
+    return layer, lambda: setattr(layer, "extra", ml.ones(2))
+
+
+@case
+def an_unread_list_that_gets_a_tensor() -> Any:
+    layer = Layer()
+    return layer, lambda: layer.history.append(ml.ones(2))
+
+
+@case
+def an_unread_field_that_is_deleted_and_a_tensor_that_comes() -> Any:
+    layer = Layer()
+
+    def change() -> None:
+        del layer.extra
+        layer.another = ml.ones(2)  # type: ignore[attr-defined]
+
+    return layer, change
+
+
+@case
+def a_number_of_another_class() -> Any:
+    class Scaled(Layer):
+        scale: float = 0.0
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            return x * self.scale
+
+    layer = Scaled()
+    layer.scale = 2.0
+    return layer, lambda: setattr(layer, "scale", 2)
+
+
+@case
+def a_field_of_an_optimizer() -> Any:
+    optimizer = optim.SGD(ml.ones(2), 0.5, momentum=0.5)
+    return optimizer.update, lambda: setattr(optimizer, "nesterov", True)
+
+
+@case
+def a_schedule() -> Any:
+    optimizer = optim.SGD(ml.ones(2), optim.constant(0.5))
+    return optimizer.update, lambda: setattr(optimizer, "learning_rate", optim.constant(0.25))
+
+
+@case
+def keywords_of_a_partial() -> Any:
+    def scale(x: Any, by: float = 1.0) -> Any:
+        return x * by
+
+    scaled = functools.partial(scale, by=2.0)
+    return scaled, lambda: scaled.keywords.update(by=3.0)
+
+
+# --- what leads to the same, and what cannot be told --------------------------------------------
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One item for each look from now on."""
+    found: list[None] = []
+    init = Look.__init__
+
+    def counted(self: Look, *args: Any, **kwargs: Any) -> None:
+        found.append(None)
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(Look, "__init__", counted)
+    return found
+
+
+def test_steady_calls_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer()
+    optimizer = optim.AdamW(layer, 0.1)
+    options: dict[str, Any] = {"scale": 2.0, "names": ["a", "b"]}
+
+    @ml.capture
+    def step(x: ml.Tensor, model: Any, how: Any = None) -> ml.Tensor:
+        _, gradients = ml.value_and_grad(lambda m: ml.sum(m(x) * options["scale"]))(model)
+        optimizer.update(gradients)
+        return x * len(options["names"])
+
+    def same(i: int) -> None:
+        layer.count = i  # which nothing reads
+        layer.history.append(i)
+        optimizer.learning_rate = 0.1 / (i + 1)
+        step(ml.ones((1 + i % 2, 2)), layer, how={"i": i, "name": "ab"[i % 2]})
+
+    for i in range(6):
+        same(i)
+    found = looks(monkeypatch)
+    for i in range(6, 20):
+        same(i)
+    assert len(found) == 0
+    options["names"].append("c")
+    same(20)
+    assert len(found) >= 1
+
+
+def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            self.mean = nn.buffer(ml.zeros(2))
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            self.mean = self.mean * 0.5 + x * 0.5
+            return x - self.mean
+
+    mean, eager = Mean(), Mean()
+    captured = ml.capture(mean)
+    for i in range(3):
+        captured(ml.full((2,), float(i)))
+        eager(ml.full((2,), float(i)))
+    found = looks(monkeypatch)
+    for i in range(3, 9):
+        given, expected = captured(ml.full((2,), float(i))), eager(ml.full((2,), float(i)))
+        assert given.tolist() == expected.tolist()
+    assert len(found) == 0
+    mean.mean = ml.ones(2)
+    eager.mean = ml.ones(2)
+    assert captured(ml.ones(2)).tolist() == eager(ml.ones(2)).tolist()
+    mean.mean = "none"  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        captured(ml.ones(2))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        weakref.ref(Plain),
+        collections.OrderedDict(a=1),
+        collections.deque([1]),
+        types.MappingProxyType({"a": 1}),
+        functools.cache(lambda: 1),
+    ],
+)
+def test_what_cannot_be_told_is_looked_at_each_time(value: Any) -> None:
+    known = Look(lambda x: (x, value))
+    assert known.values() is None
+
+
+def test_a_function_lets_go_of_the_arguments_that_it_had() -> None:
+    captured = ml.capture(lambda x, y: x + y)
+    x, y = ml.ones(2), ml.ones(2)
+    captured(x, y)
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
+
+
+def test_random_changes_are_told_from_none() -> None:
+    """Whenever a watch holds, another look finds the same."""
+    draw = random.Random(12)
+    noticed = unnoticed = 0
+    for _ in range(60):
+        leaf: Any = draw.choice([1, 2.0, "a", None, (1, 2)])
+        layer = Layer()
+        nodes: list[Any] = [{}, [], Plain(), types.SimpleNamespace(), layer, {"k": leaf}]
+        nodes[0]["b"], nodes[2].a, nodes[3].b = nodes[1], nodes[0], nodes[5]
+        nodes[1].append(layer)
+        layer.extra = nodes[2]
+
+        def step(x: Any, nodes: Any = nodes, layer: Any = layer) -> Any:
+            layer(x)
+            return nodes[2].a, nodes[3].b, layer.extra, nodes[0].get("c")
+
+        known = Look(step)
+        assert known.values() is not None
+        for _ in range(4):
+            change(draw, draw.choice(nodes), nodes)
+            fresh = Look(step)
+            if known.values() is None:
+                noticed += 1
+            else:
+                unnoticed += 1
+                assert fresh.key == known.key
+            known = fresh
+    assert noticed > 50
+    assert unnoticed > 20
+
+
+def change(draw: random.Random, node: Any, nodes: list[Any]) -> None:
+    value = draw.choice([1, 2.0, "b", None, (1, 2), ml.ones(1), [3], draw.choice(nodes[:2])])
+    name = draw.choice(["a", "b", "c", "count", "extra"])
+    if isinstance(node, list):
+        if draw.random() < 0.5:
+            node.append(value)
+        elif node:
+            node[0] = node[0]
+    elif isinstance(node, dict):
+        if draw.random() < 0.3:
+            node.pop(name, None)
+        else:
+            node[name] = value
+    elif draw.random() < 0.3 and name in vars(node) and name != "extra":
+        delattr(node, name)
+    elif not (name == "extra" and isinstance(value, (list, dict))):
+        setattr(node, name, value)

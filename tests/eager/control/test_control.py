@@ -1,0 +1,527 @@
+"""Control flow means what JAX's does, eagerly and captured, and refuses what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    CaptureError,
+    DTypeError,
+    LimitExceeded,
+    OperandValueError,
+    ShapeError,
+)
+from mlvm.eager.tree import named_leaves
+
+Way = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+WAYS: dict[str, Way] = {
+    "eager": lambda fn: fn,
+    "captured": lambda fn: ml.capture(fn, fuse=False),
+    "fused": ml.capture,
+}
+
+
+@pytest.fixture(params=[*WAYS.values()], ids=[*WAYS])
+def way(request: pytest.FixtureRequest) -> Way:
+    made: Way = request.param
+    return made
+
+
+def numbers(tree: Any) -> list[Any]:
+    return [x.numpy().tolist() for _, x in named_leaves(tree, buffers=True)]
+
+
+def x2() -> ml.Tensor:
+    return ml.asarray([1.0, 2.0])
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Counter(ml.nn.Module):
+    def __init__(self) -> None:
+        self.weight = ml.ones((2,))
+        self.count = ml.nn.buffer(ml.zeros((), dtype="i64"))
+
+
+# --- branches ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pred", [True, 0.5, np.nan, -0.0, np.uint8(200), np.int64(-1), np.zeros((1, 1)), np.array([0])]
+)
+def test_cond_takes_the_branch_that_a_number_names(way: Way, pred: Any) -> None:
+    array = np.asarray(pred)
+    step = way(lambda p, x: ml.cond(p, lambda y: y + 1, lambda y: y * 10, x))
+    expected = [2.0, 3.0] if array.item() else [10.0, 20.0]
+    assert step(ml.asarray(array), x2()).numpy().tolist() == expected
+
+
+def test_a_python_condition_is_decided_while_it_is_recorded(way: Way) -> None:
+    def step(x: ml.Tensor) -> Any:
+        return ml.cond(True, lambda: x + 1, lambda: ml.zeros((7,))), ml.switch(
+            5, [lambda: x, lambda: x * 2]
+        )
+
+    assert numbers(way(step)(x2())) == [[2.0, 3.0], [2.0, 4.0]]
+
+
+@pytest.mark.parametrize(("index", "name"), [(-3, 0), (0, 0), (1, 1), (2, 2), (3, 3), (9, 3)])
+def test_switch_takes_the_nearest_branch(way: Way, index: int, name: int) -> None:
+    branches = [lambda x, k=k: {"x": x * k, "k": k} for k in range(4)]
+    made = way(lambda i, x: ml.switch(i, branches, x))(ml.asarray(index), x2())
+    assert numbers(made) == [[1.0 * name, 2.0 * name], name]
+
+
+def test_numbers_and_arrays_of_branches_are_tensors(way: Way) -> None:
+    made = way(lambda p: ml.cond(p, lambda y: (y, 1.5, True), lambda y: (y + 1, 2.5, False), 3))(
+        ml.asarray(False)
+    )
+    assert [str(x.type) for x in made] == ["i64[]", "f32[]", "bool[]"]
+    assert numbers(made) == [4, 2.5, False]
+
+
+def test_results_have_memory_of_their_own(way: Way) -> None:
+    """What is computed nowhere is copied, so that an update of it changes nothing else."""
+
+    def step(x: ml.Tensor, none: ml.Tensor) -> Any:
+        same = ml.cond(none < 1, lambda: x, lambda: x * 2)
+        passed = ml.while_loop(lambda s: none > 0, lambda s: s, x)
+        first, second = ml.fori_loop(0, none + 1, lambda i, s: (s[0], s[0]), (x, x))
+        row = ml.scan(lambda s, r: (r, s), x[0], x)[0]
+        call = ml.function(lambda x: x)(x)
+        for each in (same, passed, first, row, call):
+            each += 1
+        return same, passed, first, second, row, call
+
+    x = x2()
+    more = [2.0, 3.0]
+    assert numbers(way(step)(x, ml.asarray(0))) == [more, more, more, [1.0, 2.0], 3.0, more]
+    assert x.numpy().tolist() == [1.0, 2.0]
+
+
+def test_only_the_branch_that_is_taken_has_effects(way: Way) -> None:
+    total = ml.zeros(())
+
+    def add(n: float) -> ml.Tensor:
+        ml.add(total, n, out=total)
+        return total * 1
+
+    step = way(lambda i: ml.switch(i, [lambda: add(1), lambda: add(10), lambda: add(100)]))
+    assert [float(step(ml.asarray(i))) for i in (0, 2, 2, 1)] == [1.0, 101.0, 201.0, 211.0]
+
+
+# --- loops ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_while_loop_goes_on_for_as_long_as_it_is_true(way: Way, n: int) -> None:
+    def step(n: ml.Tensor) -> Any:
+        return ml.while_loop(
+            lambda s: s["i"] < n, lambda s: {"i": s["i"] + 1, "f": s["f"] * (s["i"] + 1)},
+            {"i": 0, "f": 1},
+        )  # fmt: skip
+
+    assert {name: int(x) for name, x in way(step)(ml.asarray(n)).items()} == {
+        "i": n,
+        "f": int(np.prod(range(1, n + 1))),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"), [(0, 4), (2, 5), (-2, 2), (3, 3), (5, 1), (2**40, 2**40 + 2)]
+)
+@pytest.mark.parametrize("dtype", [None, "i64"])
+def test_fori_loop_counts_as_range_does(way: Way, lower: int, upper: int, dtype: Any) -> None:
+    def step(bounds: ml.Tensor) -> Any:
+        first, last = (bounds[0], bounds[1]) if dtype else (lower, upper)
+        return ml.fori_loop(first, last, lambda i, s: s * 3 + i % 7, 1)
+
+    expected = 1
+    for i in range(lower, upper):
+        expected = expected * 3 + i % 7
+    assert int(way(step)(ml.asarray([lower, upper]))) == expected
+
+
+ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def plain_scan(rows: Any, turns: int, reverse: bool) -> tuple[Any, Any]:
+    state, ys = np.array([1, 1], np.float32), np.zeros((len(rows), 2), np.float32)
+    for i in reversed(range(turns)) if reverse else range(turns):
+        state = state * 2 + rows[i]
+        ys[i] = state - 1
+    return state, ys
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [None, 0, 2, 3])
+@pytest.mark.parametrize("total", [3, 0])
+def test_scan(way: Way, reverse: bool, length: int | None, total: int) -> None:
+    rows = ROWS[:total]
+    turns = total if length is None else min(length, total)
+
+    def step(xs: ml.Tensor, n: ml.Tensor) -> Any:
+        def body(s: ml.Tensor, x: Any) -> Any:
+            s = s * 2 + x["rows"][0]
+            return s, {"y": s - 1, "none": None}
+
+        given = n if length is not None else None
+        return ml.scan(body, ml.ones((2,)), {"rows": (xs,)}, given, reverse=reverse)
+
+    state, ys = way(step)(ml.asarray(rows), ml.asarray(turns))
+    expected = plain_scan(rows, turns, reverse)
+    assert state.numpy().tolist() == expected[0].tolist()
+    assert ys["y"].numpy().tolist() == expected[1].tolist()
+    assert ys["y"].shape == (total, 2)
+    assert ys["none"] is None
+
+
+def test_scan_without_rows(way: Way) -> None:
+    step = way(lambda n: (
+        ml.scan(lambda s, x: (s * 2, (s, x)), 1, None, 4, reverse=True),
+        ml.scan(lambda s, x: (s * 2, None), 1, length=n),
+    ))  # fmt: skip
+    (state, (ys, none)), (counted, _) = step(ml.asarray(3))
+    assert (int(state), ys.numpy().tolist(), none) == (16, [8, 4, 2, 1], None)
+    assert int(counted) == 8
+    assert int(step(ml.asarray(-3))[1][0]) == 1  # no turns, as range(-3)
+
+
+def test_no_turn_has_no_effect(way: Way) -> None:
+    """A scan of no rows has to know what a row would be, and yet its body does nothing."""
+    total = ml.zeros(())
+
+    def body(s: ml.Tensor, x: ml.Tensor) -> Any:
+        ml.add(total, 1.0, out=total)
+        return s + 1, ml.random.normal((3,)) > x
+
+    ml.random.seed(1)
+    before = ml.random.state().tolist()
+    state, ys = way(lambda xs: ml.scan(body, 0, xs))(ml.zeros((0,)))
+    assert (int(state), str(ys.type)) == (0, "bool[0,3]")
+    assert float(total) == 0
+    assert ml.random.state().tolist() == before
+
+
+def test_map(way: Way) -> None:
+    step = way(lambda x, y: ml.map(lambda row: [row["x"] * row["y"], row["y"]], {"x": x, "y": y}))
+    made = step(ml.asarray(ROWS), ml.arange(3.0))
+    assert numbers(made) == [(ROWS * np.arange(3)[:, None]).tolist(), [0.0, 1.0, 2.0]]
+
+
+# --- trees ---------------------------------------------------------------------------
+
+
+def test_every_kind_of_tree_goes_round(way: Way) -> None:
+    def step(x: ml.Tensor, module: Counter) -> Any:
+        def body(i: ml.Tensor, s: Any) -> Any:
+            pair, tree = s["pair"], s["tree"]
+            module = s["module"]
+            module.count = module.count + i
+            return {
+                "tree": [tree[1] + 1, tree[0], tree[2]],
+                "module": module,
+                "pair": Pair((pair.second, None), pair.first[0] * 2),
+            }
+
+        init = {"pair": Pair((x, None), x + 1), "tree": [1, 10, 2.5], "module": module}
+        made = ml.fori_loop(0, 3, body, init)
+        assert type(made["module"]) is Counter
+        return {**made, "module": (made["module"].weight, made["module"].count)}
+
+    module = Counter()
+    made = way(step)(x2(), module)
+    assert list(made) == ["pair", "tree", "module"]  # as it was given
+    assert type(made["pair"]) is Pair
+    assert numbers(made["pair"]) == [[4.0, 6.0], [4.0, 8.0]]
+    assert made["pair"].first[1] is None
+    assert numbers(made["tree"]) == [12, 2, 2.5]
+    assert numbers(made["module"]) == [[1.0, 1.0], 3]
+    assert int(module.count) == 0  # which went round as another one
+
+
+def test_names_may_come_in_another_order(way: Way) -> None:
+    def step(x: ml.Tensor, p: ml.Tensor) -> Any:
+        def body(i: ml.Tensor, s: Any) -> Any:
+            return {"b": s["b"] * 2, "a": s["a"] + 1}
+
+        looped = ml.fori_loop(0, 3, body, {"a": x, "b": x})
+        taken = ml.cond(p, lambda: {"a": x, "b": x * 2}, lambda: {"b": x * 4, "a": x * 3})
+        return looped["a"], looped["b"], taken["a"], taken["b"]
+
+    made = numbers(way(step)(x2(), ml.asarray(False)))
+    assert made == [[4.0, 5.0], [8.0, 16.0], [3.0, 6.0], [4.0, 8.0]]
+
+
+def test_rows_of_a_module_are_a_module(way: Way) -> None:
+    layers = Counter()
+    layers.weight = ml.asarray(ROWS)
+    layers.count = ml.asarray([1, 2, 3])
+
+    def step(layers: Counter) -> Any:
+        def body(s: ml.Tensor, layer: Counter) -> Any:
+            return s + layer.weight, layer
+
+        state, made = ml.scan(body, ml.zeros((2,)), layers)
+        assert type(made) is Counter
+        return state, made.weight, made.count
+
+    assert numbers(way(step)(layers)) == [[6.0, 9.0], ROWS.tolist(), [1, 2, 3]]
+
+
+def test_swapped_unchanged_and_twice_the_same(way: Way) -> None:
+    def step(x: ml.Tensor) -> Any:
+        swapped = ml.fori_loop(0, 3, lambda i, s: (s[1], s[0], s[2]), (x, x * 2, x))
+        twice = ml.fori_loop(0, 2, lambda i, s: (s[0] + s[1],) * 2, (x, x))
+        views = ml.fori_loop(
+            0, 1, lambda i, s: (ml.reshape(s[1], (2,)), ml.reshape(s[0], (2, 1))),
+            (x, ml.reshape(x * 3, (2, 1))),
+        )  # fmt: skip
+        return swapped, twice, views
+
+    made = numbers(way(step)(x2()))
+    assert made == [
+        *([2.0, 4.0], [1.0, 2.0], [1.0, 2.0]),
+        *([4.0, 8.0], [4.0, 8.0]),
+        *([3.0, 6.0], [[1.0], [2.0]]),
+    ]
+
+
+# --- what bodies reach ---------------------------------------------------------------
+
+
+def test_bodies_update_tensors_from_outside(way: Way) -> None:
+    def step(x: ml.Tensor) -> Any:
+        total = ml.zeros((2,))
+
+        def body(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+            ml.add(total, s, out=total)
+            ml.multiply(x, 2.0, out=x)  # which is the state at first, and no longer then
+            return s + 1
+
+        return ml.fori_loop(0, 3, body, x), total
+
+    x = x2()
+    assert numbers(way(step)(x)) == [[4.0, 5.0], [6.0, 9.0]]
+    assert x.numpy().tolist() == [8.0, 16.0]
+
+
+def test_a_row_is_what_it_was_in_its_turn(way: Way) -> None:
+    def step(x: ml.Tensor) -> Any:
+        total = ml.zeros(())
+
+        def body(s: Any, row: ml.Tensor) -> Any:
+            ml.add(total, row, out=total)
+            return None, total
+
+        return ml.scan(body, None, x)[1]
+
+    assert way(step)(ml.arange(4.0)).numpy().tolist() == [0.0, 1.0, 3.0, 6.0]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_random_keys(way: Way, taken: int) -> None:
+    """Global keys advance with the turns that are made; explicit ones go round."""
+
+    def step(n: ml.Tensor, key: ml.Tensor) -> Any:
+        drawn = ml.fori_loop(0, n, lambda i, s: s + ml.random.normal((2,)), ml.zeros((2,)))
+        either = ml.cond(n > 1, lambda: ml.random.uniform((2,)), lambda: ml.zeros((2,)))
+
+        def turn(key: ml.Tensor, _: Any) -> Any:
+            keys = ml.random.split(key)
+            return keys[0], ml.random.normal((2,), key=keys[1])
+
+        own = ml.scan(turn, key, None, 2)[1]
+        return drawn, either, own, ml.random.uniform(())
+
+    ml.random.seed(5)
+    first = numbers(way(step)(ml.asarray(taken), ml.random.key(3)))
+    state = ml.random.state().tolist()
+    ml.random.seed(5)
+    assert first == numbers(step(ml.asarray(taken), ml.random.key(3)))
+    assert state == ml.random.state().tolist()
+    assert first[2][0] != first[2][1]
+
+
+# --- functions -----------------------------------------------------------------------
+
+
+@ml.function
+def fibonacci(n: ml.Tensor) -> ml.Tensor:
+    result: ml.Tensor = ml.cond(n < 2, lambda: n, lambda: fibonacci(n - 1) + fibonacci(n - 2))
+    return result
+
+
+@ml.function
+def is_even(n: ml.Tensor) -> ml.Tensor:
+    result: ml.Tensor = ml.cond(n < 1, lambda: True, lambda: is_odd(n - 1))
+    return result
+
+
+@ml.function
+def is_odd(n: ml.Tensor) -> ml.Tensor:
+    result: ml.Tensor = ml.cond(n < 1, lambda: False, lambda: is_even(n - 1))
+    return result
+
+
+@ml.function
+def endless(n: ml.Tensor) -> ml.Tensor:
+    result: ml.Tensor = ml.cond(n < 0, lambda: n, lambda: endless(n + 1))
+    return result
+
+
+def test_functions_call_themselves_and_each_other(way: Way) -> None:
+    step = way(lambda n: (fibonacci(n), is_even(n), is_odd(n)))
+    assert numbers(step(ml.asarray(9))) == [34, False, True]
+    assert numbers(step(ml.asarray(2))) == [1, True, False]
+
+
+def test_a_tree_in_arrays() -> None:
+    """A recursion over indices that tensors hold, as over the nodes of a tree."""
+    left, right = ml.asarray([1, 3, -1, -1, -1]), ml.asarray([2, 4, -1, -1, -1])
+    value = ml.asarray([0.0, 0.0, 3.0, 5.0, 7.0])
+
+    def step(left: ml.Tensor, right: ml.Tensor, value: ml.Tensor, root: ml.Tensor) -> ml.Tensor:
+        @ml.function
+        def total(node: ml.Tensor) -> ml.Tensor:
+            result: ml.Tensor = ml.cond(
+                left[node] < 0, lambda: value[node], lambda: total(left[node]) - total(right[node])
+            )
+            return result
+
+        return total(root)
+
+    for way in WAYS.values():
+        assert float(way(step)(left, right, value, ml.asarray(0))) == (5.0 - 7.0) - 3.0
+
+
+def test_too_deep_a_recursion_is_an_error() -> None:
+    with pytest.raises(LimitExceeded, match="calls lie within each other"):
+        ml.capture(endless)(ml.asarray(0))
+
+
+def test_a_function_that_is_another_each_time_is_an_error() -> None:
+    @ml.function
+    def deeper(n: ml.Tensor, module: Counter) -> ml.Tensor:
+        result: ml.Tensor = ml.cond(n < 1, lambda: n, lambda: deeper(n - 1, Counter()))
+        return result
+
+    assert int(deeper(ml.asarray(2), Counter())) == 0
+    with pytest.raises(CaptureError, match="each time with arguments of other types, or other obj"):
+        ml.capture(lambda n: deeper(n, Counter()))(ml.asarray(2))
+
+
+# --- what is refused -----------------------------------------------------------------
+
+x = ml.asarray([1.0, 2.0])
+n = ml.asarray(1)
+
+untyped: Any = ml
+"""The language as one calls it who heeds no types."""
+
+REFUSED: list[tuple[Callable[[ml.Tensor, ml.Tensor], Any], type[Exception], str]] = [
+    (lambda x, n: ml.cond(x, lambda: 1, lambda: 2), ShapeError, r"one element"),
+    (lambda x, n: ml.cond(n, lambda: "a", lambda: "a"), DTypeError, "a tree has tensors as leaves"),
+    (lambda x, n: ml.switch(0, []), AttributeRefused, "switch takes one branch or more"),
+    (lambda x, n: ml.switch(x[0], [lambda: x]), DTypeError, r"index is one integer, not f32\[\]"),
+    (lambda x, n: untyped.switch(0.0, [lambda: x]), DTypeError, "index is an integer, not 0.0"),
+    (lambda x, n: ml.while_loop(lambda s: s > 0, lambda s: s, x), ShapeError, "one element"),
+    (lambda x, n: ml.while_loop(lambda s: None, lambda s: s, x), ShapeError, "one element, not"),
+    (lambda x, n: untyped.fori_loop(0.0, 3, lambda i, s: s, x), DTypeError, "lower is an integer"),
+    (lambda x, n: ml.fori_loop(0, x, lambda i, s: s, x), DTypeError, r"upper is one integer"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: s > 0, x), DTypeError,
+     r"another state than it is given: bool\[2\], not f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: {"h": s["h"][:1]}, {"h": x}), ShapeError,
+     r"another state than it is given: f32\[1\] at h, not f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: (s, s), x), DTypeError,
+     r"given: a tuple of 0 f32\[2\], 1 f32\[2\], not f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: [s[0]], (x,)), DTypeError,
+     r"given: a list of 0 f32\[2\], not a tuple of 0 f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: {"b": s["a"]}, {"a": x}), DTypeError,
+     r"given: a dict of b f32\[2\], not a dict of a f32\[2\]"),
+    (lambda x, n: ml.fori_loop(0, 1, lambda i, s: None, x), DTypeError, r"None, not f32\[2\]"),
+    (lambda x, n: ml.scan(lambda s, r: s, x, x), DTypeError, r"returns a pair \(state, y\), not "),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0), ShapeError, "without xs takes a length"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, x[0]), ShapeError, r"many rows, not xs \[\]"),
+    (lambda x, n: ml.map(lambda r: r, (x, x[:1])), ShapeError, r"many rows, not 0 \[2\], 1 \[1\]"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, x, 3), ShapeError, "2 rows, and length is 3"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, None, -1), ShapeError, "0 or more, not -1"),
+    (lambda x, n: ml.scan(lambda s, r: (s, s), 0, None, n), ShapeError, "cannot stack results"),
+    (lambda x, n: ml.scan(lambda s, r: (s, r), 0, x, n * 3), OperandValueError,
+     "length is 0 to 2, the number of rows, not 3|index 2 at position"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "error", "message"), REFUSED)
+def test_what_does_not_fit_is_refused(way: Way, step: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        way(step)(x, n)
+    assert numbers([x, n]) == [[1.0, 2.0], 1]
+
+
+def test_branches_of_a_captured_function_make_the_same_types() -> None:
+    def step(p: ml.Tensor) -> Any:
+        return ml.cond(p, lambda: {"y": 1.0}, lambda: {"y": 1})
+
+    with pytest.raises(DTypeError, match=r"another result than the first: i64\[\] at y, not f32"):
+        ml.capture(step)(ml.asarray(True))
+
+
+# --- beside JAX ----------------------------------------------------------------------
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Callable[[Any], Callable[[Any], Any]]:
+    """A step that is the same text for both: it takes the module that has cond, scan, ..., and
+    returns a function of an array."""
+    turns, length = draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    reverse, limit = draw(st.booleans()), draw(st.integers(-2, 9))
+    shift = draw(st.integers(-1, 3))
+
+    def program(lax: Any) -> Callable[[Any], Any]:
+        def step(x: Any) -> Any:
+            a = lax.fori_loop(0, turns, lambda i, s: s * 0.5 + x[0], x[1])
+            s, ys = lax.scan(lambda s, r: (s * r + 1, {"y": s - r}), a, x[:length], reverse=reverse)
+            b = lax.while_loop(lambda t: t[1] < limit, lambda t: (t[0] * 2, t[1] + 1), (s, 0))
+            c = lax.cond(x[0] > x[1], lambda v: v + 1, lambda v: v - 1, b[0])
+            i = shift if lax is ml else np.int32(shift)
+            d = lax.switch(i, [lambda v: v, lambda v: v * 2, lambda v: v * 3], c)
+            return [a, s, ys, b, c, d, lax.map(lambda r: r * r + a, x)]
+
+        return step
+
+    return program
+
+
+@given(programs(), st.lists(st.integers(-8, 8), min_size=4, max_size=4))
+@settings(max_examples=10)
+def test_beside_jax(program: Callable[[Any], Callable[[Any], Any]], values: list[int]) -> None:
+    jax = pytest.importorskip("jax")
+    array = np.array(values, np.float32) / 4
+    expected = [
+        np.asarray(each) for each in jax.tree.leaves(program(jax.lax)(jax.numpy.asarray(array)))
+    ]
+    for way in WAYS.values():
+        made = [each.numpy() for _, each in named_leaves(way(program(ml))(ml.asarray(array)))]
+        for ours, each in zip(made, expected, strict=True):
+            np.testing.assert_allclose(ours, each, rtol=1e-5, atol=1e-6)
+
+
+def test_a_branch_is_a_function() -> None:
+    x: Any = ml.ones(2)
+    for branch in (partial(ml.cond, True, x, x), partial(ml.switch, 0, [x])):
+        with pytest.raises(DTypeError, match=r"a branch is a function, not f32\[2\]; .* where"):
+            branch()

@@ -1,0 +1,696 @@
+"""Captured control flow: the eager values and gradients to the bit, in a program that does not grow
+with its turns, and errors for what a later call could not do again."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.core.errors import CaptureError, GradientError
+from mlvm.eager.tree import named_leaves
+from tests.threads import PATIENCE, start
+
+HERE = Path(__file__).name
+
+
+def bits(tree: Any) -> list[tuple[str, bytes]]:
+    """Types and bytes; no zero is negative: where eager code adds a row to zeros, a captured loop
+    puts it in its place."""
+    found = [x.numpy() for _, x in named_leaves(tree, buffers=True)]
+    return [(f"{x.dtype}{x.shape}", (x + x.dtype.type(0)).tobytes()) for x in found]
+
+
+def vector(n: int = 3, seed: int = 0) -> ml.Tensor:
+    return ml.asarray(np.random.default_rng(seed).normal(size=n).astype(np.float32))
+
+
+@ml.function
+def power(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+    result: ml.Tensor = ml.cond(n < 1, lambda: x, lambda: ml.sin(power(x, n - 1)) * x)
+    return result
+
+
+@ml.function
+def both(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+    """Calls itself twice, and uses what it is given in several places."""
+    result: ml.Tensor = ml.cond(
+        n < 1, lambda: ml.tanh(x), lambda: both(x * 0.5, n - 1) * both(x + 1.0, n - 2)
+    )
+    return result
+
+
+Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], Any]
+
+# Functions of x, w (f32[3] each) and n (i64[], 0 .. 3). With `True`: of a length that is known.
+LOSSES: dict[str, tuple[bool, Loss]] = {
+    "cond": (True, lambda x, w, n: ml.cond(n > 1, lambda x: ml.sin(x * w), lambda x: x / 2, x)),
+    "switch": (True, lambda x, w, n: ml.switch(n, [lambda: x * w, lambda: w, lambda: ml.exp(x)])),
+    "fori": (True, lambda x, w, n: ml.fori_loop(0, 3, lambda i, s: ml.sin(s * w) + x, x)),
+    "fori, of n": (False, lambda x, w, n: ml.fori_loop(0, n, lambda i, s: ml.sin(s * w) + x, x)),
+    "counted": (True, lambda x, w, n: ml.fori_loop(
+        0, 3, lambda i, s: (s[0] + i, s[1] * ml.astype(s[0], "f32")), (1, x))[1]),
+    "while": (False, lambda x, w, n: ml.while_loop(
+        lambda s: ml.sum(s * s) < 40, lambda s: s * (ml.abs(w) + 1.1) + ml.square(x), x)),
+    "no turns": (False, lambda x, w, n: ml.while_loop(lambda s: n > 9, lambda s: s * w, x * 2)),
+    "scan": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r + w), {"y": s * 2}), x, x)[1]["y"]),
+    "scan, reverse": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r), s * r), w, x, reverse=True)[1]),
+    "scan, of n": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r), s * w), w, x, n)[1]),
+    "scan, both results": (True, lambda x, w, n: ml.add(*ml.scan(
+        lambda s, r: (s + r * w, ml.sum(ml.sin(s))), x, w))),
+    "scan, no rows": (True, lambda x, w, n: ml.scan(lambda s, r: (s * r, s), w, x[:0])[0] * x),
+    "map": (True, lambda x, w, n: ml.map(lambda r: ml.sin(r["x"]) * w, {"x": x, "n": w})),
+    "checkpoint": (True, lambda x, w, n: ml.scan(
+        lambda s, r: (ml.tanh(s * r + w), s * 2), x, x, checkpoint=True)[1]),
+    "unchanged": (True, lambda x, w, n: ml.fori_loop(
+        0, 3, lambda i, s: (s[0], s[1] * s[0]), (x, w))[1]),
+    "swapped": (True, lambda x, w, n: ml.fori_loop(
+        0, 3, lambda i, s: (s[1], ml.sin(s[0] * s[1])), (x, w))[0]),
+    "twice": (True, lambda x, w, n: ml.fori_loop(
+        0, 2, lambda i, s: (s[0] + s[1] * w, s[0]), (x, x))[0]),
+    "nested": (True, lambda x, w, n: ml.fori_loop(0, 3, lambda i, s: ml.cond(
+        i == n, lambda: ml.scan(lambda c, r: (ml.sin(c * r) + w, None), s, x)[0], lambda: s / 2),
+        x)),
+    "while in scan": (False, lambda x, w, n: ml.scan(lambda s, r: (ml.while_loop(
+        lambda q: ml.sum(q) < r + 2, lambda q: q * 0.9 + ml.abs(w) + 0.5, s), s), x, x)[0]),
+    "scan in while": (False, lambda x, w, n: ml.while_loop(
+        lambda s: s[1] < n, lambda s: (ml.scan(
+            lambda c, r: (ml.sin(c * r + x), c), s[0], w)[0], s[1] + 1), (x, 0))[0]),
+    "gradient in a loop": (True, lambda x, w, n: ml.fori_loop(
+        0, 2, lambda i, s: s - 0.1 * ml.grad(lambda v: ml.sum(ml.sin(v * w)))(s), x)),
+    "function": (False, lambda x, w, n: power(x * w, n) + w),
+    "two calls": (False, lambda x, w, n: both(x, n) + both(w, n + 1)),
+    "function in scan": (False, lambda x, w, n: ml.scan(
+        lambda s, r: (power(s * r, n), s), w, x)[1]),
+    "loop in function": (False, lambda x, w, n: ml.function(lambda x, n: ml.fori_loop(
+        0, n, lambda i, s: ml.sin(s * x), x))(x * w, n)),
+}  # fmt: skip
+
+
+def scalar(loss: Loss) -> Loss:
+    return lambda x, w, n: ml.sum(ml.sin(loss(x, w, n)))
+
+
+def of_order(loss: Loss, order: int) -> Callable[..., Any]:
+    """Its gradients, with respect to x and w, of this order."""
+    fn: Callable[..., Any] = scalar(loss)
+    for _ in range(order - 1):
+        before = ml.grad(fn, (0, 1))
+        fn = lambda x, w, n, before=before: sum(ml.sum(ml.sin(g)) for g in before(x, w, n))  # noqa: E731
+    return ml.value_and_grad(fn, (0, 1))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_values_and_gradients_are_the_eager_ones_to_the_bit(name: str) -> None:
+    _, loss = LOSSES[name]
+    eager = of_order(loss, 1)
+    plain, fused = ml.capture(eager, fuse=False), ml.capture(eager)
+    for seed, n in enumerate((2, 0, 3)):
+        given = vector(seed=seed), vector(seed=9 + seed), ml.asarray(n)
+        expected = bits(eager(*given))
+        assert bits(plain(*given)) == expected
+        assert bits(fused(*given)) == expected
+        assert bits(plain(*given)) == expected  # again, on the same memory
+    assert plain.signatures == fused.signatures == 1
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_slopes(name: str) -> None:
+    _, loss = LOSSES[name]
+    step = ml.capture(loss)
+    ml.testing.check_gradients(step.fn, vector(), vector(seed=9), ml.asarray(2))
+    gradient = ml.grad(scalar(loss), (0, 1))
+    assert bits(ml.capture(gradient)(vector(), vector(seed=9), ml.asarray(2))) == bits(
+        gradient(vector(), vector(seed=9), ml.asarray(2))
+    )
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("name", ["cond", "fori", "scan, of n", "nested", "checkpoint", "map"])
+def test_gradients_of_gradients(name: str, order: int) -> None:
+    is_known, loss = LOSSES[name]
+    assert is_known
+    eager = of_order(loss, order)
+    given = vector(2), vector(2, seed=9), ml.asarray(1)
+    for fuse in (False, True):
+        for ours, theirs in zip(
+            named_leaves(ml.capture(eager, fuse=fuse)(*given)),
+            named_leaves(eager(*given)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name, (is_known, _) in LOSSES.items() if not is_known])
+def test_a_second_gradient_of_an_unknown_length_says_so(name: str) -> None:
+    eager = of_order(LOSSES[name][1], 2)
+    with pytest.raises(GradientError, match=r"through the gradient of a (loop|function)"):
+        ml.capture(eager)(vector(), vector(seed=9), ml.asarray(2))
+
+
+# --- trees of control flow, at random ------------------------------------------------
+
+
+Maker = Callable[[Any, Any], Any]
+
+
+def bodies(depth: int, *, top: bool = True) -> st.SearchStrategy[Callable[..., ml.Tensor]]:
+    """Functions of a state f32[3], w f32[3] and n i64[] to a state. What runs again is at the top:
+    it may use tensors from outside, but none of a body around it."""
+    plain: list[Callable[..., ml.Tensor]] = [
+        lambda s, w, n: ml.sin(s * w),
+        lambda s, w, n: s * 0.5 + w,
+        lambda s, w, n: ml.tanh(s) - w * 0.1,
+        lambda s, w, n: s,
+        lambda s, w, n: w,
+        lambda s, w, n: s - 0.1 * ml.grad(lambda v: ml.sum(ml.cos(v * w)))(s),
+    ]
+    leaf = st.sampled_from(plain)
+    if not depth:
+        return leaf
+    inner = bodies(depth - 1, top=False)
+
+    def then(f: Any, g: Any) -> Any:
+        return lambda s, w, n: g(f(s, w, n), w, n)
+
+    def cond(f: Any, g: Any) -> Any:
+        return lambda s, w, n: ml.cond(ml.sum(s) > 0, lambda s: f(s, w, n), lambda s: g(s, w, n), s)
+
+    def fori(f: Any, turns: int | None) -> Any:
+        return lambda s, w, n: ml.fori_loop(
+            0, n if turns is None else turns, lambda i, s: f(s, w, i), s
+        )
+
+    def loop(f: Any, limit: float) -> Any:
+        return lambda s, w, n: ml.while_loop(
+            lambda t: (t[1] < 3) & (ml.sum(t[0]) < limit),
+            lambda t: (f(t[0], w, n), t[1] + 1),
+            (s, 0),
+        )[0]
+
+    def scan(f: Any, reverse: bool, checkpoint: bool) -> Any:
+        def run(s: Any, w: Any, n: Any) -> Any:
+            s, ys = ml.scan(
+                lambda s, r: (f(s * r, w, n), s - r), s, w, reverse=reverse, checkpoint=checkpoint
+            )
+            return s + ys[1]
+
+        return run
+
+    def function(f: Any) -> Any:
+        call = ml.function(lambda s, w, n: f(s, w, n))
+        return lambda s, w, n: call(s, w, n)
+
+    return st.one_of(
+        leaf,
+        st.builds(then, inner, inner),
+        st.builds(cond, inner, inner),
+        st.builds(fori, inner, st.sampled_from([None, 0, 1, 3])),
+        st.builds(loop, inner, st.sampled_from([0.5, 5.0])),
+        st.builds(scan, inner, st.booleans(), st.booleans() if top else st.just(False)),
+        st.builds(function, inner),
+    )
+
+
+@given(bodies(3), st.integers(0, 3), st.booleans(), st.booleans())
+@settings(max_examples=40)
+def test_any_nest_is_the_eager_one(body: Any, n: int, fuse: bool, recompute: bool) -> None:
+    """In f64, and close: where a tensor enters a loop by several doors (its state, its rows, its
+    body), the captured gradient has another order of sums."""
+    eager = ml.value_and_grad(lambda s, w, n: ml.sum(body(s, w, n)), (0, 1))
+    step = ml.capture(eager, fuse=fuse, recompute=recompute)
+    for seed in (0, 1):
+        given = *(ml.astype(vector(seed=k + seed), ml.float64) for k in (0, 5)), ml.asarray(n)
+        for (_, ours), (_, theirs) in zip(
+            named_leaves(step(*given)), named_leaves(eager(*given)), strict=True
+        ):
+            largest = float(ml.max(ml.abs(theirs)))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest)
+
+
+# --- what is compiled ----------------------------------------------------------------
+
+
+def lstm(turns: int, *, gradient: bool = False) -> ml.Captured[..., Any]:
+    """A captured LSTM cell over so many rows; its plan and program tell their size."""
+    w = ml.full((8, 16), 0.1)
+
+    def loss(w: ml.Tensor, xs: ml.Tensor) -> ml.Tensor:
+        def cell(state: Any, x: ml.Tensor) -> Any:
+            h, c = state
+            i, f, g, o = ml.split(ml.concat([x, h]) @ w, 4)
+            c = ml.sigmoid(f) * c + ml.sigmoid(i) * ml.tanh(g)
+            return (ml.sigmoid(o) * ml.tanh(c), c), None
+
+        return ml.sum(ml.scan(cell, (ml.zeros((4,)), ml.zeros((4,))), xs)[0][0])
+
+    step = ml.capture(ml.grad(loss) if gradient else loss)
+    step(w, ml.ones((turns, 4)))
+    return step
+
+
+def test_a_program_does_not_grow_with_the_turns_nor_its_plan() -> None:
+    few, many = lstm(2), lstm(500)
+    assert len(few.program.main.code) == len(many.program.main.code)
+    assert few.plan.nbytes == many.plan.nbytes
+    few, many = lstm(2, gradient=True), lstm(500, gradient=True)
+    assert len(few.program.main.code) == len(many.program.main.code)
+    assert few.plan.nbytes < many.plan.nbytes  # which keeps what the way back needs
+
+
+def test_fusion_makes_no_plan_larger() -> None:
+    for _, loss in LOSSES.values():
+        eager = of_order(loss, 1)
+        plans = []
+        for fuse in (False, True):
+            step = ml.capture(eager, fuse=fuse)
+            step(vector(), vector(seed=9), ml.asarray(2))
+            plans.append(step.plan.nbytes)
+        assert plans[1] <= plans[0]
+
+
+def test_nothing_is_left() -> None:
+    vm = ml.VM("left")
+    losses = [of_order(loss, 1) for _, loss in LOSSES.values()]
+
+    def run() -> tuple[float, int]:
+        batch = ml.Arena(vm, "batch")
+        steps = [ml.capture(loss) for loss in losses]
+        for _ in range(3):
+            with batch:
+                for step in steps:
+                    step(vector(), vector(seed=9), ml.asarray(2))
+        batch.close()
+        del step, steps
+        gc.collect()
+        return vm.consumed_size_in_mib(), len(gc.get_objects()) // 1000
+
+    held = run()[0]  # constants, keys and the stack of residuals stay
+    assert run()[0] == held
+
+
+def test_steady_calls_allocate_nothing() -> None:
+    vm = ml.VM("steady")
+    batch = ml.Arena(vm, "batch")
+    with ml.Arena(vm, "weights").allocating():
+        x, w = vector(), vector(seed=9)
+    step = ml.capture(of_order(LOSSES["scan in while"][1], 1))
+    sizes = []
+    for n in (3, 1, 2, 3, 0, 3):
+        with batch:
+            step(x, w, ml.asarray(n))
+        sizes.append((vm.consumed_size_in_mib(), batch.views_created))
+    assert len(set(sizes[1:])) == 1
+
+
+# --- what cannot be done again -------------------------------------------------------
+
+
+def leaks(x: ml.Tensor, kept: list[Any]) -> dict[str, Callable[[], Any]]:
+    def keep(value: Any) -> Any:
+        kept.append(value)
+        return value
+
+    return {
+        "of a turn": lambda: ml.fori_loop(0, 2, lambda i, s: keep(s * 2), x),
+        "state": lambda: ml.fori_loop(0, 2, lambda i, s: keep(s) + 1, x),
+        "number": lambda: ml.fori_loop(0, 2, lambda i, s: s + ml.astype(keep(i), "f32"), x),
+        "row": lambda: ml.scan(lambda s, r: (s, keep(r) * 2), x, x),
+        "branch": lambda: ml.cond(ml.sum(x) > 0, lambda: keep(x * 2), lambda: x),
+        "condition": lambda: ml.while_loop(lambda s: keep(ml.sum(s)) < 5, lambda s: s * s + 1, x),
+        "function": lambda: ml.function(lambda y: keep(y * 2))(x),
+    }
+
+
+@pytest.mark.parametrize("name", leaks(ml.zeros(()), []))
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_a_body_makes_cannot_be_used_outside(name: str, inside: bool) -> None:
+    """Neither in the rest of the captured function, nor when it is kept."""
+    kept: list[Any] = []
+
+    def step(x: ml.Tensor) -> Any:
+        made = leaks(x, kept)[name]()
+        return (made, kept[0] + 1) if inside else made
+
+    message = "is used outside of it|is kept in" if name != "function" else "is used|is kept in"
+    with pytest.raises(CaptureError, match=message):
+        ml.capture(step)(vector())
+
+
+def test_values_are_not_read_in_bodies() -> None:
+    def step(x: ml.Tensor) -> Any:
+        return ml.fori_loop(0, 2, lambda i, s: s * float(ml.sum(s)), x)
+
+    with pytest.raises(CaptureError, match=rf"{HERE}:\d+: a value is read inside"):
+        ml.capture(step)(vector())
+
+
+def test_a_body_that_raises_has_changed_nothing() -> None:
+    total = ml.zeros((3,))
+
+    def step(x: ml.Tensor, fails: bool) -> Any:
+        def body(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+            ml.add(total, s, out=total)
+            if fails:
+                raise ZeroDivisionError
+            return s * 2
+
+        return ml.fori_loop(0, 2, body, x)
+
+    captured = ml.capture(step)
+    with pytest.raises(ZeroDivisionError):
+        captured(ml.ones((3,)), True)
+    assert total.numpy().tolist() == [0.0] * 3
+    assert captured(ml.ones((3,)), False).numpy().tolist() == [4.0] * 3
+    assert total.numpy().tolist() == [3.0] * 3
+
+
+def test_a_body_updates_its_state_in_place() -> None:
+    def step(x: ml.Tensor) -> Any:
+        def body(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+            s += 1
+            return s
+
+        return ml.fori_loop(0, 2, body, x)
+
+    x, y = vector(), vector()
+    assert ml.capture(step)(x).tolist() == step(y).tolist() == (y + 2).tolist()
+    assert x.tolist() == y.tolist() == vector().tolist()
+
+
+def test_an_update_of_what_is_outside_of_a_body_is_no_gradients_way() -> None:
+    def loss(x: ml.Tensor) -> Any:
+        total = ml.zeros(())
+
+        def body(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+            nonlocal total
+            total += ml.sum(s * s)
+            return s * 2.0
+
+        ml.fori_loop(0, 2, body, x)
+        return total
+
+    x = vector()
+    np.testing.assert_allclose(ml.grad(loss)(x), x * 10.0, rtol=1e-6)
+    with pytest.raises(ml.errors.GradientError, match="let it be part of the state, and return"):
+        ml.capture(ml.grad(loss))(x)
+    assert ml.capture(loss)(x).item() == loss(x).item()
+
+
+Update = Callable[[], object]
+Around = Callable[[ml.Tensor, ml.Tensor, ml.Tensor, Update], Any]
+
+
+def read(y: ml.Tensor, z: ml.Tensor) -> Any:
+    return ml.sum(y) + 10.0 * ml.sum(z * z)
+
+
+def turned(y: ml.Tensor, z: ml.Tensor, update: Update) -> Callable[[Any], Any]:
+    """A body that reads both before the update and after it."""
+
+    def body(c: Any) -> Any:
+        before = read(y, z)
+        update()
+        return 0.5 * c + before + read(y, z)
+
+    return body
+
+
+def updated_in_cond(c: ml.Tensor, y: ml.Tensor, z: ml.Tensor, update: Update) -> Any:
+    def branch(q: ml.Tensor) -> Any:
+        q += 1.0
+        return turned(y, z, update)(c) + ml.sum(q)
+
+    first = ml.cond(c > 0.0, branch, lambda q: read(y, z), y)
+    return ml.cond(c > 0.0, lambda: read(y, z), lambda: branch(y)) + first
+
+
+def updated_in_nested(c: ml.Tensor, y: ml.Tensor, z: ml.Tensor, update: Update) -> Any:
+    def body(i: ml.Tensor, c: Any) -> Any:
+        w, own = +z, y * 2.0
+        view = +own
+
+        def inner(j: ml.Tensor, d: Any) -> Any:
+            own.__iadd__(1.0)
+            return turned(y, z, update)(d) + read(own, view) + ml.sum(w)
+
+        return ml.fori_loop(0, 2, inner, c) + read(own, view) + ml.sum(w)
+
+    return ml.fori_loop(0, 2, body, c)
+
+
+def updated_in_function(c: ml.Tensor, y: ml.Tensor, z: ml.Tensor, update: Update) -> Any:
+    double = ml.function(lambda x: x * 2.0)
+
+    @ml.function
+    def whole(c: ml.Tensor, w: ml.Tensor) -> Any:
+        view = +w
+        body = turned(w, view, lambda: (double(w), w.__iadd__(1.0))[0])
+        return ml.fori_loop(0, 2, lambda i, s: double(body(s)), c) + read(w, view)
+
+    return whole(c, y) + whole(c, z * 1.0)
+
+
+AROUND: dict[str, Around] = {
+    "fori": lambda c, y, z, u: ml.fori_loop(0, 3, lambda i, s: turned(y, z, u)(s), c),
+    "while": lambda c, y, z, u: ml.while_loop(
+        lambda s: s + ml.sum(z) * 0.01 < 900.0, turned(y, z, u), c
+    ),
+    "scan": lambda c, y, z, u: ml.sum(
+        ml.scan(lambda s, r: (turned(y, z, u)(s), r + ml.sum(z)), c, y)[1]
+    ),
+    "map": lambda c, y, z, u: ml.sum(ml.map(turned(y, z, u), y)) + c,
+    "cond": updated_in_cond,
+    "switch": lambda c, y, z, u: ml.switch(
+        ml.astype(c, "i64") + 1, [lambda: read(y, z), lambda: turned(y, z, u)(c)]
+    ),
+    "nested": updated_in_nested,
+    "function": updated_in_function,
+}
+UPDATED: dict[str, Callable[[ml.Tensor, ml.Tensor], object]] = {
+    "base": lambda y, z: y.__setitem__(0, y[1] + 1.0),
+    "view": lambda y, z: z.__iadd__(1.0),
+    "both": lambda y, z: (y.__imul__(0.5), z.__iadd__(1.0)),
+}
+
+
+@pytest.mark.parametrize("updated", UPDATED)
+@pytest.mark.parametrize("name", AROUND)
+def test_what_a_body_updates_beside_a_view_goes_from_turn_to_turn(name: str, updated: str) -> None:
+    def fn(c: ml.Tensor, x: ml.Tensor) -> Any:
+        y = x * 2.0
+        z = ml.reshape(y, (1, 3))
+        result = AROUND[name](c, y, z, lambda: UPDATED[updated](y, z))
+        return result, y, z
+
+    given = ml.ones(()), ml.asarray([1.0, 2.0, 3.0])
+    assert bits(ml.capture(fn)(*given)) == bits(fn(*given))
+
+
+@pytest.mark.parametrize("updated", UPDATED)
+def test_what_a_gradient_keeps_is_updated_in_a_body(updated: str) -> None:
+    def loss(w: ml.Tensor, x: ml.Tensor) -> Any:
+        y = x * 2.0
+        z = +y
+        first = ml.sum(w * w * y)
+
+        def body(i: ml.Tensor, c: Any) -> Any:
+            before = ml.sum(w * y * z)
+            UPDATED[updated](y, z)
+            return 0.5 * c + before + ml.sum(w * w * z)
+
+        def branch(q: ml.Tensor) -> Any:
+            q *= 2.0
+            UPDATED[updated](y, z)
+            return ml.sum(q * w * y)
+
+        after = ml.fori_loop(0, 3, body, first)
+        return after + ml.cond(after > 0.0, branch, lambda q: ml.sum(q), y) + ml.sum(w * y * z)
+
+    step = ml.value_and_grad(loss)
+    given = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([3.0, 2.0, 1.0])
+    expected, got = named_leaves(step(*given)), named_leaves(ml.capture(step)(*given))
+    for (_, ours), (_, theirs) in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_a_state_of_the_caller_is_updated_in_a_body_beside_its_views() -> None:
+    def results(wrap: Callable[..., Any]) -> Any:
+        state = ml.asarray([1.0, 2.0])
+        outer = +state
+
+        def fn() -> Any:
+            inner = +state
+            body = turned(state, inner, lambda: state.__iadd__(1.0))
+            own = turned(outer, inner, lambda: outer.__imul__(2.0))
+            return ml.fori_loop(0, 2, lambda i, c: own(body(c)), ml.zeros(())), inner
+
+        step = wrap(fn)
+        return [bits((step(), state, outer)) for _ in range(3)]
+
+    assert results(ml.capture) == results(lambda fn: fn)
+
+
+def test_a_body_updates_its_length_and_its_rows() -> None:
+    def loss(w: ml.Tensor, rows: ml.Tensor, n: ml.Tensor) -> Any:
+        rows, n, positive = rows * 2.0, n + 1, ml.ones((), dtype="bool")
+
+        def turn(s: Any, row: ml.Tensor) -> Any:
+            rows.__imul__(3.0)
+            n.__iadd__(5)
+            return s * w + row, row
+
+        def branch() -> Any:
+            positive.__iand__(False)
+            return ml.sum(w * w)
+
+        chosen = ml.cond(positive, branch, lambda: ml.sum(w))
+        return ml.sum(ml.scan(turn, w, rows, n)[0]) + chosen
+
+    step = ml.value_and_grad(loss)
+    given = ml.ones((2,)) * 0.5, ml.asarray([1.0, 2.0, 3.0]), ml.asarray(1)
+    assert bits(ml.capture(step)(*given)) == bits(step(*given))
+
+
+@pytest.mark.parametrize("view", [ml.positive, lambda x: ml.reshape(x, (1, 3))])
+def test_a_second_gradient_through_a_view_that_a_body_makes(view: Any) -> None:
+    def loss(w: ml.Tensor) -> Any:
+        y = w * w
+
+        def body(c: Any) -> Any:
+            q = view(+y)
+            return c + ml.sum(q * q * view(w) * ml.stop_gradient(q))
+
+        after = ml.fori_loop(0, 2, lambda i, c: body(0.1 * c), ml.sum(w))
+        return ml.cond(after > 0.0, lambda: body(after), lambda: after)
+
+    twice = ml.grad(lambda w: ml.sum(ml.sin(ml.grad(loss)(w))))
+    x = ml.asarray([0.5, 0.2, 0.3])
+    np.testing.assert_allclose(ml.capture(twice)(x), twice(x), rtol=1e-5)
+
+
+# --- queues, files, pictures ---------------------------------------------------------
+
+
+@pytest.mark.local(reason="a turn of a loop in a program takes an element")
+def test_elements_of_queues() -> None:
+    """One is taken at the beginning, others in the turns of a loop."""
+    vm = ml.VM("queues")
+    with ml.Arena(vm, "weights").allocating():
+        q = ml.QueueTensor(vm, ["f32[2]", "i64[]"], 8)
+        seen = ml.zeros((2,))
+
+        def step() -> Any:
+            x, n = q.get()
+
+            def body(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+                y, _ = q.get()
+                return s + y * 10.0
+
+            made = ml.fori_loop(0, n, body, x)
+            ml.add(seen, made, out=seen)
+            return made
+
+        def put(values: list[Any]) -> None:
+            for value, n in values:
+                with q.reserve() as (x, count):
+                    x[...], count[...] = value, n
+
+        for fuse in (False, True):
+            captured = ml.capture(step, fuse=fuse)
+            for values, expected in (([(1, 2), (2, 9), (3, 9)], 51.0), ([(4, 0)], 4.0)):
+                put(values)
+                assert captured().numpy().tolist() == [expected] * 2
+                assert q.empty()
+        assert seen.numpy().tolist() == [110.0] * 2
+
+
+def test_drain() -> None:
+    vm = ml.VM("drained")
+    with ml.Arena(vm, "weights").allocating():
+        q = ml.QueueTensor(vm, ["i64[]"], 2)
+        total = ml.zeros((), dtype="i64")
+
+        def step() -> Any:
+            [n] = q.get()
+            made = ml.while_loop(lambda s: s[0] > 1, collatz, (n, 0))[1]
+            ml.add(total, made, out=total)
+            return made
+
+        def collatz(state: Any) -> Any:
+            n, steps = state
+            return ml.cond(n % 2 == 0, lambda: n // 2, lambda: 3 * n + 1), steps + 1
+
+        def produce() -> None:
+            for n in (1, 2, 27, 6):
+                with q.reserve() as (x,):
+                    x[...] = n
+            q.close()
+
+        thread = start(produce)
+        assert int(ml.capture(step).drain()) == 8
+        thread.result(PATIENCE)
+        assert int(total) == 0 + 1 + 111 + 8
+
+
+def test_a_saved_step_runs_from_the_command_line(tmp_path: Path) -> None:
+    w = vector(seed=9)
+
+    def step(x: ml.Tensor, n: ml.Tensor) -> Any:
+        loss = lambda x: ml.sum(LOSSES["scan in while"][1](x, w, n) * power(x, n))  # noqa: E731
+        return ml.value_and_grad(loss)(x)
+
+    captured = ml.capture(step)
+    expected = bits(captured(vector(), ml.asarray(2)))
+    captured.save(tmp_path / "step.mlvm")
+    captured.plot(tmp_path / "step.svg")
+    assert "<svg" in (tmp_path / "step.svg").read_text()
+    np.save(tmp_path / "x.npy", vector().numpy())
+    given = ["--arg", str(tmp_path / "x.npy"), "--arg", "i64[] 2", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "mlvm", "run", str(tmp_path / "step.mlvm"), *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = [np.load(tmp_path / f"{i}.npy") for i in range(2)]
+    assert [(x + np.float32(0)).tobytes() for x in made] == [each for _, each in expected]
+
+
+def test_an_optimizer_in_a_loop() -> None:
+    """A captured loop of training steps leaves what as many eager steps leave."""
+
+    def trained(way: Callable[..., Any], turns: ml.Tensor) -> list[Any]:
+        ml.random.seed(3)
+        layers: list[Any] = [ml.nn.Linear(3, 4), ml.tanh, ml.nn.Dropout(0.5), ml.nn.Linear(4, 1)]
+        model = ml.nn.Sequential(*layers)
+        optimizer = ml.optim.AdamW(model, 1e-2)
+
+        def step(x: ml.Tensor, turns: ml.Tensor) -> ml.Tensor:
+            def turn(i: ml.Tensor, last: ml.Tensor) -> ml.Tensor:
+                def loss(model: Any) -> ml.Tensor:
+                    return ml.mean((model(x) - ml.sum(x, axis=1, keepdims=True)) ** 2)
+
+                value: ml.Tensor
+                value, gradients = ml.value_and_grad(loss)(model)
+                optimizer.update(gradients)
+                return value
+
+            made: ml.Tensor = ml.fori_loop(0, turns, turn, 0.0)
+            return made
+
+        value = way(step)(ml.reshape(vector(6), (2, 3)), turns)
+        return [bits(value), bits(model), bits(optimizer.state()), ml.random.state().tolist()]
+
+    expected = trained(lambda fn: fn, ml.asarray(4))
+    assert trained(lambda fn: ml.capture(fn, fuse=False), ml.asarray(4)) == expected
+    assert trained(ml.capture, ml.asarray(4)) == expected

@@ -1,0 +1,718 @@
+"""f16 and bf16 in the eager language: shown, read in, differentiated, captured, sent and saved; and
+training in them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.__main__ import main
+from mlvm.core.ops import half
+from mlvm.core.types import Array, DType
+from mlvm.core.vm import VM
+from mlvm.eager import nn
+from mlvm.eager.tensor.tensor import values_of
+from mlvm.machines.wire import WireVM
+from models.mlp import Mlp
+from models.mlp_mixer import MlpMixer
+
+HALVES = (ml.float16, ml.bfloat16)
+both = pytest.mark.parametrize("dtype", HALVES, ids=str)
+VALUES = [[0.1, -0.0, 300.0], [1e5, 1e-7, float("nan")]]
+
+
+def words(x: ml.Tensor) -> list[int]:
+    """The bits of a tensor of halves."""
+    return values_of(x).view(np.uint16).ravel().tolist()
+
+
+# --- values in and out ---------------------------------------------------------------
+
+
+@both
+def test_what_is_seen_of_a_half_is_its_value(dtype: DType) -> None:
+    x = ml.asarray(VALUES, dtype=dtype)
+    seen = x.numpy()
+    assert seen.dtype == (np.float16 if dtype is ml.float16 else np.float32)
+    np.testing.assert_array_equal(seen, ml.astype(x, ml.float64).numpy())
+    np.testing.assert_array_equal(np.asarray(x), seen)
+    np.testing.assert_array_equal(np.asarray(x, np.float64), seen)
+    assert x[0].tolist() == seen[0].tolist()
+    assert x[0, 2].item() == float(x[0, 2]) == 300.0
+    assert str(x[0, 0]) in ("Tensor(0.1, f16[])", "Tensor(0.10009766, bf16[])")
+    assert f"{x[0, 0]:.3f}" == "0.100"
+    assert (x.itemsize, x.nbytes) == (2, 12)
+    assert not ml.asarray(-0.0, dtype=dtype)
+
+
+@both
+def test_copies_and_pickles_keep_the_bits(dtype: DType) -> None:
+    x = ml.asarray(VALUES, dtype=dtype)
+    for y in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), x.to_device(VM("other"))):
+        assert y.type is x.type
+        assert words(y) == words(x)
+
+
+@both
+@pytest.mark.local(reason="a wire to a VM of this process")
+def test_halves_go_over_a_wire(dtype: DType) -> None:
+    x = ml.asarray(VALUES, dtype=dtype)
+    twice = words(x + x)
+    with ml.Arena(WireVM(VM("behind")), "far").allocating():
+        far = ml.asarray(VALUES, dtype=dtype)
+        assert words(far + far) == twice
+        assert words(pickle.loads(pickle.dumps(far))) == words(x)
+        assert words(far[0]) == words(x)[:3]
+
+
+def test_memory_of_halves_is_read_as_it_is() -> None:
+    x = ml.asarray(VALUES, dtype=ml.bfloat16)
+    assert words(ml.asarray(values_of(x))) == words(x)
+    assert words(ml.asarray(VALUES, dtype="bfloat16")) == words(x)
+    assert ml.asarray(np.array([1.5], np.float16)).dtype is ml.float16
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    theirs = np.asarray(VALUES).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(ml.asarray(theirs).numpy(), x.numpy())
+
+
+@pytest.mark.local(reason="only a VM of this process lends memory")
+def test_other_libraries() -> None:
+    h, b = (ml.asarray([[1.5, -2.0]], dtype=dtype) for dtype in HALVES)
+    assert np.from_dlpack(h).tolist() == [[1.5, -2.0]]
+    with pytest.raises(ml.errors.ExchangeRefused, match=r"bf16\[1,2\]: .*astype\(x, float32\)"):
+        b.__dlpack__()
+    with pytest.raises(ml.errors.CopyRefused, match="numpy does not have"):
+        np.asarray(b, copy=False)
+    torch = pytest.importorskip("torch")
+    assert torch.from_dlpack(h).dtype is torch.float16
+    for dtype, theirs in zip(HALVES, (torch.float16, torch.bfloat16), strict=True):
+        given = torch.tensor([[0.1, 3.0]], dtype=theirs).mT
+        for read in (ml.asarray, ml.from_dlpack):
+            x = read(given)
+            assert (x.dtype, x.shape) == (dtype, (2, 1))
+            assert x.numpy().ravel().tolist() == given.float().ravel().tolist()
+        assert ml.zeros(1, dtype=theirs).dtype is dtype
+    with pytest.raises(ml.errors.DTypeError, match="no dtype"):
+        ml.zeros(1, dtype=torch.sparse_coo)
+
+    with pytest.raises(ml.errors.DTypeError, match=r"this list cannot be read: .*torch\.stack"):
+        ml.asarray([torch.tensor(1.0, dtype=torch.bfloat16)])
+
+
+# --- dtypes --------------------------------------------------------------------------
+
+
+@both
+def test_a_number_takes_the_half(dtype: DType) -> None:
+    x = ml.asarray([1.0, 2.0], dtype=dtype)
+    for y in (x + 1, 2.5 * x, x**2, x / 3, x + True, ml.where(x > 1, x, 0.0)):
+        assert y.dtype is dtype
+    assert (x * 1j).dtype is ml.complex64
+    assert (x * ml.arange(2)).dtype is dtype
+    assert (x * ml.ones(2)).dtype is ml.float32
+    assert ml.result_type(dtype, 1.5) is dtype
+    assert ml.sum(x, dtype=ml.float32).dtype is ml.float32
+    assert ml.mean(x).dtype is ml.std(x).dtype is dtype
+    assert ml.random.normal((2,), dtype=dtype).dtype is dtype
+
+
+def test_questions_about_halves() -> None:
+    assert ml.isdtype(ml.bfloat16, "real floating")
+    assert ml.can_cast(ml.float16, ml.float32)
+    assert not ml.can_cast(ml.float16, ml.bfloat16)
+    assert ml.finfo(ml.float16).max == 65504.0
+    info = ml.finfo(ml.bfloat16)
+    words = np.array([0x7F7F, 0x0080, 0x3F81], np.uint16).view(ml.bfloat16.numpy)
+    most, normal, next_to_1 = half.shown(words).tolist()
+    assert (info.bits, info.max, info.min, info.dtype) == (16, most, -most, ml.bfloat16)
+    assert (info.smallest_normal, info.eps) == (normal, next_to_1 - 1)
+    assert not {"float16", "void16", "bfloat16"} & {*ml.__array_namespace_info__().dtypes()}
+
+
+def test_a_draw_is_that_of_f32_rounded() -> None:
+    key = ml.random.key(3)
+    wide = ml.random.normal((5, 7), key=key)
+    assert words(ml.random.normal((5, 7), key=key, dtype=ml.bfloat16)) == words(
+        ml.astype(wide, ml.bfloat16)
+    )
+    assert float(ml.max(ml.random.uniform((4000,), key=key, dtype=ml.bfloat16))) < 1
+
+
+@both
+def test_choices_are_those_of_f32(dtype: DType) -> None:
+    """Noise that is a half is so coarse that the first of many places would be chosen."""
+    key = ml.random.key(0)
+    p = ml.asarray([0.5, 0.25, 4.0, 0.125], dtype=dtype)
+    wide = ml.astype(p, ml.float32)
+    for x, y in ((ml.zeros(4096, dtype=dtype), ml.zeros(4096)), (p, wide)):
+        drawn, expected = (ml.random.categorical(z, shape=(50,), key=key) for z in (x, y))
+        assert drawn.tolist() == expected.tolist()
+    for replace in (True, False):
+        drawn, expected = (ml.random.choice(4, 4, p=z, replace=replace, key=key) for z in (p, wide))
+        assert drawn.tolist() == expected.tolist()
+
+
+@both
+def test_draws_between_bounds_are_those_of_f32_rounded(dtype: DType) -> None:
+    key = ml.random.key(1)
+    drawn, wide = (
+        ml.random.uniform(50, low=-6e4, high=6e4, key=key, dtype=each)
+        for each in (dtype, ml.float32)
+    )
+    assert words(drawn) == words(ml.astype(wide, dtype))
+    drawn, wide = (
+        ml.random.truncated_normal(-1.5, 2.0, 50, key=key, dtype=each)
+        for each in (dtype, ml.float32)
+    )
+    assert words(drawn) == words(ml.astype(wide, dtype))
+    low = ml.asarray([0.1], dtype=dtype)
+    assert float(ml.min(ml.random.truncated_normal(low, 0.11, 50, key=key, dtype=dtype))) >= low
+
+
+@both
+def test_an_integer_tensor_is_what_the_number_is(dtype: DType) -> None:
+    for value, n in ((256.0, 257), (ml.inf, 70_000), (2049.0, 2049)):
+        x, whole = ml.asarray([value], dtype=dtype), ml.asarray([n])
+        expected = x - n, x == n
+        for wrap in (lambda f: f, ml.capture):
+            found = wrap(lambda x, y: (x - y, x == y))(x, whole)
+            assert words(found[0]) == words(expected[0])
+            assert found[1].tolist() == expected[1].tolist()
+
+
+@both
+@pytest.mark.parametrize("native", [True, False])
+def test_the_next_half_also_in_a_chain(dtype: DType, native: bool) -> None:
+    with ml.Arena(ml.VM(native=native), "here").allocating():
+        x = ml.asarray([1.0, 0.0], dtype=dtype)
+        found = ml.capture(lambda x: -ml.nextafter(x + 0.0, 3.0))(x)
+    assert words(found) == ([0xBC01, 0x8001] if dtype is ml.float16 else [0xBF81, 0x8001])
+
+
+# --- gradients -----------------------------------------------------------------------
+
+
+@both
+def test_a_cotangent_is_of_its_operands_dtype(dtype: DType) -> None:
+    w, x = ml.asarray([[0.5, -1.0], [2.0, 0.25]], dtype=dtype), ml.asarray([[1.0, 3.0]])
+
+    def loss(w: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.tanh(x @ w) ** 2)
+
+    gw, gx = ml.grad(loss, argnums=(0, 1))(w, x)
+    assert (gw.dtype, gx.dtype) == (dtype, ml.float32)
+    wide, _ = ml.grad(loss, argnums=(0, 1))(ml.astype(w, ml.float32), x)
+    assert words(gw) == words(ml.astype(wide, dtype))
+    gw = ml.grad(lambda w: loss(w, ml.astype(x, dtype)))(w)
+    assert gw.dtype is dtype
+    np.testing.assert_allclose(gw.numpy(), wide.numpy(), rtol=0.05, atol=1e-3)
+
+
+@both
+def test_a_broadcast_operands_gradient_is_summed_in_f32(dtype: DType) -> None:
+    """In the half itself the sum would stop growing at 2048, or at 256."""
+    b, x = ml.zeros(1, dtype=dtype), ml.ones(6000, dtype=dtype)
+    g = ml.grad(lambda b: ml.sum(ml.astype(x + b, ml.float32)))(b)
+    assert g.tolist() == ml.asarray([6000.0], dtype=dtype).tolist()
+
+
+# --- captured, saved, on other machines ----------------------------------------------
+
+
+def training(dtype: DType, wrap: Callable[..., Any], native: bool) -> list[Any]:
+    """Losses and weights of some steps of a small Mixer in that dtype."""
+    vm = ml.VM(native=native)
+    with ml.Arena(vm, "weights").allocating():
+        model = MlpMixer((4, 4, 1), 3, 2, 8, 1, 4, 8, key=ml.random.key(0))
+        optimizer = ml.optim.AdamW(model, 1e-2)
+        scale = ml.optim.LossScale(2.0**20, growth_interval=3)
+
+    def loss_of(model: nn.Module, x: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+        logits = ml.astype(model.astype(dtype)(ml.astype(x, dtype)), ml.float32)
+        return scale.scale(ml.softmax_cross_entropy(logits, labels, reduction="mean"))
+
+    def step(x: ml.Tensor, labels: ml.Tensor) -> tuple[ml.Tensor, ml.Tensor]:
+        loss, grads = scale.unscale(ml.value_and_grad(loss_of)(model, x, labels))
+        return loss, scale.update(optimizer, grads)
+
+    run, found = wrap(step), []
+    rng = np.random.default_rng(1)
+    with ml.Arena(vm, "batch") as arena, arena.allocating():
+        for _ in range(6):
+            x = ml.asarray(rng.normal(size=(3, 4, 4, 1)).astype(np.float32))
+            loss, applied = run(x, ml.asarray(rng.integers(0, 3, 3)))
+            found.append((float(loss), bool(applied), float(scale.value)))
+    return [*found, *[x.numpy().tobytes() for x in model.state().values()]]
+
+
+@both
+@pytest.mark.parametrize("native", [True, False])
+def test_a_captured_step_has_the_bits_of_the_eager_one(dtype: DType, native: bool) -> None:
+    if native and not ml.VM().native:
+        pytest.skip("the native machine was not built")
+    eager = training(dtype, lambda step: step, native)
+    assert training(dtype, ml.capture, native) == eager
+    applied = [each[1] for each in eager[:6]]
+    assert all(applied) if dtype is ml.bfloat16 else not applied[0] and applied[-1]
+
+
+@pytest.mark.local(reason="a step is saved from a VM of this process")
+def test_a_saved_step_runs_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w = ml.asarray([[0.1, 2.0], [-3.0, 0.5]], dtype=ml.bfloat16)
+    captured = ml.capture(lambda x: ml.tanh(x @ w) + 1)
+    x = ml.asarray([[1.0, 0.3]], dtype=ml.bfloat16)
+    expected = words(captured(x))
+    captured.save(tmp_path / "step.mlvm")
+    np.save(tmp_path / "x.npy", values_of(x))
+    for given in (str(tmp_path / "x.npy"), "bf16[1,2] 1 0.3"):
+        command = ["run", str(tmp_path / "step.mlvm"), "--arg", given, "--out", str(tmp_path)]
+        assert main(command) == 0
+        assert capsys.readouterr().out == "output 0: bf16[1,2]\n"
+        made: Array = np.load(tmp_path / "0.npy")
+        assert made.view(np.uint16).ravel().tolist() == expected
+
+
+@both
+def test_members_reduce_in_f32(dtype: DType) -> None:
+    pytest.importorskip("threadpoolctl")
+
+    def step(rank: int, vm: Any) -> Any:
+        x = ml.asarray([256.0, 1.0 + rank], dtype=dtype)
+        one = ml.asarray([1.0 if rank else 256.0], dtype=dtype)
+        ml.parallel.all_reduce(x, "mean")
+        ml.parallel.all_reduce(one)
+        gathered = ml.parallel.all_gather(ml.asarray([float(rank)], dtype=dtype))
+        return x.tolist(), one.tolist(), gathered.tolist(), gathered.dtype
+
+    with ml.parallel.Group(3) as group:
+        for x, one, gathered, kind in group.run(step):
+            assert x == [256.0, 2.0]
+            assert one == [258.0]  # and not 256, the sum of two at a time in bf16
+            assert (gathered, kind) == ([0.0, 1.0, 2.0], dtype)
+
+
+@both
+def test_a_pipeline_brings_halves(dtype: DType) -> None:
+    rows = half.cast(np.arange(12.0).reshape(6, 2), dtype)
+
+    class Rows:
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, indices: Any) -> Any:
+            return (rows[indices],)
+
+    with ml.Pipeline(Rows(), 2) as pipeline:
+        found = [ml.astype(x, ml.float32).tolist() for (x,) in pipeline]
+    assert found == np.arange(12.0).reshape(3, 2, 2).tolist()
+
+
+# --- modules and files ---------------------------------------------------------------
+
+
+def test_a_module_in_another_dtype_shares_its_buffers() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            self.inner = nn.Linear(2, 2, key=ml.random.key(0))
+            self.again = self.inner
+            self.norm = nn.BatchNorm(2)
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            return self.norm(self.again(self.inner(x)))
+
+    model = Both()
+    twin = model.astype(ml.float16)
+    assert type(twin) is Both
+    assert twin.again is twin.inner is not model.inner
+    assert {x.dtype for x in twin.named_parameters().values()} == {ml.float16}
+    assert {x.dtype for x in model.named_parameters().values()} == {ml.float32}
+    assert twin.norm.mean is model.norm.mean
+    before = model.norm.mean.tolist()
+    assert twin(ml.ones((3, 2), dtype=ml.float16)).dtype is ml.float16
+    assert model.norm.mean.tolist() != before
+    grads = ml.grad(lambda model: ml.sum(model.astype("f16").inner.kernel * 3.0))(model)
+    assert grads["inner"]["kernel"].type == model.inner.kernel.type
+    assert grads["inner"]["kernel"].tolist() == [[3.0, 3.0]] * 2
+    with pytest.raises(ml.errors.DTypeError, match="parameters are floats, not i32"):
+        model.astype(ml.int32)
+
+
+@both
+def test_weights_in_halves(dtype: DType, tmp_path: Path) -> None:
+    model = nn.Linear(2, 3, key=ml.random.key(0), dtype=dtype)
+    file = tmp_path / "half"
+    ml.save(file, model)
+    other = ml.load(file, into=nn.Linear(2, 3, dtype=dtype))
+    assert words(other.kernel) == words(model.kernel)
+    wide = ml.load(file, into=nn.Linear(2, 3))
+    assert wide.kernel.tolist() == model.kernel.tolist()
+    assert ml.load(file)["kernel"].dtype is ml.float32
+    assert words(ml.load(file, keep_halves=True)["kernel"]) == words(model.kernel)
+    other.load_state({path: x.numpy() for path, x in model.state().items()})
+    assert words(other.kernel) == words(model.kernel)
+    inexact = {
+        **{path: x.numpy() for path, x in model.state().items()},
+        "bias": np.full(3, 0.1, "f4"),
+    }
+    with pytest.raises(ml.errors.DTypeError, match=f"bias.* is {dtype}"):
+        other.load_state(inexact)
+
+
+# --- composed of several ops ---------------------------------------------------------
+
+
+def test_what_is_composed_computes_in_f32() -> None:
+    """What is between the ops overflows in f16, and the result does not."""
+    h = ml.asarray([0.0, 1000.0, -1000.0], dtype=ml.float16)
+    many, hundred = ml.full(10000, 100.0, dtype=ml.float16), ml.full(3, 300.0, dtype=ml.float16)
+    small = ml.full(3, 1e-3, dtype=ml.float16)
+    wide = np.float32(small[0].item())
+    for found, expected in (
+        (ml.std(h), 816.5),
+        (ml.linalg.norm(many), 10000.0),
+        (ml.linalg.vector_norm(many), 10000.0),
+        (ml.linalg.matrix_norm(ml.reshape(many, (100, 100))), 10000.0),
+        (ml.mean_squared_error(h[1:], h[1:] + 300 * ml.asarray([1, 0])), 45000.0),
+        (ml.einsum("i,i,i->", hundred, hundred, small), 270000 * wide),
+        (ml.vecdot(hundred, ml.asarray([300.0, -300.0, 1.0], dtype=ml.float16)), 300.0),
+        (ml.cumulative_prod(ml.stack([hundred[0], hundred[0], small[0]]))[2], 90000 * wide),
+        (ml.diff(ml.asarray([0.0, 6e4, -6e4, 6e4, 0.0], dtype=ml.float16), n=4)[0], -np.inf),
+    ):
+        assert found.dtype is ml.float16
+        np.testing.assert_allclose(found.item(), expected, rtol=2e-3)
+    depthwise = ml.conv1d(
+        ml.full((1, 3, 2), 300.0, dtype=ml.float16),
+        ml.asarray([[[300.0] * 2], [[-300.0] * 2], [[1.0] * 2]], dtype=ml.float16),
+        groups=2,
+    )
+    assert depthwise.tolist() == [[[300.0, 300.0]]]
+    assert ml.std(ml.astype(h, ml.float32)).dtype is ml.float32
+    assert ml.vecdot(h, ml.ones(3)).dtype is ml.float32
+    with pytest.raises(ml.errors.ShapeError, match=r"vecdot\(f16\[3\], f16\[2\]\)"):
+        ml.vecdot(h, h[:2])
+
+
+@both
+@pytest.mark.parametrize(
+    "function", [ml.silu, ml.softplus, ml.elu, ml.leaky_relu], ids=lambda f: str(f.__name__)
+)
+def test_an_activation_rounds_once(function: Callable[..., ml.Tensor], dtype: DType) -> None:
+    x = ml.asarray(np.linspace(-4, 4, 33), dtype=dtype)
+    expected = function(ml.astype(x, ml.float32))
+    assert words(function(x)) == words(ml.astype(expected, dtype))
+    g = ml.grad(lambda x: ml.sum(ml.astype(function(x), ml.float32)))(x)
+    wide = ml.grad(lambda x: ml.sum(function(x)))(ml.astype(x, ml.float32))
+    assert words(g) == words(ml.astype(wide, dtype))
+
+
+@pytest.mark.local(reason="it is measured on a dry VM")
+def test_what_is_made_in_f32_is_not_kept_for_a_gradient() -> None:
+    def bytes_of(dtype: DType) -> int:
+        def loss(x: ml.Tensor) -> ml.Tensor:
+            for _ in range(12):
+                x = ml.silu(x)
+            return ml.sum(ml.astype(x, ml.float32))
+
+        captured = ml.capture(lambda x: ml.grad(loss)(x))
+        return ml.measure(captured, ml.ones(512, dtype=dtype)).plan.nbytes
+
+    assert bytes_of(ml.bfloat16) < 0.5 * bytes_of(ml.float32)
+
+
+def test_attention_and_losses_round_once() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (ml.asarray(rng.normal(size=(2, 5, 4)), dtype=ml.bfloat16) for _ in range(3))
+    wide = [ml.astype(x, ml.float32) for x in (q, k, v)]
+    found = ml.scaled_dot_product_attention(q, k, v, causal=True)
+    expected = ml.scaled_dot_product_attention(*wide, causal=True)
+    assert words(found) == words(ml.astype(expected, ml.bfloat16))
+    assert words(ml.rotary_encoding(q)) == words(
+        ml.astype(ml.rotary_encoding(wide[0]), ml.bfloat16)
+    )
+    labels = ml.asarray([[0, 1, 2, 3, 0]] * 2)
+    losses: tuple[Callable[[ml.Tensor], ml.Tensor], ...] = (
+        lambda x: ml.softmax_cross_entropy(x, labels, label_smoothing=0.1, reduction="mean"),
+        lambda x: ml.huber(x, x * 0, reduction="mean"),
+        lambda x: ml.binary_cross_entropy_with_logits(x, x * 0, reduction="sum"),
+    )
+    for loss in losses:
+        assert words(loss(q)) == words(ml.astype(loss(wide[0]), ml.bfloat16))
+
+
+def test_draws_that_are_computed_are_rounded_once() -> None:
+    key = ml.random.key(5)
+    draws: tuple[Callable[[DType], ml.Tensor], ...] = (
+        lambda dtype: ml.random.uniform(9, low=-3.0, high=1.0, key=key, dtype=dtype),
+        lambda dtype: ml.random.truncated_normal(-1.0, 1.5, 9, key=key, dtype=dtype),
+    )
+    for draw in draws:
+        assert words(draw(ml.bfloat16)) == words(ml.astype(draw(ml.float32), ml.bfloat16))
+    logits = ml.zeros(9, dtype=ml.bfloat16)
+    found = ml.random.categorical(logits, shape=20, key=key)
+    wide = ml.random.categorical(ml.astype(logits, ml.float32), shape=20, key=key)
+    assert found.tolist() == wide.tolist()
+
+
+# --- layers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [nn.RMSNorm(16), nn.GroupNorm(2, 16), nn.BatchNorm(16)])
+def test_a_normalisation_of_large_halves(layer: Any) -> None:
+    values = (np.random.default_rng(0).normal(size=(8, 16)) * 1000).astype(np.float16)
+    twin, x = layer.astype(ml.float16), ml.asarray(values)
+    for mode in (True, False):
+        expected = twin.train(mode) and layer.train(mode)(ml.astype(x, ml.float32))
+        found = twin(x)
+        assert found.dtype is ml.float16
+        if mode or not isinstance(layer, nn.BatchNorm):
+            assert words(found) == words(ml.astype(expected, ml.float16))
+        np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), rtol=0.2)
+    if isinstance(layer, nn.BatchNorm):
+        assert bool(ml.all(ml.isfinite(layer.var)))
+        assert layer.var.dtype is ml.float32
+        assert nn.BatchNorm(4, dtype=ml.bfloat16).var.dtype is ml.float32
+
+
+LAYERS: list[tuple[Any, tuple[int, ...]]] = [
+    (nn.Linear(4, 4), (5, 2, 4)),
+    (nn.RMSNorm(4), (5, 2, 4)),
+    (nn.LayerNorm(4), (5, 2, 4)),
+    (nn.GroupNorm(2, 4), (5, 2, 4)),
+    (nn.BatchNorm(4), (5, 2, 4)),
+    (nn.Conv1d(4, 4, 3), (5, 2, 4)),
+    (nn.Conv2d(4, 4, 3, groups=4), (1, 5, 2, 4)),
+    (nn.ConvTranspose2d(4, 4, 3), (1, 5, 2, 4)),
+    (nn.GRU(4, 4), (5, 2, 4)),
+    (nn.LSTM(4, 4), (5, 2, 4)),
+    (nn.RNNCell(4, 4), (2, 4)),
+]
+
+
+@pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda x: type(x).__name__)
+def test_one_rule_for_inputs_of_other_floats(layer: Any, shape: tuple[int, ...]) -> None:
+    """Halves beside f32 weights are widened; beside halves everything else is refused."""
+
+    def dtype_of(result: Any) -> DType:
+        return result.dtype if isinstance(result, ml.Tensor) else dtype_of(result[0])
+
+    name, twin = type(layer).__name__, layer.astype(ml.bfloat16)
+    assert dtype_of(twin(ml.ones(shape, dtype=ml.bfloat16))) is ml.bfloat16
+    assert dtype_of(layer(ml.ones(shape, dtype=ml.float16))) is ml.float32
+    text = f"^{name}: x is f32 and the weights are bf16; write ml.astype\\(x, ml.bfloat16\\)$"
+    for x in (ml.ones(shape), np.ones(shape, np.float32)):
+        with pytest.raises(ml.errors.DTypeError, match=text):
+            twin(x)
+    with pytest.raises(ml.errors.DTypeError, match="x is f16 and the weights are bf16"):
+        twin(ml.ones(shape, dtype=ml.float16))
+
+
+def test_a_buffer_assigned_in_another_dtype_is_the_models() -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            self.scale = ml.ones(2)
+            self.mean = nn.buffer(ml.zeros(2))
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            mean = ml.stop_gradient(ml.astype(ml.mean(x, axis=0), ml.float32))
+            self.mean = 0.5 * self.mean + 0.5 * mean
+            return ml.sum(ml.astype(x * self.scale, ml.float32))
+
+    model, x = Running(), ml.ones((3, 2), dtype=ml.bfloat16)
+
+    def step(x: ml.Tensor) -> Any:
+        return ml.value_and_grad(lambda model: model.astype(ml.bfloat16)(x))(model)
+
+    model.astype(ml.bfloat16)(x)
+    assert model.mean.tolist() == [0.5, 0.5]
+    for run in (step, ml.capture(step)):
+        run(x)
+    assert model.mean.tolist() == [0.875, 0.875]
+    twin = model.astype(ml.float16)
+    other = copy.deepcopy(twin)
+    other.mean = ml.zeros(2)
+    assert model.mean.tolist() == [0.875, 0.875]
+    assert "origin" not in repr(twin)
+    assert list(twin.state()) == ["scale", "mean"]
+
+
+@pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
+def test_hints_name_dtypes_that_there_are(tmp_path: Path) -> None:
+    b = ml.ones(2, dtype=ml.bfloat16)
+    with pytest.raises(ml.errors.DTypeError, match=r"write ml.astype\(values, ml.bfloat16\)"):
+        b[0] = ml.ones(())
+    with pytest.raises(ml.errors.DTypeError, match=r"ml.asarray\(values, dtype=ml.bfloat16\)"):
+        b[:] = np.ones(2)
+    ml.save(tmp_path / "wide", nn.Linear(2, 3))
+    with pytest.raises(ml.errors.DTypeError, match=r"ml.astype\(x, ml.bfloat16\)"):
+        ml.load(tmp_path / "wide", into=nn.Linear(2, 3, dtype=ml.bfloat16))
+    with pytest.raises(TypeError, match=r"no dtype=; convert with ml\.astype"):
+        ml.mean(b, dtype=ml.float32)  # type: ignore[call-arg]
+
+
+# --- loss scaling --------------------------------------------------------------------
+
+
+def test_gradients_in_halves_are_clipped_and_unscaled_in_f32() -> None:
+    grads = {"w": ml.full(10000, 100.0, dtype=ml.float16)}
+    norm = ml.optim.global_norm(grads)
+    assert (norm.dtype, norm.item()) == (ml.float32, 10000.0)
+    clipped = ml.optim.clip_by_global_norm(grads, 1.0)["w"]
+    assert words(clipped) == words(ml.full(10000, 0.01, dtype=ml.float16))
+    scale = ml.optim.LossScale()
+    found = scale.unscale({"w": ml.ones(2, dtype=ml.float16), "none": None})
+    assert found["w"].dtype is ml.float32
+    assert found["w"].tolist() == [2.0**-16] * 2
+    scaled = scale.scale(ml.ones((), dtype=ml.float16))
+    assert (scaled.dtype, scaled.item()) == (ml.float32, 2.0**16)
+    for wrong in (1.0, ml.asarray(1)):
+        with pytest.raises(ml.errors.DTypeError, match="a loss is a tensor of floats"):
+            scale.scale(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ml.errors.DTypeError, match=r"gradients are tensors, not 1\.0"):
+        scale.unscale({"a": 1.0})
+
+
+def test_a_scale_shrinks_with_an_overflow_and_grows_after_a_while() -> None:
+    w = ml.ones(2)
+    optimizer = ml.optim.Adam({"w": w}, 0.5)
+    scale = ml.optim.LossScale(16.0, growth_interval=2)
+    good, bad = {"w": ml.ones(2)}, {"w": ml.asarray([1.0, ml.inf])}
+    seen = []
+    for grads in (good, bad, good, good, good, good, {"w": ml.full(2, ml.nan)}):
+        before = w.tolist(), float(optimizer.count)
+        applied = bool(scale.update(optimizer, grads))
+        assert (before != (w.tolist(), float(optimizer.count))) == applied
+        seen.append((applied, float(scale.value)))
+    values = [16.0, 8.0, 8.0, 16.0, 16.0, 32.0, 16.0]
+    assert seen == list(zip([True, False, True, True, True, True, False], values, strict=True))
+    assert float(optimizer.count) == 5
+    assert repr(scale) == "<LossScale: Tensor(16., f32[])>"
+    again = ml.optim.LossScale()
+    again.load_state({name: x.numpy() for name, x in scale.state().items()})
+    assert (float(again.value), float(again.good_steps)) == (16.0, 0.0)
+
+
+def test_a_scale_stays_within_its_limits() -> None:
+    optimizer = ml.optim.SGD({"w": ml.ones(1)}, 0.0)
+    low, high = ml.optim.LossScale(1.0), ml.optim.LossScale(2.0**125.5, growth_interval=1)
+    for _ in range(2):
+        low.update(optimizer, {"w": ml.full(1, ml.inf)})
+        high.update(optimizer, {"w": ml.ones(1)})
+    assert (float(low.value), float(high.value)) == (1.0, 2.0**126)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"init_scale": 0.5},
+        {"init_scale": 2.0**127},
+        {"growth_factor": 1.0},
+        {"backoff_factor": 1.0},
+        {"backoff_factor": 0.0},
+        {"growth_interval": 0},
+        {"growth_interval": 2**24 + 1},
+        {"growth_interval": 2.5},
+        {"growth_interval": True},
+    ],
+)
+def test_a_scale_that_there_is_not(options: dict[str, Any]) -> None:
+    with pytest.raises(ml.errors.AttributeRefused, match=next(iter(options))):
+        ml.optim.LossScale(**options)
+
+
+@both
+def test_an_optimizer_takes_no_halves(dtype: DType) -> None:
+    """Adam's 0.999 would be 1 in bf16, and its 1e-8 be 0 in f16."""
+    with pytest.raises(ml.errors.DTypeError, match=rf"'w' is {dtype}\[2\], .*; keep it in f32"):
+        ml.optim.Adam({"w": ml.ones(2, dtype=dtype)}, 0.1)
+
+
+def test_small_gradients_survive_by_scaling() -> None:
+    """A gradient of 1e-9 is 0 in f16; times 2^16 it is not."""
+    w = ml.asarray([1.0])
+    scale = ml.optim.LossScale()
+
+    def loss(w: ml.Tensor, factor: Callable[[ml.Tensor], ml.Tensor]) -> ml.Tensor:
+        return factor(1e-9 * ml.sum(ml.astype(ml.astype(w, ml.float16), ml.float32)))
+
+    assert ml.grad(lambda w: loss(w, lambda x: x))(w).item() == 0.0
+    found = scale.unscale(ml.grad(lambda w: loss(w, scale.scale))(w))
+    np.testing.assert_allclose(found.numpy(), [1e-9], rtol=1e-3)
+
+
+def test_members_skip_an_update_together() -> None:
+    """Each has a piece of the gradients, and one of them has the infinity."""
+    pytest.importorskip("threadpoolctl")
+
+    def make(vm: Any) -> Callable[..., Any]:
+        weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+        with weights.allocating():
+            model = Mlp((2, 2, 1), 2, key=ml.random.key(1))
+            optimizer = ml.optim.Adam(model, 0.1)
+            scale = ml.optim.LossScale(4.0)
+        grad = ml.parallel.value_and_grad(
+            lambda model, x: scale.scale(ml.sum(ml.square(model(x) - 1.0)))
+        )
+
+        @ml.capture
+        def improve(x: ml.Tensor) -> ml.Tensor:
+            _, grads = grad(model, x)
+            return scale.update(optimizer, scale.unscale(grads))
+
+        def step(x: Array) -> tuple[bool, float, float]:
+            with batch:
+                return bool(improve(ml.asarray(x))), float(scale.value), float(optimizer.count)
+
+        return step
+
+    x = np.ones((2, 2, 2, 1), np.float32)
+    bad = x.copy()
+    bad[0, 0, 0] = np.inf
+    with ml.parallel.group("threads:2") as group:
+        for shard in (None, "optimizer"):
+            step = ml.parallel.data_parallel(make, group, shard=shard)
+            assert [step(each) for each in (x, bad, x)] == [
+                (True, 4.0, 1.0),
+                (False, 2.0, 1.0),
+                (True, 2.0, 2.0),
+            ]
+
+
+@both
+def test_members_with_weights_in_parts_have_the_same_bits(dtype: DType) -> None:
+    """The mean of gradients that are halves is not rounded to one."""
+    pytest.importorskip("threadpoolctl")
+
+    def make(vm: Any) -> Callable[..., Any]:
+        with ml.Arena(vm, "weights").allocating():
+            model = nn.Linear(3, 3, key=ml.random.key(1))
+            optimizer = ml.optim.SGD(model, 0.1)
+
+        def loss_of(model: nn.Module, x: ml.Tensor) -> ml.Tensor:
+            found = model.astype(dtype)(ml.astype(x, dtype))
+            return ml.sum(ml.square(ml.astype(found, ml.float32)))
+
+        grad = ml.parallel.value_and_grad(loss_of)
+
+        def step(x: Array) -> list[float]:
+            optimizer.update(grad(model, ml.asarray(x))[1])
+            kernel: list[float] = model.state()["kernel"].tolist()
+            return kernel
+
+        return step
+
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    with ml.parallel.group("threads:2") as group:
+        whole, parts = (
+            ml.parallel.data_parallel(make, group, shard=shard)(x) for shard in (None, "all")
+        )
+    assert parts == whole

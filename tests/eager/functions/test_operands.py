@@ -1,0 +1,442 @@
+"""Arrays and lists as operands, as indices, and as what a model is called on."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager.tensor import primitives
+from mlvm.machines.wire import WireVM
+
+pytestmark = pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
+
+X = np.array([[1.5, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32)
+Y = np.array([2.0, 4.0, 8.0], np.float32)
+
+untyped: Any = ml
+
+OPERATORS = [
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+    *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+]
+
+
+@pytest.mark.parametrize("fn", OPERATORS)
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist])
+def test_an_array_is_an_operand(fn: Callable[[Any, Any], Any], kind: Callable[[Any], Any]) -> None:
+    for got in (fn(ml.asarray(X), kind(Y)), fn(kind(X), ml.asarray(Y))):
+        assert type(got) is ml.Tensor
+        np.testing.assert_array_equal(got.numpy(), fn(X, Y), strict=True)
+
+
+def test_matmul_and_functions_take_arrays() -> None:
+    x = ml.asarray(X)
+    for got, wanted in [
+        (X.T @ x, X.T @ X),
+        (x @ Y, X @ Y),
+        (ml.add(x, [1.0, 2.0, 3.0]), X + np.array([1, 2, 3], np.float32)),
+        (untyped.matmul(X.T, x), X.T @ X),
+        (untyped.maximum(X, Y), np.maximum(X, Y)),
+        (untyped.exp([[0.0, 1.0]]), np.exp(np.array([[0, 1]], np.float32))),
+        (untyped.sum(X, 0), X.sum(0)),
+        (untyped.where(x > 0, X, 0.0), np.where(X > 0, X, np.float32(0))),
+        (untyped.where(X > 0, x, np.zeros(3, np.float32)), np.where(X > 0, X, np.float32(0))),
+    ]:
+        assert type(got) is ml.Tensor
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6, strict=True)
+
+
+def test_functions_of_shapes_take_arrays() -> None:
+    for got, wanted in [
+        (untyped.reshape(X, (3, 2)), X.reshape(3, 2)),
+        (untyped.permute_dims(X, (1, 0)), X.T),
+        (untyped.take(X, np.array([1, 0]), axis=1), X[:, [1, 0]]),
+        (untyped.expand_dims(X, axis=0), X[None]),
+        (untyped.reshape([1, 2, 3, 4], (2, 2)), np.array([[1, 2], [3, 4]])),
+        (untyped.where([True, False], [1, 2], 3), np.array([1, 3])),
+        (untyped.linalg.vector_norm([3.0, 4.0]), np.array(5, np.float32)),
+        (untyped.zeros_like(X), np.zeros_like(X)),
+        (untyped.stack([X, ml.asarray(X)], 1), np.stack([X, X], 1)),
+        (untyped.concat([ml.asarray(X), X]), np.concatenate([X, X])),
+        (untyped.broadcast_arrays(X, Y)[1], np.broadcast_to(Y, (2, 3))),
+    ]:
+        assert type(got) is ml.Tensor
+        np.testing.assert_array_equal(got.numpy(), wanted, strict=True)
+
+
+def test_an_array_keeps_its_dtype() -> None:
+    """As `asarray` has it, so that they promote: f64 beside f32 is f64."""
+    x = ml.asarray(X)
+    assert (x + np.ones(3)).dtype is ml.float64
+    assert (x + np.ones(3, np.int32)).dtype is ml.float32
+    assert untyped.result_type(x, np.ones(3)) is ml.float64
+    assert (x + np.float64(2)).dtype is ml.float32  # one number is a scalar, as in Python
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u8", "i32", "i64", "f32", "f64", "c64", "c128"])
+@pytest.mark.parametrize("number", [True, 1, 0.1, 0.1j])
+def test_a_list_has_the_dtype_of_one_of_its_numbers(dtype: str, number: Any) -> None:
+    x = ml.asarray([1, 0], dtype=dtype)
+    pairs: list[tuple[Any, Any]]
+    if dtype == "bool" and number is True:  # bools are not added
+        pairs = [(x | [number, False], x | number), ([number, False] | x, number | x)]
+    else:
+        pairs = [
+            (x - [number, False], x - number),
+            ((number, number) * x, number * x),
+            (x * [[number], [number]], x * number),
+        ]
+    pairs.append((untyped.where(x == x, [number, number], x), untyped.where(x == x, number, x)))
+    pairs.append((untyped.where(x != x, x, (number, False)), untyped.where(x != x, x, number)))
+    pairs.append((untyped.stack([x, [number] * 2])[1], untyped.where(x != x, x, number)))
+    for got, wanted in pairs:
+        assert got.dtype is wanted.dtype
+        assert (got == wanted).tolist()[-1][0] if got.ndim == 2 else got[0] == wanted[0]
+
+
+def test_a_list_beside_f64_is_not_rounded_to_f32() -> None:
+    d = ml.asarray([0.1, 0.2], dtype="f64")
+    assert untyped.isin(d, [0.1]).tolist() == [True, False]
+    assert untyped.isin([0.2], d).tolist() == [True]
+    assert untyped.searchsorted(d, [0.1, 0.2]).tolist() == [0, 1]
+    assert untyped.clip(d, [0.1, 0.1], 0.1).tolist() == [0.1, 0.1]
+    assert untyped.diff(d, prepend=[0.1]).tolist()[0] == 0.0
+    assert untyped.outer(d, [0.1]).tolist()[0] == [0.1 * 0.1]
+    assert untyped.maximum([0.3, 0.0], np.array([0.1, 0.2])).tolist() == [0.3, 0.2]
+    assert untyped.take(d, [1, 0]).tolist() == [0.2, 0.1]
+    assert untyped.where([True, False], [0.1, 0.1], d).tolist() == [0.1, 0.2]
+
+
+def test_an_update_takes_a_list_as_it_takes_a_number() -> None:
+    x = ml.zeros((2, 3))
+    x[0] = [7.0, 1, True]
+    x += [1, 2.5, 1e300]
+    assert x.tolist() == [[8.0, 3.5, np.inf], [1.0, 2.5, np.inf]]
+    x[:, 1] = (0.25, 0.5)
+    x[0, :0] = []
+    assert x[:, 1].tolist() == [0.25, 0.5]
+    i, c = ml.zeros(2, dtype="i32"), ml.zeros(2, dtype="c64")
+    i[:] = [1, 2]
+    c[:] = [1, 2j]
+    i += [1, 1]
+    assert (i.tolist(), c.tolist()) == ([2, 3], [1, 2j])
+    x[0] = [ml.asarray(1.0), 2.0, 3.0]
+    assert x[0].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "text"),
+    [
+        ("f32", np.ones(3), r"write values\.astype\(np\.float32\)"),
+        ("f32", ml.ones(3, dtype="f64"), r"write ml\.astype\(values, ml\.float32\)"),
+        (
+            "i32",
+            1.5,
+            r"a f32 does .*; write ml\.asarray\(values\)\.astype\(ml\.int32\)",
+        ),
+        ("u8", np.ones(3, np.int64), r"write values\.astype\(np\.uint8\)"),
+        ("bool", [0, 1, 2], r"write ml\.asarray\(values\)\.astype\(ml\.bool\)"),
+        ("f64", [1j, 2, 3], "ml.real"),
+    ],
+)
+def test_an_update_names_the_remedy(dtype: str, values: Any, text: str) -> None:
+    x = ml.zeros(3, dtype=dtype)
+    with pytest.raises(ml.errors.DTypeError, match=rf"^setitem\({dtype}.*{text}"):
+        x[...] = values
+    assert not ml.any(x != x.dtype.numpy.type(0))
+    if "write" in text:
+        remedy = text.partition("write ")[2].replace("\\", "")
+        x[...] = eval(remedy, {"np": np, "ml": ml, "values": values})
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "text"),
+    [
+        (
+            lambda u: u - [300],
+            ml.errors.OperandValueError,
+            r"subtract\(u8\[2\], list\): the int 300",
+        ),
+        (
+            lambda u: [-1] * u,
+            ml.errors.OperandValueError,
+            r"multiply\(list, u8\[2\]\): the int -1 ",
+        ),
+        (lambda u: untyped.isin(u, [300]), ml.errors.OperandValueError, r"isin.* int 300 does"),
+        (lambda u: u.__setitem__(0, [300]), ml.errors.OperandValueError, r"setitem.* int 300 "),
+        (lambda u: u == [2**70], ml.errors.OperandValueError, "any integer dtype; write it as a"),
+        (lambda u: u.__setitem__(0, [1.5]), ml.errors.DTypeError, "a f32 does not become a u8"),
+        (lambda u: u.__isub__([1.5, 2]), ml.errors.DTypeError, "f32.* does not fit into out"),
+    ],
+)
+def test_a_list_is_refused_as_a_number_is(
+    fn: Callable[[Any], object], error: type[Exception], text: str
+) -> None:
+    u = ml.asarray([1, 2], dtype="u8")
+    with pytest.raises(error, match=text):
+        fn(u)
+    assert u.tolist() == [1, 2]
+
+
+def test_an_update_takes_an_array() -> None:
+    x = ml.asarray(X)
+    same = x
+    x += Y
+    x *= [1.0, 2.0, 3.0]
+    assert x is same
+    np.testing.assert_array_equal(x.numpy(), (X + Y) * np.array([1, 2, 3], np.float32))
+    y = Y.copy()
+    with pytest.raises(
+        TypeError, match="takes no tensor"
+    ):  # numpy's own memory is numpy's to update
+        y += x
+
+
+def test_a_gradient_goes_past_an_array() -> None:
+    g = ml.grad(lambda x: ml.sum(x * X + Y))(ml.asarray(X))
+    np.testing.assert_array_equal(g.numpy(), X)
+
+
+KEYS: list[Any] = [
+    [1, 0],
+    [[0, 1], [1, 0]],
+    [],
+    np.array([1, 1, 0]),
+    np.array(1),
+    [True, False],
+    X > 0,
+    (slice(None), [0, 2]),
+    ([0, 1], [2, 0]),
+    (np.array([[0], [1]]), [2, 0]),
+    (..., np.array([-1])),
+    (None, [1]),
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_array_is_an_index(key: Any) -> None:
+    np.testing.assert_array_equal(ml.asarray(X)[key].numpy(), X[key], strict=True)
+
+
+def test_every_public_function_of_tensors_takes_arrays() -> None:
+    """But those that run functions of the user's, and of the machine's, on them."""
+    lacking = []
+    for space in (untyped, untyped.linalg, untyped.fft):
+        for name in space.__all__:
+            function = getattr(space, name)
+            wrapped = hasattr(function, "__wrapped__") or name in primitives.__all__
+            if inspect.isfunction(function) and not wrapped:
+                parameters = inspect.signature(function).parameters.values()
+                if any(str(each.annotation).startswith("Tensor") for each in parameters):
+                    lacking.append(name)
+    assert lacking == ["call", "cond", "fori_loop", "scan", "switch"]
+
+
+@pytest.mark.parametrize(
+    "path", ["reshape", "linalg.solve", "tensordot", "fft.rfft", "silu", "exp"]
+)
+def test_public_functions_are_pickled_by_name(path: str) -> None:
+    function = operator.attrgetter(path)(ml)
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+class Doubling(ml.nn.Module):
+    def __init__(self) -> None:
+        self.layers = ml.nn.Sequential(ml.nn.Linear(3, 4), ml.gelu, ml.nn.LayerNorm(4))
+
+    def __call__(self, x: Any) -> Any:
+        return 2 * self.layers(x)
+
+
+IMAGES = np.linspace(-1, 1, 2 * 6 * 6 * 3, dtype=np.float32).reshape(2, 6, 6, 3)
+
+MODELS: dict[str, tuple[Callable[[], Any], np.ndarray[Any, Any]]] = {
+    "a model": (Doubling, X),
+    "Embedding": (lambda: ml.nn.Embedding(5, 2), np.array([[0, 4], [1, 1]])),
+    "Conv2d": (lambda: ml.nn.Conv2d(3, 4, 3), IMAGES),
+    "Conv1d": (lambda: ml.nn.Conv1d(3, 4, 3), IMAGES[0]),
+    "ConvTranspose2d": (lambda: ml.nn.ConvTranspose2d(3, 4, 3), IMAGES),
+    "LSTM": (lambda: ml.nn.LSTM(3, 4), IMAGES[0]),
+    "MultiHeadAttention": (lambda: ml.nn.MultiHeadAttention(4, 2), np.ones((1, 3, 4), np.float32)),
+    "BatchNorm": (lambda: ml.nn.BatchNorm(3), X),
+    "GroupNorm": (lambda: ml.nn.GroupNorm(3, 3), IMAGES),
+    "RMSNorm": (lambda: ml.nn.RMSNorm(3), X),
+    "MaxPool2d": (lambda: ml.nn.MaxPool2d(2), IMAGES),
+    "AvgPool2d": (lambda: ml.nn.AvgPool2d(2), IMAGES),
+    "GlobalAvgPool": (ml.nn.GlobalAvgPool, IMAGES),
+    "Softmax": (ml.nn.Softmax, X),
+    "SiLU": (ml.nn.SiLU, X),
+    "ELU": (ml.nn.ELU, X),
+    "Dropout": (lambda: ml.nn.Dropout(0.0), X),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_called_on_an_array(name: str) -> None:
+    make, array = MODELS[name]
+    model = make()
+    on_array, on_tensor = model(array), model(ml.asarray(array))
+    for got, wanted in zip(_several(on_array), _several(on_tensor), strict=True):
+        np.testing.assert_array_equal(got.numpy(), wanted.numpy(), strict=True)
+
+
+def _several(result: Any) -> list[Any]:
+    if isinstance(result, (tuple, list)):
+        return [each for part in result for each in _several(part)]
+    return [result]
+
+
+def test_losses_take_arrays_of_labels() -> None:
+    logits, labels = ml.asarray(X), np.array([0, 2])
+    wanted = ml.softmax_cross_entropy(logits, ml.asarray(labels)).numpy()
+    np.testing.assert_array_equal(untyped.softmax_cross_entropy(logits, labels).numpy(), wanted)
+    np.testing.assert_array_equal(untyped.softmax_cross_entropy(X, [0, 2]).numpy(), wanted)
+    ignoring = untyped.softmax_cross_entropy(logits, labels, ignore_index=2, label_smoothing=0.1)
+    assert ignoring.tolist()[1] == 0
+    losses: list[Any] = [ml.mean_squared_error, ml.l1, ml.huber, ml.kl_divergence]
+    for loss in losses:
+        wanted = loss(logits, ml.asarray(X * 2)).numpy()
+        np.testing.assert_array_equal(loss(logits, X * 2).numpy(), wanted)
+
+
+def test_on_a_vm_elsewhere_asarray_sends() -> None:
+    with ml.Arena(WireVM(ml.VM()), "elsewhere").allocating():
+        x = ml.asarray(X)
+        for refused in (lambda: x + Y, lambda: Y * x, lambda: x[[0]], lambda: x == X):
+            with pytest.raises(ml.errors.MlvmError, match=r"is elsewhere; send them with asarray"):
+                refused()
+        np.testing.assert_array_equal((x + ml.asarray(Y)).numpy(), X + Y)
+
+
+def test_a_captured_function_keeps_no_array() -> None:
+    @ml.capture
+    def frozen(x: ml.Tensor) -> ml.Tensor:
+        return x + np.array([1.0, 2.0, 3.0], np.float32)
+
+    with pytest.raises(ml.errors.CaptureError, match=r"test_operands.*give the array as an"):
+        frozen(ml.asarray(X))
+
+    @ml.capture
+    def given(x: ml.Tensor, y: Any) -> Any:
+        return x + y
+
+    for y in (Y, 2 * Y):
+        np.testing.assert_array_equal(given(ml.asarray(X), y).numpy(), X + y)
+
+
+def test_what_is_no_array_is_no_operand() -> None:
+    x = ml.asarray(X)
+    assert (x == "abc") is False
+    assert (x != None) is True  # noqa: E711
+    for no in ("abc", None, {1: 2}):
+        with pytest.raises(
+            ml.errors.DTypeError, match="is no operand; tensors, numbers, and arrays"
+        ):
+            operator.add(x, no)
+
+
+# --- numpy's functions of elements ------------------------------------------------------
+
+
+def test_numpys_functions_of_elements_compute_with_tensors() -> None:
+    x = ml.asarray([[1.0, 2.0], [3.0, 4.0]])
+    a = np.full((2, 2), 3.0, np.float32)
+    one: tuple[Any, ...] = (np.exp, np.sqrt, np.arctan, np.absolute, np.isnan, np.rint)
+    for function in one:
+        result = function(x)
+        assert isinstance(result, ml.Tensor)
+        np.testing.assert_allclose(result.numpy(), function(x.numpy()), rtol=1e-6)
+    two: tuple[Any, ...] = (np.add, np.power, np.arctan2, np.maximum, np.matmul, np.less)
+    for pairs in two:
+        for result in (pairs(a, x), pairs(x, a)):
+            assert isinstance(result, ml.Tensor)
+        np.testing.assert_allclose(pairs(a, x).numpy(), pairs(a, x.numpy()), rtol=1e-6)
+    gradient = ml.grad(lambda x: ml.sum(np.square(x)))(x)
+    np.testing.assert_array_equal(gradient.numpy(), 2 * x.numpy())
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: np.cbrt(x), "numpy.cbrt takes no tensor"),
+        (lambda x: np.add.reduce(x), "numpy.add.reduce takes no tensor"),
+        (lambda x: np.add(np.ones(2), x, out=np.ones(2)), r"numpy.add\(out=\) takes no tensor"),
+    ],
+)
+def test_what_numpy_has_alone_says_so(call: Callable[[ml.Tensor], Any], said: str) -> None:
+    with pytest.raises(ml.errors.DTypeError, match=said):
+        call(ml.ones(2))
+
+
+STEPS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
+LENGTHS = np.array([4, 2])
+
+
+def test_recurrent_layers_take_arrays() -> None:
+    x, lengths = ml.asarray(STEPS), ml.asarray(LENGTHS)
+    gru, lstm = untyped.nn.GRU(3, 5), untyped.nn.LSTM(3, 5)
+    h = ml.random.normal((1, 2, 5))
+    want, last = gru(x, h, lengths=lengths)
+    for given in (LENGTHS, LENGTHS.tolist()):
+        y, end = gru(STEPS, h.numpy(), lengths=given)
+        np.testing.assert_array_equal(y.numpy(), want.numpy(), strict=True)
+        np.testing.assert_array_equal(end.numpy(), last.numpy(), strict=True)
+    want, _ = lstm(x, (h, h))
+    y, _ = lstm(STEPS, (h.numpy(), h))
+    np.testing.assert_array_equal(y.numpy(), want.numpy(), strict=True)
+    cell, before = untyped.nn.GRUCell(3, 5), h[0]
+    np.testing.assert_array_equal(
+        cell(STEPS[0], before.numpy()).numpy(), cell(x[0], before).numpy(), strict=True
+    )
+    with pytest.raises(ml.errors.ShapeError, match=r"GRU: the state must be f32\[1,2,5\]"):
+        gru(STEPS, h.numpy()[:, :1])
+
+
+def test_attention_and_embedding_take_arrays() -> None:
+    layer, x = untyped.nn.MultiHeadAttention(4, 2), ml.random.normal((1, 3, 4))
+    mask = np.tri(3, dtype=np.bool_)
+    want = layer(x, mask=ml.asarray(mask)).numpy()
+    np.testing.assert_array_equal(layer(x.numpy(), mask=mask).numpy(), want, strict=True)
+    cache = layer.init_cache(1, 6)
+    want = layer(x, cache=cache, position=2)[0].numpy()
+    for position in (np.int64(2), np.asarray(2)):
+        y, _ = layer(x, cache=cache, position=position)
+        np.testing.assert_array_equal(y.numpy(), want, strict=True)
+    table = untyped.nn.Embedding(5, 3)
+    want = table(ml.asarray([[1, 4]])).numpy()
+    for indices in ([[1, 4]], np.array([[1, 4]])):
+        np.testing.assert_array_equal(table(indices).numpy(), want, strict=True)
+
+
+def test_draws_take_arrays() -> None:
+    key, p = ml.random.key(3), np.array([0.1, 0.2, 0.7])
+    draws: list[tuple[Callable[..., Any], Any]] = [
+        (lambda p: untyped.random.bernoulli((4, 3), p, key=key), p),
+        (lambda p: ml.random.choice(3, 8, p=p, key=key), p),
+        (lambda x: ml.random.choice(x, 8, key=key), X),
+        (lambda x: ml.random.permutation(x, key=key), X),
+        (lambda x: ml.random.categorical(x, key=key), X),
+        (lambda x: ml.random.truncated_normal(x, x + 1, key=key), X),
+    ]
+    for draw, given in draws:
+        np.testing.assert_array_equal(
+            draw(given).numpy(), draw(ml.asarray(given)).numpy(), strict=True
+        )
+    assert bool(ml.all(untyped.random.bernoulli(5, np.float32(1.0))))
+
+
+def test_an_array_in_a_buffer_is_a_tensor() -> None:
+    class Scaled(ml.nn.Module):
+        def __init__(self) -> None:
+            self.mean: Any = untyped.nn.buffer(X)
+
+    model = Scaled()
+    np.testing.assert_array_equal(model.mean.numpy(), X, strict=True)
+    assert list(model.named_buffers()) == ["mean"]

@@ -1,0 +1,259 @@
+"""Names of other libraries say what they are called here."""
+
+from __future__ import annotations
+
+import math
+import pydoc
+import re
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager.hints import (
+    FUNCTIONS,
+    METHODS,
+    OF_DTYPES,
+    OF_LOSS_SCALES,
+    OF_MODULES,
+    OF_OPTIMIZERS,
+)
+
+NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
+NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
+HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
+HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]
+HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
+HINTS += [(f"optimizer.{name}", hint) for name, hint in OF_OPTIMIZERS.items()]
+HINTS += [(f"scale.{name}", hint) for name, hint in OF_LOSS_SCALES.items()]
+HINTS += [(f"dtype.{name}", hint) for name, hint in OF_DTYPES.items()]
+
+
+def test_what_a_hint_names_exists() -> None:
+    x, y, model = ml.ones((2, 2)), ml.ones(2), ml.nn.Linear(2, 2)
+    starts = {"ml": ml, "x": x, "y": y, "model": model, "optimizer": ml.optim.Adam(model, 0.1)}
+    starts |= {"scale": ml.optim.LossScale(), "dtype": ml.float32}
+    named = 0
+    for name, hint in HINTS:
+        for start, path in re.findall(
+            r"\b(ml|x|y|model|optimizer|scale|dtype)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE
+        ):
+            found: Any = starts[start]
+            for part in path.split("."):
+                assert hasattr(found, part), (name, hint)
+                found = getattr(found, part)
+            named += 1
+    assert named > len(HINTS) / 2
+
+
+@pytest.mark.parametrize("module", FUNCTIONS)
+def test_a_name_from_elsewhere_is_none_of_the_module(module: str) -> None:
+    [found] = [each for each in (ml, *NAMESPACES.values()) if each.__name__ == module]
+    for name, hint in FUNCTIONS[module].items():
+        with pytest.raises(AttributeError, match=f"^{module} has no {name}; {re.escape(hint)}$"):
+            getattr(found, name)
+        assert not hasattr(found, name)
+
+
+def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
+    x = ml.ones(2)
+    for name, hint in METHODS.items():
+        with pytest.raises(AttributeError, match=f"^a Tensor has no {name}; {re.escape(hint)}$"):
+            getattr(x, name)
+
+
+def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
+    model = ml.nn.Linear(2, 2)
+    for owner, hints, kind in (
+        (model, OF_MODULES, "a Linear"),
+        (ml.optim.Adam(model, 0.1), OF_OPTIMIZERS, "an Adam"),
+        (ml.optim.SGD(model, 0.1), OF_OPTIMIZERS, "an SGD"),
+        (ml.optim.LossScale(), OF_LOSS_SCALES, "a LossScale"),
+        (ml.float32, OF_DTYPES, "a DType"),
+    ):
+        for name, hint in hints.items():
+            with pytest.raises(AttributeError, match=f"^{kind} has no {name}; {re.escape(hint)}$"):
+                getattr(owner, name)
+
+
+def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
+    untyped: Any = ml
+    model = ml.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"^Adam\(\): there is no lr=; use learning_rate=$"):
+        untyped.optim.Adam(model, lr=0.1)
+    with pytest.raises(TypeError, match=r"^GRU\(\): there is no batch_first=; x is \[time, batch"):
+        untyped.nn.GRU(2, 3, batch_first=True)
+    with pytest.raises(TypeError, match=r"^Dropout\(\): there is no p=; use rate=$"):
+        untyped.nn.Dropout(p=0.5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        untyped.nn.Linear(2, 3, other=1)
+    calls: dict[Callable[[], object], str] = {
+        (lambda: untyped.nn.Conv2d(3, 4, kernel_size=3)): r"Conv2d\(\): .* use window=$",
+        (lambda: untyped.nn.Conv2d(3, 4, 3, dilation=2)): "no dilation=; the places of a window",
+        (lambda: untyped.nn.Embedding(3, embedding_dim=2)): "use features=$",
+        (lambda: untyped.nn.LayerNorm(3, elementwise_affine=False)): r"ml\.nn\.buffer\(layer\)",
+        (lambda: untyped.nn.BatchNorm(3, affine=False)): r"ml\.nn\.buffer\(layer\)",
+        (lambda: untyped.nn.GRU(2, 3, bias=False)): r"GRU\(\): there is no bias=; ",
+        (lambda: untyped.nn.GRU(3)): r"^GRU\(\): missing a required argument: 'hidden_size'$",
+        (lambda: untyped.nn.LSTMCell(3)): r"^LSTMCell\(\): missing a required argument",
+        (lambda: untyped.optim.SGD(model, 0.1, dampening=0.1)): "no dampening=; momentum",
+        (lambda: untyped.optim.Adam(model, 0.1, weight_decay=0.1)): r"; use ml\.optim\.AdamW, ",
+        (lambda: untyped.optim.Adam(model, 0.1, amsgrad=True)): "unexpected keyword .*'amsgrad'",
+        (lambda: untyped.random.randint((3,), 0, 5)): r"randint\(shape, low=\.\.\., high=\.\.\.\)$",
+    }
+    for call, text in calls.items():
+        with pytest.raises(TypeError, match=text):
+            call()
+
+    class Placed(ml.nn.Module):
+        def __init__(self, **options: str) -> None:
+            self.where = options["device"]
+
+    assert Placed(device="here").where == "here"  # a constructor of the user's own
+
+
+def test_a_device_by_name_is_told_of_vms() -> None:
+    x: Any = ml.ones(2)
+    with pytest.raises(
+        ml.errors.AttributeRefused, match=r'ml\.VM\(device="cuda:0"\), not \'cuda:0'
+    ):
+        x.to_device("cuda:0")
+    for hint in (METHODS["cuda"], METHODS["to"], OF_MODULES["to"], FUNCTIONS["mlvm.eager"]["cuda"]):
+        assert 'ml.VM(device="cuda:0")' in hint
+
+
+def test_help_shows_a_hint() -> None:
+    shown = pydoc.plain(pydoc.render_doc(ml.nn.Linear))
+    assert f"state_dict\n |      There is none; {OF_MODULES['state_dict']}." in shown
+
+
+def test_a_module_with_forward_is_told_of_call() -> None:
+    class Net(ml.nn.Module):
+        def forward(self, x: ml.Tensor) -> ml.Tensor:
+            return x
+
+    with pytest.raises(NotImplementedError, match=r"^Net defines no __call__, which is what its"):
+        Net()(ml.ones(2))
+
+
+def test_a_functions_name_is_shown_with_all_that_it_takes() -> None:
+    x: Any = ml.ones(2)
+    for name, call in {
+        "pow": "ml.pow(x, y)",
+        "split": "ml.split(x, indices_or_sections)",
+        "searchsorted": "ml.searchsorted(x1, x2)",
+        "exp": "ml.exp(x)",
+        "layer_norm": "ml.layer_norm(x, scale, bias, eps=...)",
+    }.items():
+        with pytest.raises(AttributeError, match=f"has no {name}; use {re.escape(call)}$"):
+            getattr(x, name)
+
+
+def test_a_name_from_elsewhere_is_none_of_a_module() -> None:
+    class Scaled(ml.nn.Module):
+        def __init__(self) -> None:
+            self.weight = ml.ones(2)
+
+    model = ml.nn.Linear(2, 2)
+    for name, hint in OF_MODULES.items():
+        with pytest.raises(AttributeError, match=f"^a Linear has no {name}; {re.escape(hint)}$"):
+            getattr(model, name)
+        assert name not in dir(model)
+    assert "kernel" in dir(model)
+    scaled = Scaled()
+    assert "weight" in dir(scaled)
+    assert list(scaled.state()) == ["weight"]
+
+
+X, Y = np.array([3.0, 1.0, np.nan, 2.0]), np.array([[1.0, 2.0], [3.0, 5.0]])
+WRITTEN: list[tuple[str, tuple[np.ndarray[Any, Any], ...]]] = [
+    ("allclose", (Y, Y + 1e-9)),
+    ("angle", (Y + 1j,)),
+    ("array_equal", (Y, Y)),
+    ("atleast_1d", (Y[0, 0],)),
+    ("atleast_2d", (Y[0],)),
+    ("deg2rad", (Y,)),
+    ("exp2", (Y,)),
+    ("fmax", (X, X[::-1])),
+    ("fmin", (X, X[::-1])),
+    ("intersect1d", (X[:2], X[1:2])),
+    ("isclose", (X, X + 1e-9)),
+    ("nan_to_num", (X,)),
+    ("nanmean", (X,)),
+    ("nansum", (X,)),
+    ("rad2deg", (Y,)),
+    ("rot90", (Y,)),
+    ("trapezoid", (Y[0], Y[1])),
+]
+
+
+@pytest.mark.parametrize(("name", "arrays"), WRITTEN, ids=[name for name, _ in WRITTEN])
+def test_what_to_write_for_a_function_that_there_is_not(
+    name: str, arrays: tuple[np.ndarray[Any, Any], ...]
+) -> None:
+    text = FUNCTIONS["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
+    if name == "trapezoid":
+        arrays = arrays[::-1]  # numpy.trapezoid(y, x)
+    given = dict(zip(("x", "y"), map(ml.asarray, arrays), strict=False))
+    found = eval(text, {"ml": ml, "math": math, "atol": 1e-8, "rtol": 1e-5, **given})
+    if name == "trapezoid":
+        wanted = np.sum((arrays[1][1:] + arrays[1][:-1]) * np.diff(arrays[0])) / 2
+    else:
+        wanted = getattr(np, name)(*arrays)
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6)
+
+
+def test_keywords_from_elsewhere() -> None:
+    x: Any = ml.ones((2, 2))
+    untyped: Any = ml
+    calls: dict[Callable[[], object], str] = {
+        (lambda: untyped.sum(x, dim=0)): r"sum\(\): there is no dim=; use axis=$",
+        (lambda: x.sum(dim=0)): r"sum\(\): there is no dim=; use axis=$",
+        (lambda: untyped.max(x, 0, keepdim=True)): r"no keepdim=; use keepdims=$",
+        (lambda: untyped.var(x, unbiased=True)): r"no unbiased=; use correction=, 1 for True$",
+        (lambda: untyped.std(x, ddof=1)): r"std\(\): there is no ddof=; use correction=$",
+        (lambda: untyped.std([[1.0, 2.0]], dim=0)): r"std\(\): there is no dim=; use axis=$",
+        (lambda: untyped.concat([x, x], dim=0)): r"concat\(\): there is no dim=; use axis=$",
+        (lambda: untyped.stack([x, x], dim=0)): r"stack\(\): there is no dim=; use axis=$",
+        (lambda: untyped.linalg.vector_norm(x, dim=0)): r"there is no dim=; use axis=$",
+        (lambda: x.mean(dim=0)): r"mean\(\): there is no dim=; use axis=$",
+        (lambda: x.std(unbiased=True)): r"std\(\): there is no unbiased=; use correction=",
+        (lambda: x.squeeze(dim=0)): r"squeeze\(\): there is no dim=; use axis=$",
+        (lambda: untyped.where(x > 0)): r"where\(\) takes a condition.*ml\.nonzero\(c\)$",
+    }
+    for call, text in calls.items():
+        with pytest.raises(TypeError, match=text):
+            call()
+
+
+def test_a_mistyped_name() -> None:
+    untyped: Any = ml
+    with pytest.raises(
+        AttributeError, match=r"^mlvm\.eager has no sotfmax; did you mean softmax\?"
+    ):
+        untyped.sotfmax  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^mlvm\.eager\.nn has no Liner; did you mean Linear"):
+        untyped.nn.Liner  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^mlvm\.eager has no zzz$"):
+        untyped.zzz  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["", *NAMESPACES])
+def test_a_namespace_lists_what_is_public(name: str) -> None:
+    import mlvm.eager.stub  # noqa: F401  (leaves a name in the package)
+
+    module = NAMESPACES[name] if name else ml
+    assert sorted(dir(module)) == sorted(module.__all__)
+    for each in dir(module):
+        assert not isinstance(getattr(module, each), ModuleType) or each in NAMESPACES
+
+
+def test_modules_of_the_package_are_still_found() -> None:
+    from mlvm.eager.tensor import primitives, tensor
+
+    assert sys.modules["mlvm.eager.tensor.tensor"] is tensor
+    assert primitives.__name__ == "mlvm.eager.tensor.primitives"

@@ -1,0 +1,873 @@
+"""Optimizers against numpy and torch, schedules against their formulas, and what both refuse."""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.arena.arena import Arena
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    GradientError,
+    HandleError,
+    MlvmError,
+    PathError,
+    ShapeError,
+    StaleTensor,
+)
+from mlvm.core.types import Array
+from mlvm.core.vm import VM
+from mlvm.eager import nn, optim, random
+from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
+from mlvm.eager.capture.captured import capture
+from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions.creation import asarray
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.context import default_vm
+from mlvm.eager.tensor.tensor import Tensor, from_array, prepare_constants
+from mlvm.machines.local import LocalVM
+
+STEPS = 20
+SHAPES = {"kernel": (3, 4), "bias": (4,), "gain": ()}
+RNG = np.random.default_rng(11)
+START = {name: RNG.standard_normal(shape) for name, shape in SHAPES.items()}
+GRADIENTS = [
+    {name: RNG.standard_normal(shape) for name, shape in SHAPES.items()} for _ in range(STEPS)
+]
+
+
+def tensors(arrays: dict[str, Array], dtype: str = "f64") -> dict[str, Tensor]:
+    numpy = {"f32": np.float32, "f64": np.float64}[dtype]
+    return {name: from_array(np.asarray(x, numpy)) for name, x in arrays.items()}
+
+
+# --- references ----------------------------------------------------------------------
+
+
+def sgd(
+    p: Array, gs: list[Array], rate: float, momentum: float, nesterov: bool, decay: float
+) -> Array:
+    v = np.zeros_like(p)
+    for g in gs:
+        g = g + decay * p
+        v = momentum * v + g
+        p = p - rate * (g + momentum * v if nesterov else v)
+    return p
+
+
+def adam(
+    p: Array, gs: list[Array], rate: float, beta1: float, beta2: float, eps: float, decay: float
+) -> Array:
+    """Algorithm 1 of arXiv 1412.6980, with the decay of arXiv 1711.05101."""
+    m, v = np.zeros_like(p), np.zeros_like(p)
+    for t, g in enumerate(gs, 1):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+        p = p - rate * (step + decay * p)
+    return p
+
+
+def rmsprop(p: Array, gs: list[Array], rate: float, given: dict[str, Any]) -> Array:
+    """As the documentation of torch.optim.RMSprop writes it."""
+    alpha, eps = given.get("alpha", 0.99), given.get("eps", 1e-8)
+    v, mean, buffer = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
+    for g in gs:
+        g = g + given.get("weight_decay", 0) * p
+        v = alpha * v + (1 - alpha) * g**2
+        mean = alpha * mean + (1 - alpha) * g
+        variance = v - mean**2 if given.get("centered") else v
+        buffer = given.get("momentum", 0) * buffer + g / (np.sqrt(variance) + eps)
+        p = p - rate * buffer
+    return p
+
+
+def lion(p: Array, gs: list[Array], rate: float, beta1: float, beta2: float, decay: float) -> Array:
+    """Algorithm 2 of arXiv 2302.06675."""
+    m = np.zeros_like(p)
+    for g in gs:
+        c = beta1 * m + (1 - beta1) * g
+        p = p - rate * (np.sign(c) + decay * p)
+        m = beta2 * m + (1 - beta2) * g
+    return p
+
+
+Make = Callable[[Any], optim.Optimizer]
+
+SGD_CASES: list[dict[str, Any]] = [
+    {},
+    {"momentum": 0.9},
+    {"weight_decay": 0.1},
+    {"momentum": 0.9, "weight_decay": 0.1},
+    {"momentum": 0.9, "nesterov": True},
+    {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1},
+]
+ADAM_CASES: list[dict[str, Any]] = [
+    {},
+    {"betas": (0.5, 0.9), "eps": 1e-3},
+    {"betas": (0.0, 0.99)},
+    {"betas": (0.9, 0.0)},
+    {"betas": (0.99, 0.99999)},
+]
+
+RMSPROP_CASES: list[dict[str, Any]] = [
+    {},
+    {"alpha": 0.5, "eps": 1e-3},
+    {"momentum": 0.9},
+    {"centered": True},
+    {"centered": True, "momentum": 0.5, "weight_decay": 0.1},
+]
+
+
+def trained(make: Make, dtype: str) -> dict[str, Array]:
+    params = tensors(START, dtype)
+    optimizer = make(params)
+    for gradients in GRADIENTS:
+        optimizer.update(tensors(gradients, dtype))
+    return {name: x.numpy() for name, x in params.items()}
+
+
+def check(make: Make, reference: Callable[[Array, list[Array]], Array]) -> None:
+    for dtype, tolerance in [("f64", 1e-12), ("f32", 2e-5)]:
+        for name, found in trained(make, dtype).items():
+            expected = reference(START[name], [g[name] for g in GRADIENTS])
+            assert found.dtype == np.dtype(f"f{4 if dtype == 'f32' else 8}")
+            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("given", SGD_CASES)
+def test_sgd_is_the_formula(given: dict[str, Any]) -> None:
+    momentum, nesterov = given.get("momentum", 0.0), given.get("nesterov", False)
+    decay = given.get("weight_decay", 0.0)
+    check(
+        lambda params: optim.SGD(params, 0.05, **given),
+        lambda p, gs: sgd(p, gs, 0.05, momentum, nesterov, decay),
+    )
+
+
+@pytest.mark.parametrize("given", ADAM_CASES)
+def test_adam_is_the_algorithm(given: dict[str, Any]) -> None:
+    beta1, beta2 = given.get("betas", (0.9, 0.999))
+    eps = given.get("eps", 1e-8)
+    check(
+        lambda params: optim.Adam(params, 0.01, **given),
+        lambda p, gs: adam(p, gs, 0.01, beta1, beta2, eps, 0.0),
+    )
+    check(
+        lambda params: optim.AdamW(params, 0.01, weight_decay=0.2, **given),
+        lambda p, gs: adam(p, gs, 0.01, beta1, beta2, eps, 0.2),
+    )
+
+
+@pytest.mark.parametrize("given", RMSPROP_CASES)
+def test_rmsprop_is_the_formula(given: dict[str, Any]) -> None:
+    check(
+        lambda params: optim.RMSProp(params, 0.02, **given),
+        lambda p, gs: rmsprop(p, gs, 0.02, given),
+    )
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.5, 0.0), (0.0, 0.9)])
+def test_lion_is_the_algorithm(betas: tuple[float, float], decay: float) -> None:
+    check(
+        lambda params: optim.Lion(params, 0.02, betas=betas, weight_decay=decay),
+        lambda p, gs: lion(p, gs, 0.02, *betas, decay),
+    )
+
+
+def test_lion_leaves_alone_what_has_no_gradient() -> None:
+    w = asarray([1.0, -0.0, math.inf])
+    optim.Lion(w, 0.5).update(asarray([0.0, 0.0, -0.0]))
+    assert str(w.tolist()) == "[1.0, -0.0, inf]"
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *(("RMSProp", given) for given in RMSPROP_CASES),
+        *(("SGD", given) for given in SGD_CASES),
+        *(("Adam", given) for given in ADAM_CASES),
+        *(("AdamW", {"weight_decay": 0.3, **given}) for given in ADAM_CASES),
+    ],
+)
+def test_torch_agrees(name: str, given: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    found = trained(lambda params: getattr(optim, name)(params, 0.05, **given), "f64")
+    params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
+    optimizer = getattr(torch.optim, name.replace("Prop", "prop"))(
+        params.values(), lr=0.05, **given
+    )
+    for gradients in GRADIENTS:
+        for k, p in params.items():
+            p.grad = torch.tensor(gradients[k])
+        optimizer.step()
+    for k, p in params.items():
+        np.testing.assert_allclose(found[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_parameters_of_several_dtypes() -> None:
+    single, double = tensors(START, "f32"), tensors(START, "f64")
+    optimizer = optim.AdamW({"single": single, "double": double}, optim.constant(0.01))
+    for gradients in GRADIENTS:
+        optimizer.update({"single": tensors(gradients, "f32"), "double": tensors(gradients, "f64")})
+    for name, x in single.items():
+        assert x.dtype.name == "f32"
+        np.testing.assert_allclose(x.numpy(), double[name].numpy(), rtol=1e-4, atol=1e-5)
+    assert optimizer.state()["square_sum/double/kernel"].dtype.name == "f64"
+
+
+def test_a_schedule_is_asked_for_each_update() -> None:
+    params = tensors({"w": np.zeros(())})
+    optimizer = optim.SGD(params, lambda count: 10.0 ** (-1 * count))
+    for expected in [-1, -1.1, -1.11]:
+        optimizer.update(tensors({"w": np.ones(())}))
+        assert math.isclose(float(params["w"]), expected, rel_tol=1e-6)
+
+
+def test_a_shared_parameter_is_updated_once() -> None:
+    x = asarray(np.float64(3.0))
+    params = {"a": x, "b": [x]}
+    optimizer = optim.SGD(params, 0.1)
+    optimizer.update(grad(lambda params: params["a"] * params["b"][0])(params))
+    assert math.isclose(float(x), 3 - 0.1 * 6)
+
+
+def test_a_bare_tensor_is_optimized() -> None:
+    x = asarray(np.float64(3.0))
+    optim.Adam(x, 0.1).update(asarray(np.float64(5.0)))
+    assert math.isclose(float(x), 2.9, rel_tol=1e-8)
+
+
+# --- memory and cost -----------------------------------------------------------------
+
+
+@pytest.fixture
+def weights() -> Iterator[Arena]:
+    arena = Arena(VM("training"), "weights")
+    with arena.allocating():
+        yield arena
+
+
+class Mlp(nn.Module):
+    hidden: nn.Linear
+    head: nn.Linear
+
+    def __init__(self) -> None:
+        self.hidden = nn.Linear(3, 8, key=random.key(1))
+        self.head = nn.Linear(8, 1, key=random.key(2))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.head(op.relu(self.hidden(x)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: optim.SGD(model, 0.05, momentum=0.9),
+        lambda model: optim.Adam(model, 0.02),
+        lambda model: optim.AdamW(model, optim.one_cycle(0.05, 60)),
+        lambda model: optim.Adam(model, optim.cosine(0.05, 60, warmup_steps=5)),
+    ],
+)
+def test_training_learns_and_allocates_nothing_after_the_first_step(
+    weights: Arena, make: Make
+) -> None:
+    model = Mlp()
+    optimizer = make(model)
+    batch = Arena(weights.vm, "batch")
+    constants = prepare_constants(weights.vm).arena
+    arenas = (weights, batch, constants)
+    xs = RNG.standard_normal((32, 3)).astype(np.float32)
+    ys = xs @ np.array([[1], [-2], [3]], np.float32)
+
+    def loss_of(model: Mlp, x: Tensor, y: Tensor) -> Tensor:
+        return op.mean(op.square(model(x) - y))
+
+    losses, sizes = [], []
+    for _ in range(60):
+        with batch:
+            loss, grads = value_and_grad(loss_of)(model, from_array(xs), from_array(ys))
+            optimizer.update(optim.clip_by_global_norm(grads, 10.0))
+            losses.append(float(loss))
+            del loss, grads
+        sizes.append([(a.capacity, a.views_created, a.high_water) for a in arenas])
+    assert losses[-1] < 0.1 * losses[0]
+    assert sizes[1:] == sizes[:1] * 59
+    assert float(optimizer.count) == 60
+
+
+def test_state_lives_beside_the_parameters_and_survives_resets(weights: Arena) -> None:
+    other = Arena(weights.vm, "other")
+    with other.allocating():
+        far = from_array(np.ones(4))
+    near = from_array(np.ones(3))
+    with Arena(weights.vm, "batch"):
+        optimizer = optim.Adam({"near": near, "far": far}, 0.1)
+        optimizer.update(tensors({"near": np.ones(3), "far": np.ones(4)}))
+    state = optimizer.state()
+    assert {path: x.arena.name for path, x in state.items()} == {
+        "count": "weights",
+        "gradient_sum/near": "weights",
+        "gradient_sum/far": "other",
+        "square_sum/near": "weights",
+        "square_sum/far": "other",
+    }
+    np.testing.assert_array_equal(state["square_sum/far"].numpy(), np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "each", "once"),
+    [
+        (lambda params: optim.SGD(params, 0.1), 1, 2),
+        (lambda params: optim.SGD(params, 0.1, momentum=0.9), 2, 2),
+        (lambda params: optim.SGD(params, 0.1, momentum=0.9, weight_decay=0.1), 3, 2),
+        (lambda params: optim.Adam(params, 0.1), 7, 13),
+        (lambda params: optim.AdamW(params, 0.1), 8, 15),
+    ],
+)
+def test_launches_of_an_update(
+    make: Make, each: int, once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many for each parameter, and so many beside: the cost is known, and stays. The native
+    machine makes the same launches, by a way that nothing can count."""
+    vm = LocalVM(native=False)
+    counted = 0
+    launch = vm.launch
+
+    def counting(*args: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        return launch(*args)
+
+    monkeypatch.setattr(vm, "launch", counting)
+    for n in (1, 5):
+        with Arena(vm, f"of {n}"):
+            params = tensors({f"p{i}": np.ones(3) for i in range(n)}, "f32")
+            optimizer, grads = make(params), tensors({f"p{i}": np.ones(3) for i in range(n)}, "f32")
+            counted = 0
+            optimizer.update(grads)
+        assert counted == once + n * each
+
+
+# --- checkpoints ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: optim.SGD(params, 0.1, momentum=0.9),
+        lambda params: optim.AdamW(params, optim.cosine(0.1, STEPS)),
+    ],
+)
+def test_training_resumes_from_state(make: Make) -> None:
+    params = tensors(START)
+    optimizer = make(params)
+    for gradients in GRADIENTS[:7]:
+        optimizer.update(tensors(gradients))
+    resumed = tensors({name: x.numpy() for name, x in params.items()})
+    again = make(resumed)
+    again.load_state({path: x.numpy() for path, x in optimizer.state().items()})
+    for gradients in GRADIENTS[7:]:
+        optimizer.update(tensors(gradients))
+        again.update(tensors(gradients))
+    for name, x in params.items():
+        np.testing.assert_array_equal(resumed[name].numpy(), x.numpy())
+
+
+def test_load_state_is_strict() -> None:
+    optimizer = optim.SGD(tensors(START), 0.1, momentum=0.9)
+    saved = {path: x.numpy() for path, x in optimizer.state().items()}
+    assert list(saved) == ["count", "momentum/kernel", "momentum/bias", "momentum/gain"]
+    with pytest.raises(PathError, match="missing state 'count'"):
+        optimizer.load_state({path: x for path, x in saved.items() if path != "count"})
+    with pytest.raises(PathError, match="unknown state 'extra'"):
+        optimizer.load_state({**saved, "extra": np.zeros(3)})
+    with pytest.raises(ShapeError, match=r"state 'momentum/bias' is f64\[4\], given f64\[3\]"):
+        optimizer.load_state({**saved, "momentum/bias": np.zeros(3)})
+
+
+# --- clipping ------------------------------------------------------------------------
+
+
+def test_global_norm() -> None:
+    tree = {"a": [asarray([3.0, 4.0])], "b": asarray(np.float64(12))}
+    norm = optim.global_norm(tree)
+    assert norm.type.shape == ()
+    assert float(norm) == 13
+    assert float(optim.global_norm({})) == 0
+
+
+def test_a_shared_parameter_counts_once_in_the_norm() -> None:
+    x = asarray(np.float64(3.0))
+    gradient = grad(lambda params: params["a"] + params["b"][0])({"a": x, "b": [x]})
+    assert float(optim.global_norm(gradient)) == 2
+    clipped = optim.clip_by_global_norm(gradient, 1.0)
+    assert clipped["a"] is clipped["b"][0]
+    assert float(clipped["a"]) == 1
+
+
+@pytest.mark.parametrize(("max_norm", "factor"), [(6.5, 0.5), (13, 1), (100, 1)])
+def test_clip_by_global_norm(max_norm: float, factor: float) -> None:
+    tree = {"a": [asarray([3.0, 4.0])], "b": asarray(np.float64(12))}
+    clipped = optim.clip_by_global_norm(tree, max_norm)
+    assert clipped["b"].dtype.name == "f64"
+    assert clipped["a"][0].dtype.name == "f32"
+    assert float(clipped["b"]) == 12 * factor
+    np.testing.assert_array_equal(clipped["a"][0].numpy(), [3 * factor, 4 * factor])
+
+
+def test_clipping_zeros_gives_zeros() -> None:
+    clipped = optim.clip_by_global_norm(from_array(np.zeros(3)), 1.0)
+    np.testing.assert_array_equal(clipped.numpy(), np.zeros(3))
+
+
+@pytest.mark.parametrize("max_norm", [0, -1, math.nan, math.inf, "1e"])
+def test_a_norm_to_clip_to_is_positive(max_norm: Any) -> None:
+    with pytest.raises(AttributeRefused, match="clip_by_global_norm: max_norm must be"):
+        optim.clip_by_global_norm({}, max_norm)
+
+
+# --- schedules -----------------------------------------------------------------------
+
+
+def rates(schedule: optim.Schedule, counts: list[int]) -> list[float]:
+    found = [schedule(asarray(np.float32(count))) for count in counts]
+    assert {str(rate.type) for rate in found} == {"f32[]"}
+    return [float(rate) for rate in found]
+
+
+def half_wave(start: float, end: float, progress: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1))) / 2
+
+
+def test_constant() -> None:
+    assert rates(optim.constant(0.5), [0, 1, 1000]) == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 30])
+@pytest.mark.parametrize("final", [0.0, 0.125])
+def test_cosine(warmup_steps: int, final: float) -> None:
+    counts = [0, 1, 15, 29, 30, 31, 60, 99, 100, 1000]
+    expected = [
+        2.0 * count / warmup_steps
+        if count < warmup_steps
+        else half_wave(2.0, final, (count - warmup_steps) / (100 - warmup_steps))
+        for count in counts
+    ]
+    schedule = optim.cosine(2.0, 100, warmup_steps, final)
+    np.testing.assert_allclose(rates(schedule, counts), expected, rtol=1e-4, atol=1e-7)
+    assert rates(schedule, [100, 1000]) == [final, final]
+
+
+def test_one_cycle() -> None:
+    schedule = optim.one_cycle(2.0, 100)
+    counts = [0, 1, 15, 29, 30, 31, 60, 99]
+    expected = [
+        half_wave(2.0 / 25, 2.0, count / 30)
+        if count < 30
+        else half_wave(2.0, 2.0 / 25 / 1e4, (count - 30) / 70)
+        for count in counts
+    ]
+    np.testing.assert_allclose(rates(schedule, counts), expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(rates(schedule, [100, 1000]), [2.0 / 25 / 1e4] * 2, rtol=1e-6)
+    falling = optim.one_cycle(2.0, 100, warmup_fraction=0, final_divisor=5)
+    np.testing.assert_allclose(rates(falling, [0, 100]), [2.0, 0.016], rtol=1e-6)
+
+
+# --- what is refused -----------------------------------------------------------------
+
+PARAMS = tensors(START)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.SGD(PARAMS, -1), "SGD: learning_rate must be in [0, inf), given -1"),
+        (lambda: optim.Adam(PARAMS, math.nan), "Adam: learning_rate must be in [0, inf), given na"),
+        (lambda: optim.Adam(PARAMS, math.inf), "Adam: learning_rate must be in [0, inf), given in"),
+        (lambda: optim.Adam(PARAMS, "high"), "Adam: learning_rate must be in [0, inf), given 'hi"),  # type: ignore[arg-type]
+        (
+            lambda: optim.Adam(PARAMS, 10**400),
+            "Adam: learning_rate must be in [0, inf), given 1000",
+        ),
+        (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: momentum must be in [0, 1), given 1"),
+        (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: nesterov needs a momentum > 0"),
+        (lambda: optim.SGD(PARAMS, 1, weight_decay=-1), "SGD: weight_decay must be in [0, inf)"),
+        (lambda: optim.Adam(PARAMS, 1, betas=(1, 0)), "Adam: betas[0] must be in [0, 1), given 1"),
+        (lambda: optim.Adam(PARAMS, 1, betas=(0, -1)), "Adam: betas[1] must be in [0, 1), given"),
+        (lambda: optim.Adam(PARAMS, 1, betas=0.9), "Adam: betas must be two numbers, given 0.9"),  # type: ignore[arg-type]
+        (lambda: optim.Adam(PARAMS, 1, eps=-1), "Adam: eps must be in [0, inf), given -1"),
+        (lambda: optim.AdamW(PARAMS, 1, weight_decay=-1), "AdamW: weight_decay must be in [0, inf"),
+        (lambda: optim.constant(-1), "constant: rate must be in [0, inf), given -1"),
+        (lambda: optim.cosine(-1, 10), "cosine: peak must be in [0, inf), given -1"),
+        (lambda: optim.cosine(1, 0), "cosine: total_steps must be in [1, inf), given 0"),
+        (lambda: optim.cosine(1, 10, 10), "cosine: warmup_steps must be in [0, 10), given 10"),
+        (lambda: optim.one_cycle(1, 0), "one_cycle: total_steps must be in [1, inf), given 0"),
+        (
+            lambda: optim.one_cycle(1, 10, warmup_fraction=1),
+            "one_cycle: warmup_fraction must be in [0, 1), given 1",
+        ),
+        (
+            lambda: optim.one_cycle(1, 10, initial_divisor=0),
+            "one_cycle: initial_divisor must be in [1, inf), given 0",
+        ),
+    ],
+)
+def test_hyperparameters_that_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(AttributeRefused, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("params", [{}, None, nn.Dropout(0.5)])
+def test_an_optimizer_needs_parameters(params: Any) -> None:
+    with pytest.raises(DTypeError, match="SGD: there are no parameters to update"):
+        optim.SGD(params, 0.1)
+
+
+def test_parameters_are_floats() -> None:
+    with pytest.raises(DTypeError, match=r"parameter 'a/0' must be a float, not i64\[2\]"):
+        optim.SGD({"a": [from_array(np.arange(2))]}, 0.1)
+
+
+def test_a_parameter_that_is_a_view_moves() -> None:
+    x = from_array(np.ones(4))
+    params = {"a": x, "b": fn.reshape(x, (2, 2))}
+    optim.SGD(params, 0.5).update({"a": from_array(np.ones(4)), "b": from_array(np.zeros((2, 2)))})
+    assert [each.tolist() for each in params.values()] == [[0.5] * 4, [[1.0, 1.0]] * 2]
+
+
+def test_parameters_on_several_vms() -> None:
+    with Arena(VM("elsewhere"), "weights").allocating():
+        far = from_array(np.ones(3))
+    with pytest.raises(HandleError, match="must live on one VM, not on default, elsewhere"):
+        optim.SGD({"near": from_array(np.ones(3)), "far": far}, 0.1)
+
+
+def gone(shape: tuple[int, ...]) -> Tensor:
+    with Arena(default_vm(), "batch"):
+        return from_array(np.ones(shape))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"gain": None}, PathError, "missing gradient 'gain'"),
+        ({"other": from_array(np.ones(1))}, PathError, "unknown gradient 'other'"),
+        ({"gain": 1.0}, DTypeError, "a tree has tensors as leaves, not a float at gain"),
+        (
+            {"gain": asarray(np.float32(1))},
+            DTypeError,
+            "gradient 'gain' is f64[], given f32[]: convert it with astype('float64')",
+        ),
+        (
+            {"gain": from_array(np.ones(1))},
+            ShapeError,
+            "gradient 'gain' is f64[], given f64[1]",
+        ),
+        ({"gain": gone(())}, StaleTensor, "its arena was reset"),
+    ],
+)
+def test_gradients_that_do_not_fit_change_nothing(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    params = tensors(START)
+    optimizer = optim.Adam(params, 0.1)
+    with pytest.raises(error, match=re.escape(message)):
+        optimizer.update({**tensors(GRADIENTS[0]), **change})
+    assert_untouched(params, optimizer)
+
+
+def assert_untouched(params: dict[str, Tensor], optimizer: optim.Optimizer) -> None:
+    for name, x in params.items():
+        np.testing.assert_array_equal(x.numpy(), START[name])
+    assert not any(x.numpy().any() for x in optimizer.state().values())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (lambda count: 0.1, "Adam: a schedule must return a f32[], not float"),
+        (lambda count: op.astype(count, dtype="f64"), "must return a f32[], not f64[]"),
+    ],
+)
+def test_schedules_that_are_refused_change_nothing(schedule: Any, message: str) -> None:
+    params = tensors(START)
+    optimizer = optim.Adam(params, schedule)
+    with pytest.raises(DTypeError, match=re.escape(message)):
+        optimizer.update(tensors(GRADIENTS[0]))
+    assert_untouched(params, optimizer)
+
+
+@pytest.mark.parametrize("path", ["hidden/bias", "extra"])
+def test_a_parameter_that_was_replaced_is_not_left_behind(path: str) -> None:
+    model = Mlp()
+    optimizer = optim.SGD(model, 0.1)
+    grads = model.parameters()
+    before = model.head.bias.numpy()  # type: ignore[union-attr]
+    if path == "extra":
+        vars(model).update(extra=asarray(1.0))
+    else:
+        model.hidden.bias = asarray(np.zeros(8, np.float32))
+    with pytest.raises(DTypeError, match=f"SGD: parameter '{path}' is not the tensor it was"):
+        optimizer.update(grads)
+    np.testing.assert_array_equal(model.head.bias.numpy(), before)  # type: ignore[union-attr]
+    assert float(optimizer.count) == 0
+
+
+def test_an_update_in_a_differentiated_function_changes_nothing() -> None:
+    params = tensors(START)
+    optimizer = optim.Adam(params, 0.1)
+
+    def loss(x: Tensor) -> Tensor:
+        optimizer.update(tensors(GRADIENTS[0]))
+        return x
+
+    with pytest.raises(GradientError, match="Adam: an update in place has no gradient"):
+        grad(loss)(asarray(np.float64(1)))
+    assert_untouched(params, optimizer)
+
+
+def test_an_update_while_a_tape_needs_a_parameter() -> None:
+    params = tensors(START)
+    optimizer = optim.Adam(params, 0.1)
+    _, pullback = vjp(lambda x: x * x, params["gain"])
+    optimizer.update(tensors(GRADIENTS[0]))
+    [g] = pullback(from_array(np.ones_like(START["gain"])))
+    np.testing.assert_array_equal(g.numpy(), 2 * START["gain"])
+    again = tensors(START)
+    optim.Adam(again, 0.1).update(tensors(GRADIENTS[0]))
+    assert params["gain"].tolist() == again["gain"].tolist()
+
+
+def test_an_update_outside_of_the_arenas_of_its_vm(weights: Arena) -> None:
+    params = tensors(START)
+    optimizer = optim.Adam(params, 0.1)
+    grads = tensors(GRADIENTS[0])
+    with (
+        Arena(default_vm(), "batch"),
+        pytest.raises(HandleError, match="arena 'batch' is on default, the parameters are on tra"),
+    ):
+        optimizer.update(grads)
+    assert_untouched(params, optimizer)
+
+
+def test_an_update_of_parameters_that_have_ended() -> None:
+    with Arena(default_vm(), "batch"):
+        params = tensors(START)
+        optimizer = optim.SGD(params, 0.1)
+    with pytest.raises(StaleTensor, match="its arena was reset"):
+        optimizer.update(tensors(GRADIENTS[0]))
+
+
+def test_repr_names_the_hyperparameters() -> None:
+    optimizer = optim.AdamW(PARAMS, 0.1)
+    assert repr(optimizer) == (
+        "<AdamW of 3 tensors: learning_rate=0.1, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01>"
+    )
+
+
+# --- groups --------------------------------------------------------------------------
+
+GROUPED: list[tuple[str, dict[str, Any], list[tuple[Any, dict[str, Any]]]]] = [
+    ("SGD", {"momentum": 0.9}, [("bias", {"learning_rate": 0.5}), ("g*", {"momentum": 0.0})]),
+    ("SGD", {}, [(lambda path, x: x.ndim < 2, {"momentum": 0.9, "nesterov": True})]),
+    ("RMSProp", {}, [("bias", {"centered": True}), ("kernel", {"alpha": 0.5, "eps": 1e-3})]),
+    ("Adam", {}, [("bias", {"betas": (0.5, 0.9)}), ("*", {"learning_rate": 0.5})]),
+    ("AdamW", {"weight_decay": 0.5}, [(lambda path, x: x.ndim < 2, {"weight_decay": 0.0})]),
+    ("Lion", {"weight_decay": 0.5}, [("[bg]*", {"weight_decay": 0, "betas": (0.5, 0.5)})]),
+]
+
+
+def first_group(groups: list[tuple[Any, dict[str, Any]]], path: str, x: Any) -> dict[str, Any]:
+    shells = {"g*": "gain", "[bg]*": "bias gain", "*": path}
+    for which, options in groups:
+        if which(path, x) if callable(which) else path in shells.get(which, which).split():
+            return options
+    return {}
+
+
+@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
+def test_groups_are_optimizers_of_their_own(
+    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]]
+) -> None:
+    found = trained(
+        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
+    )
+    for path, start in START.items():
+        params = tensors({path: start})
+        options = {"learning_rate": 0.05, **given, **first_group(groups, path, start)}
+        alone = getattr(optim, name)(params, **options)
+        for gradients in GRADIENTS:
+            alone.update(tensors({path: gradients[path]}))
+        assert params[path].numpy().tobytes() == found[path].tobytes(), path
+
+
+@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
+def test_torch_agrees_on_groups(
+    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]]
+) -> None:
+    torch = pytest.importorskip("torch")
+    if name == "Lion":
+        pytest.skip("PyTorch has none")
+    found = trained(
+        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
+    )
+    params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
+    listed = []
+    for path, p in params.items():
+        options = dict(first_group(groups, path, p))
+        if "learning_rate" in options:
+            options["lr"] = options.pop("learning_rate")
+        listed.append({"params": [p], **options})
+    theirs = getattr(torch.optim, name.replace("Prop", "prop"))(listed, lr=0.05, **given)
+    for gradients in GRADIENTS:
+        for k, p in params.items():
+            p.grad = torch.tensor(gradients[k])
+        theirs.step()
+    for k, p in params.items():
+        np.testing.assert_allclose(found[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
+    params = {"a": asarray([0.0]), "b": asarray([0.0]), "c": asarray([0.0])}
+    rate = optim.constant(1.0)
+    groups: optim.Groups = [
+        ("a", {"learning_rate": 0.5}),
+        ("b", {"momentum": 0.5}),
+        ("c", {"learning_rate": rate}),
+    ]
+    optimizer = optim.SGD(params, 0.25, groups=groups)
+    gradients = {"a": asarray([1.0]), "b": asarray([1.0]), "c": asarray([1.0])}
+    optimizer.update(gradients)
+    assert [x.item() for x in params.values()] == [-0.5, -0.25, -1]
+    optimizer.learning_rate = 2.0
+    optimizer.update(gradients)
+    assert [x.item() for x in params.values()] == [-1, -0.25 - 2 * 1.5, -2]
+    optimizer.groups[0].learning_rate = 4.0
+    optimizer.update(gradients)
+    assert params["a"].item() == -5
+    assert [each.paths for each in optimizer.groups] == [("a",), ("b",), ("c",)]
+    assert repr(optimizer.groups[1]) == "<group of 1 tensors: momentum=0.5>"
+    assert list(optimizer.state()) == ["count", "momentum/b"]
+    assert repr(optimizer) == (
+        "<SGD of 3 tensors, 3 groups: learning_rate=2.0, momentum=0.0, nesterov=False, "
+        "weight_decay=0.0>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([("bais", {})], "SGD: no parameter is in the group 'bais'; left to be in one are: kernel"),
+        ([("*", {}), ("bias", {})], "in the group 'bias'; left to be in one are: none"),
+        ([("bias", {"lr": 0.1})], "the group 'bias' has no hyperparameter 'lr'; there are: learn"),
+        ([("bias", {"momentum": 1.0})], "SGD: momentum must be in [0, 1), given 1.0"),
+        ([("bias", {"learning_rate": -1})], "SGD: learning_rate must be in [0, inf), given -1"),
+        ([("bias", {"nesterov": True})], "SGD: nesterov needs a momentum > 0"),
+        ([("bias", {"nesterov": 1.0})], "SGD: nesterov must be True or False, given 1.0"),
+        (
+            [(3, {})],
+            "a group is for a pattern of paths, or a function of path and parameter, not 3",
+        ),
+        ([(lambda path, x: False, {})], "no parameter is in the group <function"),
+    ],
+)
+def test_groups_that_are_refused(groups: Any, message: str) -> None:
+    with pytest.raises(AttributeRefused, match=re.escape(message)):
+        optim.SGD(tensors(START), 0.1, groups=groups)
+
+
+def test_an_unknown_hyperparameter_is_not_assigned() -> None:
+    optimizer: Any = optim.SGD(
+        {"w": asarray([1.0, 2.0]), "b": asarray([3.0])}, 0.1, groups=[("b", {})]
+    )
+    for owner, name in ((optimizer, "SGD"), (optimizer.groups[0], "a group")):
+        with pytest.raises(AttributeRefused, match=f"{name} has no hyperparameter 'lr'; there are"):
+            owner.lr = 0.2
+        owner.learning_rate = 0.3
+
+
+def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
+    params = tensors(START)
+    optimizer = optim.SGD(params, 0.1)
+    optimizer.momentum = 0.9
+    with pytest.raises(AttributeRefused, match=r"no 'momentum' for 'kernel'.* make another one"):
+        optimizer.update(tensors(GRADIENTS[0]))
+    assert params["kernel"].numpy().tolist() == START["kernel"].tolist()
+    assert optimizer.count.item() == 0
+
+
+def test_an_optimizer_ends_with_its_last_reference() -> None:
+    optimizer = optim.AdamW(tensors(START), 0.1, groups=[("bias", {"weight_decay": 0})])
+    state = weakref.ref(optimizer.state()["gradient_sum/bias"])
+    gc.disable()
+    try:
+        del optimizer
+        assert state() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
+def test_captured_updates_are_eager_ones(
+    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]], fuse: bool
+) -> None:
+    runs = []
+    for captured in (False, True):
+        params = tensors(START, "f32")
+        rate = optim.cosine(0.1, total_steps=5)
+        optimizer = getattr(optim, name)(params, rate, **given, groups=groups)
+        update = capture(optimizer.update, fuse=fuse) if captured else optimizer.update
+        for gradients in GRADIENTS[:5]:
+            update(tensors(gradients, "f32"))
+        assert not captured or update.signatures == 1
+        runs.append({**params, **optimizer.state()})
+    for path, x in runs[0].items():
+        assert x.numpy().tobytes() == runs[1][path].numpy().tobytes(), path
+
+
+HUGE = 10**400
+MATRIX = ml.ones((2, 2))
+WEIGHTS = {"w": MATRIX}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("learning_rate", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=x)),
+        ("momentum", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=0.1, momentum=x)),
+        ("betas", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, betas=(0.9, x))),
+        ("eps", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, eps=x)),
+        ("weight_decay", lambda x: ml.optim.AdamW(WEIGHTS, learning_rate=0.1, weight_decay=x)),
+        ("peak", lambda x: ml.optim.cosine(x, 100)),
+        ("max_norm", lambda x: ml.optim.clip_by_global_norm(WEIGHTS, x)),
+        ("negative_slope", ml.nn.LeakyReLU),
+        ("alpha", ml.nn.ELU),
+        ("rate", ml.nn.Dropout),
+        ("momentum", lambda x: ml.nn.BatchNorm(2, momentum=x)),
+        ("delta", lambda x: ml.huber(MATRIX, MATRIX, delta=x)),
+        ("ord", lambda x: ml.linalg.vector_norm(MATRIX, ord=x)),
+        ("rtol", lambda x: ml.linalg.pinv(MATRIX, rtol=x)),
+        ("d", lambda x: ml.fft.fftfreq(4, d=x)),
+        ("low", lambda x: ml.random.uniform((2,), low=-abs(x), high=abs(x))),
+        ("p", lambda x: ml.random.bernoulli((2,), x)),
+        ("upper", lambda x: ml.random.truncated_normal(-abs(x), abs(x), (2,))),
+    ],
+)
+def test_a_number_that_no_float_holds_is_refused_by_name(
+    name: str, call: Callable[[int], object], sign: int
+) -> None:
+    with pytest.raises(MlvmError, match=rf"\b{name}\b"):
+        call(sign * HUGE)

@@ -1,0 +1,388 @@
+"""`data_parallel(..., shard=...)`, and gradients that are averaged on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, GradientError, ShapeError
+from mlvm.core.types import Array
+from mlvm.eager import Tensor, nn
+from mlvm.eager.parallel import shards
+from mlvm.machines.local import LocalVM as VM
+
+pytest.importorskip("threadpoolctl")
+pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
+
+Optimizers = dict[str, Callable[[nn.Module], ml.optim.Optimizer]]
+
+NO_DECAY = [(lambda path, x: x.ndim < 2, {"weight_decay": 0.0})]
+OPTIMIZERS: Optimizers = {
+    "sgd": lambda model: ml.optim.SGD(model, 0.1),
+    "momentum": lambda model: ml.optim.SGD(
+        model, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "rmsprop": lambda model: ml.optim.RMSProp(model, 1e-3, centered=True, momentum=0.5),
+    "adamw": lambda model: ml.optim.AdamW(
+        model, ml.optim.cosine(1e-2, 10, warmup_steps=2), weight_decay=0.1, groups=NO_DECAY
+    ),
+    "lion": lambda model: ml.optim.Lion(
+        model, 1e-3, weight_decay=0.1, groups=[("*bias", {"betas": (0.8, 0.9)})]
+    ),
+}
+
+
+class Net(nn.Module):
+    """Sizes that no number of members divides, a list, a buffer, maybe a tensor under two paths."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        self.first = nn.Linear(5, 7, key=ml.random.key(1))
+        self.scales = [ml.full((7,), 1.5), ml.ones((1,))]
+        self.norm = nn.LayerNorm(7)
+        self.middle = nn.Linear(7, 7, key=ml.random.key(2))
+        self.last = self.middle.kernel if tied else ml.full((7, 7), 0.1)
+        self.seen = nn.buffer(ml.zeros(()))
+        self.head = nn.Linear(7, 3, key=ml.random.key(3))
+
+    def num_parameters(self) -> int:  # a model's own methods stay
+        return -1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scale, factor = self.scales
+        x = ml.tanh(self.first(x) * scale)
+        x = x + self.middle(self.norm(x)) @ self.last
+        return self.head(x * factor)
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ml.mean(ml.softmax_cross_entropy(model(x), y))
+
+
+def batches(rows: int = 12, steps: int = 3) -> list[tuple[Array, Array]]:
+    rng = np.random.default_rng(0)
+    return [
+        (rng.standard_normal((rows, 5), np.float32), rng.integers(3, size=rows))
+        for _ in range(steps)
+    ]
+
+
+class Trained:
+    """Losses, the state of model and optimizer at the end, and each member's bytes of it."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.state: dict[str, Array] = {}
+        self.nbytes: list[int] = []
+
+
+def train(
+    members: int,
+    optimizer_of: Callable[[nn.Module], ml.optim.Optimizer],
+    *,
+    shard: shards.Shard | None = None,
+    captured: bool = False,
+    clip: float | None = None,
+    plainly: bool = False,
+    model_of: Callable[[], nn.Module] = Net,
+    start: dict[str, Array] | None = None,
+    steps: int = 3,
+) -> Trained:
+    trained = Trained()
+
+    def make_step(vm: VM) -> Callable[..., Any]:
+        weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+        with weights.allocating():
+            model = model_of()
+            optimizer = optimizer_of(model)
+        value_and_grad: Any = ml.value_and_grad if plainly else ml.parallel.value_and_grad
+        if start is not None:
+            for part, prefix in ((model, "model/"), (optimizer, "optimizer/")):
+                part.load_state(
+                    {k.removeprefix(prefix): x for k, x in start.items() if k.startswith(prefix)}
+                )
+
+        def improve(x: Tensor, y: Tensor) -> Tensor:
+            loss, grads = value_and_grad(loss_of)(model, x, y)
+            if plainly:
+                ml.parallel.all_reduce((loss, grads), "mean")
+            if clip is not None:
+                grads = ml.optim.clip_by_global_norm(grads, clip)
+            optimizer.update(grads)
+            return loss  # type: ignore[no-any-return]
+
+        step_of = ml.capture(improve) if captured else improve
+
+        def step(x: Array, y: Array, last: bool = False) -> Any:
+            with batch:
+                if not last:
+                    return float(step_of(ml.asarray(x), ml.asarray(y)))
+                trained.nbytes.append(weights.used)
+                assert model.num_parameters() == (-1 if isinstance(model, Net) else 8994)
+                return {
+                    **{f"model/{k}": t.numpy() for k, t in model.state().items()},
+                    **{f"optimizer/{k}": t.numpy() for k, t in optimizer.state().items()},
+                }
+
+        return step
+
+    with ml.parallel.Group(members) as group:
+        step = ml.parallel.data_parallel(make_step, group, shard=shard)
+        trained.losses = [step(x, y) for x, y in batches(steps=steps)]
+        trained.state = step(*batches()[0], last=True)
+    return trained
+
+
+def require_same(one: Trained, other: Trained) -> None:
+    assert one.losses == other.losses
+    assert one.state.keys() == other.state.keys()
+    for path, x in one.state.items():
+        np.testing.assert_array_equal(other.state[path], x, strict=True, err_msg=path)
+
+
+# --- buckets -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("nbytes", [1, 200, 1 << 20])
+def test_buckets_have_the_bits_of_one_all_reduce(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, captured: bool
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_NBYTES", nbytes)
+    plain = train(2, OPTIMIZERS["adamw"], plainly=True)
+    require_same(plain, train(2, OPTIMIZERS["adamw"], captured=captured))
+
+
+# --- state in parts ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parts_train_as_the_whole_does(name: str) -> None:
+    whole = train(3, OPTIMIZERS[name])
+    require_same(whole, train(3, OPTIMIZERS[name], shard="optimizer", captured=name == "adamw"))
+    require_same(whole, train(3, OPTIMIZERS[name], shard="all", captured=name == "momentum"))
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "all"])
+def test_clipping_is_by_the_norm_of_the_whole(shard: shards.Shard) -> None:
+    whole = train(3, OPTIMIZERS["momentum"], clip=0.1)
+    for captured in (False, True):
+        parts = train(3, OPTIMIZERS["momentum"], shard=shard, clip=0.1, captured=captured)
+        np.testing.assert_allclose(parts.losses, whole.losses, rtol=1e-6)
+        for path, x in whole.state.items():
+            np.testing.assert_allclose(parts.state[path], x, rtol=1e-4, atol=1e-6, err_msg=path)
+    unclipped = train(3, OPTIMIZERS["momentum"])
+    assert abs(unclipped.losses[-1] - whole.losses[-1]) > 1e-3
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "all"])
+def test_a_tensor_under_two_paths(shard: shards.Shard) -> None:
+    tied = partial(Net, tied=True)
+    whole = train(2, OPTIMIZERS["adamw"], model_of=tied)
+    parts = train(2, OPTIMIZERS["adamw"], model_of=tied, shard=shard)
+    np.testing.assert_allclose(parts.losses, whole.losses, rtol=1e-6)
+    assert parts.state.keys() == whole.state.keys()
+    assert "model/last" not in parts.state
+
+
+def test_members_keep_their_part_and_no_more() -> None:
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 999, key=ml.random.key(0)), nn.Linear(999, 3))
+
+    bytes_of = {}
+    for shard in (None, "optimizer", "all"):
+        found = train(4, OPTIMIZERS["adamw"], model_of=wide, shard=shard, steps=1)
+        assert len(found.nbytes) == 4
+        bytes_of[shard] = max(found.nbytes)
+    parameters = 4 * (5 * 999 + 999 + 999 * 3 + 3)
+    assert bytes_of[None] == pytest.approx(3 * parameters, rel=0.02)
+    assert bytes_of["optimizer"] == pytest.approx((1 + 2 / 4) * parameters, rel=0.03)
+    assert bytes_of["all"] == pytest.approx(3 / 4 * parameters, rel=0.05)
+
+
+@pytest.mark.parametrize("written", [(None, 2), ("optimizer", 3), ("all", 4)])
+def test_a_state_loads_with_other_members(written: tuple[shards.Shard | None, int]) -> None:
+    wrote, n = written
+    saved = train(n, OPTIMIZERS["adamw"], shard=wrote, steps=1).state
+    reads: list[tuple[shards.Shard | None, int]] = [(None, 1), ("optimizer", 4), ("all", 3)]
+    for shard, m in reads:
+        loaded = train(m, OPTIMIZERS["adamw"], shard=shard, start=saved, steps=0).state
+        assert loaded.keys() == saved.keys()
+        for path, x in saved.items():
+            np.testing.assert_array_equal(loaded[path], x, strict=True, err_msg=path)
+
+
+def test_a_layer_in_parts_is_gathered_when_it_is_read_and_once_more_in_a_checkpoint() -> None:
+    def step(rank: int, vm: VM) -> tuple[Any, ...]:
+        with shards.sharding("all"):
+            layer = nn.Linear(3, 5, key=ml.random.key(0))
+            whole = layer.kernel
+            x = ml.ones((2, 3)) * (1.0 + rank)
+            expected = ml.grad(lambda layer: ml.sum(ml.square(layer(x))))(layer)
+            ml.parallel.all_reduce(expected, "mean")
+            ml.optim.SGD(layer, 0.1)
+            assert type(layer).__name__ == "Linear"
+            assert isinstance(layer, nn.Linear)
+            assert layer.num_parameters() == 20
+            assert layer.kernel.tolist() == whole.tolist()
+            assert layer.parameters()["kernel"].shape == (8,)
+            found = []
+            for fn in (lambda layer: ml.sum(ml.square(layer(x))), checkpointed(x)):
+                grads = ml.grad(fn)(layer)
+                assert isinstance(grads, ml.parallel.Parts)
+                types = {"kernel": whole.type, "bias": expected["bias"].type}
+                found.append(shards.gathered_by_path(grads, types))
+            norms = [float(ml.optim.global_norm(each)) for each in (expected, grads)]
+            arrays = [{k: x.numpy() for k, x in each.items()} for each in (expected, *found)]
+            return norms, *arrays
+
+    def checkpointed(x: Tensor) -> Callable[[nn.Module], Tensor]:
+        return lambda layer: ml.sum(ml.square(ml.checkpoint(lambda x: layer(x))(x)))
+
+    with ml.parallel.Group(2) as group:
+        for norms, expected, *found in group.run(step):
+            for grads in found:
+                for name in ("kernel", "bias"):
+                    np.testing.assert_allclose(grads[name], expected[name], rtol=1e-6)
+            assert norms[1] == pytest.approx(norms[0], rel=1e-6)
+
+
+# --- what is refused -----------------------------------------------------------------
+
+
+def run(fn: Callable[[], Any], members: int = 2) -> None:
+    with ml.parallel.Group(members) as group:
+        group.run(lambda rank, vm: fn())
+
+
+def test_what_is_refused() -> None:
+    with (
+        ml.parallel.Group(1) as group,
+        pytest.raises(AttributeRefused, match="shard is None, 'optimizer' or 'all', not 'half'"),
+    ):
+        ml.parallel.data_parallel(lambda vm: lambda: None, group, shard="half")  # type: ignore[arg-type]
+
+    def step() -> None:
+        x = {"x": ml.ones((3,))}
+        with shards.sharding("all"), pytest.raises(AttributeRefused, match="by a Module"):
+            ml.optim.SGD(x, 0.1)
+        with shards.sharding("optimizer"):
+            optimizer = ml.optim.SGD(x, 0.1)
+            _, parts = ml.parallel.value_and_grad(lambda x: ml.sum(x["x"]))(x)
+        with pytest.raises(ShapeError, match=r"gradient 'x' is f32\[2\], given f32\[3\]"):
+            optimizer.update(ml.parallel.Parts(x=ml.ones((3,))))
+        optimizer.update(parts)
+        optimizer.update({"x": ml.ones((3,))})
+        np.testing.assert_allclose(x["x"], 0.8, rtol=1e-6)
+        with shards.sharding("all"):
+            layer = nn.Linear(3, 5, key=ml.random.key(0))
+            ml.optim.SGD(layer, 0.1)
+        with pytest.raises(AttributeRefused, match=r"Linear.kernel is kept in parts"):
+            layer.kernel = ml.ones((3, 5))
+        with pytest.raises(ShapeError, match=r"'kernel' is f32\[3,5\], given f32\[8\]"):
+            layer.load_parameters({"kernel": np.zeros(8, "f"), "bias": np.zeros(5, "f")})
+
+    run(step)
+
+
+def test_averaged_gradients_have_no_gradient() -> None:
+    def inner(x: Tensor) -> Tensor:
+        _, g = ml.parallel.value_and_grad(lambda y: ml.sum(y * y))(x)
+        return ml.sum(g)
+
+    def step() -> None:
+        with pytest.raises(GradientError, match="members have averaged"):
+            ml.grad(inner)(ml.ones((2,)))
+
+    run(step)
+    assert ml.grad(inner)(ml.ones((2,))).tolist() == [2.0, 2.0]
+
+
+# --- where the memory of a gradient is somebody else's too ---------------------------
+
+
+def same_cotangent(p: dict[str, Tensor], w: float) -> Tensor:
+    return ml.sum(p["a"] + p["b"]) * w  # both get the same tensor
+
+
+def passed_on(p: dict[str, Tensor], w: float) -> Tensor:
+    return ml.sum((p["a"] * w + p["b"]) * w)  # b's is on its way to a
+
+
+def reshaped(p: dict[str, Tensor], w: float) -> Tensor:
+    return ml.sum((ml.reshape(ml.reshape(p["a"], (2, 2)) * w, (4,)) + p["b"]) * w)
+
+
+def saved(p: dict[str, Tensor], w: float) -> Tensor:
+    y = ml.exp(p["a"] * w)
+    return ml.sum(ml.multiply(y, p["b"]) * w)  # a's rule needs y, after b's is there
+
+
+def unused(p: dict[str, Tensor], w: float) -> Tensor:
+    return ml.sum(p["a"]) * w
+
+
+def constant(p: dict[str, Tensor], w: float) -> Tensor:
+    return ml.full((), w)
+
+
+def identity(p: dict[str, Tensor], w: float) -> Tensor:
+    return ml.reshape(p["scalar"], ())
+
+
+@pytest.mark.parametrize(
+    "fn", [same_cotangent, passed_on, reshaped, saved, unused, constant, identity]
+)
+def test_each_gradient_is_averaged_alone(
+    monkeypatch: pytest.MonkeyPatch, fn: Callable[[Any, float], Tensor]
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
+
+    def step(rank: int, vm: VM) -> None:
+        p = {"a": ml.arange(4.0), "b": ml.ones((4,)), "scalar": ml.ones((1,))}
+        weight = 1.0 + rank
+        loss, grads = ml.value_and_grad(fn)(p, weight)
+        ml.parallel.all_reduce((loss, grads), "mean")
+        averaged = ml.parallel.value_and_grad(fn)
+        for each in (averaged, ml.capture(averaged)):
+            found, parts = each(p, weight)
+            assert found.tolist() == loss.tolist()
+            for name, g in grads.items():
+                assert parts[name].tolist() == g.tolist(), name
+                parts[name] += 1.0  # it has memory of its own
+            assert p["scalar"].tolist() == [1.0]
+
+    with ml.parallel.Group(2) as group:
+        group.run(step)
+
+
+def multiply(frame: Any) -> None:
+    frame.push(frame.param(0) * frame.param(1))
+
+
+def test_a_saved_value_that_is_a_gradient_too_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
+
+    def loss(p: dict[str, Tensor], w: float) -> Tensor:
+        h = ml.exp(p["a"] * w)
+        rules = (lambda g, h, b, out: g * b, lambda g, h, b, out: h)  # for a g of ones
+        return ml.sum(ml.call("times", h, p["b"], vjp=rules))
+
+    def step(rank: int, vm: VM) -> None:
+        vm.register("times", multiply)
+        p = {"a": ml.arange(4.0), "b": ml.ones((4,))}
+        weight = 1.0 + rank
+        expected = ml.grad(loss)(p, weight)
+        ml.parallel.all_reduce(expected, "mean")
+        _, found = ml.parallel.value_and_grad(loss)(p, weight)
+        for name, g in expected.items():
+            assert found[name].tolist() == g.tolist(), name
+
+    with ml.parallel.Group(2) as group:
+        group.run(step)

@@ -1,0 +1,152 @@
+"""The functions derived from the op table, and their stub."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.op import OPS
+from mlvm.eager import public
+from mlvm.eager.stub import stub
+from mlvm.eager.tensor import primitives
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+WITHOUT_FUNCTION: set[str] = vars(primitives)["WITHOUT_FUNCTION"]  # which the stub leaves out
+WITH_ANOTHER: set[str] = vars(primitives)["WITH_ANOTHER"]
+
+ELSEWHERE = {"random": ml.random, "decompositions": ml.linalg, "fft": ml.fft}
+
+untyped: Any = ml  # for calls that type checkers would refuse
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_has_a_function_with_its_documentation(name: str) -> None:
+    op, function = OPS[name], vars(primitives)[name]
+    parameters = inspect.signature(function).parameters
+    assert function.__name__ == name
+    assert (function.__doc__ or "").startswith(op.doc.partition("\n\n")[0])
+    for shown in re.findall(r">>> .*", op.doc):
+        assert shown in (function.__doc__ or "")
+    assert list(parameters) == [*op.inputs, *op.attributes, *([] if op.dynamic else ["out"])]
+    for attribute in op.attributes.values():
+        assert parameters[attribute.name].default == attribute.default
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_but_internal_ones_is_public(name: str) -> None:
+    """Straight from the op table, or as a function of its own."""
+    internal = name in WITHOUT_FUNCTION or name.endswith("_vjp")
+    if OPS[name].room in ELSEWHERE:
+        module = ELSEWHERE[OPS[name].room]
+        assert internal or name in ("split_key", "next_key") or hasattr(module, name)
+        assert name not in primitives.__all__
+    elif internal or name in WITH_ANOTHER:
+        assert name not in primitives.__all__
+    else:
+        assert getattr(ml, name) is vars(primitives)[name]
+    if name in WITH_ANOTHER:
+        assert getattr(ml, name) is not vars(primitives)[name]
+
+
+def test_no_name_is_public_twice() -> None:
+    assert not set(primitives.__all__) & set(public.__all__)
+    assert set(OPS) >= WITHOUT_FUNCTION | WITH_ANOTHER
+
+
+def test_the_stub_is_up_to_date() -> None:
+    written = Path(primitives.__file__ or "").with_suffix(".pyi").read_text()
+    assert written == stub(), "run: python -m mlvm.eager.stub > mlvm/eager/tensor/primitives.pyi"
+
+
+def test_an_axis_may_follow_by_position() -> None:
+    x = ml.asarray(X)
+    for fn in (ml.sum, ml.softmax, ml.sort, ml.argmax, ml.any, ml.cumulative_sum):
+        by_position, by_keyword = fn(x, 0), fn(x, axis=0)
+        assert by_position.type is by_keyword.type
+        np.testing.assert_array_equal(by_position.numpy(), by_keyword.numpy())
+    assert ml.max(x, -1, keepdims=True).tolist() == [[2], [5]]
+
+
+def test_attributes_are_keywords_with_defaults() -> None:
+    x = ml.asarray(X)
+    np.testing.assert_array_equal(ml.sum(x).numpy(), X.sum())
+    np.testing.assert_array_equal(ml.sum(x, axis=1, keepdims=True).numpy(), X.sum(1)[:, None])
+    assert ml.sum(x, dtype=ml.float64).dtype is ml.float64
+
+
+def test_a_number_beside_a_tensor_adopts_its_dtype() -> None:
+    x = ml.asarray([1, 5], dtype=ml.uint8)
+    assert ml.maximum(x, 3).numpy().tolist() == [3, 5]
+    assert ml.subtract(9, x).type is x.type
+    assert untyped.maximum(x, np.int64(3)).type is x.type
+
+
+def test_out_is_written_and_returned() -> None:
+    x = ml.asarray(X)
+    out = ml.zeros((2, 3))
+    assert ml.multiply(x, x, out=out) is out
+    np.testing.assert_array_equal(out.numpy(), X * X)
+    ml.add(out, 1.0, out=out)
+    np.testing.assert_array_equal(out.numpy(), X * X + 1)
+
+
+x = ml.asarray(X)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda: untyped.add(1, 2),
+            ml.errors.DTypeError,
+            r"add\(\): takes tensors or arrays, at least one",
+        ),
+        (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
+        (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, was given 2"),
+        (lambda: untyped.add(), ml.errors.ShapeError, "was given 0"),
+        (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
+        (
+            lambda: untyped.sum(x, axes=0),
+            ml.errors.AttributeRefused,
+            "no attribute 'axes'; there are",
+        ),
+        (
+            lambda: untyped.sum(x, 1, True),
+            ml.errors.ShapeError,
+            r"sum\(f32\[2,3\], 1, True\): takes 1 and axis by position, was given 3; by keyword it "
+            "takes axis, keepdims",
+        ),
+        (
+            lambda: untyped.sum(x, 1, axis=1),
+            ml.errors.AttributeRefused,
+            r"sum\(f32\[2,3\]\): axis is given twice",
+        ),
+        (
+            lambda: np.array(["a"]) - x,
+            ml.errors.DTypeError,
+            r"subtract\(ndarray, f32\[2,3\]\): .*<U1",
+        ),
+        (lambda: untyped.sum(x, axis=1.0), ml.errors.AttributeRefused, "was given 1.0"),
+        (lambda: untyped.slice(x, start=(0, 0)), ml.errors.AttributeRefused, "'length' is missing"),
+        (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
+        (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
+        (
+            lambda: vars(primitives)["nonzero_indices"](x, out=ml.zeros((6, 2), dtype=ml.int64)),
+            ml.errors.AttributeRefused,
+            "there is no out",
+        ),
+    ],
+)
+def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with ml.Arena(ml.default_vm(), "refused") as arena:
+        with pytest.raises(error, match=text):
+            call()
+        assert arena.used == 0

@@ -1,0 +1,445 @@
+"""Tensors: operators, scalars, values, arenas, and how numpy and torch see them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.types import TensorType
+from mlvm.eager.tensor import tensor as tensors
+from mlvm.eager.tensor.tensor import apply, one_op
+
+X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
+Y = np.array([2.0, 0.5, -3.0], np.float32)
+HUGE = 10**5000  # Python refuses to print it
+N = np.array([7, -8, 3], np.int32)
+M = np.array([2, 3, 1], np.int32)
+
+
+def same(result: Any, expected: Any) -> None:
+    assert isinstance(result, ml.Tensor)
+    np.testing.assert_array_equal(result.numpy(), expected, strict=True)
+
+
+# --- operators -----------------------------------------------------------------------
+
+FLOATS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "gt", "ge", "eq", "ne"]
+INTEGERS = ["floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift", "eq"]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_operators_on_floats(name: str) -> None:
+    fn = getattr(operator, name)
+    same(fn(ml.asarray(X), ml.asarray(Y)), fn(X, Y))
+    same(fn(ml.asarray(X), 0.5), fn(X, np.float32(0.5)))
+    same(fn(0.5, ml.asarray(X)), fn(np.float32(0.5), X))
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_operators_on_integers(name: str) -> None:
+    fn = getattr(operator, name)
+    same(fn(ml.asarray(N), ml.asarray(M)), fn(N, M))
+    same(fn(ml.asarray(N), 2), fn(N, np.int32(2)))
+    same(fn(5, ml.asarray(M)), fn(np.int32(5), M))
+
+
+@pytest.mark.parametrize("fn", [operator.neg, operator.pos, operator.abs])
+def test_unary_operators(fn: Callable[[Any], Any]) -> None:
+    same(fn(ml.asarray(X)), fn(X))
+    same(~ml.asarray(N), ~N)
+    same(~ml.asarray(X > 0), ~(X > 0))
+
+
+def test_powers() -> None:
+    x = ml.asarray(X)
+    same(x**2, X**2)
+    np.testing.assert_allclose((x**3.0).numpy(), X**3, rtol=1e-6)
+    np.testing.assert_allclose((2.0**x).numpy(), 2**X, rtol=1e-6)
+
+
+def test_matmul_and_transposes() -> None:
+    x = ml.asarray(X)
+    np.testing.assert_allclose((x @ ml.asarray(Y)).numpy(), X @ Y, rtol=1e-6)
+    same(x.T, X.T)
+    same(x.mT, X.T)
+    with pytest.raises(ml.errors.ShapeError, match="2 dimensions"):
+        _ = ml.asarray(Y).T
+    assert [hasattr(ml.zeros((1,) * n), "T") for n in range(4)] == [False, False, True, False]
+    assert [hasattr(ml.zeros((1,) * n), "mT") for n in range(4)] == [False, False, True, True]
+    row, square = ml.ones((1, 3)), ml.ones((1, 1))
+    assert row.mT.base is row  # nothing moves
+    assert ml.matrix_transpose(row).base is row
+    assert square.mT.base is square
+
+
+def test_what_has_no_dimensions_has_no_length() -> None:
+    x = ml.asarray(1.0)
+    for ask in (len, iter, list):
+        with pytest.raises(TypeError, match="a tensor without dimensions has no length") as caught:
+            ask(x)
+        assert isinstance(caught.value, ml.errors.ShapeError)
+
+
+# --- numbers beside a tensor ---------------------------------------------------------
+
+
+def test_numbers_adopt_the_tensors_dtype() -> None:
+    x: Any = ml.asarray(X)
+    n: Any = ml.asarray(N)
+    same(1 - x, 1 - X)
+    same(x + 1, X + 1)
+    same(x * np.float64(2), X * 2)
+    same(n + np.int8(1), N + 1)
+
+    class Level(IntEnum):
+        HIGH = 3
+
+    same(n * Level.HIGH, N * 3)
+    assert (x + 1e300).numpy().tolist() == [[math.inf] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x, n: n & 1.5, ml.errors.DTypeError, r"bitwise_and\(i32\[3\], f32\[\]\)"),
+        (lambda x, n: x < 1j, ml.errors.DTypeError, "it must be real"),
+        (lambda x, n: (n > 1) * (n < 3), ml.errors.DTypeError, r"multiply.* use & \| \^ ~"),
+        (lambda x, n: (n > 1) + True, ml.errors.DTypeError, "or astype.x, .int64"),
+        (lambda x, n: n + 2**31, ml.errors.OperandValueError, "does not fit into i32"),
+        (lambda x, n: n == 2**31, ml.errors.OperandValueError, r"write ml.astype\(x, ml.int64\)"),
+        (lambda x, n: n > -(2**31) - 1, ml.errors.OperandValueError, r"ml.astype\(x, ml.int64\)"),
+        (lambda x, n: n > 2**70, ml.errors.OperandValueError, r"write ml.astype\(x, ml.float64\)"),
+        (
+            lambda x, n: ml.astype(n, "u64") == -1,
+            ml.errors.OperandValueError,
+            r"write ml.astype\(x, ml.float64\)",
+        ),
+        (lambda x, n: x + 10**400, ml.errors.OperandValueError, "does not fit into f32"),
+        (lambda x, n: n + ml.asarray(np.uint64(1)), ml.errors.DTypeError, "do not promote"),
+        (lambda x, n: x + "1", ml.errors.DTypeError, "str is no operand"),
+        (lambda x, n: x + None, ml.errors.DTypeError, "NoneType is no operand"),
+        (lambda x, n: x + HUGE, ml.errors.OperandValueError, "does not fit into f32"),
+        (lambda x, n: n == HUGE, ml.errors.OperandValueError, "does not fit into i32"),
+        (lambda x, n: x & x, ml.errors.DTypeError, "integer or bool"),
+        (lambda x, n: x + x[:, :2], ml.errors.ShapeError, "lengths 3 and 2"),
+        (lambda x, n: (x > 0) @ (x > 0).mT, ml.errors.DTypeError, "numeric"),
+    ],
+)
+def test_operands_refused(
+    call: Callable[[Any, Any], Any], error: type[Exception], text: str
+) -> None:
+    x, n = ml.asarray(X), ml.asarray(N)
+    with ml.Arena(ml.default_vm(), "refused") as arena:
+        with pytest.raises(error, match=text):
+            call(x, n)
+        assert arena.used == 0
+
+
+def test_equal_numbers_of_different_kinds_are_not_confused() -> None:
+    x, flags = ml.asarray(X), ml.asarray(X > 0)
+    for _ in range(2):
+        same(x + 1, X + 1)
+        same(x + 1.0, X + 1)
+        same(flags == True, X > 0)  # noqa: E712
+        same(x + True, X + 1)
+        same(flags == 1, X > 0)
+        same(flags + 1, (X > 0) + np.int64(1))
+        same(flags + 1.0, (X > 0) + np.float32(1))
+
+
+def test_a_number_of_a_higher_kind_has_its_default_dtype() -> None:
+    x: Any
+    n: Any
+    x, n, wide = ml.asarray(X), ml.asarray(N), ml.asarray(X.astype("f8"))
+    same(n + 1.5, N.astype("f4") + 1.5)
+    same(1.5 - n, 1.5 - N.astype("f4"))
+    same(n * 2j, N.astype("c8") * 2j)
+    same(x * 2j, X * np.complex64(2j))
+    same(wide * 2j, X.astype("f8") * 2j)
+    same(x + n, X + N.astype("f4"))
+    same(n / n, np.ones(3, "f4"))
+    same(x / n, X / N.astype("f4"))
+    assert complex(ml.asarray(2 - 1j)) == ml.asarray(2 - 1j).item() == 2 - 1j
+    with pytest.raises(ml.errors.DTypeError, match="does not fit into out="):
+        n += 1.5
+    with pytest.raises(ml.errors.DTypeError, match="does not fit into out="):
+        x *= 1j
+
+
+def test_zero_and_minus_zero_are_not_confused() -> None:
+    one = ml.asarray([1.0])
+    for _ in range(2):
+        assert (one / 0.0).item() == math.inf
+        assert (one / -0.0).item() == -math.inf
+    assert one_op("pad", widths=((0, 0),), value=0.0) is not one_op(
+        "pad", widths=((0, 0),), value=-0.0
+    )
+
+
+def test_attributes_seen_earlier_are_still_checked() -> None:
+    n = ml.asarray(N)
+    axis: Any
+    ml.sum(n, axis=0)
+    for axis in (False, 0.0):
+        with pytest.raises(ml.errors.AttributeRefused):
+            ml.sum(n, axis=axis)
+
+
+def test_attributes_in_tuples_seen_earlier_are_still_checked() -> None:
+    x = ml.asarray(X)
+    axes: Any
+    for axes in ((0, 1), (False, True), (0.0, 1.0)):
+        if axes != (0, 1) or type(axes[0]) is not int:
+            with pytest.raises(ml.errors.AttributeRefused, match="axis"):
+                ml.sum(x, axis=axes)
+        else:
+            ml.sum(x, axis=axes)
+
+
+def test_many_different_calls_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "_REMEMBERED", 64)
+    x = ml.arange(300)
+    assert [int(x[i]) for i in range(300)] == list(range(300))
+    assert 0 < len(tensors._BY_MEANING) <= 64
+    assert len(tensors._BY_SPELLING) <= 128  # a call may have two
+
+
+def test_what_is_no_operand_is_compared_by_identity() -> None:
+    x: Any = ml.asarray(X)
+    assert (x == None) is False  # noqa: E711
+    assert (x != None) is True  # noqa: E711
+    assert (x == "a") is False
+    assert (x != "a") is True
+    assert x in [None, "a", x]
+    assert x not in [None, "a"]
+
+
+# --- values --------------------------------------------------------------------------
+
+
+def test_properties() -> None:
+    x = ml.asarray(X)
+    assert (x.shape, x.ndim, x.size, x.dtype) == ((2, 3), 2, 6, ml.float32)
+    assert x.device is ml.default_vm()
+    assert len(x) == 2
+    assert (x.nbytes, x.itemsize) == (24, 4)
+
+
+def test_scalars_become_python_numbers() -> None:
+    assert ml.asarray(2.5).item() == 2.5
+    assert float(ml.asarray([2.5])) == 2.5
+    assert int(ml.asarray(2.5)) == 2
+    assert bool(ml.asarray(0.0)) is False
+    assert [10, 11, 12][ml.asarray(1)] == 11
+    assert type(ml.asarray(True).item()) is bool
+
+
+def test_one_element_is_formatted_and_rounded_as_a_number() -> None:
+    loss = ml.asarray([0.125])
+    assert f"{loss:.2f} {ml.asarray(7):03d}" == "0.12 007"
+    assert f"{loss}" == str(loss)
+    assert (round(loss, 2), round(loss)) == (0.12, 0)
+    for refused in (lambda: f"{ml.asarray(Y):.2f}", lambda: round(ml.asarray(Y))):
+        with pytest.raises(ml.errors.ShapeError, match="one element"):
+            refused()
+
+
+def test_values_as_lists() -> None:
+    assert ml.asarray(X).tolist() == X.tolist()
+    assert ml.asarray(2.5).tolist() == 2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("exp", "ml.exp"), ("view", "x.reshape"), ("backward", "ml.grad"), ("numel", "x.size")],
+)
+def test_names_that_are_no_methods_say_where_to_look(name: str, hint: str) -> None:
+    x = ml.asarray(X)
+    with pytest.raises(AttributeError, match=f"Tensor has no {name}.*{hint}"):
+        getattr(x, name)
+    assert not hasattr(x, name)
+    assert not hasattr(x, "pi")
+
+
+def test_a_tensor_is_not_made_by_its_class() -> None:
+    with pytest.raises(TypeError, match="asarray"):
+        ml.Tensor()
+
+
+@pytest.mark.parametrize("convert", [bool, int, float, operator.index, ml.Tensor.item])
+def test_only_one_element_becomes_a_number(convert: Callable[[ml.Tensor], object]) -> None:
+    with pytest.raises(ml.errors.ShapeError, match="one element"):
+        convert(ml.asarray(N))
+
+
+def test_only_an_integer_is_an_index() -> None:
+    with pytest.raises(ml.errors.DTypeError, match="integer"):
+        operator.index(ml.asarray(1.0))
+
+
+def test_numpy_returns_a_copy() -> None:
+    x = ml.asarray(X)
+    x.numpy()[:] = 0
+    same(x, X)
+
+
+def test_numpy_reads_a_tensor() -> None:
+    x = ml.asarray(X)
+    np.testing.assert_array_equal(np.asarray(x), X, strict=True)
+    np.testing.assert_array_equal(np.asarray(x, np.float64), X.astype(np.float64), strict=True)
+    np.testing.assert_array_equal(np.from_dlpack(x), X, strict=True)
+
+
+def test_torch_reads_a_tensor() -> None:
+    torch = pytest.importorskip("torch")
+    np.testing.assert_array_equal(torch.from_dlpack(ml.asarray(X)).numpy(), X)
+
+
+def test_repr() -> None:
+    assert repr(ml.asarray([1.0, 2.5])) == "Tensor([1. , 2.5], f32[2])"
+    assert repr(ml.asarray(3)) == "Tensor(3, i64[])"
+    with ml.Arena(ml.default_vm(), "scratch"):
+        x = ml.asarray([True])
+        assert repr(x) == "Tensor([ True], bool[1], arena='scratch')"
+    assert repr(x) == "<this bool[1] of arena 'scratch' ended: its arena was reset>"
+    assert len(repr(ml.zeros((100, 100)))) < 1000
+
+
+def test_tensors_are_keys_by_identity() -> None:
+    x, twin = ml.asarray(X), ml.asarray(X)
+    assert {x: 1}[x] == 1
+    assert len({x, twin}) == 2
+
+
+# --- updates in place ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv"])
+def test_updates_in_place(name: str) -> None:
+    update = getattr(operator, name)
+    x, y = ml.asarray(X), ml.asarray(Y)
+    with ml.Arena(ml.default_vm(), "unused") as arena:
+        assert update(x, y) is x
+        assert update(x, 2.0) is x
+    assert arena.high_water == 0
+    expected = X.copy()
+    update(expected, Y)
+    update(expected, np.float32(2))
+    same(x, expected)
+
+
+def test_an_update_keeps_the_type() -> None:
+    y = ml.asarray(Y)
+    with pytest.raises(ml.errors.ShapeError, match=r"does not fit into out=f32\[3\]"):
+        y += ml.asarray(X)
+    n = ml.asarray(M, dtype=ml.int8)
+    with pytest.raises(ml.errors.DTypeError, match="i32"):
+        n += ml.asarray(N)
+
+
+VIEWS: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
+    "reshape": lambda x: ml.reshape(x, -1),
+    "expand_dims": lambda x: x[None],
+    "permute_dims": lambda x: ml.permute_dims(ml.reshape(x, (1, 6)), (1, 0)),
+    "broadcast_to": lambda x: ml.broadcast_to(x, (1, 2, 3)),
+    "stop_gradient": ml.stop_gradient,
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_an_update_of_a_view_changes_nothing_else(name: str) -> None:
+    x = ml.asarray(X)
+    y, z = VIEWS[name](x), VIEWS[name](x)
+    y += 1.0
+    ml.add(y, y, out=y)
+    same(x, X)
+    np.testing.assert_array_equal(y.numpy(), 2 * (z.numpy() + 1))
+    x *= 0.0
+    np.testing.assert_array_equal(z.numpy().reshape(-1), X.reshape(-1))
+
+
+def test_what_changes_nothing_is_another_tensor_over_the_same_bytes() -> None:
+    x = ml.asarray(X)
+    for y in (x[...], ml.astype(x, "f32"), ml.reshape(x, (2, 3)), ml.asarray(x)):
+        assert y is not x
+        assert (y.type, y.handle) == (x.type, x.handle)
+
+
+# --- arenas --------------------------------------------------------------------------
+
+
+def test_results_live_in_the_current_arena() -> None:
+    arena = ml.Arena(ml.default_vm(), "scratch")
+    with arena:
+        x = ml.asarray(X) * 2.0
+        assert x.arena is arena
+        assert arena.used == 64
+    assert arena.used == 0
+
+
+STALE: dict[str, Callable[[Any], Any]] = {
+    "operator": lambda x: x + x,
+    "reflected": lambda x: 1.0 - x,
+    "in place": lambda x: x.__iadd__(1.0),
+    "numpy": lambda x: x.numpy(),
+    "item": lambda x: float(x),
+    "reshape": lambda x: ml.reshape(x, (1,)),
+    "getitem": lambda x: x[None],
+    "function": lambda x: ml.concat([x[None], x[None]]),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_a_stale_tensor_says_what_ended_it(name: str) -> None:
+    with ml.Arena(ml.default_vm(), "scratch"):
+        x = ml.asarray(1.0)
+    with pytest.raises(ml.errors.StaleTensor, match=r"f32\[\] of arena 'scratch' ended.*reset"):
+        STALE[name](x)
+
+
+def test_a_tensor_of_another_vm_is_named() -> None:
+    with ml.Arena(ml.VM("elsewhere"), "there"):
+        x = ml.asarray(X)
+        here = ml.asarray
+        with (
+            ml.Arena(ml.default_vm(), "here"),
+            pytest.raises(
+                ml.errors.HandleError,
+                match=r"f32\[2,3\] lives on elsewhere, .* on default; call it inside `with arena:`",
+            ),
+        ):
+            here(X) + x
+
+
+def test_a_dry_vm_knows_types_only() -> None:
+    with ml.Arena(ml.DryVM("dry"), "dry") as arena:
+        x = ml.zeros((1000, 1000)) @ ml.random.normal((1000, 10))
+        assert x.shape == (1000, 10)
+        assert arena.high_water > 4_000_000
+        for read in (x.numpy, lambda: x[x > 0], lambda: ml.nonzero(x)):
+            with pytest.raises(ml.errors.HandleError, match="dry"):
+                read()
+        assert repr(x) == f"{x}" == "<dry f32[1000,10], arena='dry'>"
+
+
+def test_a_one_op_program_is_made_once_whatever_the_types() -> None:
+    call = one_op("cos")
+    apply(call, ml.zeros((2,)))
+    program = call.into[2]
+    apply(call, ml.zeros((3, 3)))
+    assert call.into[2] is program
+
+
+def test_the_types_a_call_was_made_with_are_not_all_remembered() -> None:
+    call = one_op("add")
+    x = TensorType("f32", ())
+    for n in range(10_000):
+        call.infer((x, TensorType("f32", (n,))))
+    assert len(call.types) <= 4096
