@@ -41,7 +41,6 @@ MAY_IMPORT["models"] = {"models", "mlvm.eager", "mlvm.show"}  # as a reader's ow
 
 
 ROOMS = [
-    "hints",
     "tensor",
     "functions",
     "recording",
@@ -69,9 +68,9 @@ BUDGET = {
     "mlvm/input": 1_130,
     "mlvm/step": 1_330,
     "mlvm/parallel": 1_920,
-    "mlvm/eager": 1_270,
-    "mlvm/eager/tensor": 1_250,
-    "mlvm/eager/functions": 3_030,
+    "mlvm/eager": 780,
+    "mlvm/eager/tensor": 1_490,
+    "mlvm/eager/functions": 2_700,
     "mlvm/eager/recording": 710,
     "mlvm/eager/autodiff": 1_410,
     "mlvm/eager/control": 1_030,
@@ -79,7 +78,7 @@ BUDGET = {
     "mlvm/eager/parallel": 500,
     "mlvm/eager/optim": 700,
     "mlvm/eager/files": 350,
-    "mlvm/eager/interop": 270,
+    "mlvm/eager/interop": 750,
     "mlvm/eager/capture": 1_830,
     "mlvm": 400,
     "models": 2_990,

@@ -40,10 +40,13 @@ from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
 from mlvm.eager.recording.recorder import Recorder, Shared, recorder, recording_of, refuse_captured
+from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import current_arena, recording
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from mlvm.eager.tensor.tensor import Tensor, explain, own, prepare_constants, scalar_array
+from mlvm.eager.tensor.reading import explain
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining
@@ -188,7 +191,7 @@ class _Entry:
             x = (inputs if role == "input" else self.states)[i].root
             if isinstance(x, Tensor):
                 before = x.region
-                own(x)
+                make_exclusive(x)
                 moved |= x.region is not before
         return moved
 
@@ -324,7 +327,7 @@ class Captured(Generic[P, R]):
                 try:
                     entry = self._record(arena, given, named, signature, key)
                 except Shared as shared:
-                    own(shared.x)
+                    make_exclusive(shared.x)
                     continue
                 feed = entry.takes(signature.numbers) or entry.feed
             if not (entry.updates and entry.moves(signature.inputs)):
@@ -658,7 +661,7 @@ def measure(
             recorded = _recorded(fn, args, kwargs, arena, signature)
             break
         except Shared as shared:
-            own(shared.x)
+            make_exclusive(shared.x)
     policy = policy_of(arena.vm)
     plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, policy=policy).plan
     return Measured(recorded.record.needed, plan)
