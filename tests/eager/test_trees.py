@@ -10,6 +10,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn
+from tests.brief import cases, refuses
 
 
 class Pair(NamedTuple):
@@ -140,24 +141,20 @@ def test_map_inside_a_gradient_and_a_captured_step() -> None:
         assert captured(params)["b"][0].numpy().tolist() == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("tree", "other", "text"),
-    [
-        ([1, 2], [1], r"two trees differ: \['0', '1'\] beside \['0'\]"),
-        ({"a": 1}, {"b": 1}, r"two trees differ: \['a'\] beside \['b'\]"),
-        ({"a": [1]}, {"a": 1}, "differ at a: list beside int"),
-        ([None], [1], "differ at 0: NoneType beside int"),
-        ([1], [None], "differ at 0: int beside NoneType"),
-    ],
+@cases(
+    "tree, other, text",
+    ([1, 2], [1], r"two trees differ: \['0', '1'\] beside \['0'\]"),
+    ({"a": 1}, {"b": 1}, r"two trees differ: \['a'\] beside \['b'\]"),
+    ({"a": [1]}, {"a": 1}, "differ at a: list beside int"),
+    ([None], [1], "differ at 0: NoneType beside int"),
+    ([1], [None], "differ at 0: int beside NoneType"),
 )
 def test_structures_that_differ(tree: Any, other: Any, text: str) -> None:
-    with pytest.raises(ml.errors.DTypeError, match=text):
-        ml.tree.map(lambda x, y: x, tree, other)
+    refuses(ml.errors.DTypeError, text, ml.tree.map, lambda x, y: x, tree, other)
 
 
 def test_a_tree_that_contains_itself() -> None:
     inside: list[Any] = [1]
     inside.append(inside)
     for function in (ml.tree.leaves, lambda tree: ml.tree.map(lambda x: x, tree)):
-        with pytest.raises(ml.errors.DTypeError, match="contains itself at 1"):
-            function(inside)
+        refuses(ml.errors.DTypeError, "contains itself at 1", function, inside)
