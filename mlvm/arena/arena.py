@@ -18,7 +18,7 @@ the first thread from using the tensor that comes next:
   ends while it is used, or before it has its first value, its handles are deallocated in the VM
   before anybody gets the region. The late launch gets a `HandleError`.
 - After a mere read, the reader checks that the tensor still lives, and drops what was read if not.
-  If any tensor has moved meanwhile (`moves`), it reads once more, through a view of its own.
+  If any tensor has moved meanwhile (`generation`), it reads once more, through a view of its own.
 - A tensor that Python no longer refers to is used by nobody.
 
 So the handles stay the same as long as no thread ends what another one uses.
@@ -54,7 +54,7 @@ from mlvm.core.types import TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
 STALE: Final = 0  # no VM ever issues this handle
-moves: Final = [0]
+generation: Final = [0]
 """Another number after every `exchange`. A reader that finds the number of before has read what it
 wanted to; the handle alone does not tell, as a tensor may have moved and come back."""
 _LARGEST: Final = 3  # holders that an overflow names
@@ -166,7 +166,7 @@ def exchange(x: Allocation, new: Allocation) -> None:
     with _moving:
         region, base = x.region, x.base
         known = (base if base is not None else x).region
-        moves[0] += 1  # at once, and so before anybody gets the old memory
+        generation[0] += 1  # at once, and so before anybody gets the old memory
         x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
             *(new.region, new.base, new.arena, new.handle),
             *(region, base, x.arena, x.handle),

@@ -26,16 +26,15 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
-from mlvm.eager import nn
-from mlvm.eager import trees as tree
+from mlvm.eager import nn, optim, parallel, tree
 from mlvm.eager.autodiff import testing
 from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.autodiff.host_call import call
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
-from mlvm.eager.capture.changing import RecompilationWarning
+from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.control.checkpoint import checkpoint
 from mlvm.eager.control.control import cond, fori_loop, function, map, scan, switch, while_loop
-from mlvm.eager.files.weights import load, save
+from mlvm.eager.files.checkpoints import load, save
 from mlvm.eager.functions import creation, fft, linalg, random, sorting
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
@@ -135,8 +134,6 @@ from mlvm.eager.functions.sorting import (
 from mlvm.eager.hints import missing
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager.interop.exchange import from_dlpack
-from mlvm.eager.optim import optim
-from mlvm.eager.parallel import parallel
 from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
 from mlvm.eager.recording.listing import program_of
 from mlvm.eager.tensor.context import default_arena, default_vm, use

@@ -31,6 +31,7 @@ from mlvm.core.errors import LinAlgError
 from mlvm.core.machine.callee import Kernels
 from mlvm.core.op import OPS, Kernel
 from mlvm.core.ops.decompositions import adjoint, finite, hermitian, strange, write
+from mlvm.core.ops.half import truncate
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape
 from mlvm.machines import gpu_random
@@ -272,6 +273,8 @@ def _not_above(cp: Any, k: int, shape: Shape) -> Device:
 def _astype(cp: Any, out: Device, x: Device, *, dtype: str) -> None:
     if out.dtype.kind == "b":  # CuPy drops imaginary parts
         cp.not_equal(x, 0, out)
+    elif x.dtype.kind == "f" and out.dtype.kind in "iu":
+        truncate(cp, out, x)
     else:
         cp.copyto(out, x, casting="unsafe")
 
@@ -713,12 +716,13 @@ def _gelu(cp: Any, out: Device, x: Device, *, approximate: bool) -> None:
     else:
         _erf(x * math.sqrt(0.5), out)
     out += 1
-    out *= x
     out *= 0.5
+    out *= x
 
 
 @_kernel("gelu_vjp")
 def _gelu_vjp(cp: Any, out: Device, g: Device, x: Device, *, approximate: bool) -> None:
+    x = cp.clip(x, -64, 64)  # beyond, powers overflow and the slope is 0 or 1
     slope = cp.square(x)
     if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
         _tanh_of_cubic(cp, out, slope, x)

@@ -35,7 +35,7 @@ from mlvm.eager.tensor.tensor import (
     plan_for,
     raise_stale,
 )
-from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
+from mlvm.eager.tree import Tree, Twins, map_to_dicts, named_leaves, rebind_buffers, substitute
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
@@ -323,7 +323,7 @@ class Tape:
         return found
 
 
-if EXTENSION is not None:  # what calls in C need of the language: see src/dispatch.c
+if EXTENSION is not None:  # what calls in C need of the language: see language/dispatch.c
     EXTENSION.install(
         tensor=Tensor,
         tape=Tape,
@@ -411,7 +411,7 @@ class _Session:
         self.outer = taping()
         self.tape = self.outer or Tape()
         for argument in arguments:
-            for path, x in leaves(argument):
+            for path, x in named_leaves(argument):
                 if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
@@ -459,7 +459,7 @@ class _Session:
             taken.add(id(g))
             made[origin] = g
         numbers = self._numbers()
-        return [map_tree(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
+        return [map_to_dicts(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
 
     def _numbers(self) -> dict[int, int]:
         """The nodes of the variables, by their ids."""
@@ -482,7 +482,7 @@ class _Session:
         value, made = collector.finish()
         nodes = self._numbers()
         return value, [
-            map_tree(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
+            map_to_dicts(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
         ]
 
     def close(self) -> None:

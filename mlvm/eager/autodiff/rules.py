@@ -116,9 +116,11 @@ def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
     """g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
-    origin = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
-    squares = op.square(x) + op.square(y)
-    return g * of / op.where(origin, constant(math.inf, squares.dtype), squares)
+    scale = op.maximum(op.abs(stop_gradient(x)), op.abs(stop_gradient(y)))
+    origin = op.equal(scale, 0.0)
+    scale = _one_at(op.logical_or(origin, op.isinf(scale)), scale)
+    squares = x * (x / scale) + y * (y / scale)  # less `scale`: they neither overflow nor vanish
+    return g * (of / scale) / op.where(origin, constant(math.inf, squares.dtype), squares)
 
 
 def _imag(g: Tensor, x_type: TensorType) -> Tensor:

@@ -26,7 +26,7 @@ from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor, alias_of
-from mlvm.eager.tree import Tree, leaves, replace, with_leaves
+from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
 
 __all__ = ["cond", "fori_loop", "function", "map", "scan", "switch", "while_loop"]
 
@@ -381,7 +381,7 @@ def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
 
 def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
     """How many rows there are to stack; None if only running tells."""
-    lengths = {path: x.shape[:1] for path, x in leaves(xs, buffers=True)}
+    lengths = {path: x.shape[:1] for path, x in named_leaves(xs, buffers=True)}
     if not lengths and length is None:
         raise ShapeError("a scan without xs takes a length")
     if len(set(lengths.values())) > 1 or () in lengths.values():
@@ -401,7 +401,7 @@ def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
 
 
 def _require_no_rows(y: Tree) -> None:
-    if any(leaves(y)):
+    if any(named_leaves(y)):
         raise ShapeError("a scan without xs, of a length known at run time, cannot stack results")
 
 

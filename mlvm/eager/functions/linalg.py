@@ -13,11 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from mlvm.core.errors import AttributeRefused, DTypeError, LinAlgError, OpError, ShapeError, brief
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
-from mlvm.core.rules import Axis, normalize_axes, normalize_axis
+from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.creation import eye, integer, integers, type_of
 from mlvm.eager.functions.halves import in_f32
@@ -490,7 +488,7 @@ def _tolerance(
     dtype = type.dtype.real
     if rtol is None:
         rtol = max(type.shape[-2:]) * finfo(dtype).eps
-    if not isinstance(rtol, (int, float, np.floating)):
+    if not is_real(rtol):
         raise DTypeError(f"{name} is a float or a tensor, not {brief(rtol)}").at(function, (type,))
     if name == "rcond" and rtol < 0:
         rtol = finfo(dtype).eps
@@ -661,7 +659,7 @@ def vector_norm(
         Tensor(5., f32[])
     """
     x = floating(x, "vector_norm")
-    if not isinstance(ord, (int, float, np.number)):
+    if not is_real(ord):
         raise AttributeRefused(f"ord is a number, not {brief(ord)}").at("vector_norm", (x.type,))
     try:
         axes = normalize_axes(axis if axis is None else integers(axis, "axis"), x.ndim)

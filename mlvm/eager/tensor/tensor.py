@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, exchange, moves, scope, stale_of, using
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, generation, scope, stale_of, using
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
     CaptureError,
@@ -149,7 +149,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
-    seen = moves[0]
+    seen = generation[0]
     if pair:
         handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
         program = call.into[3]
@@ -159,9 +159,9 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     try:
         arena.vm.launch(program, handles)
     except HandleError as error:
-        if moves[0] == seen:
+        if generation[0] == seen:
             raise explain(error, arena.vm, (*operands, out)) from None
-    if moves[0] != seen and capturing.get() is None:  # see `moves`
+    if generation[0] != seen and capturing.get() is None:  # see `generation`
         _launch_held(program, arena.vm, out, operands)
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
     if ended:  # maybe before the launch, which then read another tensor of the same handle
@@ -733,15 +733,15 @@ class Tensor(Methods, Allocation):
     def numpy(self) -> Array:
         """A copy as a numpy array; of bf16, which numpy does not have, in f32. Raises
         `StaleTensor`."""
-        seen = moves[0]
+        seen = generation[0]
         try:
             array = self.arena.vm.read(self.handle)
         except HandleError as error:
-            if moves[0] == seen:
+            if generation[0] == seen:
                 raise explain(error, self.arena.vm, (self,)) from None
         if self.handle == STALE:
             raise self.stale()
-        if moves[0] != seen:
+        if generation[0] != seen:
             array = _read_held(self)
         return half.shown(array) if self.type.dtype is bf16 else array
 

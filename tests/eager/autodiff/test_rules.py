@@ -241,6 +241,12 @@ def test_kinks_at_zero() -> None:
     assert _gradients(op.atan2, [0.0, 1.0], [0.0, 2.0]) == [[0.0, 0.4], [0.0, -0.2]]
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-170, 1e170, 1e300])
+def test_the_gradient_of_atan2_is_right_for_small_and_large_numbers(size: float) -> None:
+    for gradient, expected in zip(_gradients(op.atan2, 3 * size, -4 * size), (-4, -3), strict=True):
+        assert gradient * size == pytest.approx(expected / 25)
+
+
 def test_a_root_has_no_gradient_at_zero_and_none_again() -> None:
     """Its slope is infinite there; of a norm or a standard deviation 0 is a subgradient."""
     rows = [[2.0, 2.0], [1.0, 3.0]]

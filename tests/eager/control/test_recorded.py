@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, GradientError
-from mlvm.eager.tree import leaves
-from tests.brief import refuses
+from mlvm.eager.tree import named_leaves
 from tests.threads import PATIENCE, start
 
 HERE = Path(__file__).name
@@ -27,7 +26,7 @@ HERE = Path(__file__).name
 def bits(tree: Any) -> list[tuple[str, bytes]]:
     """Types and bytes; no zero is negative: where eager code adds a row to zeros, a captured loop
     puts it in its place."""
-    found = [x.numpy() for _, x in leaves(tree, buffers=True)]
+    found = [x.numpy() for _, x in named_leaves(tree, buffers=True)]
     return [(f"{x.dtype}{x.shape}", (x + x.dtype.type(0)).tobytes()) for x in found]
 
 
@@ -147,7 +146,9 @@ def test_gradients_of_gradients(name: str, order: int) -> None:
     given = vector(2), vector(2, seed=9), ml.asarray(1)
     for fuse in (False, True):
         for ours, theirs in zip(
-            leaves(ml.capture(eager, fuse=fuse)(*given)), leaves(eager(*given)), strict=True
+            named_leaves(ml.capture(eager, fuse=fuse)(*given)),
+            named_leaves(eager(*given)),
+            strict=True,
         ):
             np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5, atol=1e-6)
 
@@ -181,6 +182,9 @@ def bodies(depth: int, *, top: bool = True) -> st.SearchStrategy[Callable[..., m
         return leaf
     inner = bodies(depth - 1, top=False)
 
+    def then(f: Any, g: Any) -> Any:
+        return lambda s, w, n: g(f(s, w, n), w, n)
+
     def cond(f: Any, g: Any) -> Any:
         return lambda s, w, n: ml.cond(ml.sum(s) > 0, lambda s: f(s, w, n), lambda s: g(s, w, n), s)
 
@@ -211,7 +215,7 @@ def bodies(depth: int, *, top: bool = True) -> st.SearchStrategy[Callable[..., m
 
     return st.one_of(
         leaf,
-        st.builds(lambda f, g: lambda s, w, n: g(f(s, w, n), w, n), inner, inner),
+        st.builds(then, inner, inner),
         st.builds(cond, inner, inner),
         st.builds(fori, inner, st.sampled_from([None, 0, 1, 3])),
         st.builds(loop, inner, st.sampled_from([0.5, 5.0])),
@@ -229,7 +233,9 @@ def test_any_nest_is_the_eager_one(body: Any, n: int, fuse: bool, recompute: boo
     step = ml.capture(eager, fuse=fuse, recompute=recompute)
     for seed in (0, 1):
         given = *(ml.astype(vector(seed=k + seed), ml.float64) for k in (0, 5)), ml.asarray(n)
-        for (_, ours), (_, theirs) in zip(leaves(step(*given)), leaves(eager(*given)), strict=True):
+        for (_, ours), (_, theirs) in zip(
+            named_leaves(step(*given)), named_leaves(eager(*given)), strict=True
+        ):
             largest = float(ml.max(ml.abs(theirs)))
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest)
 
@@ -339,14 +345,16 @@ def test_what_a_body_makes_cannot_be_used_outside(name: str, inside: bool) -> No
         return (made, kept[0] + 1) if inside else made
 
     message = "is used outside of it|is kept in" if name != "function" else "is used|is kept in"
-    refuses(CaptureError, message, ml.capture(step), vector())
+    with pytest.raises(CaptureError, match=message):
+        ml.capture(step)(vector())
 
 
 def test_values_are_not_read_in_bodies() -> None:
     def step(x: ml.Tensor) -> Any:
         return ml.fori_loop(0, 2, lambda i, s: s * float(ml.sum(s)), x)
 
-    refuses(CaptureError, rf"{HERE}:\d+: a value is read inside", ml.capture(step), vector())
+    with pytest.raises(CaptureError, match=rf"{HERE}:\d+: a value is read inside"):
+        ml.capture(step)(vector())
 
 
 def test_a_body_that_raises_has_changed_nothing() -> None:
@@ -362,7 +370,8 @@ def test_a_body_that_raises_has_changed_nothing() -> None:
         return ml.fori_loop(0, 2, body, x)
 
     captured = ml.capture(step)
-    refuses(ZeroDivisionError, "", captured, ml.ones((3,)), True)
+    with pytest.raises(ZeroDivisionError):
+        captured(ml.ones((3,)), True)
     assert total.numpy().tolist() == [0.0] * 3
     assert captured(ml.ones((3,)), False).numpy().tolist() == [4.0] * 3
     assert total.numpy().tolist() == [3.0] * 3
@@ -512,7 +521,7 @@ def test_what_a_gradient_keeps_is_updated_in_a_body(updated: str) -> None:
 
     step = ml.value_and_grad(loss)
     given = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([3.0, 2.0, 1.0])
-    expected, got = leaves(step(*given)), leaves(ml.capture(step)(*given))
+    expected, got = named_leaves(step(*given)), named_leaves(ml.capture(step)(*given))
     for (_, ours), (_, theirs) in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 

@@ -1,0 +1,169 @@
+"""What code may read: the globals and attributes that it names.
+
+Code that finds fields without naming them, as `vars(x)` does, names `ALL` of them. Code that may
+reach any variable at all, as `eval` does, is called `unbounded`.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+ALL: Final = "*"
+"""Stands for every name."""
+
+CONSTRUCTORS: Final = frozenset({"__new__", "__init__", "__post_init__"})
+COMPARISONS: Final = frozenset({"__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
+TEXTS: Final = frozenset({"__repr__", "__str__", "__format__"})
+
+_GETTERS: Final = frozenset({"getattr", "hasattr"})
+_OF_BUILTIN: Final[dict[str, frozenset[str]]] = {
+    **dict.fromkeys(("vars", "dir", "__getattribute__"), frozenset({ALL})),
+    **dict.fromkeys(("repr", "str", "format", "ascii", *TEXTS), TEXTS),
+    "type": frozenset({"__class__"}),
+    "hash": frozenset({"__hash__"}),
+}
+"""The fields that calls of these builtin functions read."""
+
+_ALL_FIELDS: Final = frozenset(
+    {"__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"}
+    | {"__copy__", "__deepcopy__", "__replace__"}
+)
+_FORMATTERS: Final = frozenset({"format", "format_map"})  # methods of strings
+_UNBOUNDED: Final = frozenset({"eval", "exec", "globals", "__import__", "import_module"})
+_UNBOUNDED_ATTRIBUTES: Final = frozenset(
+    {"__globals__", "f_globals", "__builtins__", "__subclasses__", "import_module"}
+)
+
+_NEVER_IMPLICIT_NAMES: Final = """
+__module__ __qualname__ __doc__ __dict__ __weakref__ __slots__ __annotations__ __annotate__
+__annotate_func__ __annotations_cache__ __firstlineno__ __static_attributes__ __orig_bases__
+__parameters__ __type_params__ __abstractmethods__ __dataclass_fields__ __dataclass_params__
+__reduce__ __reduce_ex__ __getstate__ __setstate__ __copy__ __deepcopy__ __replace__ __getnewargs__
+"""
+"""Special names that are read in a running step only by code that names them."""
+
+_NEVER_IMPLICIT: Final = frozenset(_NEVER_IMPLICIT_NAMES.split())
+
+_CONSTANT_GETTER: Final = re.compile("Gva*s[sv]?c")
+"""The instructions of `getattr(x.y, "name", default)`, as `_letter` writes them."""
+
+_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
+_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+
+
+class Named(NamedTuple):
+    """What code may read.
+
+    `globals` are in order. `fields` are names of attributes, and all strings that may be one.
+    `imports` are modules as (level, name). `unbounded` are the names that make the code so.
+    """
+
+    globals: tuple[str, ...]
+    fields: frozenset[str]
+    imports: tuple[tuple[int, str], ...]
+    unbounded: tuple[str, ...]
+
+
+_known: weakref.WeakKeyDictionary[types.CodeType, Named] = weakref.WeakKeyDictionary()
+
+
+def named_by(code: types.CodeType) -> Named:
+    """What the code may read, and the code inside of it."""
+    known = _known.get(code)
+    if known is None:
+        known = _known[code] = _named_by(code)
+    return known
+
+
+def named_by_builtin(name: str) -> Named:
+    """What a builtin function of that name may read, of whatever it is given."""
+    fields = frozenset({ALL}) if name in _GETTERS else _OF_BUILTIN.get(name, frozenset())
+    return Named((), fields, (), (name,) if name in _UNBOUNDED else ())
+
+
+def is_implicit(name: str, field: object, of_class: Mapping[str, Any], *, made: bool) -> bool:
+    """Whether Python may read a class's field of that name by itself. It does not make text by
+    itself. Constructors it calls where an object may be `made`. So for it are the comparisons that
+    `dataclass` wrote, which compare objects of just this class."""
+    generated = name in COMPARISONS and "__dataclass_params__" in of_class
+    code = field.__code__ if generated and isinstance(field, types.FunctionType) else None
+    if name in CONSTRUCTORS or (code is not None and code.co_filename == "<string>"):
+        return made
+    special = name[:2] == "__" and name[-2:] == "__"
+    return special and name not in _NEVER_IMPLICIT and name not in TEXTS
+
+
+def _named_by(code: types.CodeType) -> Named:
+    globals: dict[str, None] = {}
+    fields = set(_strings(code.co_consts))
+    imports: dict[tuple[int, str], None] = {}
+    instructions = list(dis.get_instructions(code))
+    for i, each in enumerate(instructions):
+        if each.opname == "IMPORT_NAME":
+            imports[instructions[i - 2].argval, each.argval] = None
+        elif each.opname in _OF_GLOBALS:
+            if each.argval.isidentifier():  # some names in code that pytest rewrites are not
+                globals[each.argval] = None
+        elif each.opname == "MATCH_CLASS":
+            fields.add(ALL)
+        elif each.opname.startswith("FORMAT_") or each.argrepr == "%":
+            if not _is_raised(instructions[i + 1 :]):
+                fields |= TEXTS
+        elif each.opcode in dis.hasname and not each.opname.startswith(("STORE_", "DELETE_")):
+            fields.add(each.argval)
+    found = (_UNBOUNDED & globals.keys()) | (_UNBOUNDED_ATTRIBUTES & fields)
+    unbounded = dict.fromkeys(sorted(found))
+    if fields & _FORMATTERS:
+        fields |= TEXTS
+    letters = "".join(map(_letter, instructions))
+    if fields & _ALL_FIELDS or letters.count("G") > len(_CONSTANT_GETTER.findall(letters)):
+        fields.add(ALL)
+    fields.update(*(_OF_BUILTIN.get(name, ()) for name in globals))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            of_inner = named_by(inner)
+            globals.update(dict.fromkeys(of_inner.globals))
+            fields |= of_inner.fields
+            imports.update(dict.fromkeys(of_inner.imports))
+            unbounded.update(dict.fromkeys(of_inner.unbounded))
+    return Named(tuple(globals), frozenset(fields), tuple(imports), tuple(unbounded))
+
+
+def _is_raised(after: Iterable[dis.Instruction]) -> bool:
+    """Whether these instructions raise an error, for which the value before them was computed."""
+    for each in after:
+        if each.opname == "RAISE_VARARGS":
+            return True
+        if each.opcode in _JUMPS or each.opname.startswith(("STORE_", "POP_", "RETURN_")):
+            return False
+    return False
+
+
+def _strings(constants: Iterable[object]) -> Iterator[str]:
+    """The names that strings in the code may be, or may contain, as the format `{0.name}` does."""
+    for each in constants:
+        if isinstance(each, str):
+            yield from re.findall(r"\w+", each) if "{" in each else [each]
+        elif isinstance(each, (tuple, frozenset)):
+            yield from _strings(each)
+
+
+def _letter(instruction: dis.Instruction) -> str:
+    """One letter: G the function `getattr`, v a value, a of an attribute, s a string, c a call."""
+    name = instruction.opname
+    if name in _OF_GLOBALS and instruction.argval in _GETTERS:
+        return "G"
+    if name in ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG"):
+        return ""
+    if name == "LOAD_ATTR":
+        return "." if "NULL" in instruction.argrepr else "a"  # with NULL, of a method to call
+    if name == "LOAD_CONST" and isinstance(instruction.argval, str):
+        return "s"
+    if name in ("CALL", "CALL_KW"):
+        return "c"
+    return "v" if name.startswith("LOAD_") and "_LOAD_" not in name else "."

@@ -1,0 +1,283 @@
+"""A file of tensors by name, as safetensors defines it: written whole, and read where it lies.
+
+The length of the header as a little-endian u64; the header, JSON in UTF-8 that gives each tensor's
+dtype, shape and place, and texts under `__metadata__`; the bytes of the tensors, row-major and
+little-endian, one after the other without a gap (https://github.com/huggingface/safetensors).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import secrets
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import ShapeError, WeightsError
+from mlvm.core.ops.half import widened
+from mlvm.core.types import Array, DType, TensorType, f32
+
+METADATA: Final = "__metadata__"
+_MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
+_ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
+
+_ORDER: Final = [
+    *("BOOL", "U8", "I8", "I16", "U16", "F16", "BF16"),
+    *("I32", "U32", "F32", "C64", "F64", "I64", "U64"),
+]
+"""The format's dtypes in its order."""
+_WORDS: Final = "bool u8 i8 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"  # in the format's order
+_DTYPES: Final = {name.upper(): DType.named(name) for name in _WORDS.split()}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class Entry(NamedTuple):
+    """A tensor's dtype as the file has it, its shape, and where its bytes begin and end."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class WeightsFile:
+    """The tensors of a file by name, in the order of its header, and its texts.
+
+    The file is mapped into memory: nothing but the header is read before a tensor is asked for. It
+    stays as it is while it is read; `write` puts another file in its place.
+
+    Raises `OSError` for a file that cannot be read, or is none; `WeightsError`, whose text does not
+    name the file, for one that is no such file, or is damaged.
+    """
+
+    def __init__(self, file: Path) -> None:
+        with _opened(file) as descriptor:
+            size = os.fstat(descriptor).st_size
+            content: Any = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
+        start = 8 + int.from_bytes(content[:8], "little")
+        if size < 8 or start > size:
+            raise WeightsError(f"its {size} bytes end within the header")
+        if start > _MOST_HEADER:
+            raise WeightsError(f"its header has more than {_MOST_HEADER} bytes")
+        header = _parsed(content[8:start])
+        metadata = header.pop(METADATA, {})
+        if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
+            raise WeightsError("its header is no object with texts as metadata")
+        self.data: Final = memoryview(content)[start:]
+        self.metadata: Final[dict[str, str]] = metadata
+        self.entries: Final = {name: _entry(name, entry) for name, entry in header.items()}
+        _require_no_gaps(self.entries, len(self.data))
+
+    def types(self) -> dict[str, TensorType]:
+        """What `read` gives for each name. Raises `WeightsError` for a dtype that no tensor has."""
+        dtypes = {name: self._dtype(name) for name in self.entries}
+        return {
+            name: TensorType(f32 if dtypes[name].is_half else dtypes[name], x.shape)
+            for name, x in self.entries.items()
+        }
+
+    def read(self, name: str, keep_halves: bool = False) -> Array:
+        """A tensor, over the bytes of the file, which cannot be written to; of what is f16 or bf16
+        a copy in f32, unless `keep_halves`. Raises `WeightsError` for a dtype that no tensor has,
+        and for a bool that is neither False nor True."""
+        entry = self.entries[name]
+        dtype = self._dtype(name)
+        stored = dtype.numpy.newbyteorder("<")
+        array: Array = np.ndarray(entry.shape, stored, self.data, entry.start)
+        if entry.dtype == "BOOL" and (array.view(np.uint8) > 1).any():
+            raise WeightsError(f"{name} has a bool that is neither 0 nor 1")
+        return widened(array) if dtype.is_half and not keep_halves else array
+
+    def _dtype(self, name: str) -> DType:
+        dtype = self.entries[name].dtype
+        if dtype not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise WeightsError(f"{name} is {dtype}, which no tensor can be; there are {known}")
+        return _DTYPES[dtype]
+
+
+def write(
+    file: Path,
+    types: Mapping[str, TensorType],
+    read: Callable[[str], Array],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write tensors of these types, which are asked for one after the other, and texts.
+
+    It is done in one step: whoever reads finds the old file or the new one, whatever happens. The
+    new one has the mode of the old one, and is where a link of that name leads. Only a process that
+    is killed leaves a file behind, `.mlvm-` and 16 digits, beside it.
+
+    Raises `OSError`, also for what is no regular file; `WeightsError` for a dtype that the format
+    does not have, and for names and texts that are none.
+    """
+    header: dict[str, Any] = {METADATA: {**metadata}} if metadata else {}
+    for name, text in metadata.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise WeightsError(f"metadata is texts by name, not {name!r}: {text!r}")
+    end, ordered = 0, order(types)
+    for name in ordered:
+        start, end = end, end + types[name].nbytes
+        dtype, shape = _NAMES[types[name].dtype], [*types[name].shape]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    try:
+        head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise WeightsError(f"a name or text is no UTF-8: {error.object!r:.100}") from None
+    head += b" " * (-len(head) % _ALIGNMENT)
+    if len(head) + 8 > _MOST_HEADER:
+        raise WeightsError(f"a header of {len(head)} bytes is more than the format allows")
+    with _replacing(file) as stream:
+        stream.write(len(head).to_bytes(8, "little") + head)
+        for name in ordered:
+            stream.write(packed(read(name)))
+
+
+def order(types: Mapping[str, TensorType]) -> list[str]:
+    """The names as their tensors lie in the file, and in that of the format's own library: the
+    largest elements first, so that all are aligned. Raises `WeightsError` as `write` does."""
+    return sorted(types, key=lambda name: (-_place(name, types[name]), name))
+
+
+def type_of(array: Array) -> TensorType:
+    """The type of an array in either byte order. Raises `DTypeError` for one that no tensor has."""
+    return TensorType(array.dtype.newbyteorder("="), array.shape)
+
+
+def packed(array: Array) -> memoryview:
+    """The bytes of an array as they lie in a file; a copy only where they lie otherwise."""
+    row_major = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return row_major.reshape(-1).view(np.uint8).data
+
+
+def _place(name: str, type: TensorType) -> int:
+    """The dtype's place in the format's list. Raises `WeightsError` for one that is not there, and
+    for a name that no tensor can have."""
+    if not isinstance(name, str) or name == METADATA:
+        raise WeightsError(f"no tensor can have the name {name!r}")
+    if type.dtype not in _NAMES:
+        raise WeightsError(
+            f"{name}: the format has no {type.dtype}; there are {', '.join(map(str, _NAMES))}"
+        )
+    return [*_DTYPES].index(_NAMES[type.dtype])
+
+
+def escaped(text: str) -> str:
+    """The text with what a terminal might take for a command, such as a line's end, as `\\n`."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    """A file's descriptor. A pipe or a device, which may have no end, is an `OSError`."""
+    _mode(file)
+    with file.open("rb") as stream:
+        yield stream.fileno()
+
+
+def _mode(file: Path) -> int:
+    """The mode of a regular file. Raises `OSError` for what is none."""
+    try:
+        mode = file.stat().st_mode
+    except ValueError as error:  # a name that no file can have
+        raise OSError(errno.EINVAL, str(error), str(file)) from None
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return stat.S_IMODE(mode)
+
+
+def destination(file: Path) -> tuple[Path, int | None]:
+    """Where `write` puts a file of that name: what a link leads to; and the mode of the file there,
+    if there is one. Raises `OSError` for what is no regular file, such as a folder or a pipe."""
+    try:
+        mode = _mode(file)
+    except FileNotFoundError:
+        mode = None
+    return Path(os.path.realpath(file)), mode
+
+
+@contextlib.contextmanager
+def _replacing(file: Path) -> Iterator[BinaryIO]:
+    """A stream to another file, which gets the name when all is on the disk."""
+    target, mode = destination(file)
+    draft = target.with_name(f".mlvm-{secrets.token_hex(8)}")
+    try:
+        stream = draft.open("xb")
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(file)) from None
+    try:
+        with stream:
+            yield stream
+            stream.flush()
+            if mode is not None:
+                draft.chmod(mode)
+            os.fsync(stream.fileno())
+        draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+# --- the header ----------------------------------------------------------------------
+
+
+def _parsed(head: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(head.decode("utf-8"), object_pairs_hook=_once_each)
+    except WeightsError:
+        raise
+    except (ValueError, RecursionError):
+        raise WeightsError("its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise WeightsError("its header is no object with texts as metadata")
+    return header
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise WeightsError(f"its header has {twice} twice")
+    return found
+
+
+def _entry(name: str, entry: Any) -> Entry:
+    try:
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise WeightsError(f"{name} has no dtype, shape and place") from None
+    if not isinstance(dtype, str):
+        raise WeightsError(f"{name} has no dtype, shape and place")
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
+        raise WeightsError(f"{name} has a shape or place that are no numbers")
+    known = _DTYPES.get(dtype)
+    try:  # as what it would be read: the widest has the fewest elements
+        size = TensorType(f32 if known and known.is_half else known or "u8", shape).size
+    except ShapeError as error:
+        raise WeightsError(f"{name}: {error}") from None
+    if known and stop - start != size * known.itemsize:
+        raise WeightsError(f"{name} has {stop - start} bytes for {dtype} of shape {shape}")
+    return Entry(dtype, shape, start, stop)
+
+
+def _require_no_gaps(entries: Mapping[str, Entry], size: int) -> None:
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if entry.start != end or entry.stop < end:
+            raise WeightsError(
+                f"{name} has bytes {entry.start} to {entry.stop} of the data, and what comes "
+                f"before it ends at {end}"
+            )
+        end = entry.stop
+    if size != end:
+        raise WeightsError(f"it has {size} bytes of data, not {end}")

@@ -1,0 +1,224 @@
+"""One training by the members of a group: averaged gradients, and steps that share a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from mlvm.arena.arena import STALE
+from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.types import Array
+from mlvm.eager.autodiff.autodiff import collecting
+from mlvm.eager.optim.gradients import Parts, parted
+from mlvm.eager.parallel import shards
+from mlvm.eager.parallel.collectives import all_reduce_start, all_reduce_wait, size
+from mlvm.eager.parallel.shards import Shard
+from mlvm.eager.tensor.tensor import Tensor, values_of
+from mlvm.eager.tree import Node, Tree
+from mlvm.machines.local import LocalVM
+from mlvm.parallel.group import AnyGroup
+
+R = TypeVar("R")
+
+
+# --- gradients -----------------------------------------------------------------------
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """`ml.value_and_grad`, of which the value and the gradients are the mean over all members.
+
+    Members meet while the way back goes on: as soon as the gradients of a few megabytes of
+    parameters are there, they are averaged (Li et al., PyTorch Distributed, arXiv 2006.15704). The
+    parameters' order says which ones these are, from the last to the first, so that all members do
+    the same. The bits are those of `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is each
+    member's own.
+
+    In a step of `data_parallel(..., shard=...)` the gradient of a Module or dict is a `Parts`: each
+    member has its piece of every gradient, which is all that its optimizer needs.
+
+    Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
+
+        >>> loss_and_grad = ml.parallel.value_and_grad(lambda x: ml.sum(x * x))
+        >>> def member(rank, vm):
+        ...     return loss_and_grad(ml.ones(2) * rank)[1].tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 1.0], [1.0, 1.0]]
+    """
+    alone = collecting(fn, argnums, has_aux=has_aux)
+    differentiated = collecting(fn, argnums, has_aux=has_aux, collect=_Buckets)
+    several = isinstance(argnums, tuple)
+
+    @wraps(fn, updated=())
+    def averaged(*args: Any, **kwargs: Any) -> Any:
+        if size() == 1:
+            return alone(*args, **kwargs)
+        primal, gradients = differentiated(*args, **kwargs)
+        if shards.wanted() is not None:
+            given = gradients if several else [gradients]
+            given = [Parts(each) if isinstance(each, dict) else each for each in given]
+            gradients = tuple(given) if several else given[0]
+        return primal, gradients
+
+    return averaged
+
+
+class _Buckets:
+    """The value and the gradients of a differentiation, averaged a bucket at a time.
+
+    Of those with respect to what is in parts nothing is left to do: they were averaged on their
+    way. Under `shard="optimizer"` a piece is left of the others, but for those in a list or tuple.
+    """
+
+    def __init__(
+        self, value: Tensor, arguments: Sequence[Tree], variables: Sequence[Tensor]
+    ) -> None:
+        self._value = value
+        self._gradients: dict[int, Tensor] = {}
+        self._buckets: list[tuple[bool, list[int]]] = []  # from the last parameter to the first
+        self._next = 0
+        self._started: list[Tree] = []
+        numbers = {id(x): i for i, x in enumerate(variables)}
+        for argument in reversed(arguments):
+            scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
+            whole = [numbers[id(x)] for x in parted(argument)[0]][::-1]
+            for bucket in shards.buckets([variables[i].type for i in whole]):
+                self._buckets.append((scatters, [whole[i] for i in bucket]))
+        self._start(value)
+
+    def add(self, i: int, g: Tensor) -> None:
+        self._gradients[i] = g
+        while self._next < len(self._buckets):
+            scatters, bucket = self._buckets[self._next]
+            if not all(j in self._gradients for j in bucket):
+                return
+            self._next += 1
+            gradients = [self._gradients[j] for j in bucket]
+            if scatters:
+                self._gradients.update(zip(bucket, shards.scattered(gradients), strict=True))
+            else:
+                self._start(gradients)
+
+    def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
+        for tree in self._started:
+            all_reduce_wait(tree)
+        return self._value, self._gradients
+
+    def _start(self, tree: Tree) -> None:
+        self._started.append(tree)
+        all_reduce_start(tree, "mean")
+
+
+# --- data parallelism ----------------------------------------------------------------
+
+
+def data_parallel(
+    make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
+) -> Callable[..., R]:
+    """A training step that the members of the group share: each takes its part of the batch.
+
+    `make_step(vm)` is called once on each member. It builds the model and optimizer there, and
+    returns the member's step. Each member must build the same ones, for instance from one random
+    key. The result is called with arrays or tensors of N rows. It calls each member's step with the
+    N / size rows of its rank, as numpy arrays, and returns what the step of rank 0 returns; keyword
+    arguments go to all steps as they are. The step brings the gradients together:
+
+        loss_and_grads = ml.parallel.value_and_grad(loss_of)
+
+        def make_step(vm):
+            weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+            with weights.allocating():
+                model = Mlp((28, 28, 1), 10, key=ml.random.key(0))
+                optimizer = ml.optim.SGD(model, 0.1)
+
+            def step(images, labels):
+                with batch:
+                    loss, grads = loss_and_grads(model, ml.asarray(images), ml.asarray(labels))
+                    optimizer.update(grads)
+                    return float(loss)
+
+            return step
+
+    All parts have equal length, so the mean of their means is that of the batch. But for rounding,
+    one step is the step of one VM on the whole batch; the replicas stay equal bit for bit. Each
+    member's step may be captured, on its own VM.
+
+    With `shard="optimizer"` an optimizer that `make_step` makes keeps the state of this member's
+    part of the parameters, a 1 / size of it. With `shard="all"` it also leaves a Module no more
+    than that part of its parameters, which are gathered whenever a field is read. Neither changes
+    how a step is written, and both give the bits of a step that is not sharded, but where a norm of
+    all gradients adds in another order (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+
+    Raises `AttributeRefused` for another `shard`, `ShapeError` unless all arguments are
+    arrays of one number of rows, a multiple of the group's size, and what `Group.run` raises.
+
+        >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
+        >>> with ml.parallel.Group(2) as group:
+        ...     ml.parallel.data_parallel(make_step, group)(ml.ones(6))
+        3.0
+    """
+    if shard not in (None, "optimizer", "all"):
+        raise AttributeRefused(
+            f"data_parallel: shard is None, 'optimizer' or 'all', not {brief(shard)}"
+        )
+
+    kept = group.keep(_Maker(make_step, shard))
+
+    def step(*batch: Any, **common: Any) -> R:
+        return kept(*_rows(batch, group.size), **common)[0]
+
+    return step
+
+
+@dataclass(frozen=True)
+class _Maker(Generic[R]):
+    """Makes a member's step; it may be pickled if `make_step` may."""
+
+    make_step: Callable[[LocalVM], Callable[..., R]]
+    shard: Shard | None
+
+    def __call__(self, rank: int, vm: LocalVM) -> Callable[..., R]:
+        with shards.sharding(self.shard):
+            step = self.make_step(vm)
+
+        def take_part(*rows: Array, **common: Any) -> R:
+            with shards.sharding(self.shard):
+                return step(*rows, **common)
+
+        return take_part
+
+
+def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
+    """Of every array the rows of each member; views, not copies, also of tensors of this
+    process."""
+    arrays = [_array(each) for each in batch]
+    lengths = {array.shape[0] if array.ndim else None for array in arrays}
+    if len(lengths) > 1 or None in lengths or any(n % members for n in lengths if n is not None):
+        types = ", ".join(brief(array.shape) for array in arrays)
+        raise ShapeError(
+            f"a batch for {members} members is of arrays with one number of rows, a multiple "
+            f"of {members}, not of shapes {types}"
+        )
+    return [
+        [
+            array[rank * len(array) // members : (rank + 1) * len(array) // members]
+            for rank in range(members)
+        ]
+        for array in arrays
+    ]
+
+
+def _array(x: Any) -> Array:
+    if not isinstance(x, Tensor):
+        return np.asarray(x)
+    vm = x.arena.vm
+    if x.handle == STALE or not isinstance(vm, LocalVM) or not vm.on_host:
+        return values_of(x)
+    view = vm.borrow(x.handle)
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,588 @@
+/* Host functions in C: the frame that they see, and how they are called. */
+#include "host.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- a call in a program --- */
+
+static int fill_numbers(Host *host, PyObject *numbers)
+{
+    host->nnumbers = PyTuple_Size(numbers);
+    host->numbers = PyMem_Calloc((size_t)host->nnumbers + 1, sizeof *host->numbers);
+    if (!host->numbers)
+        return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < host->nnumbers; i++) {
+        struct Number *number = &host->numbers[i];
+        PyObject *value;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(numbers, i), "yO", &number->name, &value))
+            return -1;
+        number->known = value != Py_None;
+        if (number->known)
+            number->value = PyFloat_AsDouble(value);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+Host *host_new(PyObject *given)
+{
+    Host *host = PyMem_Calloc(1, sizeof *host);
+    if (!host)
+        return (Host *)PyErr_NoMemory();
+    unsigned long long address;
+    PyObject *numbers;
+    if (!PyArg_ParseTuple(given, "OOOiiKyO!", &host->call, &host->attributes, &host->asked,
+                          &host->nparams, &host->nresults, &address, &host->text, &PyTuple_Type,
+                          &numbers) ||
+        fill_numbers(host, numbers)) {
+        host_free(host);
+        return NULL;
+    }
+    host->function = (mlvm_function)(uintptr_t)address;
+    return host;
+}
+
+void host_free(Host *host)
+{
+    if (host)
+        PyMem_Free(host->numbers);
+    PyMem_Free(host);
+}
+
+/* --- frames --- */
+
+/* A tensor that the function has made. */
+typedef struct Made {
+    mlvm_tensor seen;
+    Tensor *tensor;
+    struct Made *next;
+} Made;
+
+struct Frame {
+    mlvm_frame seen; /* what C has the address of */
+    Frame *next;     /* of all there are */
+    Frame *next_idle;
+    Types *types;    /* of the launch that has it */
+    mlvm_value *values;
+    int64_t room, results_room;
+    int status;
+    /* Any thread of the call may use a callback, so the rest is changed with the mutex. Nobody waits
+     * for the interpreter lock while he has it. */
+    pthread_mutex_t mutex;
+    int running;
+    const Host *host;
+    const Value *params;
+    int64_t nparams, nresults;
+    Value *results;
+    Made *made;
+    PyObject *failure; /* the first exception of a callback */
+};
+
+static _Atomic(Frame *) frames;
+static Frame *idle; /* needs the interpreter lock */
+
+/* The frame of that address with its mutex, or NULL if no call has it. */
+static Frame *entered(const mlvm_frame *seen)
+{
+    Frame *frame = frames;
+    while (frame && &frame->seen != seen)
+        frame = frame->next;
+    if (!frame)
+        return NULL;
+    pthread_mutex_lock(&frame->mutex);
+    if (frame->running)
+        return frame;
+    pthread_mutex_unlock(&frame->mutex);
+    return NULL;
+}
+
+/* Fail with the exception that is set, unless the call has failed before. The lock is held. */
+static void fail(Frame *frame)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback)
+        PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    pthread_mutex_lock(&frame->mutex);
+    if (frame->running && !frame->failure) {
+        frame->failure = error;
+        error = NULL;
+    }
+    pthread_mutex_unlock(&frame->mutex);
+    Py_XDECREF(error);
+}
+
+/* Ask Python: a new reference, or NULL for an exception, with which the call then fails. The lock
+ * is held. */
+static PyObject *ask(Frame *frame, const char *method, const char *format, ...)
+{
+    pthread_mutex_lock(&frame->mutex);
+    PyObject *asked = frame->running ? frame->host->asked : NULL;
+    Py_XINCREF(asked);
+    pthread_mutex_unlock(&frame->mutex);
+    if (!asked)
+        return NULL;
+    va_list values;
+    va_start(values, format);
+    PyObject *args = Py_VaBuildValue(format, values);
+    va_end(values);
+    PyObject *function = args ? PyObject_GetAttrString(asked, method) : NULL;
+    PyObject *answer = function ? PyObject_CallObject(function, args) : NULL;
+    Py_XDECREF(function);
+    Py_XDECREF(args);
+    Py_DECREF(asked);
+    if (!answer)
+        fail(frame);
+    return answer;
+}
+
+/* --- callbacks --- */
+
+/* Whether the answer is at hand. A name that is not in ASCII might be no UTF-8. */
+static int find_number(const Host *host, const char *name, double *value)
+{
+    for (Py_ssize_t i = 0; i < host->nnumbers; i++) {
+        const struct Number *number = &host->numbers[i];
+        if (!strcmp(number->name, name)) {
+            if (number->known)
+                *value = number->value;
+            return number->known;
+        }
+    }
+    for (; *name; name++)
+        if (*name & 0x80)
+            return 0;
+    return 1;
+}
+
+static int answer_number(mlvm_frame *seen, const char *name, double *value)
+{
+    Frame *frame = entered(seen);
+    if (!frame)
+        return 1;
+    int found = name && value && find_number(frame->host, name, value);
+    pthread_mutex_unlock(&frame->mutex);
+    if (found)
+        return 0;
+    PyGILState_STATE lock = PyGILState_Ensure();
+    PyObject *answer = ask(frame, "number", "(yi)", name, value != NULL);
+    int failed = !answer;
+    Py_XDECREF(answer);
+    PyGILState_Release(lock);
+    return failed;
+}
+
+/* A new tensor of the call, or NULL without memory. The mutex is held. */
+static Made *make(Frame *frame, TypeObject *type)
+{
+    Made *made = malloc(sizeof *made);
+    Tensor *tensor = made ? tensor_zeros(type) : NULL;
+    if (!tensor) {
+        free(made);
+        return NULL;
+    }
+    made->seen = (mlvm_tensor){.data = tensor->address, .nbytes = type->nbytes, .size = type->size,
+                               .shape = type->shape, .dtype = type->dtype, .ndim = type->ndim};
+    made->tensor = tensor;
+    made->next = frame->made;
+    frame->made = made;
+    return made;
+}
+
+static PyObject *lengths_of(int ndim, const int64_t *shape)
+{
+    PyObject *lengths = PyList_New(0);
+    for (int i = 0; lengths && i < ndim; i++) {
+        PyObject *length = PyLong_FromLongLong(shape[i]);
+        if (!length || PyList_Append(lengths, length))
+            Py_CLEAR(lengths);
+        Py_XDECREF(length);
+    }
+    return lengths;
+}
+
+/* The type is not at hand, or there is none. */
+static Made *ask_and_make(Frame *frame, int dtype, int ndim, const int64_t *shape)
+{
+    PyGILState_STATE lock = PyGILState_Ensure();
+    Made *made = NULL;
+    PyObject *lengths = ndim > 0 && ndim <= PyBUF_MAX_NDIM && shape ? lengths_of(ndim, shape)
+                                                                    : Py_BuildValue("");
+    PyObject *type = lengths ? ask(frame, "new_tensor", "(iiN)", dtype, ndim, lengths) : NULL;
+    if (!lengths)
+        fail(frame);
+    if (type) {
+        pthread_mutex_lock(&frame->mutex);
+        Types *types = frame->running ? frame->types : NULL;
+        pthread_mutex_unlock(&frame->mutex);
+        int kept = types && !types_keep(types, type);
+        if (PyErr_Occurred())
+            fail(frame);
+        pthread_mutex_lock(&frame->mutex);
+        if (kept && frame->running && frame->types == types)
+            made = make(frame, (TypeObject *)type);
+        pthread_mutex_unlock(&frame->mutex);
+        if (kept && !made)
+            Py_XDECREF(ask(frame, "no_memory", "(O)", ((TypeObject *)type)->tensor_type));
+        Py_DECREF(type);
+    }
+    PyGILState_Release(lock);
+    return made;
+}
+
+static mlvm_tensor *answer_new_tensor(mlvm_frame *seen, int32_t dtype, int32_t ndim,
+                                      const int64_t *shape)
+{
+    Frame *frame = entered(seen);
+    if (!frame)
+        return NULL;
+    TypeObject *type = NULL;
+    if (ndim >= 0 && ndim <= PyBUF_MAX_NDIM && (shape || !ndim))
+        type = types_find(frame->types, dtype, ndim, shape);
+    Made *made = type ? make(frame, type) : NULL;
+    pthread_mutex_unlock(&frame->mutex);
+    if (!made)
+        made = ask_and_make(frame, dtype, ndim, shape);
+    return made ? &made->seen : NULL;
+}
+
+/* The tensor that C knows by that pointer, whatever it may be; NULL if there is none. */
+static Tensor *find_tensor(const Frame *frame, const mlvm_tensor *seen)
+{
+    for (const Made *made = frame->made; made; made = made->next)
+        if (&made->seen == seen)
+            return made->tensor;
+    uintptr_t offset = (uintptr_t)seen - (uintptr_t)frame->values;
+    if (offset % sizeof(mlvm_value) || offset / sizeof(mlvm_value) >= (uintptr_t)frame->nparams)
+        return NULL;
+    Value param = frame->params[offset / sizeof(mlvm_value)];
+    return param.kind == TENSOR ? param.as.tensor : NULL;
+}
+
+/* Returns 0, or -1 without memory. The mutex is held. */
+static int add_result(Frame *frame, Value value)
+{
+    if (frame->nresults == frame->results_room) {
+        int64_t room = frame->results_room * 2 + 4;
+        Value *results = realloc(frame->results, sizeof *results * (size_t)room);
+        if (!results)
+            return -1;
+        frame->results = results;
+        frame->results_room = room;
+    }
+    frame->results[frame->nresults++] = value;
+    return 0;
+}
+
+static int fail_without_memory(Frame *frame)
+{
+    PyGILState_STATE lock = PyGILState_Ensure();
+    PyErr_NoMemory();
+    fail(frame);
+    PyGILState_Release(lock);
+    return 1;
+}
+
+static int answer_push(mlvm_frame *seen, const mlvm_tensor *tensor)
+{
+    Frame *frame = entered(seen);
+    if (!frame)
+        return 1;
+    Tensor *found = find_tensor(frame, tensor);
+    int failed = found && add_result(frame, (Value){.kind = TENSOR, .as.tensor = found});
+    if (found && !failed)
+        found->references++;
+    pthread_mutex_unlock(&frame->mutex);
+    if (failed)
+        return fail_without_memory(frame);
+    if (found)
+        return 0;
+    PyGILState_STATE lock = PyGILState_Ensure();
+    Py_XDECREF(ask(frame, "no_tensor", "()"));
+    PyGILState_Release(lock);
+    return 1;
+}
+
+static int answer_push_int(mlvm_frame *seen, int64_t integer)
+{
+    Frame *frame = entered(seen);
+    if (!frame)
+        return 1;
+    int failed = add_result(frame, (Value){.kind = INTEGER, .as.integer = integer});
+    pthread_mutex_unlock(&frame->mutex);
+    return failed ? fail_without_memory(frame) : 0;
+}
+
+static int answer_push_str(mlvm_frame *seen, const char *text)
+{
+    Frame *frame = entered(seen);
+    if (!frame)
+        return 1;
+    pthread_mutex_unlock(&frame->mutex);
+    PyGILState_STATE lock = PyGILState_Ensure();
+    PyObject *string = ask(frame, "string", "(y)", text);
+    int failed = 0, pushed = 0;
+    pthread_mutex_lock(&frame->mutex);
+    if (string && frame->running) {
+        failed = add_result(frame, (Value){.kind = OBJECT, .as.object = string});
+        pushed = !failed;
+    }
+    pthread_mutex_unlock(&frame->mutex);
+    if (failed) {
+        PyErr_NoMemory();
+        fail(frame);
+    }
+    if (!pushed)
+        Py_XDECREF(string);
+    PyGILState_Release(lock);
+    return !pushed;
+}
+
+static int answer_error(mlvm_frame *seen, const char *message)
+{
+    Frame *frame = entered(seen);
+    if (!frame)
+        return 1;
+    pthread_mutex_unlock(&frame->mutex);
+    PyGILState_STATE lock = PyGILState_Ensure();
+    Py_XDECREF(ask(frame, "error", "(y)", message));
+    PyGILState_Release(lock);
+    return 1;
+}
+
+/* --- a call --- */
+
+static Frame *frame_new(void)
+{
+    Frame *frame = calloc(1, sizeof *frame);
+    if (!frame)
+        return (Frame *)PyErr_NoMemory();
+    frame->seen = (mlvm_frame){.number = answer_number, .new_tensor = answer_new_tensor,
+                               .push = answer_push, .push_int = answer_push_int,
+                               .push_str = answer_push_str, .error = answer_error};
+    pthread_mutex_init(&frame->mutex, NULL);
+    frame->next = frames; /* only whoever has the lock adds one */
+    frames = frame;
+    return frame;
+}
+
+Frame *frame_take(Types *types)
+{
+    Frame *frame = idle;
+    if (frame)
+        idle = frame->next_idle;
+    else if (!(frame = frame_new()))
+        return NULL;
+    frame->types = types;
+    return frame;
+}
+
+void frame_give(Frame *frame)
+{
+    frame->types = NULL;
+    frame->next_idle = idle;
+    idle = frame;
+}
+
+/* A string as C has it, which the object keeps; NULL for one with a NUL or a lone surrogate. */
+static const char *text_of(PyObject *object)
+{
+    Py_ssize_t length;
+    const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &length) : NULL;
+    PyErr_Clear();
+    return text && strlen(text) == (size_t)length ? text : NULL;
+}
+
+/* Returns 0, or 1 for a value that C cannot have. */
+static int show(mlvm_value *to, Value value)
+{
+    memset(to, 0, sizeof *to);
+    if (value.kind == INTEGER) {
+        to->kind = MLVM_INT;
+        to->integer = value.as.integer;
+        return 0;
+    }
+    if (value.kind == OBJECT) {
+        to->kind = MLVM_STR;
+        to->string = text_of(value.as.object);
+        return !to->string;
+    }
+    const TypeObject *type = value.as.tensor->type;
+    to->kind = MLVM_TENSOR;
+    to->tensor = (mlvm_tensor){.data = value.as.tensor->address, .nbytes = type->nbytes,
+                               .size = type->size, .shape = type->shape, .dtype = type->dtype,
+                               .ndim = type->ndim};
+    return 0;
+}
+
+int frame_enter(Frame *frame, const Host *host, const Value *params, int64_t count)
+{
+    if (count > frame->room || !frame->values) {
+        mlvm_value *values = realloc(frame->values, sizeof *values * (size_t)(count + 4));
+        if (!values)
+            return 1;
+        frame->values = values;
+        frame->room = count + 4;
+    }
+    for (int64_t i = 0; i < count; i++)
+        if (show(&frame->values[i], params[i]))
+            return 1;
+    frame->seen.nparams = count;
+    frame->seen.params = frame->values;
+    frame->seen.attributes = host->text;
+    pthread_mutex_lock(&frame->mutex);
+    frame->host = host;
+    frame->params = params;
+    frame->nparams = count;
+    frame->nresults = 0;
+    frame->running = 1;
+    pthread_mutex_unlock(&frame->mutex);
+    return 0;
+}
+
+int frame_run(Frame *frame)
+{
+    const Host *host = frame->host;
+    frame->status = host->function(&frame->seen);
+    pthread_mutex_lock(&frame->mutex);
+    frame->running = 0;
+    pthread_mutex_unlock(&frame->mutex);
+    while (frame->made) {
+        Made *made = frame->made;
+        frame->made = made->next;
+        if (!--made->tensor->references)
+            tensor_free(made->tensor);
+        free(made);
+    }
+    int miscounted = host->nresults != MLVM_ANY && host->nresults != frame->nresults;
+    return frame->failure || frame->status || miscounted ? -1 : 0;
+}
+
+const Value *frame_results(const Frame *frame, int64_t *count)
+{
+    *count = frame->nresults;
+    return frame->results;
+}
+
+void frame_raise(Frame *frame)
+{
+    PyObject *failure = frame->failure;
+    frame->failure = NULL;
+    PyObject *never =
+        PyObject_CallMethod(frame->host->asked, "end", "OiL", failure ? failure : Py_None,
+                            frame->status, (long long)frame->nresults);
+    if (never) /* `end` says what is wrong */
+        PyErr_SetString(PyExc_SystemError, "a call in C has failed without a reason");
+    Py_XDECREF(never);
+    Py_XDECREF(failure);
+    for (int64_t i = 0; i < frame->nresults; i++)
+        drop_value(frame->results[i]);
+    frame->nresults = 0;
+}
+
+/* --- a call from Python --- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *given; /* what `host` borrows from */
+    Host *host;
+    Types types;
+} Caller;
+
+static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"host", NULL};
+    PyObject *given;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Caller", names, &PyTuple_Type, &given))
+        return NULL;
+    Caller *self = (Caller *)object_of(type);
+    if (!self)
+        return NULL;
+    Py_INCREF(given);
+    self->given = given;
+    if (types_init(&self->types) || !(self->host = host_new(given)))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static void caller_dealloc(Caller *self)
+{
+    host_free(self->host);
+    types_clear(&self->types);
+    Py_XDECREF(self->given);
+    free_object((PyObject *)self);
+}
+
+/* The results as a list, and no longer as values; NULL with an exception set. */
+static PyObject *list_of_results(Frame *frame)
+{
+    PyObject *list = PyList_New((Py_ssize_t)frame->nresults);
+    for (int64_t i = 0; i < frame->nresults; i++) {
+        PyObject *object = list ? object_of_value(frame->results[i]) : NULL;
+        if (list && (!object || PyList_SetItem(list, (Py_ssize_t)i, object)))
+            Py_CLEAR(list);
+        drop_value(frame->results[i]);
+    }
+    frame->nresults = 0;
+    return list;
+}
+
+static PyObject *call_on(Caller *self, Frame *frame, const Value *params, PyObject *given)
+{
+    if (frame_enter(frame, self->host, params, PyList_Size(given)))
+        return PyObject_CallMethod(self->host->asked, "refuse", "(O)", given);
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = frame_run(frame);
+    Py_END_ALLOW_THREADS
+    if (!failed)
+        return list_of_results(frame);
+    frame_raise(frame);
+    return NULL;
+}
+
+/* caller(params) -> list: the results */
+static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"params", NULL};
+    PyObject *given, *results = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Caller", names, &given))
+        return NULL;
+    given = PySequence_List(given);
+    Py_ssize_t count = given ? PyList_Size(given) : 0, known = 0;
+    Value *params = given ? PyMem_Calloc((size_t)count + 1, sizeof *params) : NULL;
+    Frame *frame = params ? frame_take(&self->types) : NULL;
+    if (given && !params)
+        PyErr_NoMemory();
+    Py_INCREF((PyObject *)self);
+    while (frame && known < count &&
+           !value_of(&self->types, self->host->asked, PyList_GetItem(given, known), &params[known]))
+        known++;
+    if (frame && known == count)
+        results = call_on(self, frame, params, given);
+    if (frame)
+        frame_give(frame);
+    while (known)
+        drop_value(params[--known]);
+    PyMem_Free(params);
+    Py_XDECREF(given);
+    Py_DECREF((PyObject *)self);
+    return results;
+}
+
+static PyType_Slot caller_slots[] = {{Py_tp_new, caller_new},
+                                     {Py_tp_dealloc, caller_dealloc},
+                                     {Py_tp_call, caller_call},
+                                     {Py_tp_doc, "Caller(host): calls a function in C for Python."},
+                                     {0, NULL}};
+static PyType_Spec caller_spec = {"mlvm.machines.native._native.Caller", sizeof(Caller), 0,
+                                  Py_TPFLAGS_DEFAULT, caller_slots};
+
+int host_init(PyObject *module)
+{
+    return add_type(module, "Caller", &caller_spec) ? 0 : -1;
+}
