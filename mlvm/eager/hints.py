@@ -489,7 +489,7 @@ def require_arguments(owner: type, args: Sequence[Any], given: Mapping[str, Any]
             raise TypeError(f"{owner.__name__}(): {error}") from None
 
 
-_INNER: Final = {"in_making", "prepare", "region", "root", "stale", "tape"}
+_INNER: Final = {"prepare", "region", "root", "stale", "tape"}
 """What the files here need of a tensor, and nobody else."""
 
 

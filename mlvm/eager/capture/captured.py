@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, using
+from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, ShutDown
 from mlvm.core.program.program import Opcode, Program
@@ -42,7 +42,14 @@ from mlvm.eager.recording.recorder import Recorder, Shared, recorder, recording_
 from mlvm.eager.tensor.context import current_arena, recording
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from mlvm.eager.tensor.tensor import Tensor, explain, own, prepare_constants, scalar_array
+from mlvm.eager.tensor.tensor import (
+    Tensor,
+    explain,
+    own,
+    prepare_constants,
+    scalar_array,
+    values_of,
+)
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining
@@ -383,8 +390,7 @@ class Captured(Generic[P, R]):
         replace(leaves.append, entry.tree, _Leaf)
         left = [entry.results[leaf.number] for leaf in leaves]
         results = [x.home.seen_as(x.type) for x in left]
-        with using(entry.states):
-            states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
+        states = tuple(map(values_of, entry.states))
         outputs = tuple([output.type for output in entry.outputs])
         step = SavedStep(planned, entry.inputs, outputs, tuple(results), states)
         Path(path).write_bytes(step.to_bytes())
@@ -560,7 +566,7 @@ class Captured(Generic[P, R]):
         ]
         token = explaining.set(entry.explain)
         try:
-            with scratch.lock, using(used):
+            with scratch.lock:
                 handles = (*[x.handle for x in used], *scratch.reserve(vm, entry))
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)

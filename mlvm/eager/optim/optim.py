@@ -21,6 +21,7 @@ from functools import reduce
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
+from mlvm.arena.arena import results_in
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, brief
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.control import control
@@ -174,9 +175,9 @@ class Optimizer:
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
-        with arenas[0].allocating():
+        with results_in(arenas[0]):
             self._share(params)
-        with arenas[0].allocating():
+        with results_in(arenas[0]):
             self.count = creation.zeros((), dtype=f32)
         self._state: dict[str, dict[str, Tensor]] = {}
         for group in self.groups:
@@ -200,7 +201,7 @@ class Optimizer:
             self._wholes = {path: wholes[path] for path in self._params}
 
     def _zeros_beside(self, x: Tensor) -> Tensor:
-        with x.arena.allocating():
+        with results_in(x.arena):
             type = shards.piece_type(x.type) if self._shard == "optimizer" else x.type
             return creation.zeros(type.shape, dtype=type.dtype)
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from mlvm.arena.arena import results_in
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
@@ -219,7 +220,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():
-        with x.arena.allocating():
+        with results_in(x.arena):
             pieces[id(x)] = cut(x)
     for node, types in zip(nodes, wholes, strict=True):
         of_node: dict[str, Any] = {}

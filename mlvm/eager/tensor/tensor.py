@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, exchange, moves, scope, stale_of, using
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, results_in, scope, stale_of
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
     CaptureError,
@@ -149,7 +149,6 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
-    seen = moves[0]
     if pair:
         handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
         program = call.into[3]
@@ -159,32 +158,15 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     try:
         arena.vm.launch(program, handles)
     except HandleError as error:
-        if moves[0] == seen:
-            raise explain(error, arena.vm, (*operands, out)) from None
-    if moves[0] != seen and capturing.get() is None:  # see `moves`
-        _launch_held(program, arena.vm, out, operands)
+        raise explain(error, arena.vm, (*operands, out)) from None
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
     if ended:  # maybe before the launch, which then read another tensor of the same handle
         raise next(x.stale() for x in operands if x.handle == STALE)
-    out.tape = None  # its first value is written (see `in_making`)
+    out.tape = None
     tape = recording.get()
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
-
-
-def _launch_held(
-    program: Program, vm: VMProtocol, out: Tensor, operands: tuple[Tensor, ...]
-) -> None:
-    """Launch on views of the operands, which no update by another thread moves."""
-    held = [x.arena.view(x, x.type) for x in operands]
-    try:
-        vm.launch(program, (out.handle, *[x.handle for x in held]))
-    except HandleError as error:
-        raise explain(error, vm, (*held, out)) from None
-    stale = stale_of(held)
-    if stale is not None:
-        raise stale
 
 
 _COPY: Final = one_op("copy")
@@ -250,7 +232,7 @@ def _update(
         if on is not None:
             on.update(call, operands, types, out, tapes)
             return
-        with (out.arena if out.arena.__class__ is Arena else current_arena()).allocating():
+        with results_in(out.arena if out.arena.__class__ is Arena else current_arena()):
             new = apply(call, *operands)
         exchange(out, new)
         out.tape, new.tape = new.tape, out.tape
@@ -295,8 +277,7 @@ def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     if len(used) not in call.into:
         call.infer(tuple([x.type for x in operands]))
     try:
-        with using(used):
-            out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
+        out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
     except HandleError as error:
         raise explain(error, out.arena.vm, used) from None
 
@@ -374,10 +355,13 @@ def launch_for_values(
 ) -> list[Array]:
     """What the program leaves for these operands. Raises `StaleTensor` for one that has ended."""
     try:
-        with using(operands):
-            return vm.launch(program, [x.handle for x in operands])
+        found = vm.launch(program, [x.handle for x in operands])
     except HandleError as error:
         raise explain(error, vm, operands) from None
+    stale = stale_of(operands)
+    if stale is not None:
+        raise stale
+    return found
 
 
 def from_array(array: Array) -> Tensor:
@@ -393,27 +377,19 @@ def write(x: Tensor, array: Array) -> None:
     """Copy an array of the tensor's own type over it. Raises `StaleTensor`."""
     vm = x.arena.vm
     try:
-        with using((x,)):
-            vm.write(x.handle, array)
+        vm.write(x.handle, array)
     except HandleError as error:
         raise explain(error, vm, (x,)) from None
 
 
 def values_of(x: Tensor) -> Array:
     """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`."""
-    return _read_held(x) if x.type.dtype is bf16 and x.handle != STALE else x.numpy()
-
-
-def _read_held(x: Tensor) -> Array:
-    """The values of x, read through a view, which no update by another thread moves."""
-    held = x.arena.view(x, x.type)
-    vm = held.arena.vm
     try:
-        array = vm.read(held.handle)
+        array = x.arena.vm.read(x.handle)
     except HandleError as error:
-        raise explain(error, vm, (held,)) from None
-    if held.handle == STALE:
-        raise held.stale()
+        raise explain(error, x.arena.vm, (x,)) from None
+    if x.handle == STALE:  # ended by another thread
+        raise x.stale()
     return array
 
 
@@ -475,7 +451,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     if known is not None:
         return known
     array = scalar_array(value, dtype)
-    with pool.arena.allocating():
+    with results_in(pool.arena):
         tensor = from_array(array)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
@@ -505,7 +481,7 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     key = value.place, dtype
     if key not in numbers.tensors:
         array = scalar_array(numbers.values[value.place], dtype)
-        with pool.arena.allocating():
+        with results_in(pool.arena):
             numbers.tensors[key] = from_array(array)
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
@@ -679,9 +655,6 @@ class Tensor(Methods, Allocation):
     def prepare(self) -> None:
         self.tape = None
 
-    def in_making(self) -> bool:
-        return not hasattr(self, "tape")
-
     @property
     def shape(self) -> Shape:
         """The length of each axis, outermost first; () of a scalar."""
@@ -733,16 +706,7 @@ class Tensor(Methods, Allocation):
     def numpy(self) -> Array:
         """A copy as a numpy array; of bf16, which numpy does not have, in f32. Raises
         `StaleTensor`."""
-        seen = moves[0]
-        try:
-            array = self.arena.vm.read(self.handle)
-        except HandleError as error:
-            if moves[0] == seen:
-                raise explain(error, self.arena.vm, (self,)) from None
-        if self.handle == STALE:
-            raise self.stale()
-        if moves[0] != seen:
-            array = _read_held(self)
+        array = values_of(self)
         return half.shown(array) if self.type.dtype is bf16 else array
 
     def item(self) -> Any:

@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted, *views;
-    long long nbytes, users;
+    long long nbytes;
     PyObject *weakrefs;
 } Region;
 
@@ -189,7 +189,7 @@ static PyMemberDef region_members[] = {
     OBJECT_FIELD(Region, storage), OBJECT_FIELD(Region, offset), OBJECT_FIELD(Region, bin),
     OBJECT_FIELD(Region, number),  OBJECT_FIELD(Region, handles), OBJECT_FIELD(Region, holder),
     OBJECT_FIELD(Region, seen),    OBJECT_FIELD(Region, last),   OBJECT_FIELD(Region, noted),
-    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes), NUMBER_FIELD(Region, users),
+    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),
     WEAKREFS(Region),              {NULL, 0, 0, 0, NULL}};
 static PyMemberDef arena_members[] = {
     OBJECT_FIELD(Arena, door),          {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
