@@ -209,8 +209,7 @@ scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
 
 
 class results_in:
-    """A block in which results are allocated in an arena, without entering it: for what has its
-    place there, such as a tensor that moves, whichever thread is inside."""
+    """A block in which results are allocated in an arena; see `Arena.hosting`."""
 
     __slots__ = ("arena", "resets", "thread")
 
@@ -519,6 +518,11 @@ class Arena(ArenaFields):
             block.__exit__()
             with self._lock:
                 self._inside.remove(block)
+
+    def hosting(self) -> results_in:
+        """A block in which results are allocated here, without entering the arena: for what has its
+        place here, such as a tensor that moves, whichever thread is inside."""
+        return results_in(self)
 
     def _enter(self, block: results_in) -> Arena:
         with self._lock:

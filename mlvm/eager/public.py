@@ -29,12 +29,14 @@ from mlvm.core.types import u64 as uint64
 from mlvm.eager import nn
 from mlvm.eager import trees as tree
 from mlvm.eager.autodiff import testing
-from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
+from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
 from mlvm.eager.autodiff.host_call import call
 from mlvm.eager.capture.captured import Captured, Measured, capture, measure
 from mlvm.eager.capture.changing import RecompilationWarning
+from mlvm.eager.control.branches import cond, switch
 from mlvm.eager.control.checkpoint import checkpoint
-from mlvm.eager.control.control import cond, fori_loop, function, map, scan, switch, while_loop
+from mlvm.eager.control.functions import function
+from mlvm.eager.control.loops import fori_loop, map, scan, while_loop
 from mlvm.eager.files.weights import load, save
 from mlvm.eager.functions import creation, fft, linalg, random, sorting
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401

@@ -22,7 +22,7 @@ from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.functions.creation import array_of
-from mlvm.eager.tensor.tensor import Tensor, own, write
+from mlvm.eager.tensor.tensor import Tensor, make_exclusive, write
 
 Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""
@@ -408,7 +408,7 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_live(tensors.values())
     for path, x in tensors.items():
-        own(x)
+        make_exclusive(x)
         x.tape = None
         write(x, copied[path])
 

@@ -38,14 +38,20 @@ from mlvm.eager.capture.guards.surroundings import Field, Surroundings, dict_of
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
-from mlvm.eager.recording.recorder import Recorder, Shared, recorder, recording_of, refuse_captured
-from mlvm.eager.tensor.context import current_arena, recording
+from mlvm.eager.recording.recorder import (
+    MustMove,
+    Recorder,
+    current_capture,
+    recording_of,
+    refuse_captured,
+)
+from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
 from mlvm.eager.tensor.tensor import (
     Tensor,
     explain,
-    own,
+    make_exclusive,
     prepare_constants,
     scalar_array,
     values_of,
@@ -194,7 +200,7 @@ class _Entry:
             x = (inputs if role == "input" else self.states)[i].root
             if isinstance(x, Tensor):
                 before = x.region
-                own(x)
+                make_exclusive(x)
                 moved |= x.region is not before
         return moved
 
@@ -301,7 +307,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if recorder.get() is not None:  # it is called inside another captured function
+        if current_capture.get() is not None:  # it is called inside another captured function
             return self.fn(*args, **kwargs)
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
@@ -315,7 +321,7 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if recording.get() is not None:
+        if current_tape.get() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
@@ -329,8 +335,8 @@ class Captured(Generic[P, R]):
             if entry is None or feed is None:
                 try:
                     entry = self._record(arena, given, named, signature, key)
-                except Shared as shared:
-                    own(shared.x)
+                except MustMove as error:
+                    make_exclusive(error.x)
                     continue
                 feed = entry.takes(signature.numbers) or entry.feed
             if not (entry.updates and entry.moves(signature.inputs)):
@@ -668,8 +674,8 @@ def measure(
         try:
             recorded = _recorded(fn, args, kwargs, arena, signature)
             break
-        except Shared as shared:
-            own(shared.x)
+        except MustMove as error:
+            make_exclusive(error.x)
     taste = taste_of(arena.vm)
     plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, taste=taste).plan
     return Measured(recorded.record.needed, plan)

@@ -11,12 +11,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.autodiff import Node, Pending, Tape, taping
 from mlvm.eager.autodiff.joint import closures_of, leave, seed
+from mlvm.eager.autodiff.tape import Node, Pending, Tape, taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import made_again
-from mlvm.eager.tensor.context import recording
+from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor, alias_of
 from mlvm.eager.tree import replace
 
@@ -109,23 +109,20 @@ def _pull(
     length = len(tape.nodes)
     # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
     tape.nodes += [None] * (first - length)
-    start, before = len(tape.nodes), recording.set(tape)
+    start, before = len(tape.nodes), current_tape.set(tape)
     try:
         with random.replaying(saved[noperands:]), made_again():
             result, origins = again(saved[:noperands], tape)
     finally:
-        recording.reset(before)
+        current_tape.reset(before)
     nodes = _from(tape, start, origins)
-    if recording.get() is not tape:  # or these are part of what an outer gradient is taken of
+    if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of
         del tape.nodes[length:]
     pending = Pending()
     pending.update((n, h) for n, h in zip(closures, held, strict=True) if h is not None)
     outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
     seed(pending, tape, outs, cotangents)
-    for number in reversed(range(start, start + len(nodes))):
-        node = nodes[number - start]
-        if node is not None and (g := pending.pop(number, None)) is not None:
-            pending.go_back(node, g)
+    pending.walk(nodes, start)
     parts = [None if origin is None else pending.get(origin) for origin in origins]
     return [*parts, *[pending.get(number) for number in closures]]
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.arena.arena import results_in
 from mlvm.core.errors import (
     AttributeRefused,
     CopyRefused,
@@ -100,7 +99,7 @@ def placed(
         )
         raise error.at(function, ()) if function else error
     arena = arena_on(device)
-    return nullcontext() if arena is current_arena() else results_in(arena)
+    return nullcontext() if arena is current_arena() else arena.hosting()
 
 
 def reused(x: Tensor, device: VMProtocol) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, results_in
+from mlvm.arena.arena import STALE
 from mlvm.arena.lending import Loan, can_lend
 from mlvm.core.errors import (
     CaptureError,
@@ -188,7 +188,7 @@ def from_dlpack(
 
 def _copy(x: Tensor, memo: object = None, /) -> Tensor:
     """A tensor with bytes of its own, on the VM of x: in the arena that `arena_on` names."""
-    with results_in(arena_on(x.arena.vm)):
+    with arena_on(x.arena.vm).hosting():
         return op.copy(x)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
-from mlvm.eager.control.control import scan
+from mlvm.eager.control.loops import scan
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions import shapes as fn
 from mlvm.eager.functions.halves import in_f32

@@ -21,10 +21,9 @@ from functools import reduce
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
-from mlvm.arena.arena import results_in
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, brief
 from mlvm.core.types import DType, TensorType, f32
-from mlvm.eager.control import control
+from mlvm.eager.control.branches import cond
 from mlvm.eager.functions import creation
 from mlvm.eager.functions import shapes as fn
 from mlvm.eager.functions.halves import rounded, widened
@@ -32,7 +31,7 @@ from mlvm.eager.hints import require_arguments
 from mlvm.eager.parallel import shards
 from mlvm.eager.parallel.collectives import all_reduce
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.context import current_arena, recording
+from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.number import compute
 from mlvm.eager.tensor.tensor import Tensor, apply_into, one_op
 from mlvm.eager.tensor.tensor import constant as scalar
@@ -175,9 +174,9 @@ class Optimizer:
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
-        with results_in(arenas[0]):
+        with arenas[0].hosting():
             self._share(params)
-        with results_in(arenas[0]):
+        with arenas[0].hosting():
             self.count = creation.zeros((), dtype=f32)
         self._state: dict[str, dict[str, Tensor]] = {}
         for group in self.groups:
@@ -201,7 +200,7 @@ class Optimizer:
             self._wholes = {path: wholes[path] for path in self._params}
 
     def _zeros_beside(self, x: Tensor) -> Tensor:
-        with results_in(x.arena):
+        with x.arena.hosting():
             type = shards.piece_type(x.type) if self._shard == "optimizer" else x.type
             return creation.zeros(type.shape, dtype=type.dtype)
 
@@ -375,7 +374,7 @@ class Optimizer:
             types = {path: shards.piece_type(type) for path, type in types.items()}
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
-        if recording.get() is not None:
+        if current_tape.get() is not None:
             raise GradientError(
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"
@@ -940,7 +939,7 @@ class LossScale:
         def improve() -> None:
             optimizer.update(grads)
 
-        control.cond(finite, improve, lambda: None)
+        cond(finite, improve, lambda: None)
         good = op.where(finite, self.good_steps + 1.0, 0.0)
         grows = good >= self.growth_interval
         larger = op.where(grows, self.value * self.growth_factor, self.value)

@@ -17,7 +17,14 @@ from mlvm.core.types import DType
 from mlvm.eager.functions import shapes as fn
 from mlvm.eager.functions.creation import integers
 from mlvm.eager.tensor.context import current_arena
-from mlvm.eager.tensor.tensor import OneOp, Tensor, apply, is_tracked, launch_for_values, own
+from mlvm.eager.tensor.tensor import (
+    OneOp,
+    Tensor,
+    apply,
+    is_tracked,
+    launch_for_values,
+    make_exclusive,
+)
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.group import member_of
@@ -230,7 +237,7 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
         _require_untracked(name, x)
     if name != "all_reduce.wait":  # which is for the bytes of `all_reduce.start`
         for x in tensors:
-            own(x)
+            make_exclusive(x)
     _effect(name, tensors, **attributes)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import Array
-from mlvm.eager.autodiff.autodiff import collecting
+from mlvm.eager.autodiff.grad import collecting
 from mlvm.eager.parallel import shards
 from mlvm.eager.parallel.collectives import (
     all_gather,

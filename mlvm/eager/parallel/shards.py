@@ -17,12 +17,11 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from mlvm.arena.arena import results_in
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
-from mlvm.eager.autodiff.autodiff import Pull, taping
+from mlvm.eager.autodiff.tape import Pull, taping
 from mlvm.eager.functions import creation
 from mlvm.eager.functions import shapes as fn
 from mlvm.eager.nn.module import Module
@@ -220,7 +219,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():
-        with results_in(x.arena):
+        with x.arena.hosting():
             pieces[id(x)] = cut(x)
     for node, types in zip(nodes, wholes, strict=True):
         of_node: dict[str, Any] = {}

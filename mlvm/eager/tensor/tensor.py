@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, exchange, results_in, scope, stale_of
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, scope, stale_of
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import (
     CaptureError,
@@ -43,7 +43,7 @@ from mlvm.core.types import (
     promote,
     u64,
 )
-from mlvm.eager.tensor.context import Tape, capturing, current_arena, recording
+from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.machines.native.extension import EXTENSION
@@ -163,7 +163,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if ended:  # maybe before the launch, which then read another tensor of the same handle
         raise next(x.stale() for x in operands if x.handle == STALE)
     out.tape = None
-    tape = recording.get()
+    tape = current_tape.get()
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
@@ -219,7 +219,7 @@ def _update(
     """`apply_into` for a result whose type fits, where somebody may need the old value."""
     if out.handle == STALE:
         raise out.stale()
-    on, tape = capturing.get(), recording.get()
+    on, tape = current_capture.get(), current_tape.get()
     tapes = [each for each in live_tapes.copy() if each.within is on]
     tracked = tape is not None and any(x.tape is tape for x in (out, *operands))
     if on is not None and tape is not None and tracked:
@@ -232,7 +232,7 @@ def _update(
         if on is not None:
             on.update(call, operands, types, out, tapes)
             return
-        with results_in(out.arena if out.arena.__class__ is Arena else current_arena()):
+        with (out.arena if out.arena.__class__ is Arena else current_arena()).hosting():
             new = apply(call, *operands)
         exchange(out, new)
         out.tape, new.tape = new.tape, out.tape
@@ -259,12 +259,12 @@ def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
     return any(x is out for x in operands[call.op.in_place :])
 
 
-def own(x: Allocation) -> None:
+def make_exclusive(x: Allocation) -> None:
     """See to it that nobody else needs the bytes of x, which moves where somebody does: for what
     changes them by its handle. Raises `StaleTensor`."""
     if x.handle == STALE:
         raise x.stale()
-    on = capturing.get()
+    on = current_capture.get()
     if isinstance(x, Tensor) and _is_shared(
         x, [each for each in live_tapes.copy() if each.within is on]
     ):
@@ -286,7 +286,7 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     """The bytes of `x` under another type, recorded as the op `call`; nothing is copied."""
     out = x.arena.view(x, type, Tensor)
     out.tape = None
-    tape = recording.get()
+    tape = current_tape.get()
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
     return out
@@ -294,7 +294,7 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
 
 def is_tracked(x: Tensor) -> bool:
     """Whether a gradient that is being taken goes through x."""
-    return x.tape is not None and x.tape is recording.get()
+    return x.tape is not None and x.tape is current_tape.get()
 
 
 def alias_of(x: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ def _apply_dynamic(
     """Run an op whose result's shape only running tells: the result comes back by value."""
     [array] = launch_for_values(call.fresh[len(operands)], arena.vm, operands)
     out = from_array(array)
-    tape = recording.get()
+    tape = current_tape.get()
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
@@ -451,7 +451,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     if known is not None:
         return known
     array = scalar_array(value, dtype)
-    with results_in(pool.arena):
+    with pool.arena.hosting():
         tensor = from_array(array)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
@@ -481,7 +481,7 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     key = value.place, dtype
     if key not in numbers.tensors:
         array = scalar_array(numbers.values[value.place], dtype)
-        with results_in(pool.arena):
+        with pool.arena.hosting():
             numbers.tensors[key] = from_array(array)
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
