@@ -16,6 +16,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCE = Path("mlvm/machines/native/src")
+KERNELS = SOURCE / "plan" / "kernels"
+INCLUDED = sorted([*SOURCE.rglob("*.h"), *SOURCE.rglob("*.def")])
 # What gcc makes of clamps before it vectorizes: selects of everything that follows.
 GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 # `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
@@ -29,7 +31,7 @@ X86_TARGETS = {
 
 
 class BuildNative(build_ext):
-    """Compiles `src/*.c` once and `src/kernels/*.c` for each target, on all cores."""
+    """Compiles `src/plan/kernels/*.c` for each target and all else once, on all cores."""
 
     def run(self):
         if self.inplace and not self.force and all(map(self._is_new, self.extensions)):
@@ -70,14 +72,15 @@ class BuildNative(build_ext):
         # The name carries no folder: a build for coverage or a sanitizer has its own.
         jobs = [
             (source, build, "", [(f"WITH_{name.upper()}", "1") for name in targets])
-            for source in sorted(SOURCE.glob("*.c"))
+            for source in sorted(SOURCE.rglob("*.c"))
+            if source.parent != KERNELS
         ]
         for name, options in targets.items():
             jobs += [
                 (source, build / name, options, [("TARGET", name)])
-                for source in sorted((SOURCE / "kernels").glob("*.c"))
+                for source in sorted(KERNELS.glob("*.c"))
             ]
-        newest_header = max(path.stat().st_mtime for path in SOURCE.rglob("*.h"))
+        newest_header = max(path.stat().st_mtime for path in INCLUDED)
 
         def compile_(job):
             source, folder, options, macros = job
@@ -115,7 +118,7 @@ setup(
         Extension(
             "mlvm.machines.native._native",
             sources=[str(path) for path in sorted(SOURCE.rglob("*.c"))],
-            depends=[str(path) for path in sorted(SOURCE.rglob("*.h"))],
+            depends=[str(path) for path in INCLUDED],
             py_limited_api=True,
             optional=os.environ.get("MLVM_NATIVE") != "1",
         )

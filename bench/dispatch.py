@@ -120,7 +120,7 @@ def kernel_of_add(arrays: Sequence[Any]) -> Callable[[], object]:
     from mlvm.core.op import OPS
     from mlvm.core.types import TensorType
     from mlvm.machines.native import extension
-    from mlvm.machines.native.twin import TWINS
+    from mlvm.machines.native.planner import TWINS
 
     types = [TensorType.of(x) for x in arrays]
     plan = TWINS["add"](types, {}) if "add" in TWINS else None  # where a VM is native

@@ -116,7 +116,8 @@ def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) 
     needed = {f"{top}/{file}" for top in folders for file in files(checkout / top)}
     assert needed - held == set()
     assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore", "setup.py"} <= held
-    assert {f"mlvm/{SOURCES}{name}" for name in ("module.c", "plan.h", "kernels/rows.c")} <= held
+    some = ("module.c", "plan/plan.h", "plan/kernels/rows.c")
+    assert {f"mlvm/{SOURCES}{name}" for name in some} <= held
     assert not any(name.endswith((".so", ".o", ".pyc")) for name in held)
 
 

@@ -1,5 +1,5 @@
 """What allocations, regions and arenas hold: slots; structs in C where the extension is here, so
-that the short way of an eager call (`src/dispatch.c`) reads and writes them without asking Python.
+that the short way of an eager call (`language/dispatch.c`) reads and writes them without Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _AllocationSlots:
     region: Any
 
     def __del__(self) -> None:
-        """Whoever takes the region away ends the tensor. `src/dispatch.c` says the same."""
+        """Whoever takes the region away ends the tensor. `language/dispatch.c` says the same."""
         try:
             region, self.region = self.region, None  # at once
         except AttributeError:  # one that no arena has made

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -33,11 +33,15 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
+from mlvm.core.remembered import Remembered
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array
 
 _MOST_LAUNCHES: Final = 50
-_BOUND_LIMIT: Final = 1 << 16  # steps remembered for each program, over all operand tuples
+# Instructions remembered for each program: linked, over all tuples of types; bound, of operands.
+_MOST_LINKED: Final = 1 << 13
+_MOST_BOUND: Final = 1 << 16
+_FEW: Final = 16  # tuples of types, for which the largest program is remembered
 _numbers = itertools.count()
 
 
@@ -290,37 +294,36 @@ class VM(Identity):
         raise, and `LimitExceeded` after `max_steps` instructions. Whatever it raises, the VM is
         usable and holds as many bytes as before; what was written till then stays written.
         """
-        self._lock.acquire()  # half the price of `with`
-        self.depth = depth = self.depth + 1
-        try:
+        with self._lock:
+            self.depth = depth = self.depth + 1
             try:
-                handles = tuple(args)
-                code, operands = self._linked[id(program)].bound[handles]
-            except KeyError:
                 try:
-                    code, operands = self._bind(program, handles)
-                except MlvmError as error:
-                    raise error.with_traceback(None) from None
-            except TypeError:  # not iterable, or not hashable
-                raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
-            if max_steps is not None and not isinstance(max_steps, int):
-                raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
-            if depth > _MOST_LAUNCHES:
-                raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
-            context = self._context if depth == 1 else self._context.copy()
-            outputs = context.run(
-                self._run,
-                code,
-                operands,
-                self._store,
-                self.functions,
-                max_steps,
-                self._scheduler,
-            )
-            return self._outputs(outputs) if outputs else []
-        finally:
-            self.depth = depth - 1
-            self._lock.release()
+                    handles = tuple(args)
+                    code, operands = self._linked[id(program)].bound[handles]
+                except KeyError:
+                    try:
+                        code, operands = self._bind(program, handles)
+                    except MlvmError as error:
+                        raise error.with_traceback(None) from None
+                except TypeError:  # not iterable, or not hashable
+                    raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
+                if max_steps is not None and not isinstance(max_steps, int):
+                    raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
+                if depth > _MOST_LAUNCHES:
+                    raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
+                context = self._context if depth == 1 else self._context.copy()
+                outputs = context.run(
+                    self._run,
+                    code,
+                    operands,
+                    self._store,
+                    self.functions,
+                    max_steps,
+                    self._scheduler,
+                )
+                return self._outputs(outputs) if outputs else []
+            finally:
+                self.depth = depth - 1
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         """What a launch on arguments of these types costs, without running it.
@@ -355,16 +358,12 @@ class VM(Identity):
             verdict = verify(program, self.functions, types) if self.checked else None
             code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
             linked = linked or self._remember(program)
-            if len(linked.codes) >= _BOUND_LIMIT:
-                linked.codes.clear()
             linked.codes[types] = code
         assert linked is not None
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
         code = bind(code, operands, self._workspace, checked=self.checked)
-        if len(linked.bound) * len(code.steps) >= _BOUND_LIMIT:
-            linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound
         return code, operands
@@ -379,7 +378,13 @@ class VM(Identity):
                 vm._linked.pop(key, None)
                 vm._store.caches.pop(key, None)
 
-        linked = self._linked[key] = _Linked(nargs_of(program), weakref.ref(program, forget))
+        size = 1 + sum(len(function.code) for function in program.functions.values())
+        linked = self._linked[key] = _Linked(
+            nargs_of(program),
+            weakref.ref(program, forget),
+            Remembered(max(_MOST_LINKED // size, _FEW)),
+            Remembered(_MOST_BOUND // size),
+        )
         return linked
 
     def _forget_links(self) -> None:
@@ -403,5 +408,5 @@ class _Linked:
 
     nargs: int
     program: weakref.ref[Program]
-    codes: dict[tuple[TensorType, ...], Code] = field(default_factory=dict)
-    bound: dict[tuple[int, ...], tuple[Code, tuple[Array, ...]]] = field(default_factory=dict)
+    codes: Remembered[tuple[TensorType, ...], Code]
+    bound: Remembered[tuple[int, ...], tuple[Code, tuple[Array, ...]]]

@@ -16,6 +16,7 @@ from typing import Final
 from mlvm.core.op import OPS
 from mlvm.eager.functions.methods import METHODS, PROPERTIES
 from mlvm.eager.tensor import primitives
+from mlvm.eager.tensor.operators import OPERATORS
 from mlvm.eager.tensor.tensor import Tensor
 
 WIDTH: Final = 100
@@ -26,7 +27,8 @@ _HEAD: Final = '''\
 
 from typing import Literal
 
-from mlvm.eager.tensor.tensor import Operand, Tensor
+from mlvm.eager.tensor.operands import Operand
+from mlvm.eager.tensor.tensor import Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
 '''
@@ -40,7 +42,8 @@ from collections.abc import Sequence
 
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis
-from mlvm.eager.tensor.tensor import Operand, Tensor
+from mlvm.eager.tensor.operands import Operand
+from mlvm.eager.tensor.tensor import Tensor
 
 class Methods:
     __slots__ = ()
@@ -57,10 +60,13 @@ def stub() -> str:
 def methods_stub() -> str:
     """The text of `methods.pyi`: every method with its signature and first sentence."""
     texts = []
-    for name, fn in sorted({**METHODS, **PROPERTIES}.items()):
-        _, *doc = lines = list(_lines(fn, name))
+    for name, fn in sorted({**OPERATORS, **METHODS, **PROPERTIES}.items()):
+        first, *doc = lines = list(_lines(fn, name))
         if name in PROPERTIES:
             lines = ["@property", f"def {name}(self) -> Tensor:", *doc]
+        elif name in OPERATORS:
+            override = "  # type: ignore[override]" if name in ("__eq__", "__ne__") else ""
+            lines = [f"{first} ...{override}"]
         texts.append("\n".join(["", *lines, ""]))
     return _METHODS_HEAD + textwrap.indent("".join(texts), INDENT)
 

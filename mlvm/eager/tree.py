@@ -21,8 +21,10 @@ from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
-from mlvm.eager.functions.creation import array_of
-from mlvm.eager.tensor.tensor import Tensor, make_exclusive, write
+from mlvm.eager.tensor.reading import write
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.values import array_of
 
 Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""

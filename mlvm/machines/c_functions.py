@@ -5,7 +5,7 @@ side. Of the pointers that C hands over, only the shape of a new tensor and the 
 message or a Str are read. An exception in a callback is kept until C has returned, and raised
 then: it never unwinds through C.
 
-The native machine's loop calls C without ctypes, with a frame of its own (`native/src/host.c`).
+The native machine's loop calls C without ctypes, with a frame of its own (`machine/host.c`).
 What goes wrong there is raised from here, too.
 """
 

@@ -713,12 +713,13 @@ def _gelu(cp: Any, out: Device, x: Device, *, approximate: bool) -> None:
     else:
         _erf(x * math.sqrt(0.5), out)
     out += 1
-    out *= x
     out *= 0.5
+    out *= x
 
 
 @_kernel("gelu_vjp")
 def _gelu_vjp(cp: Any, out: Device, g: Device, x: Device, *, approximate: bool) -> None:
+    x = cp.clip(x, -64, 64)  # beyond, powers overflow and the slope is 0 or 1
     slope = cp.square(x)
     if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
         _tanh_of_cubic(cp, out, slope, x)

@@ -314,13 +314,14 @@ def chain_of(run: Run) -> Chain:
         assert call.op is not None  # or it would be in no chain
         [out] = call.outs
         sources = tuple([numbers[use] for use in call.ins])
-        ending = {use for use in call.ins if last_read[use] == i and numbers[use] < 0}
+        read = dict.fromkeys(call.ins)  # in order, so that every process numbers them alike
+        ending = [use for use in read if last_read[use] == i and numbers[use] < 0]
         if call.op.in_place:
             scratch.put_back(ending, numbers)
         if out not in numbers:
             numbers[out] = scratch.take(out.type)
             if out not in last_read:
-                ending.add(out)
+                ending.append(out)
         if not call.op.in_place:
             scratch.put_back(ending, numbers)
         links.append(Link(call.op, numbers[out], sources, call.attributes))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextvars
+import dis
 import gc
 import re
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
+from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import OPS, Op
@@ -376,7 +380,7 @@ def test_a_launch_after_the_end_of_the_storage_is_refused() -> None:
 
 
 def test_more_launches_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vm_module, "_BOUND_LIMIT", 2)
+    monkeypatch.setattr(vm_module, "_MOST_BOUND", 8)
     vm = VM()
     handles = [put(vm, f32s(i)) for i in range(5)]
     for _ in range(2):
@@ -385,6 +389,42 @@ def test_more_launches_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
         vm.dealloc_tensor(handle)
         with pytest.raises(HandleError):
             vm.launch(NEGATE, [handle])
+
+
+def test_of_ever_new_types_of_arguments_few_are_remembered() -> None:
+    vm, alive = VM(), weakref.WeakSet[TensorType]()
+    for n in range(4000):
+        type = TensorType(f32, (n,))
+        alive.add(type)
+        handle = vm.alloc_tensor(type)
+        vm.launch(NEGATE, [handle])
+        vm.dealloc_tensor(handle)
+    assert len(alive) < 2500
+
+
+def test_a_chain_remembers_few_of_ever_new_types() -> None:
+    vm, alive = VM(), weakref.WeakSet[TensorType]()
+    program = straight(
+        ("push_str", "some"),
+        ("cfunc", 0, 1),
+        ("get", 0),
+        ("get", 0),
+        ("push_str", "fused"),
+        ("cfunc", 2, 0, {"chain": [["negative", 0, 1]], "outputs": 1}),
+        "halt",
+    )
+
+    def some(frame: Frame) -> None:
+        type = TensorType(f32, (len(seen),))
+        seen.append(len(seen))
+        alive.add(type)
+        frame.push(np.ones(type.shape, np.float32))
+
+    seen: list[int] = []
+    vm.register("some", some)
+    for _ in range(3000):
+        vm.launch(program)
+    assert len(alive) < 1500
 
 
 @pytest.fixture
@@ -561,3 +601,36 @@ def test_a_launch_on_a_busy_vm_waits_and_other_vms_do_not(monkeypatch: pytest.Mo
     leave.set()
     first.result(PATIENCE)
     second.result(PATIENCE)
+
+
+def test_a_vm_is_free_for_other_threads_wherever_a_launch_is_interrupted() -> None:
+    """Python looks for Ctrl-C when a call has returned."""
+    vm = VM()
+    handle = put(vm, f32s(1))
+    returned = until = 0
+    after_a_call = False
+
+    def interrupting(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal returned, after_a_call
+        if frame.f_code is VM.launch.__code__:
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                returned += after_a_call
+                after_a_call = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+                if returned == until:
+                    raise KeyboardInterrupt
+        return interrupting
+
+    before = sys.gettrace()
+    while returned == until:
+        until, returned, after_a_call = until + 1, 0, False
+        sys.settrace(interrupting)
+        try:
+            vm.launch(NEGATE, [handle])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert start(vm.launch, NEGATE, [handle]).result(PATIENCE) == [-1]
+        assert vm.depth == 0
+    assert until > 2

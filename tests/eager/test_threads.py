@@ -14,7 +14,9 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import ArenaError, StaleTensor
 from mlvm.eager.capture.captured import Captured
-from mlvm.eager.tensor import tensor as eager
+from mlvm.eager.tensor.apply import apply_in_python
+from mlvm.eager.tensor.reading import launch_for_values, values_of, write
+from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tree import load
 from tests.interrupting import with_each_line_interrupted
 
@@ -53,19 +55,19 @@ def doubled(x: ml.Tensor) -> None:
 
 
 READS = {
-    "a pair": Race(eager.apply_in_python, lambda x: (x + x).numpy(), 2 * SEVENS),
-    "three operands": Race(eager.apply_in_python, lambda x: ml.where(x > x, x, x).numpy(), SEVENS),
+    "a pair": Race(apply_in_python, lambda x: (x + x).numpy(), 2 * SEVENS),
+    "three operands": Race(apply_in_python, lambda x: ml.where(x > x, x, x).numpy(), SEVENS),
     "a result of unknown shape": Race(
-        eager.launch_for_values, lambda x: ml.nonzero(x)[0].numpy(), np.arange(8)
+        launch_for_values, lambda x: ml.nonzero(x)[0].numpy(), np.arange(8)
     ),
-    "a read": Race(eager.values_of, lambda x: x.numpy(), SEVENS),
+    "a read": Race(values_of, lambda x: x.numpy(), SEVENS),
     "a copy": Race(Arena.keep, lambda x: KEEPS[-1].keep(x).numpy(), SEVENS),
 }
 CALLS = {
     **READS,
-    "an update": Race(eager.apply_into, update, None),
-    "an update from it": Race(eager.apply_into, update_another, 1 + SEVENS),
-    "a write": Race(eager.write, lambda x: load({"x": x}, {"x": 5 * SEVENS}, "state"), None),
+    "an update": Race(apply_into, update, None),
+    "an update from it": Race(apply_into, update_another, 1 + SEVENS),
+    "a write": Race(write, lambda x: load({"x": x}, {"x": 5 * SEVENS}, "state"), None),
     "a replay": Race(Captured._replay, lambda x: captured(x).numpy(), SEVENS**2 - SEVENS),
     "an update in a replay": Race(Captured._replay, update_captured, None),
 }

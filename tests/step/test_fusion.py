@@ -110,6 +110,20 @@ def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
     assert {link.target for link in chain.links} == {-1, 0}
 
 
+def test_a_chain_has_the_same_numbers_each_time() -> None:
+    """Wherever in memory its values lie: a saved step is the same bytes in every process."""
+    chains = []
+    for _ in range(20):
+        step = step_of(4, 6)
+        apply(step, "tanh", 0)
+        apply(step, "exp", 0)
+        apply(step, "add", 1, 2)
+        apply(step, "negative", 3)
+        [unit] = fused(step.calls)
+        chains.append(str(chain_of(Run(unit, *unit.operands({step.cells[-1].value}))).links))
+    assert len(set(chains)) == 1
+
+
 def test_a_chain_may_end_in_reductions_which_nothing_in_it_reads() -> None:
     step = step_of(4, 6)
     apply(step, "tanh", 0)

@@ -24,11 +24,15 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
+from mlvm.core.remembered import Remembered
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
 HEADS: Final = frozenset({"matmul"})
 """Ops that may begin a chain. The rest works on the shape of their result, row by row."""
+
+MOST_LAYOUTS: Final = 256
+"""For so many combinations of types a chain remembers how it runs."""
 
 
 class Link(NamedTuple):
@@ -73,7 +77,7 @@ class Chain:
         self.links = tuple(links)
         self.outputs = outputs
         self._kernels = kernels or {}
-        self._layouts: dict[Any, _Layout] = {}
+        self._layouts: Remembered[Any, _Layout] = Remembered(MOST_LAYOUTS)
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the `cfunc` that runs the chain; `parse` reads them."""

@@ -115,6 +115,7 @@ def run(
         [], [], main, left=max_steps
     )
     steps = current.steps
+    value: Any = None
     line: str | None = None  # of the user's Python, where a worker may need it later
     try:
         while True:

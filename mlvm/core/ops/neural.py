@@ -82,17 +82,18 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
         else:
             write_erf(y, part * number.sqrt_half)
         y += number.one
-        y *= part
         y *= number.half
+        y *= part
 
 
 @op(infer=_activation_vjp, links=True)
 def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
     number = _numbers(x.dtype)
-    both = memory_of(2, block_length(out.size), dtype=x.dtype)
-    for y, cotangent, part in _pieces(out, g, x):
-        slope, other = both[:, : y.size].reshape(2, *y.shape)
+    work = memory_of(3, block_length(out.size), dtype=x.dtype)
+    for y, cotangent, given in _pieces(out, g, x):
+        slope, other, part = work[:, : y.size].reshape(3, *y.shape)
+        np.clip(given, -number.far, number.far, part)  # powers of what lies beyond overflow
         np.square(part, slope)
         if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
             _tanh_of_cubic(y, slope, part, number)
@@ -130,7 +131,8 @@ class _Numbers(NamedTuple):
     """The constants of `gelu` as 0-d arrays. With Python's floats, numpy takes twice as long on a
     small array.
 
-    u(x) = linear x + cubic x^3, so x u'(x) / 2 = x (half_linear + half_cubic_slope x^2).
+    u(x) = linear x + cubic x^3, so x u'(x) / 2 = x (half_linear + half_cubic_slope x^2). From `far`
+    on, the slope is 0 or 1.
     """
 
     one: Array
@@ -140,13 +142,14 @@ class _Numbers(NamedTuple):
     cubic: Array
     half_linear: Array
     half_cubic_slope: Array
+    far: Array
 
 
 @functools.cache
 def _numbers(dtype: np.dtype[Any]) -> _Numbers:
     linear = math.sqrt(2 / math.pi)
     cubic = 0.044715 * linear
-    values = (1, 0.5, math.sqrt(0.5), linear, cubic, linear / 2, 1.5 * cubic)
+    values = (1, 0.5, math.sqrt(0.5), linear, cubic, linear / 2, 1.5 * cubic, 64)
     return _Numbers(*[np.array(value, dtype) for value in values])
 
 

@@ -10,10 +10,12 @@ from typing import Any, Protocol, TypeAlias
 
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
-from mlvm.eager.functions.shapes import full
+from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import current_tape
-from mlvm.eager.tensor.tensor import Tensor, alias_of, live_tapes
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
 
 

@@ -35,9 +35,14 @@ from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape, TensorType, i64, u8
 from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
-from mlvm.eager.functions.shapes import cumulative_prod, full, reshape, with_ones_before
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.functions.sums import cumulative_prod, with_ones_before
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import OneOp, Tensor, constant, one_op, stop_gradient
+from mlvm.eager.tensor.apply import OneOp, one_op
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sparse(NamedTuple):
@@ -116,9 +121,11 @@ def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
     """g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
-    origin = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
-    squares = op.square(x) + op.square(y)
-    return g * of / op.where(origin, constant(math.inf, squares.dtype), squares)
+    scale = op.maximum(op.abs(stop_gradient(x)), op.abs(stop_gradient(y)))
+    origin = op.equal(scale, 0.0)
+    scale = _one_at(op.logical_or(origin, op.isinf(scale)), scale)
+    squares = x * (x / scale) + y * (y / scale)  # less `scale`: they neither overflow nor vanish
+    return g * (of / scale) / op.where(origin, constant(math.inf, squares.dtype), squares)
 
 
 def _imag(g: Tensor, x_type: TensorType) -> Tensor:

@@ -21,20 +21,12 @@ from mlvm.arena.arena import scope
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
-from mlvm.eager.functions.shapes import sum_to
+from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply, apply_in_python, plan_for, raise_stale
 from mlvm.eager.tensor.context import current_capture, current_tape, default_arena
-from mlvm.eager.tensor.tensor import (
-    OneOp,
-    Tensor,
-    alias_of,
-    apply,
-    apply_in_python,
-    live_tapes,
-    overwrite,
-    plan_for,
-    raise_stale,
-)
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1

@@ -45,17 +45,13 @@ from mlvm.eager.recording.recorder import (
     recording_of,
     refuse_captured,
 )
+from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from mlvm.eager.tensor.tensor import (
-    Tensor,
-    explain,
-    make_exclusive,
-    prepare_constants,
-    scalar_array,
-    values_of,
-)
+from mlvm.eager.tensor.reading import explain, values_of
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining

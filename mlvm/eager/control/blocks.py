@@ -20,17 +20,13 @@ from mlvm.eager.autodiff.joint import closures_of
 from mlvm.eager.autodiff.rules import Sparse
 from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.functions import random
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import MustMove, Recorder, current_capture, recording_of
+from mlvm.eager.tensor.apply import alias, one_op
+from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena, current_tape
-from mlvm.eager.tensor.tensor import (
-    Tensor,
-    alias,
-    make_exclusive,
-    one_op,
-    overwrite,
-    prepare_constants,
-    stop_gradient,
-)
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive, overwrite
 from mlvm.eager.tree import Tree
 
 Tensors: TypeAlias = list[Tensor]

@@ -29,7 +29,9 @@ from mlvm.eager.control.blocks import (
 )
 from mlvm.eager.control.operands import Body, aliased, copied, integer, require_integer
 from mlvm.eager.control.state import as_like, as_tree, tensors
-from mlvm.eager.tensor.tensor import Tensor, alias_of, overwrite
+from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.step.flow import Block
 

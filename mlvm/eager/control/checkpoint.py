@@ -16,8 +16,9 @@ from mlvm.eager.autodiff.tape import Node, Pending, Tape, taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import made_again
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import current_tape
-from mlvm.eager.tensor.tensor import Tensor, alias_of
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import replace
 
 P = ParamSpec("P")

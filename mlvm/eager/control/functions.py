@@ -34,8 +34,10 @@ from mlvm.eager.control.blocks import (
 )
 from mlvm.eager.control.operands import aliased, copied
 from mlvm.eager.control.state import as_tree, tensors
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import Recorder
-from mlvm.eager.tensor.tensor import Tensor, overwrite, stop_gradient
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, replace, with_leaves
 from mlvm.step.flow import Block, Procedure
 

@@ -47,11 +47,15 @@ from mlvm.eager.control.operands import (
 )
 from mlvm.eager.control.state import as_like, as_tree, tensors
 from mlvm.eager.functions.creation import asarray, zeros
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims
 from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, constant, one_op, overwrite, stop_gradient
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, leaves, with_leaves
 
 Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]

@@ -14,7 +14,8 @@ from mlvm.eager.control.state import tensors
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, alias_of
+from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
 
 Body: TypeAlias = Callable[..., Any]

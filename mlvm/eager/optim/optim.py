@@ -24,17 +24,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, brief
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.control.branches import cond
-from mlvm.eager.functions import creation
-from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
-from mlvm.eager.hints import require_arguments
 from mlvm.eager.parallel import shards
 from mlvm.eager.parallel.collectives import all_reduce
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.number import compute
-from mlvm.eager.tensor.tensor import Tensor, apply_into, one_op
-from mlvm.eager.tensor.tensor import constant as scalar
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
     Tree,
     all_leaves,
@@ -704,7 +705,7 @@ class Adam(Optimizer):
         return ["gradient_sum", "square_sum"]
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Sequence[Tensor]:
-        t = fn.astype(self.count, rate.dtype) + 1
+        t = elements.astype(self.count, rate.dtype) + 1
         beta1, beta2 = hyper.betas
         root = op.sqrt(_sum_of_weights(beta2, t))
         minus_rate = -rate * root / _sum_of_weights(beta1, t)
@@ -795,7 +796,7 @@ class AdamW(Adam):
 
 
 def _in_dtype(value: float | Tensor, dtype: DType) -> Tensor:
-    return fn.astype(value, dtype) if isinstance(value, Tensor) else scalar(value, dtype)
+    return elements.astype(value, dtype) if isinstance(value, Tensor) else scalar(value, dtype)
 
 
 def _require(where: str, name: str, value: float, low: float, below: float = math.inf) -> float:
@@ -848,7 +849,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
     def clipped(g: Tensor) -> Tensor:
         wide = widened(g)
-        return rounded(wide * fn.astype(factor, wide.dtype), g.dtype)
+        return rounded(wide * elements.astype(factor, wide.dtype), g.dtype)
 
     return substitute(clipped, grads)
 
@@ -915,7 +916,7 @@ class LossScale:
             given = loss.type if isinstance(loss, Tensor) else brief(loss)
             raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {given}")
         loss = widened(loss)
-        return loss * fn.astype(self.value, loss.dtype)
+        return loss * elements.astype(self.value, loss.dtype)
 
     def unscale(self, grads: Tree) -> Tree:
         """The same tree, each gradient divided by the factor; in f32 those that are halves, as they
@@ -926,7 +927,7 @@ class LossScale:
 
         def divided(g: Tensor) -> Tensor:
             g = widened(g)
-            return g / fn.astype(self.value, g.dtype)
+            return g / elements.astype(self.value, g.dtype)
 
         return substitute(divided, grads)
 
@@ -974,7 +975,7 @@ def all_finite(tree: Tree) -> Tensor:
     parts = [op.all(op.isfinite(x)) for x in whole]
     if pieces:
         of_pieces = reduce(op.logical_and, [op.all(op.isfinite(x)) for x in pieces])
-        here = fn.astype(of_pieces, f32)
+        here = elements.astype(of_pieces, f32)
         all_reduce(here, "min")
         parts.append(here > 0.0)
     return reduce(op.logical_and, parts) if parts else creation.full((), True)

@@ -36,7 +36,8 @@ from mlvm.eager.parallel.collectives import (
     size,
 )
 from mlvm.eager.parallel.shards import Parts, Shard
-from mlvm.eager.tensor.tensor import Tensor, values_of
+from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node, Tree
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.group import AnyGroup, Group

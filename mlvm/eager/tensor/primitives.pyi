@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from mlvm.eager.tensor.tensor import Operand, Tensor
+from mlvm.eager.tensor.operands import Operand
+from mlvm.eager.tensor.tensor import Tensor
 
 __all__ = [  # noqa: RUF022 - in the order of the functions
     "abs",

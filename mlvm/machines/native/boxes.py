@@ -1,5 +1,5 @@
 """Copies of boxes as plans: elements at equal distances along each axis, in the result and in an
-operand. `src/kernels/layout.c` runs them; most ops of its room are one box or a few."""
+operand. `kernels/layout.c` runs them; most ops of its room are one box or a few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How kernels name dtypes that they only move or read as integers: `src/kernels/elements.h`."""
+"""How kernels name dtypes that they only move or read as integers: `kernels/elements.h`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Calls of host functions by the loop in C: what it knows of each, and what it asks.
 
-The loop calls a C function itself, and its frame (`src/host.c`) answers what functions commonly
+The loop calls a C function itself, and its frame (`machine/host.c`) answers what functions commonly
 ask. All that is out of the ordinary, and every error, comes from here.
 """
 
@@ -24,7 +24,7 @@ _ANY = -1
 
 
 class Host(NamedTuple):
-    """A call of a host function, as `src/host.h` has it. The address is 0 for one in Python."""
+    """A call of a host function, as `machine/host.h` has it. The address is 0 for one in Python."""
 
     call: Call
     attributes: Attributes
@@ -44,7 +44,7 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
         return None
     nresults = _ANY if callee.nresults is None else callee.nresults
     if details.nresults != STAR:
-        if nresults not in (_ANY, details.nresults):
+        if nresults not in (_ANY, details.nresults) or details.nresults < 0:
             return None
         nresults = details.nresults
     nparams = callee.nparams if details.unproven else None

@@ -12,23 +12,24 @@ from weakref import WeakKeyDictionary
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
-from mlvm.core.machine.fused import HEADS, Chain, Link
+from mlvm.core.machine.fused import HEADS, MOST_LAYOUTS, Chain, Link
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
+from mlvm.core.remembered import Remembered
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.machines.native import twins
+from mlvm.machines.native import planners as twins
 from mlvm.machines.native._native import Plan, Pool
-from mlvm.machines.native.twin import TWINS, Twin, Types
-from mlvm.machines.native.twins.chain import chain_plan
-from mlvm.machines.native.twins.elementwise import row_of
-from mlvm.machines.native.twins.linalg import headed_plan
+from mlvm.machines.native.planner import TWINS, Twin, Types
+from mlvm.machines.native.planners.chain import chain_plan
+from mlvm.machines.native.planners.elementwise import row_of
+from mlvm.machines.native.planners.linalg import headed_plan
 
 for _room in pkgutil.iter_modules(twins.__path__):
     importlib.import_module(f"{twins.__name__}.{_room.name}")
 
-_MOST_PLANS: Final = 4096
+_MOST_PLANS: Final = 2048
 _MOVES: Final = frozenset(
     [
         "concat",
@@ -63,14 +64,12 @@ class NativeKernel:
         self._op = op
         self._prepare = prepare
         self._pool = pool
-        self._plans: dict[Any, Plan | None] = {}
+        self._plans: Remembered[Any, Plan | None] = Remembered(_MOST_PLANS)
 
     def plan(self, types: Types, attributes: Attributes) -> Plan | None:
         """The plan for a result and operands of these types; None if the reference kernel runs."""
         key = tuple(types), repr(attributes) if attributes else ""
         if key not in self._plans:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
             fits = self._fit(types, attributes)
             self._plans[key] = self._prepare(types, attributes) if fits else None
         return self._plans[key]
@@ -125,7 +124,7 @@ class NativeFused:
             way.run(self._pool, params)
 
     def _way(self, chain: Chain, types: Types, key: tuple[TensorType, ...]) -> Plan | _Parts:
-        ways = self._ways.setdefault(chain, {})
+        ways = self._ways.setdefault(chain, Remembered(MOST_LAYOUTS))
         if key not in ways:
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
             prepare = headed_plan if chain.links[0].op.name in HEADS else chain_plan

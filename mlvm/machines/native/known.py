@@ -20,7 +20,7 @@ from mlvm.core.types import TensorType
 from mlvm.machines.native._native import Bound, Pool, run_launches
 from mlvm.machines.native.loop import plan_of
 
-_MOST_ARRAYS: Final = 15  # as src/posts.c has room for
+_MOST_ARRAYS: Final = 15  # as language/posts.c has room for
 _MOST: Final = 1 << 16
 
 

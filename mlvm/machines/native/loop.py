@@ -1,7 +1,7 @@
 """The loop in C behind the machine's door for loops: what it is given, and what it asks Python.
 
 `NativeLoop` has the signature of `mlvm.core.machine.run.run`. It prepares a linked program once,
-runs it in C (`src/loop.c`), and hands over to the reference loop whatever that does not know or
+runs it in C (`machine/loop.c`), and hands over to the reference loop whatever that does not know or
 does not want to explain.
 """
 
@@ -38,7 +38,7 @@ from mlvm.machines.native._native import Door, Plan, Pool, Program
 from mlvm.machines.native.host import host_of
 from mlvm.machines.native.types import Type, native_type
 
-# The codes of src/loop.c beside the linker's.
+# The codes of machine/loop.c beside the linker's.
 _RUN: Final = 32
 _BACK: Final = 33
 
@@ -178,10 +178,10 @@ class Prepared:
 def _prepare(
     main: Code, operands: Sequence[Array], functions: FunctionTable
 ) -> Prepared | Literal[False]:
-    """The program as the loop in C runs it, unless its numbers are too large for that."""
+    """The program as the loop in C runs it, unless its numbers are none or too large for that."""
     try:
         return Prepared(main, operands, functions)
-    except OverflowError:
+    except (OverflowError, TypeError):
         return False
 
 
@@ -238,7 +238,7 @@ def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseExcept
 
 
 def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Pool) -> Door:
-    """The short way to a VM for eager calls (`src/dispatch.c`). It keeps neither store nor
+    """The short way to a VM for eager calls (`language/dispatch.c`). It keeps neither store nor
     functions alive, which may keep it."""
     store_of, functions_of = weakref.ref(store), weakref.ref(functions)
 

@@ -108,6 +108,20 @@ def test_gelu_vjp_is_the_gradient(approximate: bool) -> None:
 
 
 @pytest.mark.parametrize("approximate", [True, False])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_gelu_and_its_gradient_far_from_zero(dtype: str, approximate: bool) -> None:
+    x = np.array([64, 1e14, 1e38, np.finfo(dtype).max], dtype)
+    for far in (x, -x):
+        ones = np.ones_like(x)
+        value = evaluate("gelu", far, approximate=approximate)
+        slope = evaluate("gelu_vjp", ones, far, approximate=approximate)
+        np.testing.assert_array_equal(value, np.maximum(far, 0))
+        np.testing.assert_array_equal(slope, far > 0)
+    infinite = np.array([np.inf, -np.inf], dtype)
+    assert evaluate("gelu_vjp", ones[:2], infinite, approximate=approximate).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("approximate", [True, False])
 def test_gelu_vjp_over_several_blocks(approximate: bool) -> None:
     x, g = f64(2 * BLOCK_SIZE + 3), f64(2 * BLOCK_SIZE + 3)
     result = evaluate("gelu_vjp", g, x, approximate=approximate)

@@ -18,10 +18,12 @@ from mlvm.eager.autodiff import tape as tapes
 from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
 from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.functions.creation import ones, zeros
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.context import current_tape, default_vm
-from mlvm.eager.tensor.tensor import Tensor, from_array, live_tapes, stop_gradient
+from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.update import live_tapes
 from tests.threads import in_threads
 
 

@@ -22,8 +22,9 @@ from mlvm.eager import optim
 from mlvm.eager.autodiff.grad import grad, vjp
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, NON_DIFFERENTIABLE, VJPS
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm
-from mlvm.eager.tensor.tensor import Tensor, apply, from_array, one_op
+from mlvm.eager.tensor.tensor import Tensor, from_array
 from tests.core.ops.cases import CASES, Case
 
 Function = Callable[..., Tensor]
@@ -239,6 +240,12 @@ def test_kinks_at_zero() -> None:
     assert _gradients(op.relu, [-1.0, 0.0, 1.0]) == [[0.0, 0.0, 1.0]]
     assert _gradients(op.abs, [-1.0, 0.0, 1.0]) == [[-1.0, 0.0, 1.0]]
     assert _gradients(op.atan2, [0.0, 1.0], [0.0, 2.0]) == [[0.0, 0.4], [0.0, -0.2]]
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-170, 1e170, 1e300])
+def test_the_gradient_of_atan2_is_right_for_small_and_large_numbers(size: float) -> None:
+    for gradient, expected in zip(_gradients(op.atan2, 3 * size, -4 * size), (-4, -3), strict=True):
+        assert gradient * size == pytest.approx(expected / 25)
 
 
 def test_a_root_has_no_gradient_at_zero_and_none_again() -> None:

@@ -1067,7 +1067,7 @@ def test_others_use_the_vm_while_one_records(place: Place) -> None:
 
     def other() -> list[Any]:
         assert inside.wait(10)
-        with place.weights.allocating():
+        with ml.Arena(place.vm, "other").allocating():
             x = ml.asarray(np.ones(2, np.float32))
             found = [(x + 1).tolist(), replayed(x).tolist()]
         done.set()

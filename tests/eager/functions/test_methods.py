@@ -31,6 +31,8 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "copy": lambda x: x.copy(),
     "flatten": lambda x: x.flatten(),
     "imag": lambda x: (x * 1j).imag,
+    "mT": lambda x: x.mT,
+    "T": lambda x: x[0].T,
     "max": lambda x: x.max(0),
     "mean": lambda x: x.mean(1, keepdims=True),
     "mean in another dtype": lambda x: x.mean(dtype="float64"),

@@ -12,7 +12,8 @@ IMPORTS: Final = """\
 import numpy as np
 
 import mlvm.eager as ml
-from tests.fuzz.language.trying import Box, World, require_same, tensor, values
+from tests.fuzz.language.trying import require_same
+from tests.fuzz.language.world import Box, World, tensor, values
 """
 
 Node: TypeAlias = "str | Block"
@@ -50,7 +51,7 @@ class Source:
     state: tuple[str, ...]
     resets: bool
 
-    def text(self) -> str:
+    def text(self, imports: str = IMPORTS) -> str:
         """The program as Python, whose function `build` makes a `World`."""
         arguments: list[Node] = []
         for number, call in enumerate(self.calls):
@@ -70,7 +71,7 @@ class Source:
         ):  # of which some call themselves
             build[-1] = f"{build[-1][:-1]}, cycles=True)"
         lines = rendered([Block("def build():", tuple(build))])
-        return f"{IMPORTS}\n\n" + "\n".join(lines) + "\n"
+        return f"{imports}\n\n" + "\n".join(lines) + "\n"
 
     def cuts(self) -> Iterator[Source]:
         """The program with one part less, the larger and later parts first."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
@@ -24,10 +24,12 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, MlvmError
-from mlvm.core.types import Array, i64
-from mlvm.eager.tensor.tensor import constant
+from mlvm.core.types import i64
+from mlvm.eager.tensor.constants import constant
 from mlvm.machines import residuals
 from tests.fuzz import machines
+from tests.fuzz.language import world
+from tests.fuzz.language.world import World, walked
 
 Kind = Literal["values", "roles", "errors", "ends", "bytes", "plans", "machines"]
 """What a captured step may have otherwise than the eager one: values or structure; what shares
@@ -63,49 +65,6 @@ class NoProgram(Exception):
     """A program does what no test is about, such as naming a variable that there is not."""
 
 
-# --- what programs are made of --------------------------------------------------------------
-
-
-class Box(ml.nn.Module):
-    """A Module with the fields that it is given."""
-
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
-
-
-class World(NamedTuple):
-    """A step, the arguments of the i-th call, and what the step reaches by itself. With `cycles` it
-    leaves functions that know themselves, and so all that they reach."""
-
-    step: Callable[..., Any]
-    arguments: Callable[[int], tuple[Any, ...]]
-    state: Callable[[], Any]
-    steps: int = 3
-    resets: bool = False
-    cycles: bool = False
-
-
-_factor = 1.0
-"""Of all random values: near 1, to see how much rounding matters to a program."""
-
-
-def tensor(dtype: str, shape: tuple[int, ...], seed: int) -> ml.Tensor:
-    """A tensor of small random values."""
-    return ml.asarray(values(dtype, shape, seed))
-
-
-def values(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
-    rng = np.random.default_rng(seed)
-    if dtype == "bool":
-        return rng.random(shape) < 0.5
-    if dtype.startswith("f"):
-        array = rng.normal(size=shape) * _factor
-        return array.astype({"f32": np.float32, "f64": np.float64}[dtype])
-    return rng.integers(0 if dtype[0] == "u" else -4, 5, shape).astype(
-        ml.TensorType(dtype).dtype.numpy
-    )
-
-
 # --- what is seen of a run ------------------------------------------------------------------
 
 
@@ -130,23 +89,6 @@ class Seen:
     updates: dict[str, str] = field(default_factory=dict)
     updated: Leaves = field(default_factory=dict)
     ended: dict[str, bool] = field(default_factory=dict)
-
-
-def walked(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors and other values of a tree, by path."""
-    if isinstance(tree, ml.optim.Optimizer):
-        tree = tree.state()
-    if isinstance(tree, ml.nn.Module):
-        tree = vars(tree)
-    if isinstance(tree, dict):
-        for name, each in tree.items():
-            yield from walked(f"{path}[{name!r}]", each)
-    elif isinstance(tree, (list, tuple)):
-        yield f"type({path})", type(tree).__name__
-        for i, each in enumerate(tree):
-            yield from walked(f"{path}[{i}]", each)
-    else:
-        yield path, tree
 
 
 def observed(trees: dict[str, Any]) -> Leaves:
@@ -372,14 +314,13 @@ def _held(vm: ml.VM) -> float:
 
 def _is_sensitive(build: Callable[[], World], vm: ml.VM) -> bool:
     """Whether the program makes much of little: other values for a change in the last digits."""
-    global _factor
     plain = Run(build, vm, lambda step: step)
     for factor in (1 + 3e-7, 1 - 3e-7, 1 + 2e-6):
-        _factor = factor
+        world.factor = factor
         try:
             changed = Run(build, vm, lambda step: step)
         finally:
-            _factor = 1.0
+            world.factor = 1.0
         for given, expected in zip(changed.seen, plain.seen, strict=False):
             try:
                 require_same_step("changed a little", given, expected, same_numbers)

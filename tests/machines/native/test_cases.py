@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.machines.native.twin import TWINS
+from mlvm.machines.native.planner import TWINS
 from tests.core.ops.cases import CASES, Case
-from tests.machines.native.twins import native
+from tests.machines.native.planners import native
 
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "complex128": 1e-12, "complex64": 2e-6}
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import NO_ATTRIBUTES, OPS
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
-from mlvm.machines.native.twins.chain import PIECE, chain_plan
+from mlvm.machines.native.planners.chain import PIECE, chain_plan
 from tests.core.machine.test_fused import Example, examples
-from tests.machines.native.twins import KERNELS, POOLS, native, planned, reference
+from tests.machines.native.planners import KERNELS, POOLS, native, planned, reference
 
 SHAPES = [
     ((), ()),

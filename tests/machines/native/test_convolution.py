@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.machines.native.twins import native, planned, reference
+from tests.machines.native.planners import native, planned, reference
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

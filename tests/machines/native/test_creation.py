@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlvm.core.types import DType
-from tests.machines.native.twins import native, planned, reference
+from tests.machines.native.planners import native, planned, reference
 
 DTYPES = [name for name, dtype in DType.all.items() if not dtype.is_half]
 REAL = [name for name in DTYPES if DType.named(name).kind != "complex"]

@@ -14,7 +14,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError, OperandValueError, ShapeError, StaleTensor
 from mlvm.core.observe import observed
-from mlvm.eager.tensor.tensor import apply, apply_in_python, one_op
+from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
 from mlvm.machines.native.extension import EXTENSION
 
 if EXTENSION is None:

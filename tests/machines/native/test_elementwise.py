@@ -12,7 +12,7 @@ import pytest
 from mlvm.core.errors import OpError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, DType, TensorType
-from tests.machines.native.twins import native, planned, reference
+from tests.machines.native.planners import native, planned, reference
 from tests.ulp import FUNCTIONS, errors, limit
 
 SIZES = (0, 1, 7, 17, 255, 1024, 1025, 4099)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
-from tests.machines.native.twins import KERNELS, native, planned, prepared, reference
+from tests.machines.native.planners import KERNELS, native, planned, prepared, reference
 
 INTEGERS = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]
 ELEMENTS = ["?", "i2", "f4", "f8"]
@@ -204,3 +206,62 @@ def test_a_mask_of_another_count_is_refused(updates: int) -> None:
 def test_the_error_reaches_the_user() -> None:
     with pytest.raises(OperandValueError, match="index 9 at position"):
         ml.take(ml.zeros((3, 2)), ml.asarray([0, 9]), axis=0)
+
+
+_SHARED_INDICES = """
+import sys, threading, time
+import numpy as np
+from mlvm.core.program.program import Program
+from mlvm.machines.local import LocalVM as VM
+from tests.core.programs import put
+
+COUNT, ROWS = 200_000, 8
+x, wide = np.zeros(COUNT, "f4"), np.zeros((COUNT, ROWS), "f4")
+small, narrow = np.zeros(9, "f4"), np.zeros((9, ROWS), "f4")
+CASES = [  # each has one operand whose integers change
+    ("take", [small, None], {"axis": 0}),
+    ("take", [narrow, None], {"axis": 0}),
+    ("take_along_axis", [small, None], {"axis": 0}),
+    ("scatter_add", [x, None], {"axis": 0, "length": 9}),
+    ("scatter_add", [wide, None], {"axis": 0, "length": 9}),
+    ("index_add", [small, x, None], {"axis": 0}),
+    ("scatter_add_along_axis", [x, None], {"axis": 0, "length": 9}),
+    ("one_hot", [None], {"num_classes": 9}),
+    ("softmax_cross_entropy", [wide, None], {}),
+    ("mask_scatter", [small, None], {"shape": [COUNT]}),
+    ("mask_scatter", [narrow, None], {"shape": [COUNT, ROWS]}),
+]
+for name, inputs, attributes in CASES:
+    print(name, [i is None or i.shape for i in inputs], flush=True)
+    kind = "?" if name == "mask_scatter" else "i8"
+    good, bad = np.zeros(COUNT, kind), np.full(COUNT, 2**40).astype(kind)
+    good[:9] = kind == "?"
+    mine, others = VM(native=True), VM(native=True)
+    handles = [put(mine, good if i is None else i) for i in inputs]
+    shared = mine.share(handles[[i is None for i in inputs].index(True)], others)
+    program, ended, ran = Program.of_op(name, len(inputs), attributes, 1), threading.Event(), 0
+
+    def change():
+        while not ended.is_set():
+            others.write(shared, bad)
+            others.write(shared, good)
+            time.sleep(0.0002)
+
+    changer = threading.Thread(target=change, daemon=True)
+    changer.start()
+    until = time.monotonic() + 0.7
+    while time.monotonic() < until:
+        try:
+            mine.launch(program, handles)
+        except Exception:  # it met the bad ones
+            continue
+        ran += 1
+    ended.set()
+    changer.join()
+    assert ran, name
+"""
+
+
+def test_indices_that_another_vm_changes_meanwhile_stay_in_their_tensors() -> None:
+    ended = subprocess.run([sys.executable, "-c", _SHARED_INDICES], capture_output=True, text=True)
+    assert not ended.returncode, (ended.stdout.splitlines()[-1], ended.stderr)

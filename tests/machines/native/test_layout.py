@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.types import Array
-from tests.machines.native.twins import KERNELS, native, planned, prepared, reference
+from tests.machines.native.planners import KERNELS, native, planned, prepared, reference
 
 DTYPES = ["?", "u1", "i2", "f4", "f8"]
 SIZES = [0, 1, 3, 7, 17, 64, 255]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType, aligned_array
 from mlvm.machines.native._native import Plan
-from mlvm.machines.native.twins.linalg import Chain, matmul_chain
-from tests.machines.native.twins import POOLS, native, planned
+from mlvm.machines.native.planners.linalg import Chain, matmul_chain
+from tests.machines.native.planners import POOLS, native, planned
 
 DTYPES = ["float32", "float64"]
 TRANSPOSITIONS = [(False, False), (False, True), (True, False), (True, True)]

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import random
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mlvm.core.errors import LimitExceeded
+from mlvm.core import store
+from mlvm.core.errors import LimitExceeded, notes_of
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
-from mlvm.core.program.program import Program
-from mlvm.core.types import Array
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.types import Array, TensorType, f32
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.core.programs import f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
+from tests.fuzz.trying import new_vm
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
 
@@ -113,6 +120,23 @@ def test_a_call_that_meets_ever_new_types_keeps_few_plans() -> None:
     code, _ = vm._bind(program, ())
     [kept] = [x for x in gc.get_referents(code.prepared.program) if isinstance(x, list)]
     assert len(kept) < 10
+
+
+def test_a_program_that_meets_ever_new_types_keeps_few() -> None:
+    program = assemble('.func main 0 *\npush_str "some"\ncfunc 0 1\nhalt')
+    vm, alive = VM(native=True), weakref.WeakSet[TensorType]()
+
+    def some(frame: Frame) -> None:
+        type = TensorType(f32, (len(seen),))
+        seen.append(len(seen))
+        alive.add(type)
+        frame.push(np.ones(type.shape, np.float32))
+
+    seen: list[int] = []
+    vm.register("some", some)
+    for _ in range(3000):
+        vm.launch(program)
+    assert len(alive) < 1500
 
 
 def test_without_memory_the_reference_says_so() -> None:
@@ -356,3 +380,67 @@ def test_launches_leave_no_memory() -> None:
     before = resident()
     launches(5000)
     assert resident() - before < 4 << 20  # each launch makes 12 kB
+
+
+# --- the raw machine -----------------------------------------------------------------
+
+NUMBERS = (0, 0, 1, 1, 2, 3, -1, -1, -2, -5, 40, 2**31 - 1, -(2**31), 2**31)
+
+
+def raw_program(rng: random.Random, numbers: Sequence[int]) -> Program:
+    """A main and another function of a few instructions each, whose numbers mean nothing."""
+    functions = [
+        Function(name, rng.choice(numbers), STAR, tuple(raw_code(rng, numbers)))
+        for name in ("main", "f")
+    ]
+    return Program(functions, {"two": f32s(1, 2), "zero": f32s(0)})
+
+
+def raw_code(rng: random.Random, numbers: Sequence[int]) -> Iterator[Instruction]:
+    count = rng.randint(1, 7)
+    for _ in range(count):
+        opcode = rng.choice([*Opcode, Opcode.push_const, Opcode.push_int])
+        name = rng.choice(["negative", "add", "add.out", "host.all", "host.any", "f"])
+        if opcode is Opcode.cfunc:
+            yield Instruction(Opcode.push_str, (name,))
+        kinds: dict[str, Sequence[Any]] = {
+            "s": [name],
+            "name": ["two", "zero"],
+            "func": ["f"],
+            "label": range(count),
+            "nparams": (*numbers, STAR),
+            "nresults": (*numbers, STAR),
+        }
+        wanted = [kind for kind in opcode.immediates if kind != "attrs?"]
+        yield Instruction(opcode, tuple([rng.choice(kinds.get(kind, numbers)) for kind in wanted]))
+    if rng.random() < 0.8:
+        yield Instruction(Opcode.halt)
+
+
+def raw_outcome(vm: VM, seed: int) -> str:
+    """What a raw machine makes of a program: tensors, or an error of Python's."""
+    args = [put(vm, f32s(1, 2)), put(vm, f32s(3, 4))]
+    program = raw_program(random.Random(seed), (*NUMBERS, args[0]))
+    try:
+        left: Any = [(x.shape, x.tobytes()) for x in vm.launch(program, args, max_steps=50)]
+    except Exception as error:
+        left = type(error), str(error), notes_of(error)
+    left = left, [vm.read(x).tobytes() for x in args], vm.consumed_size_in_mib()
+    for handle in args:
+        vm.dealloc_tensor(handle)
+    return re.sub(r"\b\d{9,}\b", "<handle>", repr(left))
+
+
+def raw_fuzz(first: int, last: int) -> None:
+    store._handles = itertools.count(10**9)  # so that none is among the numbers
+    machines = [new_vm(native=native, checked=False) for native in (False, True)]
+    for seed in range(first, last):
+        print(seed, flush=True)
+        reference, native = [raw_outcome(vm, seed) for vm in machines]
+        assert native == reference, raw_program(random.Random(seed), (*NUMBERS, 10**9)).functions
+
+
+def test_a_raw_machine_keeps_to_its_stack() -> None:
+    run = "from tests.machines.native.test_loop import raw_fuzz; raw_fuzz(0, 4000)"
+    ended = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
+    assert not ended.returncode, f"seed {ended.stdout.split()[-1]}: {ended.stderr}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import OperandValueError
 from mlvm.core.types import Array
-from tests.machines.native.twins import native, planned, reference
+from tests.machines.native.planners import native, planned, reference
 
 SIZES = [0, 1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 1025, 70_001]
 WORDS = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**64 - 1]))

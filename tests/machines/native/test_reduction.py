@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.types import Array, DType
-from mlvm.machines.native.twins.reduction import collapsed
-from tests.machines.native.twins import native, planned, reference
+from mlvm.machines.native.planners.reduction import collapsed
+from tests.machines.native.planners import native, planned, reference
 
 INF, NAN = np.inf, np.nan
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 255, 1023, 1024, 1025, 2079]

@@ -11,7 +11,7 @@ import pytest
 
 from mlvm.core.errors import OperandValueError
 from mlvm.core.types import Array, DType
-from tests.machines.native.twins import native, planned, reference
+from tests.machines.native.planners import native, planned, reference
 
 INF, NAN = np.inf, np.nan
 LENGTHS = [1, 2, 3, 7, 8, 10, 15, 17, 31, 33, 64, 65, 100, 255, 512, 1000, 1023, 1025, 2048, 4099]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.types import Array
-from tests.machines.native.twins import native, planned, reference
+from tests.machines.native.planners import native, planned, reference
 
 NONE = ((0, 0), (0, 0))
 

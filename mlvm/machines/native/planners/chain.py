@@ -1,0 +1,216 @@
+"""Chains of elementwise ops on one shape: `kernels/chain.c`. A single op is one, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import partial
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from mlvm.core import ops as _fill_the_op_table  # noqa: F401
+from mlvm.core.machine.fused import Link
+from mlvm.core.op import OPS, Attributes, Op
+from mlvm.core.types import DType, Shape, TensorType
+from mlvm.machines.native import _native
+from mlvm.machines.native._native import Plan
+from mlvm.machines.native.planner import Types, twin
+from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, stage
+
+PIECE: Final = 512
+"""The most elements that a link works on before the next one does."""
+
+_MOST_AXES: Final = 64
+_MOST_VALUES: Final = 128
+_APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
+
+
+class _Kind(IntEnum):
+    """How chain.c finds a value."""
+
+    WHOLE = 0
+    REPEATED = 1
+    SPREAD = 2
+    TEMPORARY = 3
+
+
+class _Step(NamedTuple):
+    """A call of a row function: the values that it writes and reads."""
+
+    row: str
+    values: tuple[int, ...]
+
+
+class _Steps:
+    """A chain in terms of row functions. Values are numbered: parameters first, then each value
+    that passes between steps."""
+
+    def __init__(self, links: Sequence[Link], types: Types) -> None:
+        self.types = list(types)
+        self.steps: list[_Step] = []
+        self.cost = 0.0
+        self._number: dict[int, int] = {}
+        self.complete = all(self._add(link) for link in links)
+
+    def _add(self, link: Link) -> bool:
+        """Add a link; return False if it has no row function."""
+        sources = [self._number.get(source, source) for source in link.sources]
+        operands = [self.types[source] for source in sources]
+        out = link.op.infer(operands, link.attributes)
+        row = out and row_of(link.op, out, operands, link.attributes)
+        if not out or not row:
+            return False
+        for x, dtype in zip(operands, row.dtypes, strict=True):
+            if not _converts(x.dtype, dtype):
+                return False
+        if row.first is not None:
+            sources = [
+                self._converted(source, row.first) if x.dtype.is_integer else source
+                for source, x in zip(sources, operands, strict=True)
+            ]
+        sources = [self._converted(*pair) for pair in zip(sources, row.dtypes, strict=True)]
+        target = link.target if link.target >= 0 else self._temporary(out)
+        self._number[link.target] = target
+        if row.result is out.dtype:
+            self.steps.append(_Step(row.name, (target, *sources)))
+        else:
+            exact = self._temporary(out.with_dtype(row.result))
+            self.steps.append(_Step(row.name, (exact, *sources)))
+            self.steps.append(_Step(conversion(row.result, out.dtype), (target, exact)))
+        self.cost += row.cost
+        return True
+
+    def _converted(self, source: int, dtype: DType) -> int:
+        type = self.types[source]
+        if type.dtype is dtype:
+            return source
+        before = stage(type.dtype, dtype)
+        if before is not type.dtype:
+            return self._converted(self._converted(source, before), dtype)
+        target = self._temporary(type.with_dtype(dtype))
+        self.steps.append(_Step(conversion(type.dtype, dtype), (target, source)))
+        return target
+
+    def _temporary(self, type: TensorType) -> int:
+        self.types.append(type)
+        return len(self.types) - 1
+
+
+def _converts(x: DType, y: DType) -> bool:
+    """Whether there are row functions from one dtype to another, or none is wanted."""
+    before = stage(x, y)
+    return x is y or (
+        conversion(before, y) in ROWS and (before is x or conversion(x, before) in ROWS)
+    )
+
+
+def chain_plan(links: Sequence[Link], types: Types, *, unit: int | None = None) -> Plan | None:
+    """The plan of a chain on parameters of these types, the results first; None if a link has no
+    row function. All links work elementwise on the shape of the first one's result.
+
+    A unit is `unit` consecutive elements of that shape, or as many as suit the kernel. So a kernel
+    that has just made some rows of an operand may run the units that are these rows.
+    """
+    nparams = len(types)
+    chain = _Steps(links, types)
+    if not chain.complete or len(chain.types) > _MOST_VALUES:
+        return None
+    shape = chain.types[chain.steps[-1].values[0]].shape
+    used = sorted({value for step in chain.steps for value in step.values})
+    size = chain.types[chain.steps[-1].values[0]].size
+    traffic = sum(types[value].nbytes for value in used if value < nparams)
+    work = 50 + chain.cost * size + 0.03 * traffic
+    whole = all(chain.types[value].size == size for value in used)
+    if whole and len(chain.steps) == 1 and chain.steps[0].values == tuple(range(nparams)):
+        unit = unit or PIECE
+        sizes = [type.dtype.itemsize for type in types]
+        address = _native.row(chain.steps[0].row)
+        return Plan(
+            "row", nparams, ints=[size, unit, address, *sizes], units=-(-size // unit), work=work
+        )
+    shapes = [chain.types[value].shape for value in used if value < nparams]
+    lengths, strides = _axes(shape, shapes)
+    if len(lengths) > _MOST_AXES:
+        return None
+    piece = PIECE
+    if len(lengths) > 1 and 0 < lengths[-1] <= PIECE:
+        piece -= piece % lengths[-1]
+    unit = unit or piece
+    places, scratch = _places(chain, strides, nparams, piece, size)
+    form = [size, unit, piece, len(lengths), len(used), len(chain.steps), *lengths]
+    for i, value in enumerate(used):
+        kind, place = places[value]
+        form += [kind, value, chain.types[value].dtype.itemsize, place]
+        form += strides[i] if value < nparams else [0] * len(lengths)
+    for step in chain.steps:
+        form += [_native.row(step.row), len(step.values), *map(used.index, step.values)]
+    return Plan("chain", nparams, ints=form, units=-(-size // unit), work=work, scratch=scratch)
+
+
+def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
+    """The axes of a shape, those joined about which all operands agree; and for each operand how
+    far apart the elements along them are, 0 where they are one and the same."""
+    lengths: list[int] = []
+    patterns: list[tuple[bool, ...]] = []
+    for axis, length in enumerate(shape, -len(shape)):
+        if length == 1:
+            continue
+        pattern = tuple([-axis <= len(s) and s[axis] != 1 for s in shapes])
+        if patterns and patterns[-1] == pattern:
+            lengths[-1] *= length
+        else:
+            lengths.append(length)
+            patterns.append(pattern)
+    strides = []
+    for i in range(len(shapes)):
+        own = [n if pattern[i] else 1 for n, pattern in zip(lengths, patterns, strict=True)]
+        steps = [*accumulate(reversed(own[1:]), int.__mul__, initial=1)][::-1] if own else [0]
+        strides.append(
+            [n if pattern[i] else 0 for n, pattern in zip(steps, patterns, strict=False)] or [0]
+        )
+    return lengths or [1], strides
+
+
+def _places(
+    chain: _Steps, strides: Sequence[Sequence[int]], nparams: int, piece: int, size: int
+) -> tuple[dict[int, tuple[_Kind, int]], int]:
+    """The kind of each value and its place in scratch memory, of which so many bytes are wanted. A
+    temporary takes the place of one that is read no more."""
+    last = {value: i for i, step in enumerate(chain.steps) for value in step.values}
+    places: dict[int, tuple[_Kind, int]] = {}
+    free: dict[int, list[int]] = {}
+    end = 0
+
+    def place(value: int) -> int:
+        nonlocal end
+        itemsize = chain.types[value].dtype.itemsize
+        if free.get(itemsize):
+            return free[itemsize].pop()
+        start, end = end, end + -(-piece * itemsize // 64) * 64 + _APART
+        return start
+
+    for value, steps in zip(sorted(v for v in last if v < nparams), strides, strict=True):
+        if chain.types[value].size == size:
+            places[value] = _Kind.WHOLE, 0
+        else:
+            places[value] = _Kind.SPREAD if any(steps[:-1]) else _Kind.REPEATED, place(value)
+    for i, step in enumerate(chain.steps):
+        target, *sources = step.values
+        for value in {*sources}:
+            if value >= nparams and last[value] == i:
+                free.setdefault(chain.types[value].dtype.itemsize, []).append(places[value][1])
+        if target not in places:
+            places[target] = _Kind.TEMPORARY, place(target)
+            if last[target] == i:  # nothing reads it
+                free.setdefault(chain.types[target].dtype.itemsize, []).append(places[target][1])
+    return places, end
+
+
+def _single(op: Op, types: Types, attributes: Attributes) -> Plan | None:
+    link = Link(op, 0, tuple(range(1, len(types))), attributes)
+    return chain_plan([link], types)
+
+
+for _op in OPS.values():
+    if (_op.elementwise or _op.name in ("gelu", "gelu_vjp")) and _op.name != "copy":
+        twin(_op.name)(partial(_single, _op))

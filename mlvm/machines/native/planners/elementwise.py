@@ -1,0 +1,74 @@
+"""Which row function of `kernels/elementwise.c` an op is, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from mlvm.core.op import Attributes, Op
+from mlvm.core.rules import common_dtype
+from mlvm.core.types import DType, TensorType, bool_, f32, f64
+from mlvm.machines.native import _native
+
+ROWS: Final = _native.rows()
+"""The nanoseconds that a row function takes for a byte of its result, roughly, by its name."""
+
+
+class Row(NamedTuple):
+    """The name of a row function, the dtypes of its operands and its result, and what it costs an
+    element. Operands of other dtypes are converted, integers to the dtype `first` before; of a
+    result that is a half, that in f32 is."""
+
+    name: str
+    dtypes: tuple[DType, ...]
+    result: DType
+    cost: float
+    first: DType | None = None
+
+
+def row_of(
+    op: Op, out: TensorType, operands: Sequence[TensorType], attributes: Attributes
+) -> Row | None:
+    """The row function for an op on operands of these dtypes; None if there is none."""
+    name, dtypes = op.name, tuple([x.dtype for x in operands])
+    if name == "where":
+        return _row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), out)
+    if name == "astype" and dtypes != (out.dtype,):
+        through = stage(dtypes[0], out.dtype)
+        return _row(conversion(through, out.dtype), (through,), out)
+    if name in ("copy", "broadcast_to", "astype") or (
+        name in ("real", "conj") and dtypes[0].kind != "complex"
+    ):
+        return _row(f"copy_{out.dtype.itemsize}", dtypes, out)
+    if name in ("gelu", "gelu_vjp"):
+        form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
+        name = name.replace("gelu", form)
+    dtype = common_dtype(operands)
+    if out.dtype.is_float and not dtype.is_inexact:
+        dtype = out.dtype  # exp and the like, of integers
+    first, dtype = (dtype, f32) if dtype.is_half else (None, dtype)
+    return _row(f"{name}_{dtype}", (dtype,) * len(dtypes), out, first)
+
+
+def _row(
+    name: str, dtypes: tuple[DType, ...], out: TensorType, first: DType | None = None
+) -> Row | None:
+    if name not in ROWS:
+        return None
+    result = f32 if first is not None and out.dtype.is_half else out.dtype
+    return Row(name, dtypes, result, out.dtype.itemsize * ROWS[name], first)
+
+
+def stage(x: DType, out: DType) -> DType:
+    """The dtype from which x becomes `out`: a half is widened first, and what becomes one is in a
+    float that has all of its values (an integer of more than 53 bits is rounded to one)."""
+    if x.is_half and out is not f32:
+        return f32
+    if out.is_half and not (x.is_float or x.is_half):
+        return f32 if x.itemsize <= 2 else f64
+    return x
+
+
+def conversion(x: DType, y: DType) -> str:
+    """The name of the row function that converts x to y, if there is one."""
+    return f"astype_{x}_{y}"

@@ -1,0 +1,267 @@
+"""Matrix products: `kernels/linalg.c`, whose `enum Product` lists what a plan says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from mlvm.core.machine.fused import Link
+from mlvm.core.op import Attributes
+from mlvm.core.rules import broadcast_shapes
+from mlvm.core.types import Shape, TensorType
+from mlvm.machines.native._native import Plan
+from mlvm.machines.native.planner import Types, twin
+from mlvm.machines.native.planners.chain import chain_plan
+
+Axis: TypeAlias = tuple[int, int, int]
+"""How long it is, and the strides of x and y along it."""
+
+_BLOCK: Final = 352
+"""Sums are made in blocks of at most so many products."""
+_CACHE: Final = 1 << 18
+"""Bytes that stay in a processor's second-level cache beside other things."""
+_MOST_PANELS: Final = 1 << 24
+"""Bytes of y that a thread copies at most, for a chain after the product."""
+
+
+class Matrix(NamedTuple):
+    """One matrix of an operand, after its transposition: lengths, and strides in elements."""
+
+    rows: int
+    columns: int
+    row: int
+    column: int
+
+    @property
+    def T(self) -> Matrix:
+        return Matrix(self.columns, self.rows, self.column, self.row)
+
+
+class Product(NamedTuple):
+    """x @ y for each element of a batch; summed over `groups`, whose length and strides it has."""
+
+    dtype: str
+    x: Matrix
+    y: Matrix
+    axes: Sequence[Axis] = ()
+    groups: Axis = (1, 0, 0)
+
+    @property
+    def work(self) -> float:
+        """Nanoseconds: for the multiplications, and for all elements to come by."""
+        m, n, k = self.x.rows, self.y.columns, self.x.columns
+        batch = math.prod(axis[0] for axis in self.axes)
+        elements = m * n + self.groups[0] * (m * k + k * n)
+        bytes_a_flop = 1 if self.dtype == "f32" else 2
+        flops = 2 * self.groups[0] * m * n * k
+        return 50 + batch * bytes_a_flop * (flops / 80 + elements / 5)
+
+
+class Chain(NamedTuple):
+    """What follows for rows of a product while they are in the cache: a plan whose units are rows.
+
+    Its parameters are those of the call, `nparams`; and one more, the product, where `out` is None.
+    """
+
+    child: Plan
+    nparams: int
+    x: int
+    y: int
+    out: int | None
+
+
+# --- the ops -----------------------------------------------------------------------------
+
+
+@twin("matmul")
+def matmul(types: Types, attributes: Attributes) -> Plan | None:
+    product = _matmul(types[1], types[2], attributes)
+    return product and plan(product)
+
+
+def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | None:
+    dtype = float_dtype(x, y)
+    if dtype is None:
+        return None
+    if x.ndim == 1:
+        x = x.with_shape((1, *x.shape))
+    if y.ndim == 1:
+        y = y.with_shape((*y.shape, 1))
+    if x.ndim > 2 and y.ndim == 2 and not attributes["transpose_x"]:
+        x = x.with_shape((math.prod(x.shape[:-1]), x.shape[-1]))
+    axes = _batch_axes(x.shape[:-2], y.shape[:-2], math.prod(x.shape[-2:]), math.prod(y.shape[-2:]))
+    return Product(dtype, *_matrices(x, y, attributes), axes)
+
+
+@twin("batch_contract")
+def batch_contract(types: Types, attributes: Attributes) -> Plan | None:
+    _, x, y = types
+    dtype = float_dtype(x, y)
+    if dtype is None:
+        return None
+    batch = math.prod(x.shape[:-2])
+    if attributes["transpose_x"] and not attributes["transpose_y"]:
+        # The batch and the inner axis are contracted together.
+        x = x.with_shape((batch * x.shape[-2], x.shape[-1]))
+        y = y.with_shape((batch * y.shape[-2], y.shape[-1]))
+        batch = 1
+    groups = batch, math.prod(x.shape[-2:]), math.prod(y.shape[-2:])
+    return plan(Product(dtype, *_matrices(x, y, attributes), groups=groups))
+
+
+def matmul_chain(x: TensorType, y: TensorType, attributes: Attributes, chain: Chain) -> Plan | None:
+    """The plan of a matmul and what is done with its rows; None if the product is a vector, or so
+    large that a thread cannot go through it row by row."""
+    product = _matmul(x, y, attributes)
+    if product is None or product.y.columns == 1:
+        return None
+    return tiles(product, chain)
+
+
+def headed_plan(links: Sequence[Link], types: Types) -> Plan | None:
+    """The plan of a chain whose first link is a matmul, on parameters of these types: while rows of
+    the product are in the cache, the rest is done with them. None if a link has no row function,
+    or the product is not of that kind."""
+    head, *rest = links
+    x_number, y_number = head.sources
+    x, y = types[x_number], types[y_number]
+    product = head.op.infer((x, y), head.attributes)
+    if product is None or min(x.ndim, y.ndim) < 2 or not rest:
+        return None
+    kept = head.target >= 0  # as a result; else it lives in scratch only, the last parameter
+    child_types = types if kept else [*types, product]
+    renamed = {} if kept else {head.target: len(types)}
+    renumbered = []
+    for op, target, sources, attributes in rest:
+        sources = tuple([renamed.get(source, source) for source in sources])
+        renumbered.append(Link(op, target, sources, attributes))
+        renamed.pop(target, None)
+    child = chain_plan(renumbered, child_types, unit=max(1, product.shape[-1]))
+    if child is None:
+        return None
+    places = Chain(child, len(types), x_number, y_number, head.target if kept else None)
+    return matmul_chain(x, y, head.attributes, places)
+
+
+# --- what they have in common ------------------------------------------------------------
+
+
+def float_dtype(*types: TensorType) -> str | None:
+    """The suffix of the kernels for these operands."""
+    names = {type.dtype.name for type in types}
+    name = names.pop()
+    return name if not names and name in ("f32", "f64") else None
+
+
+def _matrices(x: TensorType, y: TensorType, attributes: Attributes) -> tuple[Matrix, Matrix]:
+    a, b = (Matrix(z.shape[-2], z.shape[-1], z.shape[-1], 1) for z in (x, y))
+    return a.T if attributes["transpose_x"] else a, b.T if attributes["transpose_y"] else b
+
+
+def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
+    """The batch axes, as few as can be. A stride is 0 where the operand is repeated."""
+    axes: list[Axis] = []
+    lengths = broadcast_shapes(x, y)
+    x, y = ((1,) * (len(lengths) - len(shape)) + shape for shape in (x, y))
+    for length, x_length, y_length in zip(lengths[::-1], x[::-1], y[::-1], strict=True):
+        if length == 1:
+            continue
+        x_stride, y_stride = x_size * (x_length > 1), y_size * (y_length > 1)
+        inner = axes[0] if axes else (1, 0, 0)
+        if axes and (x_stride, y_stride) == (inner[0] * inner[1], inner[0] * inner[2]):
+            axes[0] = (length * inner[0], inner[1], inner[2])
+        else:
+            axes.insert(0, (length, x_stride, y_stride))
+        x_size, y_size = x_size * x_length, y_size * y_length
+    return axes
+
+
+def plan(product: Product) -> Plan:
+    """How the product is best made."""
+    x, y = product.x, product.y
+    if y.columns == 1:
+        # The rows of x with a vector: columns of x transposed.
+        axes = [(length, b, a) for length, a, b in product.axes]
+        length, a, b = product.groups
+        return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), 2, 1)
+    if x.rows == 1 and y.column == 1:
+        return _vector(product, 1, 2)
+    made = tiles(product)
+    assert made is not None
+    return made
+
+
+def _block(k: int) -> int:
+    """How much of a long sum is made at once: equal parts of _BLOCK at most."""
+    parts = -(-k // _BLOCK)
+    return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
+
+
+def _ints(product: Product, places: Sequence[int], rest: Sequence[int]) -> list[int]:
+    x, y, groups = product.x, product.y, product.groups
+    block = _block(x.columns)
+    ints = [x.rows, y.columns, x.columns, groups[0], block, x.row, x.column, groups[1]]
+    ints += [y.row, y.column, groups[2], *places, *map(int, rest), len(product.axes)]
+    return ints + [i for axis in product.axes for i in axis]
+
+
+def _vector(product: Product, x: int, y: int) -> Plan:
+    """A row times a matrix. The parameters x and y may have changed places."""
+    unit = 64
+    products = math.prod(axis[0] for axis in product.axes)
+    return Plan(
+        f"gemv_{product.dtype}",
+        3,
+        ints=_ints(product, (x, y, 0), (True, unit, *[0] * 8)),
+        units=products * -(-product.y.columns // unit),
+        work=product.work,
+    )
+
+
+def tiles(product: Product, chain: Chain | None = None, windows: Sequence[int] = ()) -> Plan | None:
+    """Tiles of the result in registers. `windows`: x are windows over images, gathered there."""
+    x, y, groups = product.x, product.y, product.groups[0]
+    m, n, k = x.rows, y.columns, x.columns
+    itemsize = 4 if product.dtype == "f32" else 8
+    block = _block(k)
+    # Where to read an operand in place: where copies would be read seldom, or are in the cache.
+    transposed = x.column != 1
+    copy_x = 2 if windows else n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
+    copy_y = y.column != 1 or m > 48
+    rows = 144 if transposed else 96
+    columns, at_once = n, max(1, -(-k // block) * groups)
+    if chain:
+        rows = max(12, min(rows, _CACHE // (n * itemsize + 1)))
+        if copy_y and at_once * block * n * itemsize > _MOST_PANELS:
+            return None
+    else:
+        parts = max(1, -(-n * block * itemsize // (16 * _CACHE)))
+        columns = -(-n // parts)
+        at_once = max(1, min(at_once, 4 * _CACHE // (itemsize * block * (columns + 1))))
+    rows = -(-m // -(-m // rows) // 12) * 12 if m else 12
+    columns = -(-columns // 32) * 32 or 32
+    by_columns = n > m and not chain and not windows
+    unit = 64 if by_columns else 24
+    products = math.prod(axis[0] for axis in product.axes)
+    # Scratch: rows of x, panels of y, then for a chain what its child wants, and the product.
+    strip = min(m, rows) * block + 64 if copy_x else 0
+    strip = -(-strip // 16) * 16
+    panels = (at_once if m > rows else 1) * block * columns
+    child_scratch = (strip + panels) * itemsize
+    product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64
+    scratch = product_scratch + (rows * n * itemsize if chain and chain.out is None else 0)
+    places = (1, 2, 0)
+    if chain:
+        places = chain.x, chain.y, -1 if chain.out is None else chain.out
+    rest = [by_columns, unit, copy_x, copy_y, rows, columns, at_once]
+    rest += [strip, child_scratch, product_scratch]
+    return Plan(
+        f"matmul_chain_{product.dtype}" if chain else f"matmul_{product.dtype}",
+        chain.nparams if chain else 3,
+        ints=[*_ints(product, places, rest), *windows],
+        units=products * -(-(n if by_columns else m) // unit),
+        work=product.work + (chain.child.work if chain else 0),
+        scratch=scratch,
+        parts=[chain.child] if chain else [],
+    )

@@ -1,9 +1,0 @@
-/* The short way of an eager call: see dispatch.c. */
-#ifndef MLVM_DISPATCH_H
-#define MLVM_DISPATCH_H
-
-#include "module.h"
-
-int dispatch_init(PyObject *module);
-
-#endif

@@ -1,0 +1,826 @@
+/* The short way of an eager call: allocate the result, launch one op, record it on the tape.
+ *
+ * `apply(call, *operands)` does in C what `apply_in_python` in mlvm/eager/tensor/tensor.py does, for the
+ * common case. Whatever is not common is left to that function before anything has happened: it has the
+ * semantics, this has the speed. A call is common if all operands are plain tensors whose types the
+ * call has met, on a native VM that nobody observes, in an arena that notes nothing and has a free
+ * region of the result's type. On a VM elsewhere the launch is a message in its `Outbox`.
+ *
+ * While this thread has the interpreter lock nobody else changes an arena, a free store or a VM
+ * that is at rest. The VM's own lock says whether it is.
+ */
+#include "dispatch.h"
+
+#include "../machine/call.h"
+#include "posts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- the fields that C reads and writes: see mlvm/arena/fields.py --- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
+    PyObject *weakrefs;
+} Allocation;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted, *views;
+    long long nbytes;
+    PyObject *weakrefs;
+} Region;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *door, *bins, *refer;
+    long long used, high_water;
+    PyObject *weakrefs;
+} Arena;
+
+enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, ENTRIES = 32 };
+
+/* What a call does for operands of certain types on a certain VM. */
+typedef struct {
+    long long door; /* its number: an entry keeps no VM's threads alive */
+    long long generation;
+    PyObject *types[MOST_OPERANDS];
+    PyObject *out;  /* the result's type */
+    PlanObject *plan; /* NULL: left to Python */
+    long long program; /* of a VM elsewhere: its number there, 0: left to Python */
+    PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
+} Entry;
+
+typedef struct {
+    PyObject_HEAD
+    Entry *entries;
+} Call;
+
+/* The addresses of a VM's tensors, by handle, until any handle may name another array. */
+typedef struct {
+    int64_t handle; /* 0: free */
+    char *address;
+    PyObject *type; /* the free store keeps it */
+} Place;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *find; /* find(handle, door) -> (array, type), or None */
+    PyObject *plan; /* plan(name, types, attributes) -> Plan or None */
+    PyObject *acquire, *release; /* of the VM's lock */
+    PoolObject *pool;
+    Outbox *outbox;              /* of a VM elsewhere, which has no pool nor lock */
+    PyObject *flush;             /* flush(): send what is in it, if nobody else does */
+    long long number;            /* no two doors have the same, nor 0 */
+    long long generation;        /* counts changes of the function table */
+    char observed, instrumented; /* then the long way is taken */
+    Place *places;
+    int64_t room, taken;
+} Door;
+
+static PyTypeObject *allocation_type, *region_type, *arena_type, *call_type, *door_type;
+
+/* What `install` hands in. */
+static PyTypeObject *tensor_class, *tape_class;
+static PyObject *slow, *get_scope, *get_current_tape, *default_arena, *resolve, *raise_stale;
+static PyObject *weak_reference;
+static PyObject *record_name, *nodes_name, *kept_name, *templates_name;
+
+/* --- types with plain fields --- */
+
+#define OBJECT_FIELD(Struct, name) {#name, T_OBJECT_EX, offsetof(Struct, name), 0, NULL}
+#define NUMBER_FIELD(Struct, name) {#name, T_LONGLONG, offsetof(Struct, name), 0, NULL}
+#define WEAKREFS(Struct) \
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Struct, weakrefs), READONLY, NULL}
+
+/* All object fields of a struct lie one after the other. */
+static int visit_fields(PyObject *self, PyObject **fields, int count, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    for (int i = 0; i < count; i++)
+        Py_VISIT(fields[i]);
+    return 0;
+}
+
+static void clear_fields(PyObject **fields, int count)
+{
+    for (int i = 0; i < count; i++)
+        Py_CLEAR(fields[i]);
+}
+
+#define COUNT(first, last, Struct) \
+    ((int)((offsetof(Struct, last) - offsetof(Struct, first)) / sizeof(PyObject *)) + 1)
+
+#define FIELDS(Struct, name, first, last)                                                \
+    static int name##_traverse(Struct *self, visitproc visit, void *arg)                 \
+    {                                                                                    \
+        return visit_fields((PyObject *)self, &self->first, COUNT(first, last, Struct),  \
+                            visit, arg);                                                 \
+    }                                                                                    \
+    static int name##_clear(Struct *self)                                                \
+    {                                                                                    \
+        clear_fields(&self->first, COUNT(first, last, Struct));                          \
+        return 0;                                                                        \
+    }                                                                                    \
+    static void name##_dealloc(Struct *self)                                             \
+    {                                                                                    \
+        PyObject_GC_UnTrack(self);                                                       \
+        if (self->weakrefs)                                                              \
+            PyObject_ClearWeakRefs((PyObject *)self);                                    \
+        clear_fields(&self->first, COUNT(first, last, Struct));                          \
+        free_object((PyObject *)self);                                                   \
+    }
+
+FIELDS(Allocation, allocation, region, node)
+FIELDS(Region, region, storage, views)
+FIELDS(Arena, arena, door, refer)
+
+/* Give a region back that is no struct, or whose arena is none: a queue's slot, for instance. */
+static int give_back_in_python(PyObject *region, PyObject *arena)
+{
+    PyObject *bin = PyObject_GetAttrString(region, "bin");
+    PyObject *done = bin ? PyObject_CallMethod(bin, "append", "O", region) : NULL;
+    PyObject *nbytes = done ? PyObject_GetAttrString(region, "nbytes") : NULL;
+    PyObject *used = nbytes && arena ? PyObject_GetAttrString(arena, "used") : NULL;
+    PyObject *now = used ? PyNumber_Subtract(used, nbytes) : NULL;
+    int failed = !now || PyObject_SetAttrString(arena, "used", now);
+    Py_XDECREF(bin);
+    Py_XDECREF(done);
+    Py_XDECREF(nbytes);
+    Py_XDECREF(used);
+    Py_XDECREF(now);
+    return failed;
+}
+
+/* As `__del__` in mlvm/arena/fields.py: whoever takes the region away ends the tensor. */
+static void allocation_finalize(PyObject *object)
+{
+    Allocation *self = (Allocation *)object;
+    PyObject *region = self->region;
+    if (!region || region == Py_None)
+        return;
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    Py_INCREF(Py_None);
+    self->region = Py_None;
+    Region *its = (Region *)region;
+    int failed;
+    if (PyObject_TypeCheck(region, region_type) && its->bin && PyList_CheckExact(its->bin) &&
+        self->arena && PyObject_TypeCheck(self->arena, arena_type)) {
+        failed = PyList_Append(its->bin, region);
+        ((Arena *)self->arena)->used -= its->nbytes;
+    } else {
+        failed = give_back_in_python(region, self->arena);
+    }
+    if (failed)
+        PyErr_WriteUnraisable(object);
+    Py_DECREF(region);
+    PyErr_Restore(type, error, traceback);
+}
+
+static PyMemberDef allocation_members[] = {
+    OBJECT_FIELD(Allocation, region), OBJECT_FIELD(Allocation, arena),
+    OBJECT_FIELD(Allocation, type),   OBJECT_FIELD(Allocation, base),
+    OBJECT_FIELD(Allocation, handle), OBJECT_FIELD(Allocation, ended),
+    OBJECT_FIELD(Allocation, tape),   OBJECT_FIELD(Allocation, node),
+    WEAKREFS(Allocation),             {NULL, 0, 0, 0, NULL}};
+static PyMemberDef region_members[] = {
+    OBJECT_FIELD(Region, storage), OBJECT_FIELD(Region, offset), OBJECT_FIELD(Region, bin),
+    OBJECT_FIELD(Region, number),  OBJECT_FIELD(Region, handles), OBJECT_FIELD(Region, holder),
+    OBJECT_FIELD(Region, seen),    OBJECT_FIELD(Region, last),   OBJECT_FIELD(Region, noted),
+    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),
+    WEAKREFS(Region),              {NULL, 0, 0, 0, NULL}};
+static PyMemberDef arena_members[] = {
+    OBJECT_FIELD(Arena, door),          {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
+    {"_refer", T_OBJECT_EX, offsetof(Arena, refer), 0, NULL},
+    NUMBER_FIELD(Arena, used),          NUMBER_FIELD(Arena, high_water),
+    WEAKREFS(Arena),                    {NULL, 0, 0, 0, NULL}};
+
+#define SLOTS(name, ...)                                                                 \
+    static PyType_Slot name##_slots[] = {{Py_tp_traverse, name##_traverse},              \
+                                         {Py_tp_clear, name##_clear},                    \
+                                         {Py_tp_dealloc, name##_dealloc},                \
+                                         {Py_tp_members, name##_members},                \
+                                         __VA_ARGS__{0, NULL}};
+SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, )
+SLOTS(region)
+SLOTS(arena)
+
+#define SPEC(name, Name, Struct)                                                         \
+    static PyType_Spec name##_spec = {                                                   \
+        "mlvm.machines.native._native." Name, sizeof(Struct), 0,                         \
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, name##_slots};
+SPEC(allocation, "AllocationFields", Allocation)
+SPEC(region, "RegionFields", Region)
+SPEC(arena, "ArenaFields", Arena)
+
+/* --- a call's memory of types --- */
+
+static int is_ready(const Entry *entry)
+{
+    return entry->plan || entry->program;
+}
+
+static void forget_entry(Entry *entry)
+{
+    entry->door = 0;
+    entry->program = 0;
+    for (int i = 0; i < MOST_OPERANDS; i++)
+        Py_CLEAR(entry->types[i]);
+    Py_CLEAR(entry->out);
+    PyObject *plan = (PyObject *)entry->plan;
+    entry->plan = NULL;
+    Py_XDECREF(plan);
+    for (int i = 0; i < MASKS; i++)
+        Py_CLEAR(entry->templates[i]);
+}
+
+static void call_dealloc(Call *self)
+{
+    for (int i = 0; self->entries && i < ENTRIES; i++)
+        forget_entry(&self->entries[i]);
+    PyMem_Free(self->entries);
+    free_object((PyObject *)self);
+}
+
+static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {0, NULL}};
+static PyType_Spec call_spec = {"mlvm.machines.native._native.CallFields", sizeof(Call), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, call_slots};
+
+/* Where an entry for operands of these types is, or would be. NULL if there is no memory. */
+static Entry *entry_of(Call *call, Allocation *const *operands, int count)
+{
+    if (!call->entries && !(call->entries = PyMem_Calloc(ENTRIES, sizeof *call->entries)))
+        return NULL;
+    size_t hash = 0;
+    for (int i = 0; i < count; i++)
+        hash = hash * 31 + ((size_t)operands[i]->type >> 5);
+    return &call->entries[(hash ^ hash >> 7) % ENTRIES];
+}
+
+static int entry_holds(const Entry *entry, const Door *door, Allocation *const *operands, int count)
+{
+    if (entry->door != door->number || entry->generation != door->generation)
+        return 0;
+    for (int i = 0; i < count; i++)
+        if (entry->types[i] != operands[i]->type)
+            return 0;
+    return count == MOST_OPERANDS || !entry->types[count];
+}
+
+static PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++) {
+        Py_INCREF(objects[i]);
+        PyTuple_SetItem(tuple, i, objects[i]);
+    }
+    return tuple;
+}
+
+static PyObject *types_of(Allocation *const *operands, int count)
+{
+    PyObject *types[MOST_OPERANDS];
+    for (int i = 0; i < count; i++)
+        types[i] = operands[i]->type;
+    return tuple_of(types, count);
+}
+
+/* Remember what Python says of operands of these types. Errors are no matter, but for an interrupt,
+ * which stays set: the long way has just succeeded and will again. */
+static void learn(Call *call, Door *door, Allocation *const *operands, int count)
+{
+    Entry *entry = entry_of(call, operands, count);
+    PyObject *types = entry ? types_of(operands, count) : NULL;
+    PyObject *answer =
+        types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, (PyObject *)door,
+                                             NULL) : NULL;
+    Py_XDECREF(types);
+    PyObject *plan = NULL, *out = NULL;
+    if (answer && PyArg_ParseTuple(answer, "OO", &plan, &out)) {
+        forget_entry(entry);
+        entry->door = door->number;
+        entry->generation = door->generation;
+        for (int i = 0; i < count; i++) {
+            Py_INCREF(operands[i]->type);
+            entry->types[i] = operands[i]->type;
+        }
+        if (is_plan(plan)) {
+            Py_INCREF(plan);
+            entry->plan = (PlanObject *)plan;
+        } else if (PyLong_Check(plan)) {
+            entry->program = PyLong_AsLongLong(plan);
+        }
+        Py_INCREF((PyObject *)out);
+        entry->out = out;
+    }
+    Py_XDECREF(answer);
+    forgive();
+}
+
+/* --- Door --- */
+
+static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"find", "plan", "lock", "pool", "outbox", "flush", NULL};
+    PyObject *find = NULL, *plan = NULL, *lock = NULL, *pool = NULL, *outbox = NULL, *flush = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:Door", names, &find, &plan, &lock, &pool,
+                                     &outbox, &flush))
+        return NULL;
+    if (!plan || (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
+        return PyErr_Format(PyExc_TypeError, "a find, lock and Pool are wanted, or an Outbox and flush");
+    Door *self = (Door *)object_of(type);
+    if (!self)
+        return NULL;
+    PyObject *given[] = {find, plan, pool, outbox, flush};
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        Py_XINCREF(given[i]);
+    self->find = find;
+    self->plan = plan;
+    self->pool = (PoolObject *)pool;
+    self->outbox = (Outbox *)outbox;
+    self->flush = flush;
+    static long long number = 0;
+    self->number = ++number;
+    self->room = 256;
+    self->places = PyMem_Calloc((size_t)self->room, sizeof *self->places);
+    if (lock) {
+        self->acquire = PyObject_GetAttrString(lock, "acquire");
+        self->release = PyObject_GetAttrString(lock, "release");
+    }
+    if (!self->places || (lock && (!self->acquire || !self->release))) {
+        Py_DECREF((PyObject *)self);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static int door_traverse(Door *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->find);
+    Py_VISIT(self->plan);
+    Py_VISIT(self->flush);
+    return 0;
+}
+
+static int door_clear(Door *self)
+{
+    Py_CLEAR(self->find);
+    Py_CLEAR(self->plan);
+    Py_CLEAR(self->flush);
+    return 0;
+}
+
+static void door_dealloc(Door *self)
+{
+    PyObject_GC_UnTrack(self);
+    door_clear(self);
+    Py_XDECREF(self->acquire);
+    Py_XDECREF(self->release);
+    Py_XDECREF((PyObject *)self->pool);
+    Py_XDECREF((PyObject *)self->outbox);
+    PyMem_Free(self->places);
+    free_object((PyObject *)self);
+}
+
+static PyObject *door_forget(Door *self, PyObject *unused)
+{
+    (void)unused;
+    self->generation++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *door_forget_places(Door *self, PyObject *unused)
+{
+    (void)unused;
+    if (self->taken)
+        memset(self->places, 0, sizeof *self->places * (size_t)self->room);
+    self->taken = 0;
+    Py_RETURN_NONE;
+}
+
+static Place *find_place(Place *places, int64_t room, int64_t handle)
+{
+    int64_t i = handle & (room - 1);
+    while (places[i].handle && places[i].handle != handle)
+        i = (i + 1) & (room - 1);
+    return &places[i];
+}
+
+/* The address of a tensor of that type, if it is known; else NULL. */
+static char *known_address(const Door *self, PyObject *handle, PyObject *type)
+{
+    const Place *place = find_place(self->places, self->room, PyLong_AsLongLong(handle));
+    return place->handle && place->type == type ? place->address : NULL;
+}
+
+static void enlarge(Door *self)
+{
+    Place *places = PyMem_Calloc((size_t)self->room * 2, sizeof *places);
+    for (int64_t i = 0; places && i < self->room; i++)
+        if (self->places[i].handle)
+            *find_place(places, self->room * 2, self->places[i].handle) = self->places[i];
+    if (places) {
+        PyMem_Free(self->places);
+        self->places = places;
+        self->room *= 2;
+    }
+}
+
+/* Ask Python where the tensor of a handle lies, and remember it. It may name none; only an interrupt
+ * is left as an exception. Python may do anything meanwhile. */
+static void find_address(Door *self, PyObject *handle)
+{
+    PyObject *found = PyObject_CallFunctionObjArgs(self->find, handle, self, NULL);
+    PyObject *array, *type;
+    char *address;
+    long long number = PyLong_AsLongLong(handle);
+    if (found && found != Py_None && number > 0 && PyArg_ParseTuple(found, "OO", &array, &type) &&
+        !address_of(array, &address, NULL)) {
+        if (2 * (self->taken + 1) > self->room)
+            enlarge(self);
+        Place *place = find_place(self->places, self->room, number);
+        if (!place->handle && 2 * (self->taken + 1) <= self->room) {
+            *place = (Place){number, address, type};
+            self->taken++;
+        }
+    }
+    Py_XDECREF(found);
+    forgive();
+}
+
+static PyMemberDef door_members[] = {{"plan", T_OBJECT_EX, offsetof(Door, plan), READONLY, NULL},
+                                     {"observed", T_BOOL, offsetof(Door, observed), 0, NULL},
+                                     {"instrumented", T_BOOL, offsetof(Door, instrumented), 0, NULL},
+                                     {NULL, 0, 0, 0, NULL}};
+static PyMethodDef door_methods[] = {
+    {"forget", (PyCFunction)door_forget, METH_NOARGS, "The function table has changed."},
+    {"clear", (PyCFunction)door_forget_places, METH_NOARGS, "A handle may name another array."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot door_slots[] = {{Py_tp_new, door_new},
+                                   {Py_tp_traverse, door_traverse},
+                                   {Py_tp_clear, door_clear},
+                                   {Py_tp_dealloc, door_dealloc},
+                                   {Py_tp_members, door_members},
+                                   {Py_tp_methods, door_methods},
+                                   {Py_tp_doc, "Door(find, plan, lock, pool), Door(plan=, outbox=, flush=): a VM's short "
+                                                "way for one-op launches."},
+                                   {0, NULL}};
+static PyType_Spec door_spec = {"mlvm.machines.native._native.Door", sizeof(Door), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, door_slots};
+
+/* --- apply --- */
+
+static int call_without_result(PyObject *function)
+{
+    PyObject *result = PyObject_CallNoArgs(function);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+static void set(PyObject **field, PyObject *value)
+{
+    PyObject *old = *field;
+    Py_INCREF(value);
+    *field = value;
+    Py_XDECREF(old);
+}
+
+/* The free region that the next tensor of that type would get, borrowed, and the handle of that
+ * type there. NULL if Python must look for one. */
+static Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
+{
+    PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
+    Py_ssize_t count = bin ? PyList_Size(bin) : 0;
+    Region *region = count > 0 ? (Region *)PyList_GetItem(bin, count - 1) : NULL;
+    *handle = region && region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
+    return *handle ? region : NULL;
+}
+
+/* Leave a node on the tape, as `Tape.record` does. Returns 0, or -1 with an exception set. */
+static int record(PyObject *tape, Call *call, Entry *entry, Allocation *const *operands, int count,
+                  Allocation *out)
+{
+    int mask = 0;
+    for (int i = 0; i < count; i++)
+        mask |= (operands[i]->tape == tape) << i;
+    PyObject *template = Py_TYPE(tape) == tape_class && entry ? entry->templates[mask] : NULL;
+    if (!template) {
+        PyObject *types = types_of(operands, count);
+        PyObject *tuple = tuple_of((PyObject *const *)operands, count);
+        PyObject *done = types && tuple ? PyObject_CallMethodObjArgs(tape, record_name, call, tuple,
+                                                                     types, out, NULL)
+                                        : NULL;
+        /* Python has remembered the template under (types, mask). */
+        PyObject *templates = done && entry && Py_TYPE(tape) == tape_class
+                                  ? PyObject_GetAttr((PyObject *)call, templates_name)
+                                  : NULL;
+        PyObject *flags = templates ? PyTuple_New(count) : NULL;
+        for (int i = 0; flags && i < count; i++)
+            PyTuple_SetItem(flags, i, PyBool_FromLong(mask >> i & 1));
+        PyObject *key = flags ? PyTuple_Pack(2, types, flags) : NULL;
+        PyObject *known = key ? PyDict_GetItemWithError(templates, key) : NULL;
+        if (known && is_ready(entry))
+            set(&entry->templates[mask], known);
+        Py_XDECREF(key);
+        Py_XDECREF(flags);
+        Py_XDECREF(templates);
+        Py_XDECREF(types);
+        Py_XDECREF(tuple);
+        Py_XDECREF(done);
+        if (done)
+            PyErr_Clear();
+        return done ? 0 : -1;
+    }
+    Py_INCREF(template); /* what is freed meanwhile may run Python, which may forget the entry */
+    PyObject *tracked = PyTuple_GetItem(template, 0), *pulls = PyTuple_GetItem(template, 1);
+    PyObject *saves = PyTuple_GetItem(template, 2);
+    Py_ssize_t ntracked = PyTuple_Size(tracked), nsaves = PyTuple_Size(saves);
+    if (!ntracked) {
+        Py_DECREF(template);
+        return 0;
+    }
+    PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
+    PyObject *kept = nsaves ? PyObject_GetAttr(tape, kept_name) : NULL;
+    PyObject *origins = PyTuple_New(ntracked), *saved = PyTuple_New(nsaves), *node = NULL;
+    int failed = !nodes || !origins || !saved || (nsaves && !kept);
+    for (Py_ssize_t i = 0; !failed && i < ntracked; i++) {
+        PyObject *origin = operands[PyLong_AsLong(PyTuple_GetItem(tracked, i))]->node;
+        failed = !origin;
+        Py_XINCREF(origin);
+        if (origin)
+            PyTuple_SetItem(origins, i, origin);
+    }
+    for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
+        long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
+        Allocation *value = which < 0 ? out : operands[which];
+        PyObject *root = value->base && value->base != Py_None ? value->base : (PyObject *)value;
+        Py_INCREF((PyObject *)value);
+        PyTuple_SetItem(saved, i, (PyObject *)value);
+        PyObject *id = PyLong_FromVoidPtr(root);
+        failed = !id || PySet_Add(kept, id);
+        Py_XDECREF(id);
+    }
+    if (!failed) {
+        PyObject *number = PyLong_FromSsize_t(PyList_Size(nodes));
+        node = PyTuple_Pack(3, pulls, origins, saved);
+        failed = !number || !node;
+        if (!failed) {
+            set(&out->tape, tape);
+            set(&out->node, number);
+            failed = PyList_Append(nodes, node);
+        }
+        Py_XDECREF(number);
+    }
+    Py_DECREF(template);
+    Py_XDECREF(node);
+    Py_XDECREF(origins);
+    Py_XDECREF(saved);
+    Py_XDECREF(nodes);
+    Py_XDECREF(kept);
+    return failed ? -1 : 0;
+}
+
+/* The addresses of the operands, and of the region that the result would get. Returns the region,
+ * borrowed, or NULL where one is not known; `ask` asks Python for those. */
+static Region *addresses(Entry *entry, Arena *arena, Door *door, Allocation *const *operands,
+                         int count, PyObject **handle, char **p, int ask)
+{
+    int missing = 0;
+    for (int i = 0; i < count; i++) {
+        p[i + 1] = known_address(door, operands[i]->handle, operands[i]->type);
+        if (!p[i + 1] && ask)
+            find_address(door, operands[i]->handle);
+        missing |= !p[i + 1];
+    }
+    Region *region = next_region(arena, entry->out, handle);
+    if (!region)
+        return NULL;
+    p[0] = known_address(door, *handle, entry->out);
+    if (!p[0] && ask)
+        find_address(door, *handle);
+    return missing || !p[0] ? NULL : region;
+}
+
+/* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
+static int take(Region *region, PyObject *handle, Entry *entry, Arena *arena, Allocation *out,
+                PyObject *holder)
+{
+    PyObject *bin = PyDict_GetItemWithError(arena->bins, entry->out);
+    Py_INCREF((PyObject *)region);
+    if (PyList_SetSlice(bin, PyList_Size(bin) - 1, PyList_Size(bin), NULL)) {
+        Py_DECREF((PyObject *)region);
+        return -1;
+    }
+    out->region = (PyObject *)region;
+    arena->used += region->nbytes;
+    if (arena->used > arena->high_water)
+        arena->high_water = arena->used;
+    set(&out->arena, (PyObject *)arena);
+    set(&out->type, entry->out);
+    set(&out->base, Py_None);
+    set(&out->handle, handle);
+    set(&region->holder, holder);
+    return 0;
+}
+
+/* The short way to a VM elsewhere; returns what `launch` does. The server runs the message later, and
+ * its errors come later, too. */
+static int post(Entry *entry, Arena *arena, Door *door, Allocation *const *operands, int count,
+                Allocation *out, PyObject *holder)
+{
+    int64_t handles[MOST_OPERANDS + 1];
+    for (int i = 0; i < count; i++) {
+        PyObject *its = operands[i]->arena;
+        if (!its || !PyObject_TypeCheck(its, arena_type) ||
+            ((Arena *)its)->door != (PyObject *)door)
+            return 0;
+        handles[i + 1] = PyLong_AsLongLong(operands[i]->handle);
+        if (handles[i + 1] <= 0)
+            return 0;
+    }
+    PyObject *handle;
+    Region *region = next_region(arena, entry->out, &handle);
+    if (!region)
+        return PyErr_Occurred() ? -1 : 0;
+    handles[0] = PyLong_AsLongLong(handle);
+    long long program = entry->program;
+    if (take(region, handle, entry, arena, out, holder))
+        return -1;
+    int due = outbox_launch(door->outbox, program, handles, count + 1);
+    return due < 0 || (due && call_without_result(door->flush)) ? -1 : 1;
+}
+
+/* Try the short way: make `out` the result. Returns 1 if that is done; 0 where the long way must be
+ * taken; -1 with an exception set. `holder` refers to `out`. The VM's lock is held, and so is the
+ * interpreter's from the finding of the addresses to the kernel's start. */
+static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *operands, int count,
+                  Allocation *out, PyObject *holder)
+{
+    char *p[MOST_OPERANDS + 2];
+    PyObject *handle;
+    Region *region = addresses(entry, arena, door, operands, count, &handle, p, 1);
+    /* If Python was asked, it may have changed anything. */
+    if (!region && PyErr_Occurred())
+        return -1;
+    if (!region && entry_holds(entry, door, operands, count) && entry->plan)
+        region = addresses(entry, arena, door, operands, count, &handle, p, 0);
+    if (!region)
+        return 0;
+    if (take(region, handle, entry, arena, out, holder))
+        return -1;
+    PlanObject *plan = entry->plan;
+    Py_INCREF((PyObject *)plan); /* another thread may forget the entry */
+    int refused = run_in_pool(door->pool, &plan->plan, p);
+    Py_DECREF((PyObject *)plan);
+    return refused < 0 ? -1 : !refused;
+}
+
+static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *tuple = tuple_of(args, nargs);
+    PyObject *result = tuple ? PyObject_Call(slow, tuple, NULL) : NULL;
+    Py_XDECREF(tuple);
+    return result;
+}
+
+/* apply(call, *operands) */
+static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    int count = (int)nargs - 1;
+    if (!slow)
+        return PyErr_Format(PyExc_RuntimeError, "apply needs what `install` hands in");
+    if (count < 1 || count > MOST_OPERANDS || !PyObject_TypeCheck(args[0], call_type))
+        return long_way(args, nargs);
+    Allocation *const *operands = (Allocation *const *)(args + 1);
+    for (int i = 0; i < count; i++)
+        if (Py_TYPE(args[i + 1]) != tensor_class || !operands[i]->type || !operands[i]->handle)
+            return long_way(args, nargs);
+    Call *call = (Call *)args[0];
+    PyObject *scope = PyObject_CallNoArgs(get_scope);
+    if (scope == Py_None) {
+        Py_DECREF(scope);
+        scope = PyObject_CallNoArgs(default_arena);
+    }
+    if (!scope)
+        return NULL;
+    PyObject *result = NULL;
+    Arena *arena = (Arena *)scope;
+    if (!PyObject_TypeCheck(scope, arena_type) || !arena->door ||
+        Py_TYPE(arena->door) != door_type || arena->refer != weak_reference) {
+        result = long_way(args, nargs);
+        Py_DECREF(scope);
+        return result;
+    }
+    Door *door = (Door *)arena->door;
+    Py_INCREF((PyObject *)door);
+    Allocation *out = NULL;
+    PyObject *holder = NULL;
+    Entry *entry = entry_of(call, operands, count);
+    int open = !door->observed && !door->instrumented && entry, done = 0;
+    int learns = open && !entry_holds(entry, door, operands, count);
+    if (open && !learns && is_ready(entry)) {
+        out = (Allocation *)object_of(tensor_class);
+        holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
+        if (!holder)
+            goto end;
+        if (door->outbox) {
+            if (entry->program)
+                done = post(entry, arena, door, operands, count, out, holder);
+        } else {
+            if (call_without_result(door->acquire))
+                goto end;
+            /* The lock may have been waited for: look again. */
+            if (!door->observed && !door->instrumented &&
+                entry_holds(entry, door, operands, count) && entry->plan)
+                done = launch(entry, arena, door, operands, count, out, holder);
+            PyObject *type, *error, *traceback;
+            PyErr_Fetch(&type, &error, &traceback);
+            if (call_without_result(door->release))
+                PyErr_Clear();
+            PyErr_Restore(type, error, traceback);
+        }
+        if (done < 0)
+            goto end;
+    }
+    if (!done) {
+        Py_XDECREF((PyObject *)out); /* its region, if it has one, goes back */
+        out = NULL;
+        result = long_way(args, nargs);
+        if (result && learns)
+            learn(call, door, operands, count);
+        if (result && PyErr_Occurred())
+            Py_CLEAR(result);
+        goto end;
+    }
+    for (int i = 0; i < count; i++) /* ended by another thread while the kernel ran? */
+        if (PyLong_AsLong(operands[i]->handle) == 0) {
+            PyObject *never = PyObject_CallFunctionObjArgs(raise_stale, (PyObject *)operands[i], NULL);
+            Py_XDECREF(never);
+            goto end;
+        }
+    set(&out->tape, Py_None);
+    PyObject *tape = PyObject_CallNoArgs(get_current_tape);
+    if (!entry_holds(entry, door, operands, count))
+        entry = NULL; /* another call has its place now */
+    if (tape && (tape == Py_None || !record(tape, call, entry, operands, count, out))) {
+        Py_INCREF((PyObject *)out);
+        result = (PyObject *)out;
+    }
+    Py_XDECREF(tape);
+end:
+    Py_XDECREF(holder);
+    Py_XDECREF((PyObject *)out);
+    Py_DECREF((PyObject *)door);
+    Py_DECREF(scope);
+    return result;
+}
+
+/* install(names...): what the language lends, once. */
+static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tensor", "tape", "apply", "scope", "current_tape",
+                            "default_arena", "resolve", "stale", "reference", NULL};
+    PyObject *tensor, *tape;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO:install", names, &tensor, &tape, &slow,
+                                     &get_scope, &get_current_tape, &default_arena, &resolve,
+                                     &raise_stale, &weak_reference))
+        return NULL;
+    if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
+        return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
+    tensor_class = (PyTypeObject *)tensor;
+    PyObject *kept[] = {tensor,        tape,    slow,        get_scope,     get_current_tape,
+                        default_arena, resolve, raise_stale, weak_reference};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        Py_INCREF(kept[i]); /* for as long as the process */
+    tape_class = (PyTypeObject *)tape;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef dispatch_functions[] = {
+    {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL,
+     "apply(call, *operands): run one op on tensors, as `apply_in_python` does."},
+    {"install", (PyCFunction)(void (*)(void))install, METH_VARARGS | METH_KEYWORDS,
+     "Hand in what `apply` needs of the language."},
+    {NULL, NULL, 0, NULL}};
+
+int dispatch_init(PyObject *module)
+{
+    allocation_type = add_type(module, "AllocationFields", &allocation_spec);
+    region_type = add_type(module, "RegionFields", &region_spec);
+    arena_type = add_type(module, "ArenaFields", &arena_spec);
+    call_type = add_type(module, "CallFields", &call_spec);
+    door_type = add_type(module, "Door", &door_spec);
+    record_name = PyUnicode_InternFromString("record");
+    nodes_name = PyUnicode_InternFromString("nodes");
+    kept_name = PyUnicode_InternFromString("kept");
+    templates_name = PyUnicode_InternFromString("templates");
+    if (!allocation_type || !region_type || !arena_type || !call_type || !door_type ||
+        PyErr_Occurred())
+        return -1;
+    return PyModule_AddFunctions(module, dispatch_functions);
+}

@@ -1,0 +1,16 @@
+/* Launches as messages, and messages as launches: see posts.c. */
+#ifndef MLVM_POSTS_H
+#define MLVM_POSTS_H
+
+#include "../limited_api.h"
+
+typedef struct Outbox Outbox;
+
+int posts_init(PyObject *module);
+int is_outbox(PyObject *object);
+
+/* Add the launch of the program of that number, from the line of Python that runs. Returns whether
+ * the box is to be emptied now, or -1 with an exception set. */
+int outbox_launch(Outbox *box, long long number, const int64_t *handles, int count);
+
+#endif

@@ -1,9 +1,0 @@
-/* The machine's loop: see loop.c. */
-#ifndef MLVM_LOOP_H
-#define MLVM_LOOP_H
-
-#include "module.h"
-
-int loop_init(PyObject *module);
-
-#endif

@@ -1,0 +1,318 @@
+/* Kernel calls and pools as Python objects, and what there is of kernels. */
+#include "call.h"
+
+#include "../plan/tables.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static PyTypeObject *plan_type, *pool_type;
+
+/* --- Plan --- */
+
+/* Memory with the numbers of a sequence, as int64_t or as double; NULL with an exception set. */
+static void *numbers_of(PyObject *given, int reals)
+{
+    PyObject *list = PySequence_List(given);
+    if (!list)
+        return NULL;
+    Py_ssize_t count = PyList_Size(list);
+    union {
+        int64_t integer;
+        double real;
+    } *values = PyMem_Malloc(sizeof *values * (size_t)(count + 1));
+    for (Py_ssize_t i = 0; values && i < count; i++) {
+        PyObject *number = PyList_GetItem(list, i);
+        if (reals)
+            values[i].real = PyFloat_AsDouble(number);
+        else
+            values[i].integer = PyLong_AsLongLong(number);
+    }
+    Py_DECREF(list);
+    if (!values)
+        PyErr_NoMemory();
+    else if (PyErr_Occurred()) {
+        PyMem_Free(values);
+        values = NULL;
+    }
+    return values;
+}
+
+static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"kernel", "nparams", "ints",   "floats", "units",
+                            "work",   "scratch", "shared", "parts",  NULL};
+    const char *kernel;
+    int nparams;
+    PyObject *ints = NULL, *reals = NULL, *parts = NULL;
+    long long units = 1, scratch = 0, shared = 0;
+    double work = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLO:Plan", names, &kernel, &nparams,
+                                     &ints, &reals, &units, &work, &scratch, &shared, &parts))
+        return NULL;
+    const KernelEntry *entry = find_kernel(kernel);
+    if (!entry)
+        return PyErr_Format(PyExc_LookupError, "no native kernel %s", kernel);
+    PlanObject *self = (PlanObject *)object_of(type);
+    if (!self)
+        return NULL;
+    self->plan.run = entry->run;
+    self->plan.finish = entry->finish;
+    self->plan.nparams = nparams;
+    self->plan.units = units;
+    self->plan.work = work;
+    self->plan.scratch = scratch;
+    self->plan.shared = shared;
+    self->name = entry->name;
+    if (ints && !(self->plan.n = self->ints = numbers_of(ints, 0)))
+        goto failed;
+    if (reals && !(self->plan.a = self->floats = numbers_of(reals, 1)))
+        goto failed;
+    if (parts) {
+        self->parts = PySequence_Tuple(parts);
+        if (!self->parts)
+            goto failed;
+        Py_ssize_t nparts = PyTuple_Size(self->parts);
+        self->children = PyMem_Malloc(sizeof *self->children * (size_t)(nparts + 1));
+        if (!self->children) {
+            PyErr_NoMemory();
+            goto failed;
+        }
+        for (Py_ssize_t i = 0; i < nparts; i++) {
+            PyObject *part = PyTuple_GetItem(self->parts, i);
+            if (!PyObject_TypeCheck(part, type)) {
+                PyErr_SetString(PyExc_TypeError, "the parts of a plan are plans");
+                goto failed;
+            }
+            self->children[i] = &((PlanObject *)part)->plan;
+        }
+        self->plan.children = self->children;
+        self->plan.nchildren = (int)nparts;
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void plan_dealloc(PlanObject *self)
+{
+    PyMem_Free(self->ints);
+    PyMem_Free(self->floats);
+    PyMem_Free(self->children);
+    Py_XDECREF(self->parts);
+    free_object((PyObject *)self);
+}
+
+static PyObject *plan_repr(PlanObject *self)
+{
+    return PyUnicode_FromFormat("<Plan %s>", self->name);
+}
+
+/* plan.run(pool, *arrays) -> bool: whether the op accepted the values. */
+static PyObject *plan_run(PlanObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    char *p[MOST_PARAMETERS + 1];
+    const Plan *plan = &self->plan;
+    if (nargs != plan->nparams + 1 || nargs > MOST_PARAMETERS || !is_pool(args[0]))
+        return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, was given %zd values",
+                            self->name, plan->nparams, nargs);
+    for (Py_ssize_t i = 1; i < nargs; i++)
+        if (address_of(args[i], &p[i - 1], NULL))
+            return NULL;
+    PoolObject *pool = (PoolObject *)args[0];
+    int result = run_in_pool(pool, plan, p);
+    if (result < 0)
+        return NULL;
+    return PyBool_FromLong(!result);
+}
+
+static PyMethodDef plan_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))plan_run, METH_FASTCALL,
+     "run(pool, *arrays): do it; return False for values that the op refuses."},
+    {NULL, NULL, 0, NULL}};
+
+#define MEMBER(name, type) {#name, type, offsetof(PlanObject, plan.name), READONLY, NULL}
+static PyMemberDef plan_members[] = {{"kernel", T_STRING, offsetof(PlanObject, name), READONLY, NULL},
+                                     MEMBER(units, T_LONGLONG),
+                                     MEMBER(work, T_DOUBLE),
+                                     MEMBER(scratch, T_LONGLONG),
+                                     MEMBER(shared, T_LONGLONG),
+                                     MEMBER(nparams, T_INT),
+                                     {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot plan_slots[] = {{Py_tp_new, plan_new},
+                                   {Py_tp_dealloc, plan_dealloc},
+                                   {Py_tp_repr, plan_repr},
+                                   {Py_tp_methods, plan_methods},
+                                   {Py_tp_members, plan_members},
+                                   {Py_tp_doc, "A native kernel, prepared for parameters of certain types."},
+                                   {0, NULL}};
+static PyType_Spec plan_spec = {"mlvm.machines.native._native.Plan", sizeof(PlanObject), 0,
+                                Py_TPFLAGS_DEFAULT, plan_slots};
+
+/* --- Pool --- */
+
+int is_plan(PyObject *object)
+{
+    return PyObject_TypeCheck(object, plan_type);
+}
+
+int is_pool(PyObject *object)
+{
+    return PyObject_TypeCheck(object, pool_type);
+}
+
+int run_in_pool(PoolObject *self, const Plan *plan, char **p)
+{
+    int alone = self->busy, result;
+    if (!alone && pool_reserve(self->pool, plan->scratch, plan->shared)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (plan->work < WORTH_RELEASING && !alone)
+        return pool_run(self->pool, plan, p);
+    self->busy = 1;
+    Py_BEGIN_ALLOW_THREADS
+    result = alone ? plan_run_alone(plan, p) : pool_run(self->pool, plan, p);
+    Py_END_ALLOW_THREADS
+    if (!alone)
+        self->busy = 0;
+    if (result < 0)
+        PyErr_NoMemory();
+    return result;
+}
+
+static PyObject *pool_new_(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"threads", "pinned", "worth_sharing", NULL};
+    int threads = 1, pinned = 0;
+    double worth_sharing = 4000; /* waking the others costs about 500 */
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ipd:Pool", names, &threads, &pinned,
+                                     &worth_sharing))
+        return NULL;
+    PoolObject *self = (PoolObject *)object_of(type);
+    if (self && !(self->pool = pool_new(threads, pinned, worth_sharing))) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void pool_dealloc(PoolObject *self)
+{
+    if (self->pool) {
+        Py_BEGIN_ALLOW_THREADS
+        pool_free(self->pool);
+        Py_END_ALLOW_THREADS
+    }
+    free_object((PyObject *)self);
+}
+
+static PyObject *pool_count(PoolObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(pool_threads(self->pool));
+}
+
+static PyGetSetDef pool_getters[] = {
+    {"threads", (getter)pool_count, NULL, "How many threads, the caller's included.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+static PyType_Slot pool_slots[] = {{Py_tp_new, pool_new_},
+                                   {Py_tp_dealloc, pool_dealloc},
+                                   {Py_tp_getset, pool_getters},
+                                   {Py_tp_doc, "Pool(threads=1, pinned=False, worth_sharing=4000): threads that share the work "
+                                              "of a plan, from so many nanoseconds on."},
+                                   {0, NULL}};
+static PyType_Spec pool_spec = {"mlvm.machines.native._native.Pool", sizeof(PoolObject), 0,
+                                Py_TPFLAGS_DEFAULT, pool_slots};
+
+/* --- what there is --- */
+
+static PyObject *get_simd(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyUnicode_FromString(simd_name());
+}
+
+static PyObject *get_simd_sets(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *sets = PyDict_New();
+    const char *name;
+    int here;
+    for (int i = 0; sets && (name = simd_built(i, &here)); i++)
+        if (PyDict_SetItemString(sets, name, here ? Py_True : Py_False))
+            Py_CLEAR(sets);
+    return sets;
+}
+
+static PyObject *choose_simd(PyObject *module, PyObject *name)
+{
+    (void)module;
+    PyObject *bytes = PyUnicode_AsUTF8String(name);
+    if (!bytes)
+        return NULL;
+    int refused = simd_choose(PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    return PyBool_FromLong(!refused);
+}
+
+static PyObject *get_kernels(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *list = PyList_New(0);
+    const KernelEntry *entry;
+    for (int i = 0; list && (entry = nth_kernel(i)); i++) {
+        PyObject *name = PyUnicode_FromString(entry->name);
+        if (!name || PyList_Append(list, name))
+            Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *get_rows(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *costs = PyDict_New();
+    const RowEntry *entry;
+    for (int i = 0; costs && (entry = nth_row(i)); i++) {
+        PyObject *cost = PyFloat_FromDouble(entry->cost);
+        if (!cost || PyDict_SetItemString(costs, entry->name, cost))
+            Py_CLEAR(costs);
+        Py_XDECREF(cost);
+    }
+    return costs;
+}
+
+static PyObject *get_row(PyObject *module, PyObject *name)
+{
+    (void)module;
+    PyObject *bytes = PyUnicode_AsUTF8String(name);
+    if (!bytes)
+        return NULL;
+    const RowEntry *entry = find_row(PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    if (!entry)
+        return PyErr_Format(PyExc_LookupError, "no row function %U", name);
+    return PyLong_FromVoidPtr((void *)(intptr_t)entry->run);
+}
+
+static PyMethodDef call_functions[] = {
+    {"simd", get_simd, METH_NOARGS, "The instruction set in use: avx512, avx2 or plain."},
+    {"simd_sets", get_simd_sets, METH_NOARGS,
+     "The instruction sets of this build, the best first, and whether the processor has them."},
+    {"choose_simd", choose_simd, METH_O,
+     "Use that instruction set for plans made from now on; False if there is no such one here."},
+    {"kernels", get_kernels, METH_NOARGS, "The names of all kernels."},
+    {"row", get_row, METH_O, "The address of a row function, as plans of chains hold it."},
+    {"rows", get_rows, METH_NOARGS, "All row functions, and what a byte of the result costs in nanoseconds."},
+    {NULL, NULL, 0, NULL}};
+
+int call_init(PyObject *module)
+{
+    plan_type = add_type(module, "Plan", &plan_spec);
+    pool_type = add_type(module, "Pool", &pool_spec);
+    return plan_type && pool_type ? PyModule_AddFunctions(module, call_functions) : -1;
+}

@@ -1,0 +1,345 @@
+/* What lies on the native machine's stack, and the arrays that Python sees of it. */
+#include "value.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64 };
+
+/* --- Type --- */
+
+static PyObject *type_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tensor_type", "nbytes", "size", "dtype", "shape", NULL};
+    PyObject *tensor_type, *shape;
+    long long nbytes, size;
+    int dtype;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLiO!:Type", names, &tensor_type, &nbytes,
+                                     &size, &dtype, &PyTuple_Type, &shape))
+        return NULL;
+    TypeObject *self = (TypeObject *)object_of(type);
+    if (!self)
+        return NULL;
+    self->ndim = (int)PyTuple_Size(shape);
+    self->shape = PyMem_Calloc((size_t)self->ndim + 1, sizeof *self->shape);
+    if (!self->shape) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (int i = 0; i < self->ndim; i++)
+        self->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+    Py_INCREF(tensor_type);
+    self->tensor_type = tensor_type;
+    self->nbytes = nbytes;
+    self->size = size;
+    self->dtype = dtype;
+    return (PyObject *)self;
+}
+
+static void type_dealloc(TypeObject *self)
+{
+    Py_XDECREF(self->tensor_type);
+    PyMem_Free(self->shape);
+    free_object((PyObject *)self);
+}
+
+static PyMemberDef type_members[] = {
+    {"tensor_type", T_OBJECT_EX, offsetof(TypeObject, tensor_type), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+static PyType_Slot type_slots[] = {{Py_tp_new, type_new},
+                                   {Py_tp_dealloc, type_dealloc},
+                                   {Py_tp_members, type_members},
+                                   {Py_tp_doc, "A TensorType, as the loop sees it."},
+                                   {0, NULL}};
+static PyType_Spec type_spec = {"mlvm.machines.native._native.Type", sizeof(TypeObject), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, type_slots};
+
+/* --- Types --- */
+
+int types_init(Types *types)
+{
+    types->kept = PyDict_New();
+    return types->kept ? 0 : -1;
+}
+
+void types_clear(Types *types)
+{
+    Py_CLEAR(types->kept);
+}
+
+void types_forget(Types *types)
+{
+    for (int i = 0; i < MOST_RECENT; i++)
+        types->recent[i] = NULL;
+    if (types->kept)
+        PyDict_Clear(types->kept);
+}
+
+Py_ssize_t types_count(const Types *types)
+{
+    return PyDict_Size(types->kept);
+}
+
+static int place_of(int dtype, int ndim, const int64_t *shape)
+{
+    uint64_t hash = (uint64_t)dtype + 1;
+    for (int i = 0; i < ndim; i++)
+        hash = (hash ^ (uint64_t)shape[i]) * 0x9E3779B97F4A7C15u;
+    return (int)((hash * 0x9E3779B97F4A7C15u) >> 58);
+}
+
+int types_keep(Types *types, PyObject *object)
+{
+    if (PyDict_SetItem(types->kept, object, Py_None))
+        return -1;
+    TypeObject *type = (TypeObject *)object;
+    types->recent[place_of(type->dtype, type->ndim, type->shape)] = type;
+    return 0;
+}
+
+TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *shape)
+{
+    TypeObject *type = types->recent[place_of(dtype, ndim, shape)];
+    if (!type || type->dtype != dtype || type->ndim != ndim)
+        return NULL;
+    for (int i = 0; i < ndim; i++)
+        if (type->shape[i] != shape[i])
+            return NULL;
+    return type;
+}
+
+/* The code of elements that the buffer protocol describes so, or -1. */
+static int dtype_of(const char *format, Py_ssize_t itemsize)
+{
+    static const char kinds[] = "?BbHhIiLlQqfd";
+    if (format && format[0] == 'Z' && format[1] && !format[2]) /* complex */
+        return format[1] == 'f' ? MLVM_C64 : format[1] == 'd' ? MLVM_C128 : -1;
+    if (format && !strcmp(format, "e"))
+        return MLVM_F16;
+    if (format && !strcmp(format, "T{H:bf16:}"))
+        return MLVM_BF16;
+    const char *kind = format && format[0] && !format[1] ? strchr(kinds, format[0]) : NULL;
+    if (!kind)
+        return -1;
+    int log = itemsize == 1 ? 0 : itemsize == 2 ? 1 : itemsize == 4 ? 2 : 3;
+    static const int of_signed[] = {MLVM_I8, MLVM_I16, MLVM_I32, MLVM_I64};
+    static const int of_unsigned[] = {MLVM_U8, MLVM_U16, MLVM_U32, MLVM_U64};
+    switch (*kind) {
+    case '?':
+        return MLVM_BOOL;
+    case 'f':
+        return MLVM_F32;
+    case 'd':
+        return MLVM_F64;
+    default:
+        return (kind - kinds) % 2 ? of_unsigned[log] : of_signed[log];
+    }
+}
+
+TypeObject *types_of_array(const Types *types, PyObject *array)
+{
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array, &buffer, PyBUF_RECORDS_RO)) {
+        PyErr_Clear();
+        return NULL;
+    }
+    int64_t shape[PyBUF_MAX_NDIM];
+    TypeObject *type = NULL;
+    int dtype = dtype_of(buffer.format, buffer.itemsize);
+    if (dtype >= 0 && buffer.ndim <= PyBUF_MAX_NDIM) {
+        for (int i = 0; i < buffer.ndim; i++)
+            shape[i] = buffer.shape[i];
+        type = types_find(types, dtype, buffer.ndim, shape);
+    }
+    PyBuffer_Release(&buffer);
+    return type;
+}
+
+/* --- memory that an array views --- */
+
+typedef struct {
+    PyObject_HEAD
+    Tensor *block; /* whose bytes these are */
+    long long nbytes;
+} MemoryObject;
+
+static PyTypeObject *type_type, *memory_type;
+
+static _Thread_local int64_t most_made = -1, made;
+
+void limit_made(int64_t most)
+{
+    most_made = most;
+    made = 0;
+}
+
+int64_t get_made(void)
+{
+    return most_made < 0 ? 0 : made;
+}
+
+int is_limited(void)
+{
+    return most_made >= 0;
+}
+
+static int may_make(int64_t nbytes)
+{
+    return most_made < 0 || nbytes <= most_made - made;
+}
+
+/* Free a tensor with memory of its own. An array may let it go long after, in any thread: then it
+ * counts for less than it did, but never for less than nothing. */
+static void free_block(Tensor *block)
+{
+    made = made > block->made ? made - block->made : 0;
+    free(block);
+}
+
+static void let_go(Tensor *block)
+{
+    if (!--block->holders)
+        free_block(block);
+}
+
+static int memory_getbuffer(PyObject *self, Py_buffer *view, int flags)
+{
+    MemoryObject *memory = (MemoryObject *)self;
+    return PyBuffer_FillInfo(view, self, memory->block->address, memory->nbytes, 0, flags);
+}
+
+static void memory_dealloc(MemoryObject *self)
+{
+    if (self->block)
+        let_go(self->block);
+    free_object((PyObject *)self);
+}
+
+static PyType_Slot memory_slots[] = {{Py_tp_dealloc, memory_dealloc},
+                                     {Py_bf_getbuffer, memory_getbuffer},
+                                     {Py_tp_doc, "The bytes of a tensor that the loop made."},
+                                     {0, NULL}};
+static PyType_Spec memory_spec = {"mlvm.machines.native._native.Memory", sizeof(MemoryObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, memory_slots};
+
+/* --- tensors --- */
+
+static Tensor *tensor_in(void *memory, TypeObject *type)
+{
+    if (!memory)
+        return NULL;
+    Tensor *tensor = memory;
+    memset(tensor, 0, sizeof *tensor);
+    tensor->made = type->nbytes + (int64_t)sizeof *tensor;
+    made += tensor->made;
+    tensor->references = 1;
+    uintptr_t behind = (uintptr_t)(tensor + 1);
+    tensor->address = (char *)(tensor + 1) + (-behind & (ALIGNMENT - 1));
+    tensor->type = type;
+    return tensor;
+}
+
+static size_t bytes_with_header(const TypeObject *type)
+{
+    return sizeof(Tensor) + ALIGNMENT - 1 + (size_t)type->nbytes;
+}
+
+Tensor *tensor_new(TypeObject *type)
+{
+    return may_make(type->nbytes) ? tensor_in(malloc(bytes_with_header(type)), type) : NULL;
+}
+
+Tensor *tensor_zeros(TypeObject *type)
+{
+    return may_make(type->nbytes) ? tensor_in(calloc(1, bytes_with_header(type)), type) : NULL;
+}
+
+Tensor *tensor_of(PyObject *array, TypeObject *type)
+{
+    Tensor *tensor = malloc(sizeof *tensor);
+    if (!tensor) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    if (tensor_lend(tensor, array, type)) {
+        free(tensor);
+        return NULL;
+    }
+    Py_INCREF(array);
+    tensor->references = 1;
+    tensor->holders = 1;
+    return tensor;
+}
+
+int tensor_lend(Tensor *tensor, PyObject *array, TypeObject *type)
+{
+    memset(tensor, 0, sizeof *tensor);
+    tensor->references = IMMORTAL;
+    tensor->type = type;
+    tensor->array = array;
+    return address_of(array, &tensor->address, &tensor->constant);
+}
+
+PyObject *tensor_array(Tensor *tensor)
+{
+    if (!tensor->array) {
+        MemoryObject *memory = (MemoryObject *)object_of(memory_type);
+        if (!memory)
+            return NULL;
+        memory->block = tensor;
+        memory->nbytes = tensor->type->nbytes;
+        tensor->holders = 2; /* the tensor and the memory */
+        PyObject *array = PyObject_CallMethod((PyObject *)tensor->type, "array_over", "O", memory);
+        if (!array)
+            tensor->holders = 1, memory->block = NULL;
+        Py_DECREF(memory);
+        if (!array)
+            return NULL;
+        tensor->array = array;
+    }
+    Py_INCREF(tensor->array);
+    return tensor->array;
+}
+
+void tensor_free(Tensor *tensor)
+{
+    if (!tensor->array) {
+        free_block(tensor);
+        return;
+    }
+    PyObject *array = tensor->array;
+    tensor->array = NULL;
+    let_go(tensor);
+    Py_DECREF(array);
+}
+
+int is_type(PyObject *object)
+{
+    return PyObject_TypeCheck(object, type_type);
+}
+
+/* limit_made(most): see value.h. Returns what was made till now; with None nothing changes. */
+static PyObject *set_limit_made(PyObject *module, PyObject *most)
+{
+    (void)module;
+    int64_t made = get_made();
+    if (most != Py_None) {
+        long long value = PyLong_AsLongLong(most);
+        if (value == -1 && PyErr_Occurred())
+            return NULL;
+        limit_made(value);
+    }
+    return PyLong_FromLongLong(made);
+}
+
+static PyMethodDef value_functions[] = {
+    {"limit_made", set_limit_made, METH_O,
+     "Let launches in this thread make so many bytes; the bytes made till now. None: just tell."},
+    {NULL, NULL, 0, NULL}};
+
+int value_init(PyObject *module)
+{
+    type_type = add_type(module, "Type", &type_spec);
+    memory_type = add_type(module, "Memory", &memory_spec);
+    return type_type && memory_type ? PyModule_AddFunctions(module, value_functions) : -1;
+}

@@ -1,0 +1,102 @@
+/* What lies on the native machine's stack: tensors, integers, and other Python objects. */
+#ifndef MLVM_VALUE_H
+#define MLVM_VALUE_H
+
+#include "../limited_api.h"
+
+#include "../../../mlvm.h"
+
+#include <stdatomic.h>
+
+/* A TensorType, as the loop sees it: types are equal if their addresses are. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *tensor_type;
+    long long nbytes, size;
+    int64_t *shape;
+    int dtype, ndim; /* dtype: a code of mlvm.h */
+} TypeObject;
+
+#define MOST_RECENT 64
+
+/* The types that a program has met, and keeps. */
+typedef struct {
+    PyObject *kept;                   /* a dict */
+    _Atomic(TypeObject *) recent[MOST_RECENT]; /* some of them, each in the place that its hash says */
+} Types;
+
+/* A tensor. It either lives in a Python array or has memory of its own behind this header. */
+typedef struct {
+    int64_t references;
+    char *address;
+    TypeObject *type; /* kept by the program that met it */
+    PyObject *array;  /* NULL for one that Python has not seen */
+    int constant;     /* must not be written */
+    int holders;      /* of a block with an array: this tensor and the array; needs the lock */
+    int64_t made;     /* bytes that count as made by the launch */
+} Tensor;
+
+/* The references of a tensor that somebody else keeps for as long as the launch lasts. */
+#define IMMORTAL ((int64_t)1 << 60)
+
+typedef enum { TENSOR, INTEGER, OBJECT } Kind;
+
+/* An OBJECT is a str, or an int of more than 64 bits. */
+typedef struct {
+    Kind kind;
+    union {
+        Tensor *tensor;
+        int64_t integer;
+        PyObject *object;
+    } as;
+} Value;
+
+/* Returns 0, or -1 with an exception set. */
+int types_init(Types *types);
+void types_clear(Types *types);
+
+/* Keep none of those met so far: no value of them is left. */
+void types_forget(Types *types);
+Py_ssize_t types_count(const Types *types);
+
+/* Keep the type. The lock must be held. Returns 0, or -1 with an exception set. */
+int types_keep(Types *types, PyObject *type);
+
+/* The type of that dtype and shape, or NULL if it is not at hand. */
+TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *shape);
+
+/* The type of an array, or NULL if it is not at hand. */
+TypeObject *types_of_array(const Types *types, PyObject *array);
+
+/* From now on this thread may make so many bytes of tensors, less those it frees; < 0: any number. */
+void limit_made(int64_t most);
+
+/* The bytes of tensors made in this thread since, and not freed; 0 without a limit. */
+int64_t get_made(void);
+
+/* Whether there is a limit. */
+int is_limited(void);
+
+/* A tensor with memory of its own, its elements undefined or zero; NULL if there is none, or none
+ * within the limit. */
+Tensor *tensor_new(TypeObject *type);
+Tensor *tensor_zeros(TypeObject *type);
+
+/* The tensor of a packed array, which it keeps. NULL with an exception set. */
+Tensor *tensor_of(PyObject *array, TypeObject *type);
+
+/* The same in memory of the caller's, who keeps the array. Returns 0, or -1 with an exception. */
+int tensor_lend(Tensor *tensor, PyObject *array, TypeObject *type);
+
+/* The tensor as an array: a new reference, or NULL with an exception set. */
+PyObject *tensor_array(Tensor *tensor);
+
+/* Give up the last reference. One that has an array needs the interpreter lock. */
+void tensor_free(Tensor *tensor);
+
+int is_type(PyObject *object);
+
+/* Add what this file has to the module. Returns 0, or -1 with an exception set. */
+int value_init(PyObject *module);
+
+#endif

@@ -1,0 +1,364 @@
+/* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ... What
+ * they compute stands in elementwise_ops.def, a row an op; here are the loops and what rows call.
+ *
+ * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
+#include "../plan.h"
+#include "functions.h"
+
+#include <string.h>
+
+#define PASTE_(x, y) x##y
+#define PASTE(x, y) PASTE_(x, y)
+
+/* Lists of (dtype, its C type, the type in which it is computed). */
+#define EACH_UNSIGNED(X)                                                                      \
+    X(u8, uint8_t, uint32_t)                                                             \
+    X(u16, uint16_t, uint32_t)                                                           \
+    X(u32, uint32_t, uint32_t)                                                           \
+    X(u64, uint64_t, uint64_t)
+#define EACH_SIGNED(X)                                                                        \
+    X(i8, int8_t, uint32_t)                                                              \
+    X(i16, int16_t, uint32_t)                                                            \
+    X(i32, int32_t, uint32_t)                                                            \
+    X(i64, int64_t, uint64_t)
+#define INTEGERS(X) EACH_UNSIGNED(X) EACH_SIGNED(X)
+#define FLOATS(X) X(f32, float, float) X(f64, double, double)
+#define EACH_BOOL(X) X(bool, uint8_t, uint32_t)
+/* Two f64 are moved as one complex number. */
+#define SIZES(X)                                                                         \
+    X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
+
+/* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
+#define UNARY_ROW(name, R, X, expression)                                                    \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
+    {                                                                                    \
+        (void)a;                                                                         \
+        R *out = (R *)p[0];                                                              \
+        const X *xs = (const X *)p[1];                                                   \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
+        {                                                                                \
+            X x = xs[i];                                                                 \
+            out[i] = (R)(expression);                                                    \
+        }                                                                                \
+    }
+#define BINARY_ROW(name, R, X, expression)                                                   \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
+    {                                                                                    \
+        (void)a;                                                                         \
+        R *out = (R *)p[0];                                                              \
+        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                            \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
+        {                                                                                \
+            X x = xs[i], y = ys[i];                                                      \
+            out[i] = (R)(expression);                                                    \
+        }                                                                                \
+    }
+#define TERNARY_ROW(name, R, X, Y, expression)                                               \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
+    {                                                                                    \
+        (void)a;                                                                         \
+        R *out = (R *)p[0];                                                              \
+        const X *xs = (const X *)p[1];                                                   \
+        const Y *ys = (const Y *)p[2], *zs = (const Y *)p[3];                            \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
+        {                                                                                \
+            X x = xs[i];                                                                 \
+            Y y = ys[i], z = zs[i];                                                      \
+            out[i] = (R)(expression);                                                    \
+        }                                                                                \
+    }
+/* --- arithmetic --- */
+
+#define INTEGER_ORDER(t, T, W)                                                           \
+    static inline T greatest_##t(T x, T y)                                               \
+    {                                                                                    \
+        return x > y ? x : y;                                                            \
+    }                                                                                    \
+    static inline T least_##t(T x, T y)                                                  \
+    {                                                                                    \
+        return x < y ? x : y;                                                            \
+    }
+INTEGERS(INTEGER_ORDER)
+
+/* A nan in x or y is the result; of zeros of both signs, y's is. */
+#define FLOAT_ORDER(t, T, W)                                                             \
+    static inline T greatest_##t(T x, T y)                                               \
+    {                                                                                    \
+        T larger = x > y ? x : y;                                                        \
+        return x != x ? x : larger;                                                      \
+    }                                                                                    \
+    static inline T least_##t(T x, T y)                                                  \
+    {                                                                                    \
+        T smaller = x < y ? x : y;                                                       \
+        return x != x ? x : smaller;                                                     \
+    }
+FLOATS(FLOAT_ORDER)
+
+/* Division rounds down, and gives 0 for a divisor of 0. */
+#define UNSIGNED_DIVISION(t, T, W)                                                       \
+    static inline T quotient_##t(T x, T y)                                               \
+    {                                                                                    \
+        return y ? x / y : 0;                                                            \
+    }                                                                                    \
+    static inline T modulus_##t(T x, T y)                                                \
+    {                                                                                    \
+        return y ? x % y : 0;                                                            \
+    }
+EACH_UNSIGNED(UNSIGNED_DIVISION)
+
+#define SIGNED_DIVISION(t, T, W)                                                         \
+    static inline T quotient_##t(T x, T y)                                               \
+    {                                                                                    \
+        if (y == 0 || y == -1) /* the least integer has no negative */                   \
+            return y ? (T)(0 - (W)x) : 0;                                                \
+        return (T)(x / y - (x % y && (x < 0) != (y < 0)));                               \
+    }                                                                                    \
+    static inline T modulus_##t(T x, T y)                                                \
+    {                                                                                    \
+        if (y == 0 || y == -1)                                                           \
+            return 0;                                                                    \
+        T rest = (T)(x % y);                                                             \
+        return (T)(rest && (x < 0) != (y < 0) ? rest + y : rest);                        \
+    }
+EACH_SIGNED(SIGNED_DIVISION)
+
+/* From the exact remainder, as numpy has it; with an infinity, and by 0, a quotient is that of the
+ * division, as the Array API standard has it. `s` ends the names of C's functions of the type. */
+#define FLOAT_DIVISION(t, T, s)                                                          \
+    static inline T modulus_##t(T x, T y)                                                \
+    {                                                                                    \
+        T rest = fmod##s(x, y);                                                          \
+        if (y == 0)                                                                      \
+            return rest;                                                                 \
+        if (rest == 0)                                                                   \
+            return copysign##s(0, y);                                                    \
+        return (y < 0) != (rest < 0) ? rest + y : rest;                                  \
+    }                                                                                    \
+    static inline T quotient_##t(T x, T y)                                               \
+    {                                                                                    \
+        if (y == 0 || fabs##s(x) == (T)INFINITY || fabs##s(y) == (T)INFINITY)            \
+            return x / y;                                                                \
+        T rest = fmod##s(x, y), quotient = (x - rest) / y;                               \
+        if (rest != 0 && (y < 0) != (rest < 0))                                          \
+            quotient -= 1;                                                               \
+        if (quotient == 0)                                                               \
+            return copysign##s(0, x / y);                                                \
+        T whole = floor##s(quotient);                                                    \
+        return quotient - whole > (T)0.5 ? whole + 1 : whole;                            \
+    }
+
+/* Without fmod, where that gives the same: the floor of the rounded quotient is the true one, or
+ * one too large, as the sign of the exact rest then tells. It is for quotients that are small
+ * enough to be exact, and finite; a block with others goes the long way. f32 computes in f64, whose
+ * products of such quotients are exact. */
+#define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)                        \
+    static void name##_##t##_row(char *const *p, int64_t n, const double *a)             \
+    {                                                                                    \
+        (void)a;                                                                         \
+        T block[DIVISION_BLOCK];                                                         \
+        for (int64_t at = 0; at < n; at += DIVISION_BLOCK) {                             \
+            int64_t count = n - at < DIVISION_BLOCK ? n - at : DIVISION_BLOCK;           \
+            const T *xs = (const T *)p[1] + at, *ys = (const T *)p[2] + at;              \
+            int others = 0;                                                              \
+            for (int64_t i = 0; i < count; i++) {                                        \
+                double x = xs[i], y = ys[i], whole = __builtin_floor(x / y);             \
+                double rest = rest_of(whole, x, y);                                      \
+                others |= rest != rest;                                                  \
+                whole -= (rest != 0) & ((rest < 0) != (y < 0));                          \
+                rest = rest_of(whole, x, y);                                             \
+                others |= !(fabs(whole) < limit);                                        \
+                block[i] = (T)(result);                                                  \
+            }                                                                            \
+            if (others)                                                                  \
+                for (int64_t i = 0; i < count; i++)                                      \
+                    block[i] = exact(xs[i], ys[i]);                                      \
+            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));                    \
+        }                                                                                \
+    }
+#define SHORT_DIVISIONS(t, T, rest_of, limit)                                            \
+    SHORT_DIVISION(floor_divide, t, T, rest_of, limit, whole, quotient_##t)              \
+    SHORT_DIVISION(remainder, t, T, rest_of, limit, rest == 0 ? copysign(0, y) : rest,   \
+                   modulus_##t)
+enum { DIVISION_BLOCK = 256 };
+#define REST(whole, x, y) (x - whole * y)
+#define FUSED_REST(whole, x, y) __builtin_fma(-whole, y, x)
+FLOAT_DIVISION(f32, float, f)
+FLOAT_DIVISION(f64, double, )
+SHORT_DIVISIONS(f32, float, REST, 4194304.0) /* 2^22 */
+#ifdef __FMA__
+SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
+#else
+BINARY_ROW(floor_divide_f64, double, double, quotient_f64(x, y))
+BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
+#endif
+
+/* Of equal operands, which may be infinite, twice the exponential. */
+#define LOG_OF_SUM(t, T, s)                                                              \
+    static inline T log_of_sum_##t(T x, T y)                                             \
+    {                                                                                    \
+        return greatest_##t(x, y) + log1p_##t(exp_##t(x == y ? 0 : -fabs##s(x - y)));    \
+    }
+LOG_OF_SUM(f32, float, f)
+LOG_OF_SUM(f64, double, )
+
+/* A shift by as many places as there are, or more, leaves the sign. */
+#define SHORT_SHIFT ((uint64_t)y < 8 * sizeof x)
+
+/* --- moves --- */
+
+#define MOVES(size, T, unused)                                                           \
+    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                                      \
+    static void copy_##size##_row(char *const *p, int64_t n, const double *a)            \
+    {                                                                                    \
+        (void)a;                                                                         \
+        if (p[0] != p[1])                                                                \
+            memcpy(p[0], p[1], (size_t)n * size);                                        \
+    }
+SIZES(MOVES)
+
+/* --- conversion from type `from` (A in C) to t --- */
+
+#define ALL_DTYPES(X, from, A)                                                           \
+    X(from, A, u8, uint8_t)                                                              \
+    X(from, A, u16, uint16_t)                                                            \
+    X(from, A, u32, uint32_t)                                                            \
+    X(from, A, u64, uint64_t)                                                            \
+    X(from, A, i8, int8_t)                                                               \
+    X(from, A, i16, int16_t)                                                             \
+    X(from, A, i32, int32_t)                                                             \
+    X(from, A, i64, int64_t)                                                             \
+    X(from, A, f32, float)                                                               \
+    X(from, A, f64, double)
+#define CONVERSION(from, A, t, T) UNARY_ROW(astype_##from##_##t, T, A, x)
+#define CONVERSIONS(from, A, W)                                                          \
+    ALL_DTYPES(CONVERSION, from, A)                                                      \
+    UNARY_ROW(astype_##from##_bool, uint8_t, A, x != 0)
+EACH_BOOL(CONVERSIONS)
+INTEGERS(CONVERSIONS)
+FLOATS(CONVERSIONS)
+
+/* --- halves: f16 is IEEE 754's binary16, bf16 the upper half of an f32 --- */
+
+static inline float float_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t bits_of_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float widen_bf16(uint16_t x)
+{
+    return float_of_bits((uint32_t)x << 16);
+}
+
+/* To nearest even: half a unit of the last place, or one less where that is even, carries. */
+static inline uint16_t narrow_bf16(float x)
+{
+    uint32_t bits = bits_of_float(x), upper = bits >> 16;
+    uint32_t rounded = (bits + 0x7FFF + (upper & 1)) >> 16;
+    return (uint16_t)(x != x ? upper | 0x40 : rounded);
+}
+
+/* The product moves the exponent from where f16 has it, subnormal numbers too; it is exact. */
+static inline float widen_f16(uint16_t x)
+{
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7FFF) << 13;
+    uint32_t bits = bits_of_float(float_of_bits(rest) * 0x1p112f);
+    return float_of_bits(sign | (rest >= 0x0F800000 ? rest | 0x7F800000 : bits));
+}
+
+/* To nearest even. The sum that a subnormal result is read from rounds it at its last bit. */
+static inline uint16_t narrow_f16(float x)
+{
+    uint32_t all = bits_of_float(x), sign = all >> 16 & 0x8000, bits = all & 0x7FFFFFFF;
+    uint32_t small = bits_of_float(float_of_bits(bits) + 0.5f) - 0x3F000000;
+    uint32_t normal = (bits - 0x38000000 + 0xFFF + (bits >> 13 & 1)) >> 13;
+    uint32_t nan = 0x7E00 | (bits >> 13 & 0x1FF);
+    uint32_t rest = bits < 0x38800000 ? small : normal;
+    rest = bits >= 0x47800000 ? 0x7C00 : rest;
+    rest = bits > 0x7F800000 ? nan : rest;
+    return (uint16_t)(sign | rest);
+}
+
+/* An f64 as an f32 with an odd last bit where it is between two: rounded again, that gives what the
+ * f64 does. */
+static inline float to_odd(double x)
+{
+    float nearest = (float)x;
+    uint32_t bits = bits_of_float(nearest);
+    bits -= fabs((double)nearest) > fabs(x);
+    bits |= nearest != x && x == x;
+    return float_of_bits(bits);
+}
+
+#define HALF(t, T, W)                                                                    \
+    UNARY_ROW(astype_##t##_f32, float, uint16_t, widen_##t(x))                               \
+    UNARY_ROW(astype_f32_##t, uint16_t, float, narrow_##t(x))                                \
+    UNARY_ROW(astype_f64_##t, uint16_t, double, narrow_##t(to_odd(x)))
+#define HALVES(X) X(f16, , ) X(bf16, , )
+HALVES(HALF)
+
+/* --- the ops --- */
+
+#define BOOL 1
+#define UNSIGNED 2
+#define SIGNED 3
+#define FLOAT 4
+#define OF(function) MLVM_JOIN(function, DT)
+#define MATH(function) PASTE(function, SUFFIX)
+
+#define UNARY(op, cost, result) UNARY_ROW(OF(op), T, T, result)
+#define BINARY(op, cost, result) BINARY_ROW(OF(op), T, T, result)
+#define TERNARY(op, cost, result) TERNARY_ROW(OF(op), T, T, T, result)
+#define PREDICATE(op, cost, result) UNARY_ROW(OF(op), uint8_t, T, result)
+#define COMPARISON(op, cost, result) BINARY_ROW(OF(op), uint8_t, T, result)
+#define OWN_LOOP(op, cost)
+#define SAME(op)
+#include "elementwise_dtypes.h"
+
+/* --- the table --- */
+
+#define SIMPLE 0.03
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define ENTRY_(name, row, cost) {TEXT(name), PASTE(row, _row), cost},
+#define ENTRY(name) ENTRY_(name, name, SIMPLE)
+#define ENTRIES_OF_ALL(t, T, W)                                                          \
+    ENTRY(astype_##t##_u8) ENTRY(astype_##t##_u16) ENTRY(astype_##t##_u32)               \
+    ENTRY(astype_##t##_u64) ENTRY(astype_##t##_i8) ENTRY(astype_##t##_i16)               \
+    ENTRY(astype_##t##_i32) ENTRY(astype_##t##_i64) ENTRY(astype_##t##_f32)              \
+    ENTRY(astype_##t##_f64) ENTRY(astype_##t##_bool)
+#define ENTRIES_OF_HALF(t, T, W)                                                         \
+    ENTRY(astype_##t##_f32) ENTRY(astype_f32_##t) ENTRY(astype_f64_##t)
+#define ENTRIES_OF_SIZE(size, T, unused) ENTRY(where_##size) ENTRY(copy_##size)
+
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+#undef PREDICATE
+#undef COMPARISON
+#undef OWN_LOOP
+#undef SAME
+#define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define COMPARISON(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define OWN_LOOP(op, cost) ENTRY_(OF(op), OF(op), cost)
+#define SAME(op) ENTRY_(OF(op), MLVM_JOIN(copy, SIZE), SIMPLE)
+
+const RowEntry TARGETED(elementwise_rows)[] = {
+    /* clang-format off */
+    EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
+    HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
+#include "elementwise_dtypes.h"
+    {NULL, NULL, 0}
+    /* clang-format on */
+};

@@ -1,0 +1,409 @@
+/* Elements chosen by tensors.
+ *
+ * The shapes are seen as [before, length, behind], with the axis that is indexed in the middle.
+ * Every thread looks at all indices before it writes, so a call with one out of range writes
+ * nothing. Another VM that shares the indices may change them after that: what is then out of range
+ * counts as 0. Sums are made in the order of the updates: units divide what is written. */
+#include "../plan.h"
+#include "elements.h"
+
+/* The integers are in low .. high - 1. */
+#define IN_RANGE(T, name)                                                                \
+    static int name(const T *x, int64_t count, int64_t low, int64_t high)                \
+    {                                                                                    \
+        T least_one = 0, largest = 0;                                                    \
+        for (int64_t i = 0; i < count; i++) {                                            \
+            least_one = x[i] < least_one ? x[i] : least_one;                             \
+            largest = x[i] > largest ? x[i] : largest;                                   \
+        }                                                                                \
+        if (!count)                                                                      \
+            return 1;                                                                    \
+        return (int64_t)least_one >= low && (uint64_t)largest < (uint64_t)high;          \
+    }
+IN_RANGE(uint8_t, in_range_1)
+IN_RANGE(uint16_t, in_range_2)
+IN_RANGE(uint32_t, in_range_4)
+IN_RANGE(uint64_t, in_range_8)
+IN_RANGE(int8_t, in_range_i1)
+IN_RANGE(int16_t, in_range_i2)
+IN_RANGE(int32_t, in_range_i4)
+IN_RANGE(int64_t, in_range_i8)
+
+static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int64_t high)
+{
+    switch (kind) {
+    case 1: return in_range_1((const uint8_t *)x, count, low, high);
+    case 2: return in_range_2((const uint16_t *)x, count, low, high);
+    case 4: return in_range_4((const uint32_t *)x, count, low, high);
+    case 8: return in_range_8((const uint64_t *)x, count, low, high);
+    case -1: return in_range_i1((const int8_t *)x, count, low, high);
+    case -2: return in_range_i2((const int16_t *)x, count, low, high);
+    case -4: return in_range_i4((const int32_t *)x, count, low, high);
+    default: return in_range_i8((const int64_t *)x, count, low, high);
+    }
+}
+
+/* What the kernels of takes and additions have in n. `count` is the indexed axis' length beside
+ * the indices, `length` the one that they point into. `piece` columns of the `behind` are a unit,
+ * or `piece` rows of before * count. */
+enum { KIND, BEFORE, COUNT, LENGTH, BEHIND, PIECE };
+
+static inline int64_t within(int64_t index, int64_t length)
+{
+    index = index < 0 ? index + length : index;
+    return index < 0 || index >= length ? 0 : index;
+}
+
+static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_t length)
+{
+    return within(integer_at(indices, kind, i), length);
+}
+
+/* --- take: out[b, i, :] = x[b, indices[i], :]; a unit is `piece` rows (b, i) --- */
+
+/* Rows of `behind` bytes. */
+static int take_rows(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = plan->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];
+    if (!in_range(p[2], n[KIND], count, -length, length))
+        return 1;
+    int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
+    int64_t i = row ? row % count : 0;
+    const char *in = p[1] + (row ? row / count : 0) * length * behind;
+    for (; row < last; row++) {
+        copy_run(p[0] + row * behind, in + place(p[2], n[KIND], i, length) * behind, behind);
+        if (++i == count) {
+            i = 0;
+            in += length * behind;
+        }
+    }
+    return 0;
+}
+
+/* The places of some indices, many at a time: a loop over one dtype is several times as fast. */
+enum { CHUNK = 256 };
+
+#define PLACES(T, name)                                                                  \
+    static void name(int64_t at[CHUNK], const T *indices, int64_t count, int64_t length) \
+    {                                                                                    \
+        for (int64_t i = 0; i < count; i++)                                              \
+            at[i] = within((int64_t)indices[i], length);                                 \
+    }
+PLACES(uint8_t, places_1)
+PLACES(uint16_t, places_2)
+PLACES(uint32_t, places_4)
+PLACES(int8_t, places_i1)
+PLACES(int16_t, places_i2)
+PLACES(int32_t, places_i4)
+PLACES(int64_t, places_i8)
+
+static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first, int64_t count,
+                   int64_t length)
+{
+    switch (kind) {
+    case 1: places_1(at, (const uint8_t *)x + first, count, length); break;
+    case 2: places_2(at, (const uint16_t *)x + first, count, length); break;
+    case 4: places_4(at, (const uint32_t *)x + first, count, length); break;
+    case -1: places_i1(at, (const int8_t *)x + first, count, length); break;
+    case -2: places_i2(at, (const int16_t *)x + first, count, length); break;
+    case -4: places_i4(at, (const int32_t *)x + first, count, length); break;
+    default: places_i8(at, (const int64_t *)x + first, count, length); break;
+    }
+}
+
+/* Single elements. */
+#define TAKE(size)                                                                       \
+    static int take_##size(const Plan *plan, char *const *p, int64_t begin, int64_t end, \
+                           char *scratch)                                                \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        const int64_t *n = plan->n, count = n[COUNT], length = n[LENGTH];                \
+        if (!in_range(p[2], n[KIND], count, -length, length))                            \
+            return 1;                                                                    \
+        int64_t at[CHUNK], held = -1;                                                    \
+        int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count); \
+        while (row < last) {                                                             \
+            int64_t b = row / count, i = row % count, first = i - i % CHUNK;             \
+            int64_t filled = least(CHUNK, count - first);                                \
+            int64_t stop = least(first + filled, i + last - row);                        \
+            const Element##size *in = (const Element##size *)p[1] + b * length;          \
+            Element##size *out = (Element##size *)p[0] + b * count;                      \
+            if (first != held)                                                           \
+                places(at, p[2], n[KIND], held = first, filled, length);                 \
+            row += stop - i;                                                             \
+            for (; i < stop; i++)                                                        \
+                out[i] = in[at[i - first]];                                              \
+        }                                                                                \
+        return 0;                                                                        \
+    }
+TAKE(1)
+TAKE(2)
+TAKE(4)
+TAKE(8)
+
+/* --- dynamic_update: x with `count` rows from an index on replaced; a unit is a row of `before`.
+ * Where out is x, only these are written --- */
+
+static int update_rows(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = plan->n, length = n[LENGTH], behind = n[BEHIND];
+    if (!in_range(p[3], n[KIND], 1, -length, length))
+        return 1;
+    int64_t first = place(p[3], n[KIND], 0, length), rest = length - first - n[COUNT];
+    if (rest < 0)
+        return 1;
+    for (int64_t b = begin; b < least(end, n[BEFORE]); b++) {
+        char *out = p[0] + b * length * behind;
+        const char *x = p[1] + b * length * behind, *rows = p[2] + b * n[COUNT] * behind;
+        if (out != x) {
+            copy_run(out, x, first * behind);
+            copy_run(out + (length - rest) * behind, x + (length - rest) * behind, rest * behind);
+        }
+        if (out + first * behind != rows)
+            copy_run(out + first * behind, rows, n[COUNT] * behind);
+    }
+    return 0;
+}
+
+/* --- take_along_axis: out[b, i, c] = x[b, indices[b, i, c], c]; units are as above --- */
+
+#define TAKE_ALONG(size)                                                                 \
+    static int take_along_##size(const Plan *plan, char *const *p, int64_t begin,        \
+                                 int64_t end, char *scratch)                             \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        const int64_t *n = plan->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND]; \
+        const int64_t rows = n[BEFORE] * count;                                          \
+        if (!in_range(p[2], n[KIND], rows * behind, -length, length))                    \
+            return 1;                                                                    \
+        int64_t row = least(begin * n[PIECE], rows), last = least(end * n[PIECE], rows); \
+        int64_t at[CHUNK], i = row ? row % count : 0, c = 0;                             \
+        Element##size *out = (Element##size *)p[0];                                      \
+        const Element##size *in =                                                        \
+            (const Element##size *)p[1] + (row ? row / count : 0) * length * behind;     \
+        for (int64_t e = row * behind; e < last * behind; e += CHUNK) {                  \
+            int64_t filled = least(CHUNK, last * behind - e);                            \
+            places(at, p[2], n[KIND], e, filled, length);                                \
+            for (int64_t k = 0; k < filled; k++) {                                       \
+                out[e + k] = in[at[k] * behind + c];                                     \
+                if (++c == behind) {                                                     \
+                    c = 0;                                                               \
+                    if (++i == count) {                                                  \
+                        i = 0;                                                           \
+                        in += length * behind;                                           \
+                    }                                                                    \
+                }                                                                        \
+            }                                                                            \
+        }                                                                                \
+        return 0;                                                                        \
+    }
+TAKE_ALONG(1)
+TAKE_ALONG(2)
+TAKE_ALONG(4)
+TAKE_ALONG(8)
+
+/* --- scatter_add: out[b, indices[i], c] += updates[b, i, c]; a unit is `piece` columns of one b;
+ * index_add adds them to an operand --- */
+
+/* Adds what belongs to one b and the columns first .. last - 1. `p` has the updates before the
+ * indices; to `x` they are added, or to zeros if it is NULL. */
+typedef void (*ColumnsFn)(const int64_t *n, char *const *p, const char *x, int64_t b,
+                          int64_t first, int64_t last);
+
+static int for_columns(const Plan *plan, char *const *p, const char *x, int64_t begin,
+                       int64_t end, int64_t indices, ColumnsFn add)
+{
+    const int64_t *n = plan->n, pieces = (n[BEHIND] + n[PIECE] - 1) / n[PIECE];
+    if (!in_range(p[2], n[KIND], indices, -n[LENGTH], n[LENGTH]))
+        return 1;
+    end = least(end, n[BEFORE] * pieces);
+    while (begin < end) {
+        int64_t b = begin / pieces, piece = begin % pieces;
+        int64_t stop = least(pieces, piece + end - begin);
+        add(n, p, x, b, piece * n[PIECE], least(stop * n[PIECE], n[BEHIND]));
+        begin += stop - piece;
+    }
+    return 0;
+}
+
+#define SCATTER(T, suffix)                                                               \
+    static inline void start_##suffix(T *out, const T *x, const int64_t *n, int64_t first, \
+                                      int64_t last)                                      \
+    {                                                                                    \
+        const int64_t whole = last - first == n[BEHIND];                                 \
+        const int64_t rows = x == out ? 0 : whole ? 1 : n[LENGTH];                       \
+        const int64_t width = whole ? n[LENGTH] * n[BEHIND] : last - first;              \
+        for (int64_t i = 0; i < rows; i++) {                                             \
+            int64_t at = i * n[BEHIND] + first;                                          \
+            if (x)                                                                       \
+                memcpy(out + at, x + at, (size_t)width * sizeof(T));                     \
+            else                                                                         \
+                memset(out + at, 0, (size_t)width * sizeof(T));                          \
+        }                                                                                \
+    }                                                                                    \
+    static inline void add_##suffix(T *out, const T *in, int64_t count)                  \
+    {                                                                                    \
+        INDEPENDENT                                                                      \
+        for (int64_t c = 0; c < count; c++)                                              \
+            out[c] += in[c];                                                             \
+    }                                                                                    \
+    static void add_rows_##suffix(const int64_t *n, char *const *p, const char *x,       \
+                                  int64_t b, int64_t first, int64_t last)                \
+    {                                                                                    \
+        const int64_t count = n[COUNT], behind = n[BEHIND];                              \
+        const T *in = (const T *)p[1] + b * count * behind;                              \
+        const int64_t at_b = b * n[LENGTH] * behind;                                     \
+        T *out = (T *)p[0] + at_b;                                                       \
+        start_##suffix(out, x ? (const T *)x + at_b : NULL, n, first, last);             \
+        for (int64_t i = 0; i < count; i += CHUNK) {                                     \
+            int64_t at[CHUNK], filled = least(CHUNK, count - i);                         \
+            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                             \
+            if (behind == 1)                                                             \
+                for (int64_t k = 0; k < filled; k++)                                     \
+                    out[at[k]] += in[i + k];                                             \
+            else                                                                         \
+                for (int64_t k = 0; k < filled; k++)                                     \
+                    add_##suffix(out + at[k] * behind + first,                           \
+                                 in + (i + k) * behind + first, last - first);           \
+        }                                                                                \
+    }                                                                                    \
+    static int scatter_add_##suffix(const Plan *plan, char *const *p, int64_t begin,     \
+                                    int64_t end, char *scratch)                          \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        return for_columns(plan, p, NULL, begin, end, plan->n[COUNT], add_rows_##suffix); \
+    }                                                                                    \
+    static int index_add_##suffix(const Plan *plan, char *const *p, int64_t begin,       \
+                                  int64_t end, char *scratch)                            \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        char *const q[3] = {p[0], p[2], p[3]};                                           \
+        return for_columns(plan, q, p[1], begin, end, plan->n[COUNT], add_rows_##suffix); \
+    }                                                                                    \
+    /* With all columns, the elements follow each other from row to row: one run. */     \
+    static void add_along_##suffix(const int64_t *n, char *const *p, const char *x,      \
+                                   int64_t b, int64_t first, int64_t last)               \
+    {                                                                                    \
+        const int64_t count = n[COUNT], behind = n[BEHIND], whole = last - first == behind; \
+        const int64_t runs = whole ? 1 : count, width = whole ? count * behind : last - first; \
+        T *out = (T *)p[0] + b * n[LENGTH] * behind;                                     \
+        start_##suffix(out, (const T *)x, n, first, last);                               \
+        for (int64_t run = 0; run < runs; run++) {                                       \
+            int64_t from = (b * count + run) * behind + first, c = first;                \
+            for (int64_t e = 0; e < width; e += CHUNK) {                                 \
+                int64_t at[CHUNK], filled = least(CHUNK, width - e);                     \
+                const T *in = (const T *)p[1] + from + e;                                \
+                places(at, p[2], n[KIND], from + e, filled, n[LENGTH]);                  \
+                for (int64_t k = 0; k < filled; k++) {                                   \
+                    out[at[k] * behind + c] += in[k];                                    \
+                    c = c + 1 < behind ? c + 1 : 0;                                      \
+                }                                                                        \
+            }                                                                            \
+        }                                                                                \
+    }                                                                                    \
+    static int scatter_along_##suffix(const Plan *plan, char *const *p, int64_t begin,   \
+                                      int64_t end, char *scratch)                        \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        const int64_t *n = plan->n, indices = n[BEFORE] * n[COUNT] * n[BEHIND];          \
+        return for_columns(plan, p, NULL, begin, end, indices, add_along_##suffix);      \
+    }
+SCATTER(uint8_t, 1)
+SCATTER(uint16_t, 2)
+SCATTER(uint32_t, 4)
+SCATTER(uint64_t, 8)
+SCATTER(float, f32)
+SCATTER(double, f64)
+
+/* --- one_hot; n: the indices' kind, rows, rows of a unit, classes, an element's bytes, ones --- */
+
+static int one_hot(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = plan->n, size = n[4], width = n[3] * size;
+    int64_t first = begin * n[2], last = least(end * n[2], n[1]);
+    if (!in_range(p[1], n[0], n[1], 0, n[3]))
+        return 1;
+    if (first < last)
+        memset(p[0] + first * width, 0, (size_t)((last - first) * width));
+    for (int64_t i = first; i < last; i++)
+        memcpy(p[0] + i * width + place(p[1], n[0], i, n[3]) * size, &n[5], (size_t)size);
+    return 0;
+}
+
+/* --- mask_scatter; n: the mask's length, elements of a unit, updates, bytes of each --- */
+
+static int64_t count_true(const char *mask, int64_t count)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += mask[i] != 0;
+    return sum;
+}
+
+/* Single elements, where jumps would be guesses. */
+#define MASKED(size)                                                                     \
+    static void masked_##size(Element##size *out, const Element##size *in,               \
+                              const char *mask, int64_t count, int64_t updates)          \
+    {                                                                                    \
+        for (int64_t i = 0, j = 0; i < count; i++) {                                     \
+            int64_t here = mask[i] != 0;                                                 \
+            out[i] = in[j < updates ? j : updates - 1] & (Element##size)-here;           \
+            j += here;                                                                   \
+        }                                                                                \
+    }
+MASKED(1)
+MASKED(2)
+MASKED(4)
+MASKED(8)
+
+static int mask_scatter(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+                        char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = plan->n, width = n[3];
+    int64_t first = least(begin * n[1], n[0]), last = least(end * n[1], n[0]);
+    int64_t before = count_true(p[2], first), left = n[2] - before;
+    if (count_true(p[2] + first, n[0] - first) != left)
+        return 1;
+    const char *in = p[1] + before * width, *mask = p[2] + first;
+    char *out = p[0] + first * width;
+    if (!left)
+        memset(out, 0, (size_t)((last - first) * width));
+    else if (width == 1)
+        masked_1((Element1 *)out, (const Element1 *)in, mask, last - first, left);
+    else if (width == 2)
+        masked_2((Element2 *)out, (const Element2 *)in, mask, last - first, left);
+    else if (width == 4)
+        masked_4((Element4 *)out, (const Element4 *)in, mask, last - first, left);
+    else if (width == 8)
+        masked_8((Element8 *)out, (const Element8 *)in, mask, last - first, left);
+    else
+        for (int64_t i = 0; i < last - first; i++, out += width)
+            if (mask[i] && left) {
+                copy_run(out, in, width);
+                in += width;
+                left--;
+            } else {
+                memset(out, 0, (size_t)width);
+            }
+    return 0;
+}
+
+#define SIZED(size)                                                                      \
+    {"take_" #size, take_##size, NULL}, {"take_along_" #size, take_along_##size, NULL}
+#define TYPED(suffix)                                                                    \
+    {"scatter_add_" #suffix, scatter_add_##suffix, NULL},                                \
+        {"index_add_" #suffix, index_add_##suffix, NULL},                                \
+    {                                                                                    \
+        "scatter_along_" #suffix, scatter_along_##suffix, NULL                           \
+    }
+
+const KernelEntry TARGETED(indexing_kernels)[] = {
+    {"update_rows", update_rows, NULL},
+    {"take_rows", take_rows, NULL}, SIZED(1),   SIZED(2),   SIZED(4),
+    SIZED(8),                       TYPED(1),   TYPED(2),   TYPED(4),
+    TYPED(8),                       TYPED(f32), TYPED(f64), {"one_hot", one_hot, NULL},
+    {"mask_scatter", mask_scatter, NULL},       {NULL, NULL, NULL}};

@@ -1,0 +1,169 @@
+/* The reductions of one dtype: included after defining
+ *
+ *   TYPE, X          its name and its C type
+ *   SUM              the C type of its sums and products; integers wrap around
+ *   LOWEST, HIGHEST  no element is beyond
+ *   FLOAT            for floating-point numbers
+ *   NO_PRODUCTS      to leave products to numpy
+ *   SUMS_ONLY        to leave all but sums to another inclusion
+ *   DECISIONS        for one dtype of each size: only the bits count
+ */
+#define NAMED__(name, op, type) name##_##op##_##type
+#define NAMED_(name, op, type) NAMED__(name, op, type)
+#define NAMED(name, op) NAMED_(name, op, TYPE)
+
+#ifdef FLOAT
+#define ZERO -0.0 /* adding 0.0 would change a negative zero */
+#define IS_NAN(x) ((x) != (x))
+#else
+#define ZERO 0
+#define IS_NAN(x) 0
+#endif
+
+#define REDUCE(name) NAMED(name, sum)
+#define A SUM
+#define LIFT(x, c) ((SUM)(x))
+#define COMBINE(a, b) ((a) + (b))
+#define IDENTITY ZERO
+#ifdef FLOAT
+#define ROUNDED
+#else
+#define ANY_ORDER
+#endif
+#ifdef FLOAT
+/* a[0]: the divisor of a mean, 1 for a sum. */
+#define FINISH(out, n)                                                                   \
+    for (int64_t j = 0; plan->a[0] != 1 && j < (n); j++)                                 \
+    (out)[j] /= (A)plan->a[0]
+#endif
+#include "reduce.h"
+#include "reduce_run.h"
+
+#ifndef NO_PRODUCTS
+#define REDUCE(name) NAMED(name, prod)
+#define A SUM
+#define LIFT(x, c) ((SUM)(x))
+#define COMBINE(a, b) ((a) * (b))
+#define IDENTITY 1
+#ifdef FLOAT
+#define ROUNDED
+#else
+#define ANY_ORDER
+#endif
+#include "reduce.h"
+#include "reduce_run.h"
+#endif
+
+/* n: rows, length, inner, width of a block. A unit is a row, or a block of columns. */
+static int NAMED(run, cumulative_sum)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+                                      char *scratch)
+{
+    const int64_t *n = plan->n, length = n[1], inner = n[2], width = n[3];
+    const int64_t blocks = (inner + width - 1) / width;
+    (void)scratch;
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t block = u % blocks * width, at = u / blocks * length * inner + block;
+        const int64_t columns = inner - block < width ? inner - block : width;
+        const X *x = (const X *)p[1] + at;
+        SUM *out = (SUM *)p[0] + at;
+        if (inner == 1) {
+            SUM sum = (SUM)x[0];
+            out[0] = sum;
+            for (int64_t i = 1; i < length; i++)
+                out[i] = sum += (SUM)x[i];
+            continue;
+        }
+        for (int64_t j = 0; j < columns; j++)
+            out[j] = (SUM)x[j];
+        for (int64_t i = 1; i < length; i++) {
+            x += inner, out += inner;
+            INDEPENDENT
+            for (int64_t j = 0; j < columns; j++)
+                out[j] = out[j - inner] + (SUM)x[j];
+        }
+    }
+    return 0;
+}
+
+#ifndef SUMS_ONLY
+#define REDUCE(name) NAMED(name, max)
+#define A X
+#define LIFT(x, c) (x)
+#define COMBINE(a, b) ((b) > (a) || IS_NAN(b) ? (b) : (a))
+#define IDENTITY LOWEST
+#ifndef FLOAT
+#define ANY_ORDER
+#endif
+#include "reduce.h"
+#include "reduce_run.h"
+
+#define REDUCE(name) NAMED(name, min)
+#define A X
+#define LIFT(x, c) (x)
+#define COMBINE(a, b) ((b) < (a) || IS_NAN(b) ? (b) : (a))
+#define IDENTITY HIGHEST
+#ifndef FLOAT
+#define ANY_ORDER
+#endif
+#include "reduce.h"
+#include "reduce_run.h"
+
+#define POSITION(name) NAMED(name, argmax)
+#define EXTREME NAMED(row, max)
+#define BEYOND(x, y) ((x) > (y))
+#include "position.h"
+
+#define POSITION(name) NAMED(name, argmin)
+#define EXTREME NAMED(row, min)
+#define BEYOND(x, y) ((x) < (y))
+#include "position.h"
+
+#ifdef FLOAT
+#define REDUCE(name) NAMED(name, squares)
+#define A X
+#define LIFT(x, c) (((x) - (c)) * ((x) - (c)))
+#define COMBINE(a, b) ((a) + (b))
+#define IDENTITY -0.0
+#define ROUNDED
+#include "reduce.h"
+#include "reduce_end.h"
+#include "variance.h"
+#endif
+#endif
+
+#ifdef DECISIONS
+#define REDUCE(name) NAMED(name, all)
+#define A uint8_t
+#define LIFT(x, c) ((uint8_t)((x) != 0))
+#define COMBINE(a, b) ((uint8_t)((a) & (b)))
+#define IDENTITY 1
+#define ANY_ORDER
+#define DECIDED(a) (!(a))
+#include "reduce.h"
+#include "reduce_run.h"
+
+#define REDUCE(name) NAMED(name, any)
+#define A uint8_t
+#define LIFT(x, c) ((uint8_t)((x) != 0))
+#define COMBINE(a, b) ((uint8_t)((a) | (b)))
+#define IDENTITY 0
+#define ANY_ORDER
+#define DECIDED(a) (a)
+#include "reduce.h"
+#include "reduce_run.h"
+#endif
+
+#undef NAMED__
+#undef NAMED_
+#undef NAMED
+#undef ZERO
+#undef IS_NAN
+#undef TYPE
+#undef X
+#undef SUM
+#undef LOWEST
+#undef HIGHEST
+#undef FLOAT
+#undef DECISIONS
+#undef SUMS_ONLY
+#undef NO_PRODUCTS

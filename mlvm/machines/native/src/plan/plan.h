@@ -1,0 +1,70 @@
+/* A kernel, and the plan of one call of it.
+ *
+ * A plan is made once for the types of a call's parameters. What differs from call to call is only
+ * where the parameters lie. The work is divided into units by the shapes alone: each unit computes
+ * its elements in the same way whoever does the others, so the bits of a result do not depend on
+ * the number of threads.
+ */
+#ifndef MLVM_PLAN_H
+#define MLVM_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct Plan Plan;
+
+/* Does the units begin .. end - 1 of a call. `p` has the addresses of the result and the operands,
+ * as many as the plan says, and then that of the plan's shared bytes. All are packed, row-major and
+ * aligned to their elements. `scratch` is aligned to 64 bytes and the thread's own. Returns 0, or 1
+ * for a value that the op refuses; the reference kernel then says what is wrong. */
+typedef int (*KernelFn)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+                        char *scratch);
+
+struct Plan {
+    KernelFn run;
+    KernelFn finish;   /* NULL, or what is left to do, by one thread, when all units are done */
+    int64_t units;     /* how many pieces the work has; any thread may do any of them */
+    double work;       /* what the whole takes on one thread, roughly, in nanoseconds */
+    int64_t scratch;   /* bytes that each thread wants for itself */
+    int64_t shared;    /* bytes that `run` leaves for `finish` */
+    int nparams;
+    const int64_t *n;  /* lengths, strides, choices: what the kernel's comment lists */
+    const double *a;   /* floating-point attributes */
+    const Plan *const *children; /* plans that this one calls on parts of its work */
+    int nchildren;
+};
+
+/* A loop over n elements of a packed row: p[0] is written, p[1] and on are read. An operand may be
+ * the result itself. `a` are floating-point attributes. */
+typedef void (*RowFn)(char *const *p, int64_t n, const double *a);
+
+typedef struct {
+    const char *name; /* "layer_norm_f32" */
+    KernelFn run;
+    KernelFn finish;
+} KernelEntry;
+
+typedef struct {
+    const char *name; /* "add_f32" */
+    RowFn run;
+    double cost; /* nanoseconds for a byte of its result, roughly */
+} RowEntry;
+
+/* Each file in kernels/ is compiled once for every instruction set, with another TARGET. It ends
+ * in tables of what it has, closed by a name of NULL. */
+#define MLVM_JOIN_(x, y) x##_##y
+#define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
+#ifdef TARGET
+#define TARGETED(name) MLVM_JOIN(name, TARGET)
+#endif
+
+/* Loops whose iterations touch the same index only: the result may be an operand. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
+
+#endif

@@ -1,0 +1,133 @@
+/* The kernels by name, one table a file in kernels/ and instruction set. */
+#include "tables.h"
+
+#include <string.h>
+
+/* The files in kernels/ that end in a table of kernels, and in one of row functions. */
+#define KERNEL_FILES(X, target)                                                          \
+    X(chain, target)                                                                     \
+    X(creation, target)                                                                  \
+    X(indexing, target)                                                                  \
+    X(layout, target)                                                                    \
+    X(linalg, target)                                                                    \
+    X(random, target)                                                                    \
+    X(reduction, target)                                                                 \
+    X(rows, target)                                                                      \
+    X(windows, target)
+#define ROW_FILES(X, target) X(elementwise, target)
+
+#define DECLARE_KERNELS(file, target) extern const KernelEntry file##_kernels_##target[];
+#define DECLARE_ROWS(file, target) extern const RowEntry file##_rows_##target[];
+#define LIST_KERNELS(file, target) file##_kernels_##target,
+#define LIST_ROWS(file, target) file##_rows_##target,
+#define TABLES(target)                                                                   \
+    KERNEL_FILES(DECLARE_KERNELS, target)                                                \
+    ROW_FILES(DECLARE_ROWS, target)                                                      \
+    static const KernelEntry *const kernels_##target[] = {                               \
+        KERNEL_FILES(LIST_KERNELS, target) NULL};                                        \
+    static const RowEntry *const rows_##target[] = {ROW_FILES(LIST_ROWS, target) NULL};
+
+typedef struct {
+    const char *name;
+    const KernelEntry *const *kernels;
+    const RowEntry *const *rows;
+} Set;
+
+/* The build compiles kernels/ for some of these and says so, the best first. */
+#ifdef WITH_AVX512
+TABLES(avx512)
+#endif
+#ifdef WITH_AVX2
+TABLES(avx2)
+#endif
+TABLES(plain)
+
+static const Set sets[] = {
+#ifdef WITH_AVX512
+    {"avx512", kernels_avx512, rows_avx512},
+#endif
+#ifdef WITH_AVX2
+    {"avx2", kernels_avx2, rows_avx2},
+#endif
+    {"plain", kernels_plain, rows_plain},
+};
+static const Set *chosen;
+
+static int processor_has(const char *name)
+{
+#if defined(WITH_AVX512) || defined(WITH_AVX2)
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (!strcmp(name, "avx2"))
+        return avx2;
+    if (!strcmp(name, "avx512"))
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+    return !strcmp(name, "plain");
+}
+
+int simd_choose(const char *name)
+{
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
+        if (!strcmp(sets[i].name, name) && processor_has(name)) {
+            chosen = &sets[i];
+            return 0;
+        }
+    return -1;
+}
+
+static const Set *set_in_use(void)
+{
+    for (size_t i = 0; !chosen; i++)
+        if (processor_has(sets[i].name))
+            chosen = &sets[i];
+    return chosen;
+}
+
+const char *simd_name(void)
+{
+    return set_in_use()->name;
+}
+
+const char *simd_built(int i, int *here)
+{
+    if (i >= (int)(sizeof sets / sizeof *sets))
+        return NULL;
+    *here = processor_has(sets[i].name);
+    return sets[i].name;
+}
+
+#define FIND(Entry, member)                                                              \
+    for (const Entry *const *table = set_in_use()->member; *table; table++)              \
+        for (const Entry *entry = *table; entry->name; entry++)                          \
+            if (!strcmp(entry->name, name))                                              \
+                return entry;                                                            \
+    return NULL;
+
+const KernelEntry *find_kernel(const char *name)
+{
+    FIND(KernelEntry, kernels)
+}
+
+const RowEntry *find_row(const char *name)
+{
+    FIND(RowEntry, rows)
+}
+
+#define NTH(Entry, member)                                                               \
+    for (const Entry *const *table = set_in_use()->member; *table; table++)              \
+        for (const Entry *entry = *table; entry->name; entry++)                          \
+            if (!i--)                                                                    \
+                return entry;                                                            \
+    return NULL;
+
+const KernelEntry *nth_kernel(int i)
+{
+    NTH(KernelEntry, kernels)
+}
+
+const RowEntry *nth_row(int i)
+{
+    NTH(RowEntry, rows)
+}

@@ -1,0 +1,25 @@
+/* The kernels by name, for the best instruction set that this processor has. */
+#ifndef MLVM_TABLES_H
+#define MLVM_TABLES_H
+
+#include "plan.h"
+
+/* The instruction set in use: "avx512", "avx2" or "plain". */
+const char *simd_name(void);
+
+/* The i-th instruction set of this build, the best first, and whether the processor has it; NULL
+ * behind the last. */
+const char *simd_built(int i, int *here);
+
+/* Choose an instruction set by name. Returns 0, or -1 if the library or the processor lacks it. */
+int simd_choose(const char *name);
+
+/* The entry of that name, or NULL. */
+const KernelEntry *find_kernel(const char *name);
+const RowEntry *find_row(const char *name);
+
+/* All entries, one at a time from i = 0 on, then NULL. */
+const KernelEntry *nth_kernel(int i);
+const RowEntry *nth_row(int i);
+
+#endif

@@ -1,0 +1,50 @@
+/* What all files that talk to Python use of its limited API. */
+#include "limited_api.h"
+
+PyObject *object_of(PyTypeObject *type)
+{
+    PyObject *empty = PyTuple_New(0);
+    PyObject *object = empty ? PyType_GenericNew(type, empty, NULL) : NULL;
+    Py_XDECREF(empty);
+    return object;
+}
+
+void free_object(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type && PyModule_AddObjectRef(module, name, type))
+        Py_CLEAR(type);
+    return (PyTypeObject *)type; /* the module lives as long as the process */
+}
+
+int forgive(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return 1;
+    PyErr_Clear();
+    return 0;
+}
+
+int address_of(PyObject *array, char **address, int *constant)
+{
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES))
+        return -1;
+    int packed = PyBuffer_IsContiguous(&buffer, 'C');
+    *address = buffer.buf;
+    if (constant)
+        *constant = buffer.readonly;
+    PyBuffer_Release(&buffer); /* the array keeps its memory as long as it lives */
+    if (!packed) {
+        PyErr_SetString(PyExc_ValueError, "a native kernel works on packed arrays");
+        return -1;
+    }
+    return 0;
+}

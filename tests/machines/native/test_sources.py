@@ -1,0 +1,115 @@
+"""The native sources' folders: what may include what; plan/ is a library without Python."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from os.path import dirname, join, normpath
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import mlvm.machines.native
+from tests.test_layers import circle
+
+SOURCE: Final = Path(mlvm.machines.native.__file__).parent / "src"
+FLOORS: Final = ["plan", "python", "machine", "language", "module"]
+"""From the ground up."""
+
+FILES: Final = {"python.c": "python", "limited_api.h": "python", "module.c": "module"}
+"""The floors of what lies in no folder."""
+
+COMPILER: Final = sysconfig.get_config_var("CC").split()[0]
+
+MAIN: Final = """
+#include "plan/bound.h"
+#include "plan/tables.h"
+#include <stdio.h>
+
+int main(void)
+{
+    float x[5] = {1, 2, 3, 4, 5}, y[5];
+    int64_t ints[] = {sizeof x, 0, 0, 1};
+    Plan copy = {.run = find_kernel("copy")->run, .units = 1, .nparams = 2, .n = ints};
+    char *there[] = {(char *)y, (char *)x, NULL}, *back[] = {(char *)x, (char *)y, NULL};
+    BoundCall calls[] = {{&copy, there}, {&copy, back}};
+    double most = 1e9;
+    int next = 0, refused = run_bound(pool_new(2, 0, 0), calls, 2, &next, &most);
+    printf("%d of 2 calls, %d, %g, %s\\n", next, refused, y[4], simd_name());
+    return 0;
+}
+"""
+
+
+def sources() -> dict[str, str]:
+    files = [file for file in SOURCE.rglob("*") if file.suffix in (".c", ".h", ".def")]
+    return {str(file.relative_to(SOURCE)): file.read_text() for file in files}
+
+
+def included(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which sources each one includes; Python's header is one of them, the C library's are not."""
+    graph: dict[str, set[str]] = {}
+    for name, text in files.items():
+        found = re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<(Python\.h)>)', text, re.MULTILINE)
+        places = [python or normpath(join(dirname(name), own)) for own, python in found]
+        graph[name] = {place for place in places if not place.startswith("..")}
+    return graph
+
+
+def floor(name: str) -> int:
+    first, *inside = name.split("/")
+    return FLOORS.index(first if inside else FILES[first])
+
+
+def upward(graph: Mapping[str, set[str]]) -> list[str]:
+    """The includes that break the rules."""
+    return [
+        f"{name} includes {other}"
+        for name, others in graph.items()
+        for other in others
+        if (name != "limited_api.h" if other == "Python.h" else floor(other) > floor(name))
+    ]
+
+
+def test_includes_go_downward() -> None:
+    graph = included(sources())
+    assert upward(graph) == []
+    assert {floor(name) for name in graph} == {*range(len(FLOORS))}
+
+
+def test_no_sources_include_each_other_in_a_circle() -> None:
+    """A source and its header are one."""
+    graph: dict[str, set[str]] = {}
+    for name, others in included(sources()).items():
+        whole = name.rpartition(".")[0]
+        graph.setdefault(whole, set()).update({other.rpartition(".")[0] for other in others})
+    assert circle({whole: others - {whole} for whole, others in graph.items()}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plan/pool.c", '#include "../machine/call.h"'),
+        ("plan/pool.c", "#include <Python.h>"),
+        ("plan/kernels/rows.c", '#include "../../limited_api.h"'),
+        ("machine/value.h", '#include "../language/posts.h"'),
+        ("python.c", '#  include "machine/call.h"'),
+        ("language/posts.c", "#include <Python.h>"),
+    ],
+)
+def test_the_checker_flags_a_wrong_include(name: str, text: str) -> None:
+    assert len(upward(included({name: text}))) == 1
+
+
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
+def test_kernel_calls_run_in_a_program_without_python(tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text(MAIN)
+    files = [*(SOURCE / "plan").rglob("*.c"), tmp_path / "main.c"]
+    flags = ["-std=c11", "-O0", "-w", "-DTARGET=plain", f"-I{SOURCE}", "-o", tmp_path / "main"]
+    subprocess.run([COMPILER, *flags, *files, "-lm", "-pthread"], check=True)
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 of 2 calls, 0, 5, plain\n"
