@@ -53,7 +53,7 @@ class Methods:
 def stub() -> str:
     """The text of `primitives.pyi`: every function with its signature and first sentence."""
     names = "".join(f'{INDENT}"{name}",\n' for name in primitives.__all__)
-    functions = ("\n".join(["", *_lines(vars(primitives)[name]), ""]) for name in sorted(OPS))
+    functions = ("\n".join(["", *_lines(getattr(primitives, name)), ""]) for name in sorted(OPS))
     return _HEAD + names + "]\n" + "".join(functions)
 
 

@@ -18,7 +18,6 @@ from mlvm.machines import residuals
 from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
-from mlvm.machines.workers import Workers
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
@@ -115,6 +114,8 @@ class LocalVM(VM):
             self.door = open_door(self.functions, self._store, self._lock, pool)
             self._pool = pool
         if workers:
+            from mlvm.machines.workers import Workers
+
             self._scheduler = Workers(workers, self.name)
 
     def _equip(self, *, native: bool, threads: int) -> None:

@@ -176,4 +176,11 @@ def public_names() -> list[str]:
 
 
 __all__ = public_names()
-globals().update({name: _derive(op) for name, op in OPS.items()})
+
+
+def __getattr__(name: str) -> Callable[..., Tensor]:
+    """The function of an op, which is made when it is first asked for."""
+    if name not in OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    function = globals()[name] = _derive(OPS[name])
+    return function
