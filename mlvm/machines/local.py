@@ -15,7 +15,6 @@ from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
 from mlvm.machines import residuals
-from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
 
@@ -163,6 +162,8 @@ class LocalVM(VM):
 
         `mlvm.h` says how a library lists them. If it raises `LibraryError`, none is registered.
         """
+        from mlvm.machines.c_functions import load_library
+
         functions = load_library(path)
         self.register_callees({function.name: function for function in functions})
         return [function.name for function in functions]

@@ -38,7 +38,7 @@ class _Philox(threading.local):
         """Make it when it is first used: numpy imports `numpy.random` only then."""
         self.bits = np.random.Philox(key=0)
         self.generator = np.random.Generator(self.bits)
-        return object.__getattribute__(self, name)
+        return threading.local.__getattribute__(self, name)
 
 
 _philox: Final = _Philox()

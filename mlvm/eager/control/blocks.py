@@ -92,7 +92,7 @@ def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
             try:
                 return record_blocks(*args, **kwargs)
             except MustMove as error:
-                if error.depth != record.depth:
+                if error.depth != record.depth or not isinstance(error.x, Tensor):
                     raise
                 for each, length in zip(lists, lengths, strict=True):
                     del each[length:]
