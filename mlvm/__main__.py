@@ -14,7 +14,7 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.lib import format as npy
@@ -118,81 +118,52 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mlvm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    command = commands.add_parser("run", help="run a program and show what it leaves")
-    command.add_argument("file", metavar="FILE", help="assembly, such as examples/newton.mlasm")
-    command.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="X",
-        help="the next argument: a .npy file, or the tensor itself, such as 'f32[2] 1.5 2'",
-    )
-    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
-    command.add_argument("--print", action="store_true", help="print the outputs' elements too")
-    command.add_argument(
-        "--max-steps", type=_count, metavar="N", help="fail after N instructions, for endless loops"
-    )
-    command.add_argument("--trace", metavar="JSON", help="write a trace of the run, for Perfetto")
+    add = commands.add_parser("run", help="run a program and show what it leaves").add_argument
+    add("file", metavar="FILE", help="assembly, such as examples/newton.mlasm")
+    argument = "the next argument: a .npy file, or the tensor itself, such as 'f32[2] 1.5 2'"
+    add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    add("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
+    add("--print", action="store_true", help="print the outputs' elements too")
+    steps = "fail after N instructions, for endless loops"
+    add("--max-steps", type=_count, metavar="N", help=steps)
+    add("--trace", metavar="JSON", help="write a trace of the run, for Perfetto")
 
-    command = commands.add_parser("check", help="verify a program without running it")
-    command.add_argument("file", metavar="FILE")
-    command.add_argument(
-        "--type",
-        action="append",
-        default=[],
-        metavar="T",
-        help="the next argument's type, such as f32[2,3]; without any, types are not checked",
-    )
+    add = commands.add_parser("check", help="verify a program without running it").add_argument
+    add("file", metavar="FILE")
+    argument = "the next argument's type, such as f32[2,3]; without any, types are not checked"
+    add("--type", **remote.REPEATED, metavar="T", help=argument)
 
-    command = commands.add_parser("disasm", help="print a program as assembly")
-    command.add_argument("file", metavar="FILE")
+    add = commands.add_parser("disasm", help="print a program as assembly").add_argument
+    add("file", metavar="FILE")
 
-    command = commands.add_parser(
-        "memory", help="report and draw the arenas of a script, or the plan for a program"
-    )
-    command.add_argument("file", metavar="FILE", help="a .py file, which is run, or a program")
-    command.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="X",
-        help="the program's next argument as in run, or its type for zeros, such as 'f32[2]'",
-    )
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE"
-    )
+    text = "report and draw the arenas of a script, or the plan for a program"
+    add = commands.add_parser("memory", help=text).add_argument
+    add("file", metavar="FILE", help="a .py file, which is run, or a program")
+    argument = "the program's next argument as in run, or its type for zeros, such as 'f32[2]'"
+    add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
 
-    command = commands.add_parser(
+    add = commands.add_parser(
         "show",
         help="write a page of a captured step or a script: its memory, programs and time",
         usage="python -m mlvm show [-h] [-o HTML] [--open] FILE [-- ARGUMENT ...]",
         epilog="What follows `--` are a script's arguments: show train.py -- --epochs 1",
-    )
-    command.add_argument("file", metavar="FILE", help="what Captured.save wrote, or a .py file")
-    command.add_argument(
-        "-o", dest="page", type=Path, metavar="HTML", help="the page, if not FILE.html beside FILE"
-    )
-    command.add_argument("--open", action="store_true", help="show the page in a browser")
+    ).add_argument
+    add("file", metavar="FILE", help="what Captured.save wrote, or a .py file")
+    page = "the page, if not FILE.html beside FILE"
+    add("-o", dest="page", type=Path, metavar="HTML", help=page)
+    add("--open", action="store_true", help="show the page in a browser")
 
-    command = commands.add_parser(
-        "mpirun", help="run a script in several processes, for ml.parallel.MpiGroup"
-    )
-    command.add_argument(
-        "-n", dest="processes", type=_count, required=True, metavar="N", help="processes"
-    )
-    command.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="MODULE",
-        help="a module, with its arguments",
-    )
-    command.add_argument(
-        "script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a .py file, with its arguments"
-    )
+    text = "run a script in several processes, for ml.parallel.MpiGroup"
+    add = commands.add_parser("mpirun", help=text).add_argument
+    add("-n", dest="processes", type=_count, required=True, metavar="N", help="processes")
+    rest: Any = {"nargs": argparse.REMAINDER}
+    add("-m", dest="module", **rest, metavar="MODULE", help="a module, with its arguments")
+    add("script", **rest, metavar="SCRIPT", help="a .py file, with its arguments")
 
-    command = commands.add_parser("ops", help="list the tensor ops, or document the named ones")
-    command.add_argument("names", nargs="*", metavar="OP", help="an op to document in full")
+    text = "list the tensor ops, or document the named ones"
+    add = commands.add_parser("ops", help=text).add_argument
+    add("names", nargs="*", metavar="OP", help="an op to document in full")
 
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
     remote.add_commands(commands)

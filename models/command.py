@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlvm.eager as ml
-from mlvm.eager.files.weights_file import escaped
+from mlvm.eager.files.safetensors import escaped
 
 
 class OptionError(ml.errors.MlvmError, ValueError):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
-from mlvm.eager.files.weights_file import escaped
+from mlvm.eager.files.safetensors import escaped
 from mlvm.show.svg import document, fitted, text
 from models import weights
 from models.command import OptionError, require_writable, run, say

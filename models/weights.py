@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
-from mlvm.eager.files.weights_file import WeightsFile, escaped
+from mlvm.eager.files.safetensors import WeightsFile, escaped
 from models import mlp_mixer, vit
 from models.data.dataset import DataError
 from models.data.files import MOST_UNPACKED, opened, parsing

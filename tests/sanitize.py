@@ -38,7 +38,7 @@ class Sanitizer(NamedTuple):
 
 SANITIZERS: Final = {
     "address": Sanitizer(
-        "address,undefined",
+        "address,undefined,float-cast-overflow",
         ("libasan.so", "libubsan.so"),
         {
             "ASAN_OPTIONS": f"detect_leaks=0:{MEMORY}",

@@ -68,8 +68,8 @@ class Op:
     `elementwise`: an element of the result depends on one element of each operand alone, and the
     kernel makes one pass over them. A chain of such ops can run block by block. `links`: an op may
     be a link of a chain; so may some whose reference kernels make several passes. `in_place`: how
-    many of its first operands `out` may be; any of them if it is elementwise. `moves`: elements of
-    the result are such of operands, or 0, whatever they mean."""
+    many of its first operands `out` may be; any of them if it is elementwise. `copies_only`:
+    elements of the result are such of operands, or 0, whatever they mean."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Op:
         elementwise: bool = False,
         links: bool = False,
         in_place: int = 0,
-        moves: bool = False,
+        copies_only: bool = False,
     ) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
@@ -87,7 +87,7 @@ class Op:
         self.room: str = kernel.__module__.rpartition(".")[2]
         self.elementwise: bool = elementwise or self.room == "elementwise"
         self.links: bool = links or self.elementwise
-        self.moves = moves
+        self.copies_only = copies_only
         self._infer = infer
         self._flops = flops
         parameters = list(inspect.signature(kernel).parameters.values())

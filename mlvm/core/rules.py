@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import TypeGuard
 
 import numpy as np
 
@@ -104,6 +105,17 @@ def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(shape))
     return tuple(n for i, n in enumerate(shape) if i not in axes)
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Whether it is a number that a float can be made of, which 10**400 is not."""
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def require_representable(value: float, dtype: DType) -> None:

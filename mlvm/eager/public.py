@@ -27,7 +27,7 @@ from mlvm.core.types import u8 as uint8
 from mlvm.core.types import u16 as uint16
 from mlvm.core.types import u32 as uint32
 from mlvm.core.types import u64 as uint64
-from mlvm.eager import trees as tree
+from mlvm.eager import tree
 from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
 from mlvm.eager.functions import halves, random
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
@@ -141,20 +141,18 @@ from mlvm.machines.local import LocalVM as VM
 if TYPE_CHECKING:  # at run time these are imported when they are first asked for: see `LATER`
     from mlvm.arena.recording import Recording
     from mlvm.core.program.assembly import disassemble
-    from mlvm.eager import nn
+    from mlvm.eager import nn, optim, parallel
     from mlvm.eager.autodiff import testing
     from mlvm.eager.autodiff.host_call import call
     from mlvm.eager.capture.captured import Captured, Measured, capture, measure
-    from mlvm.eager.capture.changing import RecompilationWarning
+    from mlvm.eager.capture.guards.changing import RecompilationWarning
     from mlvm.eager.control.branches import cond, switch
     from mlvm.eager.control.checkpoint import checkpoint
     from mlvm.eager.control.functions import function
     from mlvm.eager.control.loops import fori_loop, map, scan, while_loop
-    from mlvm.eager.files.weights import load, save
+    from mlvm.eager.files.checkpoints import load, save
     from mlvm.eager.functions import fft, linalg
     from mlvm.eager.functions.linalg import tensordot, vecdot
-    from mlvm.eager.optim import optim
-    from mlvm.eager.parallel import parallel
     from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
     from mlvm.eager.recording.listing import program_of
     from mlvm.input.batches import Dataset, Transform
@@ -327,11 +325,11 @@ SHOWN: Final = {
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",
     "nn": "mlvm.eager.nn",
-    "optim": "mlvm.eager.optim.optim",
-    "parallel": "mlvm.eager.parallel.parallel",
+    "optim": "mlvm.eager.optim",
+    "parallel": "mlvm.eager.parallel",
     "random": "mlvm.eager.functions.random",
     "testing": "mlvm.eager.autodiff.testing",
-    "tree": "mlvm.eager.trees",
+    "tree": "mlvm.eager.tree",
 }
 """The modules of which `ml` has the public names, by their names there."""
 
@@ -340,12 +338,12 @@ _ROOMS: Final = {
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.autodiff.host_call": "call",
     "mlvm.eager.capture.captured": "Captured Measured capture measure",
-    "mlvm.eager.capture.changing": "RecompilationWarning",
+    "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.control.branches": "cond switch",
     "mlvm.eager.control.checkpoint": "checkpoint",
     "mlvm.eager.control.functions": "function",
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
-    "mlvm.eager.files.weights": "load save",
+    "mlvm.eager.files.checkpoints": "load save",
     "mlvm.eager.functions.linalg": "tensordot vecdot",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",

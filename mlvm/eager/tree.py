@@ -1,10 +1,11 @@
-"""Trees of tensors: nested dicts, lists, tuples and Modules, with the tensors as leaves.
+"""Trees: nested dicts, lists, tuples, named tuples and Modules. What is none of these, and not
+None, is a leaf. A Module has as children those of its fields that hold tensors or Modules; the
+others stay as they are.
 
-A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A Module's children are
-those of its fields that hold tensors or Modules; a list among them counts as fields
-`name_0`, `name_1`, ... A tensor that occurs twice is one tensor under two paths.
-
-A Module's buffers are not part of the tree: a walk includes them only with `buffers=True`.
+`flatten` takes a tree apart into its leaves and a structure, and `unflatten` puts one together;
+nothing else walks a tree. A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A
+list in a field of a Module counts as fields `name_0`, `name_1`, ... A tensor that occurs twice is
+one tensor under two paths. A Module's buffers are part of the tree only with `buffers=True`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.values import array_of
+
+__all__ = ["leaves", "map"]
 
 Tree: TypeAlias = Any
 """A Tensor, None (no leaves), or a dict, list, tuple or Module of trees."""
@@ -60,7 +62,7 @@ class Node:
 
     _buffers: tuple[str, ...] = ()
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
-    """What `map_tree` makes of it."""
+    """What `map_to_dicts` makes of it."""
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
@@ -87,6 +89,7 @@ class Node:
         return twin
 
 
+_CONTAINERS: Final = (dict, list, tuple, Node)
 _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 
 
@@ -97,9 +100,9 @@ def holds_tensors(value: object) -> bool:
         return True
     if isinstance(value, dict):
         value = list(value.values())
-    if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset(map(type, value)):
+    if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset({type(x) for x in value}):
         return False  # without a look at each of a million numbers
-    return any(map(holds_tensors, value))
+    return any(holds_tensors(x) for x in value)
 
 
 def fields(node: Node, *, buffers: bool = False) -> Iterator[tuple[str, Any]]:
@@ -118,69 +121,295 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
 
     Raises `DTypeError` for anything that is not part of a tree, and for two of one name.
     """
-    if isinstance(tree, dict):
-        found = [(str(name), child) for name, child in tree.items()]
-    elif isinstance(tree, (list, tuple)):
-        found = [(str(i), child) for i, child in enumerate(tree)]
-    elif isinstance(tree, Node):
-        named_fields = fields(tree, buffers=buffers)
-        found = [(name, field) for name, field in named_fields if holds_tensors(field)]
-    else:
+    if not isinstance(tree, _CONTAINERS):
         given = type(tree).__name__
         raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}")
+    found = [(str(name), child) for name, child in _items(tree, buffers)]
     named = dict(found)
     if len(named) != len(found):
-        names = ", ".join(name for name, _ in found)
+        names = ", ".join([name for name, _ in found])
         raise DTypeError(f"a name occurs twice among {names}{_at(path)}")
     return named
 
 
-def leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the tree with its path, in order; with `buffers` those in buffers too.
+def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
+    if isinstance(tree, Node):
+        return [(name, x) for name, x in fields(tree, buffers=buffers) if holds_tensors(x)]
+    return tree.items() if isinstance(tree, dict) else enumerate(tree)
 
-    Raises `DTypeError` for other leaves, and for a node that contains itself.
+
+# --- flatten and unflatten -----------------------------------------------------------
+
+
+class Structure(NamedTuple):
+    """A tree without its leaves: a container, the structures of its children by name, and how many
+    leaves there are below. What is kept as it is has None for children."""
+
+    container: Any
+    parts: dict[Any, Structure] | None
+    size: int
+
+
+_LEAF: Final = Structure(None, None, 1)
+
+Ends: TypeAlias = Callable[[Any], bool | None]
+"""Where a tree ends: True for a leaf, False for what is kept in the structure, None for a node."""
+
+
+def at_tensors(part: Any) -> bool | None:
+    """All else is refused."""
+    return True if isinstance(part, Tensor) else None if part is not None else False
+
+
+def anywhere(part: Any) -> bool | None:
+    """Whatever is no container is a leaf."""
+    return None if isinstance(part, _CONTAINERS) else part is not None
+
+
+def flatten(
+    tree: Tree, path: str | None = "", *, ends: Ends = at_tensors, buffers: bool = False
+) -> tuple[list[tuple[str, Any]], Structure]:
+    """The leaves of a tree in order, each with its path, and the structure that is left; with
+    `buffers` those in buffers too. Nothing has a path, nor needs a name of its own, without one.
+
+    Raises `DTypeError` for what is no tree, and for a node that contains itself.
     """
-    found: list[tuple[str, Tensor]] = []
-    _collect(found, path, tree, (), buffers, strict=True)
-    return iter(found)
-
-
-def all_leaves(tree: Tree) -> list[Any]:
-    """What `map_all` calls its function with, in order."""
     found: list[tuple[str, Any]] = []
-    _collect(found, "", tree, (), False, strict=False)
-    return [leaf for _, leaf in found]
+    return found, _flatten(found, path, tree, (), ends, buffers)
 
 
-def _collect(
+def _flatten(
     found: list[tuple[str, Any]],
-    path: str,
+    path: str | None,
     tree: Tree,
     above: tuple[Tree, ...],
+    ends: Ends,
     buffers: bool,
-    *,
-    strict: bool,
-) -> None:
-    if isinstance(tree, Tensor) or (_ends(tree) and not strict and tree is not None):
-        found.append((path, tree))
-    elif tree is not None:
-        above = _below(above, tree, path)
-        for name, child in children(tree, path, buffers=buffers).items():
-            _collect(found, _join(path, name), child, above, buffers, strict=strict)
-
-
-def _ends(tree: Tree) -> bool:
-    """Whether it has no children, as it is no container: a leaf, or None."""
-    return not isinstance(tree, (dict, list, tuple, Node))
-
-
-def _below(above: tuple[Tree, ...], node: Tree, path: str) -> tuple[Tree, ...]:
-    """The nodes `above` and this one. Raises `DTypeError` if it is one of them already."""
+) -> Structure:
+    end = ends(tree)
+    if end is not None:
+        if end:
+            found.append((path or "", tree))
+        return _LEAF if end else Structure(tree, None, 0)
     for each in above:
-        if each is node:
-            given = type(node).__name__
+        if each is tree:
+            given = type(tree).__name__
             raise DTypeError(f"a tree ends in tensors; this {given} contains itself{_at(path)}")
-    return (*above, node)
+    above, before = (*above, tree), len(found)
+    below = dict(_items(tree, buffers)) if path is None else children(tree, path, buffers=buffers)
+    parts = {
+        name: _flatten(
+            found, None if path is None else _join(path, name), child, above, ends, buffers
+        )
+        for name, child in below.items()
+    }
+    return Structure(tree, parts, len(found) - before)
+
+
+def unflatten(
+    structure: Structure,
+    leaves: Iterable[Any],
+    node: Callable[[Node, dict[str, Any]], Any] | None = None,
+) -> Tree:
+    """A tree of that structure with these leaves. A Module becomes what `node` makes of it and of
+    its children by name, by default a copy. One that occurs twice, with the same leaves, also
+    occurs twice in the result."""
+    return _unflatten(structure, list(leaves), 0, node or _with_children, {})
+
+
+def _unflatten(
+    structure: Structure,
+    leaves: list[Any],
+    start: int,
+    node: Callable[[Node, dict[str, Any]], Any],
+    made: dict[tuple[int, ...], Any],
+) -> Tree:
+    if structure.parts is None:
+        return leaves[start] if structure is _LEAF else structure.container
+    tree, is_node = structure.container, isinstance(structure.container, Node)
+    key = (id(tree), *[id(x) for x in leaves[start : start + structure.size]]) if is_node else ()
+    if is_node and key in made:
+        return made[key]
+    parts = {}
+    for name, part in structure.parts.items():
+        parts[name] = _unflatten(part, leaves, start, node, made)
+        start += part.size
+    if not is_node:
+        return _like(tree, [*parts.values()])
+    made[key] = node(tree, parts)
+    return made[key]
+
+
+def _with_children(node: Node, parts: dict[str, Any]) -> Node:
+    """A copy of a Module with other children, and with containers of its own."""
+    twin = copy.copy(node)
+    for name, field in vars(node).items():
+        if name in parts:
+            vars(twin)[name] = parts[name]
+        elif isinstance(field, (list, tuple)) and holds_tensors(field):
+            items = {f"{name}_{i}": item for i, item in enumerate(field)}
+            if not parts.keys().isdisjoint(items):
+                vars(twin)[name] = _like(field, [parts.get(each, items[each]) for each in items])
+        elif isinstance(field, (dict, list, tuple)) and name not in node._buffers:
+            vars(twin)[name] = replace(id, field, ())
+    return twin
+
+
+def _like(container: Any, items: list[Any]) -> Any:
+    """The items in a dict, list, tuple or named tuple of the given one's class."""
+    if type(container) is dict:
+        return dict(zip(container, items, strict=True))
+    if isinstance(container, dict) or (isinstance(container, list) and type(container) is not list):
+        twin = copy.copy(container)  # which may have fields, too
+        keys = container if isinstance(container, dict) else range(len(items))
+        for key, item in zip(keys, items, strict=True):
+            twin[key] = item
+        return twin
+    return type(container)(*items) if hasattr(container, "_fields") else type(container)(items)
+
+
+def partners(
+    structure: Structure,
+    other: Tree,
+    alike: Callable[[Tree, Tree], bool],
+    differ: Callable[[str, Tree, Tree], NoReturn],
+    *,
+    buffers: bool = False,
+) -> list[Any]:
+    """What another tree has at the places of the leaves. Where two nodes are not `alike`, or their
+    children have other names, `differ` is called with their path and both."""
+    found: list[Any] = []
+    left = [("", structure, other)]
+    while left:
+        path, part, beside = left.pop()
+        if part is _LEAF:
+            found.append(beside)
+        elif not alike(part.container, beside):
+            differ(path, part.container, beside)
+        elif part.parts is not None:
+            given = children(beside, path, buffers=buffers)
+            if given.keys() != part.parts.keys():
+                differ(path, part.container, beside)
+            below = [(_join(path, name), x, given[name]) for name, x in part.parts.items()]
+            left.extend(reversed(below))
+    return found
+
+
+def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:
+    """The dicts, lists, tuples and Modules that a tree is made of, each once."""
+    found: dict[int, Any] = {}
+    left = [flatten(tree, buffers=buffers)[1]]
+    while left:
+        part = left.pop()
+        if part.parts is not None:
+            found[id(part.container)] = part.container
+            left.extend(part.parts.values())
+    return list(found.values())
+
+
+# --- what is made with them ----------------------------------------------------------
+
+
+def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
+    """The same tree with `f(leaf, *what the rest has at its place)` for each leaf, as
+    `jax.tree.map` makes it.
+
+    Each of the rest has the tree's structure, and anything where the tree has a leaf. Beside a
+    Module it may have a dict, as gradients and `Module.parameters` have one. Modules become copies,
+    which share their buffers. Two places with one tensor, and one partner, have one result.
+
+    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` where structures
+    differ, and for a node that contains itself.
+
+        >>> ml.tree.map(ml.negative, {"a": ml.ones(2), "b": [ml.zeros(1)]})
+        {'a': Tensor([-1., -1.], f32[2]), 'b': [Tensor([-0.], f32[1])]}
+    """
+    found, structure = flatten(tree, ends=anywhere)
+    beside = [partners(structure, each, _are_alike, _differ) for each in rest]
+    made: dict[tuple[int, ...], Any] = {}
+    results = []
+    for (path, leaf), *others in zip(found, *beside, strict=True):
+        if any(each is None for each in others):
+            _differ(path, leaf, None)
+        key = tuple([id(each) for each in (leaf, *others)])
+        if key not in made or not isinstance(leaf, Tensor):
+            made[key] = f(leaf, *others)
+        results.append(made[key])
+    return unflatten(structure, results)
+
+
+def _are_alike(tree: Tree, other: Tree) -> bool:
+    return isinstance(other, _CONTAINERS) if tree is not None else other is None
+
+
+def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
+    if isinstance(tree, _CONTAINERS) and isinstance(other, _CONTAINERS):
+        text = f"{list(children(tree))} beside {list(children(other))}"
+    else:
+        text = f"{type(tree).__name__} beside {type(other).__name__}"
+    raise DTypeError(f"two trees differ{_at(path)}: {text}")
+
+
+def leaves(tree: Tree, /) -> list[Any]:
+    """The leaves of the tree in order, also those that occur twice; of None there are none.
+
+    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` for a node that
+    contains itself.
+
+        >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
+        [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
+    """
+    return [leaf for _, leaf in flatten(tree, ends=anywhere)[0]]
+
+
+def map_to_dicts(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
+    """A tree of `fn(leaf)`; Modules become dicts."""
+    found, structure = flatten(tree)
+    return unflatten(structure, [fn(x) for _, x in found], lambda node, parts: node._as_dict(parts))
+
+
+Twins: TypeAlias = list[tuple[Node, Node]]
+"""Modules, each with the copy that `substitute` made of it."""
+
+
+def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None = None) -> Tree:
+    """The same tree with `fn(leaf)` for each leaf. Modules become shallow copies with the same
+    buffers; they are added to `twins`. `fn` is called once for a tensor that occurs twice."""
+    found, structure = flatten(tree)
+    tensors = {id(x): x for _, x in found}
+    made = {key: fn(x) for key, x in tensors.items()}
+
+    def copied(node: Node, parts: dict[str, Any]) -> Node:
+        twin = _with_children(node, parts)
+        if twins is not None:
+            twins.append((node, twin))
+        return twin
+
+    return unflatten(structure, [made[id(x)] for _, x in found], copied)
+
+
+def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
+    """The tree with these tensors in the places of its own, in buffers too, in the order of
+    `flatten`; Modules become shallow copies."""
+    return unflatten(flatten(tree, buffers=True)[1], tensors)
+
+
+def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
+    """The nested dicts, lists and tuples with `fn(part)` for each part of these kinds; any other
+    part stays."""
+
+    def ends(part: Any) -> bool | None:
+        if isinstance(part, kinds):
+            return True
+        return None if isinstance(part, (dict, list, tuple)) else False
+
+    found, structure = flatten(tree, None, ends=ends)
+    return unflatten(structure, [fn(part) for _, part in found])
+
+
+def named_leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> list[tuple[str, Tensor]]:
+    """Each tensor of the tree with its path, in order; with `buffers` those in buffers too."""
+    return flatten(tree, path, buffers=buffers)[0]
 
 
 def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
@@ -191,7 +420,7 @@ def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
     """
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for path, x in leaves(tree, buffers=buffers):
+    for path, x in named_leaves(tree, buffers=buffers):
         if named.get(path, x) is not x:
             raise DTypeError(f"two tensors have the path {path}")
         if id(x) not in seen:
@@ -200,167 +429,15 @@ def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
     return named
 
 
-def map_tree(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """A tree of `fn(leaf, *leaves of the others at the same place)`; Modules become dicts.
-
-    Raises `DTypeError` where the others do not have the tree's structure, for leaves that are
-    no tensors, and for a node that contains itself.
-    """
-    return _map(fn, "", tree, others, (), None)
-
-
-def map_all(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """`map_tree` with leaves of any kind, whose partners may be trees. Modules become copies with
-    the same buffers. A tensor or Module that occurs twice, with the same partners, also occurs
-    twice in the result."""
-    return _map(fn, "", tree, others, (), {})
-
-
-def _map(
-    fn: Callable[..., Any],
-    path: str,
-    tree: Tree,
-    others: tuple[Tree, ...],
-    above: tuple[Tree, ...],
-    made: dict[tuple[int, ...], Any] | None,
-) -> Tree:
-    """`map_all` if `made` has its results so far, by the ids of what they were made of; else
-    `map_tree`."""
-    strict = made is None
-    for other in others:
-        if (
-            (tree is None) != (other is None)
-            or (strict and isinstance(tree, Tensor) != isinstance(other, Tensor))
-            or (not strict and _ends(other) > _ends(tree))
-        ):
-            given = f"{type(tree).__name__} beside {type(other).__name__}"
-            raise DTypeError(f"two trees differ{_at(path)}: {given}")
-    if tree is None:
-        return None
-    if made is not None and isinstance(tree, (Tensor, Node)):
-        key = tuple([id(each) for each in (tree, *others)])
-        if key not in made:
-            if isinstance(tree, Tensor):
-                made[key] = fn(tree, *others)
-            else:
-                made[key] = _with_children(tree, _mapped(fn, path, tree, others, above, made))
-        return made[key]
-    if isinstance(tree, Tensor) or (_ends(tree) and not strict):
-        return fn(tree, *others)
-    mapped = _mapped(fn, path, tree, others, above, made)
-    if isinstance(tree, (list, tuple)):
-        return _like(tree, list(mapped.values()))
-    if isinstance(tree, dict):
-        parts = dict(zip(tree, mapped.values(), strict=True))
-        return parts if type(tree) is dict else _copy_with(tree, parts.items())
-    return mapped if tree._as_dict is dict else tree._as_dict(mapped)
-
-
-def _mapped(
-    fn: Callable[..., Any],
-    path: str,
-    tree: Tree,
-    others: tuple[Tree, ...],
-    above: tuple[Tree, ...],
-    made: dict[tuple[int, ...], Any] | None,
-) -> dict[str, Tree]:
-    """`_map` of each child of an inner node, by name."""
-    above = _below(above, tree, path)
-    below = children(tree, path)
-    beside = [children(other, path) for other in others]
-    for other in beside:
-        if other.keys() != below.keys():
-            raise DTypeError(f"two trees differ{_at(path)}: {list(below)} beside {list(other)}")
-    return {
-        name: _map(fn, _join(path, name), child, tuple([y[name] for y in beside]), above, made)
-        for name, child in below.items()
-    }
-
-
-def _with_children(node: Node, mapped: Mapping[str, Any]) -> Node:
-    """A copy of a Module with other children, by the names that `children` gives them."""
-    twin = copy.copy(node)
-    for name, field in vars(node).items():
-        if name == _BUFFERS or name in node._buffers:
-            continue
-        if name in mapped:
-            vars(twin)[name] = mapped[name]
-        elif isinstance(field, (list, tuple)) and holds_tensors(field):
-            items = [mapped.get(f"{name}_{i}", item) for i, item in enumerate(field)]
-            vars(twin)[name] = _like(field, items)
-    return twin
-
-
-Twins: TypeAlias = list[tuple[Node, Node]]
-"""Modules, each with the copy that `substitute` made of it."""
-
-
-def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None = None) -> Tree:
-    """The same tree with `fn(leaf)` for each leaf. Modules become shallow copies with the same
-    buffers; they are added to `twins`.
-
-    A tensor or Module that occurs twice also occurs twice in the result: `fn` is called once for
-    each tensor.
-    """
-    return replace(partial(_substituted, fn, {}, twins), tree, (Tensor, Node))
-
-
-def _substituted(
-    fn: Callable[[Tensor], Tensor], made: dict[int, Tree], twins: Twins | None, part: Tensor | Node
-) -> Tree:
-    """`substitute` for one part of a tree. `made` has the results for earlier parts, by id.
-
-    It is no closure: one that names itself would keep the tensors until garbage is collected.
-    """
-    if id(part) in made:
-        return made[id(part)]
-    if isinstance(part, Tensor):
-        made[id(part)] = fn(part)
-        return made[id(part)]
-    twin = made[id(part)] = copy.copy(part)
-    if twins is not None:
-        twins.append((part, twin))
-    inside = partial(_substituted, fn, made, twins)
-    for name, field in vars(part).items():
-        if name not in part._buffers:
-            vars(twin)[name] = replace(inside, field, (Tensor, Node))
-    return twin
-
-
-def with_leaves(tree: Tree, tensors: Iterator[Tensor]) -> Tree:
-    """The tree with the next of the tensors in the place of each of its own, in the order of
-    `leaves`; Modules become shallow copies."""
-    return replace(partial(_filled, tensors), tree, (Tensor, Node))
-
-
-def _filled(tensors: Iterator[Tensor], part: Tensor | Node) -> Tree:
-    if isinstance(part, Tensor):
-        return next(tensors)
-    twin = copy.copy(part)
-    for name, field in vars(part).items():
-        vars(twin)[name] = replace(partial(_filled, tensors), field, (Tensor, Node))
-    return twin
-
-
-def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
-    """The nested dicts, lists and tuples with `fn(part)` for each part of these kinds; any other
-    part stays."""
-    if isinstance(tree, kinds):
-        return fn(tree)
-    if isinstance(tree, dict):
-        parts = {name: replace(fn, part, kinds) for name, part in tree.items()}
-        return parts if type(tree) is dict else _copy_with(tree, parts.items())
-    if isinstance(tree, (list, tuple)):
-        return _like(tree, [replace(fn, part, kinds) for part in tree])
-    return tree
-
-
 def rebind_buffers(twins: Twins) -> None:
     """Give each Module the buffers that were assigned to its twin since."""
     for module, twin in twins:
         for name in twin._buffers:
             if vars(twin)[name] is not vars(module).get(name):
                 setattr(module, name, Buffer(vars(twin)[name]))
+
+
+# --- tensors by path -----------------------------------------------------------------
 
 
 def require_types(
@@ -445,22 +522,5 @@ def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _at(path: str) -> str:
+def _at(path: str | None) -> str:
     return f" at {path}" if path else ""
-
-
-def _like(sequence: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
-    """The items in a list, tuple or named tuple of the given one's class."""
-    if hasattr(sequence, "_fields"):
-        return type(sequence)(*items)
-    if isinstance(sequence, list) and type(sequence) is not list:
-        return _copy_with(sequence, enumerate(items))
-    return type(sequence)(items)
-
-
-def _copy_with(container: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """A copy of a dict or list of another class, which has fields too, with these items."""
-    twin = copy.copy(container)
-    for key, item in items:
-        twin[key] = item
-    return twin

@@ -40,6 +40,7 @@ from mlvm.core.errors import (
 from mlvm.core.observe import on_wait
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import is_real
 from mlvm.core.types import Array, TensorType, aligned_zeros, check_array
 from mlvm.input import queue_get
 from mlvm.input.slot_memory import SlotMemory
@@ -404,4 +405,4 @@ def _as_type(type: TensorType | str) -> TensorType:
 
 
 def _is_seconds(timeout: object) -> bool:
-    return isinstance(timeout, (int, float)) and not math.isnan(timeout) and timeout >= 0
+    return is_real(timeout) and not math.isnan(timeout) and timeout >= 0

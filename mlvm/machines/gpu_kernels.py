@@ -31,6 +31,7 @@ from mlvm.core.errors import LinAlgError
 from mlvm.core.machine.callee import Kernels
 from mlvm.core.op import OPS, Kernel
 from mlvm.core.ops.decompositions import adjoint, finite, hermitian, strange, write
+from mlvm.core.ops.half import truncate
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape
 from mlvm.machines import gpu_random
@@ -272,6 +273,8 @@ def _not_above(cp: Any, k: int, shape: Shape) -> Device:
 def _astype(cp: Any, out: Device, x: Device, *, dtype: str) -> None:
     if out.dtype.kind == "b":  # CuPy drops imaginary parts
         cp.not_equal(x, 0, out)
+    elif x.dtype.kind == "f" and out.dtype.kind in "iu":
+        truncate(cp, out, x)
     else:
         cp.copyto(out, x, casting="unsafe")
 

@@ -39,24 +39,14 @@ extern "C" {
 /* Changes with every change of a struct, a code or a meaning below. */
 #define MLVM_ABI_VERSION 2
 
-/* What `dtype` holds. A bool is one byte, 0 or 1. */
-enum mlvm_dtype {
-    MLVM_BOOL = 0,
-    MLVM_U8 = 1,
-    MLVM_I8 = 2,
-    MLVM_I16 = 3,
-    MLVM_I32 = 4,
-    MLVM_I64 = 5,
-    MLVM_U16 = 6,
-    MLVM_U32 = 7,
-    MLVM_U64 = 8,
-    MLVM_F32 = 9,
-    MLVM_F64 = 10,
-    MLVM_C64 = 11, /* two floats: the real part, then the imaginary part */
-    MLVM_C128 = 12, /* two doubles */
-    MLVM_F16 = 13,  /* IEEE 754 binary16 */
-    MLVM_BF16 = 14  /* the upper half of a float */
-};
+/* What `dtype` holds: X(name, code) for each dtype. A bool is one byte, 0 or 1. C64 is two floats, the
+ * real part and then the imaginary part, C128 two doubles. F16 is IEEE 754 binary16, BF16 the upper half
+ * of a float. */
+#define MLVM_DTYPES(X)                                                                   \
+    X(BOOL, 0) X(U8, 1) X(I8, 2) X(I16, 3) X(I32, 4) X(I64, 5) X(U16, 6) X(U32, 7)       \
+    X(U64, 8) X(F32, 9) X(F64, 10) X(C64, 11) X(C128, 12) X(F16, 13) X(BF16, 14)
+#define MLVM_DTYPE_(name, code) MLVM_##name = code,
+enum mlvm_dtype { MLVM_DTYPES(MLVM_DTYPE_) };
 
 /* Packed elements in row-major order. `size` counts elements, `nbytes` bytes. */
 typedef struct mlvm_tensor {

@@ -416,7 +416,7 @@ class WireVM(Identity):
 
     @cached_property
     def native(self) -> bool:
-        """Whether the machine there is a native one, for whose taste steps are fused."""
+        """Whether the machine there is a native one, whose policy steps are fused by."""
         try:
             [answer] = self.launch(_ASK_NATIVE)
         except (UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values

@@ -23,7 +23,7 @@ from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
-from mlvm.step.fusion import REFERENCE, Taste, chain_of, fused
+from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
@@ -109,15 +109,15 @@ on_planned: Final[list[Callable[[Planned], None]]] = []
 
 
 def compile_flow(
-    flow: Flow, *, fuse: bool = True, recompute: bool = True, taste: Taste = REFERENCE
+    flow: Flow, *, fuse: bool = True, recompute: bool = True, policy: FusionPolicy = REFERENCE
 ) -> Planned:
     """The step as a program with its plan.
 
-    With `fuse` calls may run as chains that suit a machine's `taste`, with `recompute` cheap ones
+    With `fuse` calls may run as chains that suit a machine's `policy`, with `recompute` cheap ones
     may run again. Of all that is allowed, what has the smallest plan is done; so neither makes a
     plan larger.
     """
-    options = _Options(fuse, recompute, taste)
+    options = _Options(fuse, recompute, policy)
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
     level = _planned(flow, options)
     written = _Written()
@@ -138,7 +138,7 @@ class _Options(NamedTuple):
 
     fuse: bool
     recompute: bool
-    taste: Taste
+    policy: FusionPolicy
 
 
 class _Level(NamedTuple):
@@ -472,7 +472,7 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
 def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     """The ways to run the step, the fastest first. The last is the step as it was recorded: its
     calls one by one, each once."""
-    fuse, recompute, taste = options
+    fuse, recompute, policy = options
     calls, wanted = flow.calls, flow.wanted()
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
@@ -480,10 +480,10 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
-        found = [_ordered(fused(calls, most, taste), wanted, enough=most)]
+        found = [_ordered(fused(calls, most, policy), wanted, enough=most)]
         if found[0].most_alive > most:  # chains that were made in an order may keep it instead
             calls = [call for run in plain.runs for call in run.unit.calls]
-            found.append(Schedule(fused(calls, most, taste), wanted))
+            found.append(Schedule(fused(calls, most, policy), wanted))
         return found
 
     plain = one_by_one(calls)

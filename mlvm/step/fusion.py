@@ -26,7 +26,7 @@ WINDOW: Final = 16
 """How many units far a chain is looked for."""
 
 
-class Taste(NamedTuple):
+class FusionPolicy(NamedTuple):
     """Which chains are worth making for a machine's kernels.
 
     `heads` may begin one, `reductions` end in one. With `passes`, ops are links whose reference
@@ -45,21 +45,23 @@ class Taste(NamedTuple):
         return op.links if self.passes else op.elementwise
 
 
-REFERENCE: Final = Taste(
+REFERENCE: Final = FusionPolicy(
     heads=frozenset(), reductions=True, passes=False, shortest=3, longest=math.inf
 )
 """With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
 
-NATIVE: Final = Taste(heads=HEADS, reductions=False, passes=True, shortest=2, longest=24)
+NATIVE: Final = FusionPolicy(heads=HEADS, reductions=False, passes=True, shortest=2, longest=24)
 """A reduction of its own is as fast as in a chain, for which there is no such row function."""
 
 
-def taste_of(vm: VMProtocol) -> Taste:
+def policy_of(vm: VMProtocol) -> FusionPolicy:
     """Which chains suit the kernels of the VM."""
     return NATIVE if getattr(vm, "native", False) else REFERENCE
 
 
-def fused(calls: Sequence[Call], most: float = math.inf, taste: Taste = REFERENCE) -> list[Unit]:
+def fused(
+    calls: Sequence[Call], most: float = math.inf, policy: FusionPolicy = REFERENCE
+) -> list[Unit]:
     """The calls in units, in an order in which they can run.
 
     No chain is made that has more than `most` bytes alive at once, unless the units around it have
@@ -70,9 +72,9 @@ def fused(calls: Sequence[Call], most: float = math.inf, taste: Taste = REFERENC
     for each in row.in_order():
         unit = each
         for partner in _partners(unit.calls[0], maker, row.place):
-            if len(partner.calls) + len(unit.calls) > taste.longest:
+            if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
-            if not all(_takes(partner, call, taste) for call in unit.calls):
+            if not all(_takes(partner, call, policy) for call in unit.calls):
                 continue
             between = row.between(partner, unit)
             if len(between) > WINDOW:
@@ -90,7 +92,7 @@ def fused(calls: Sequence[Call], most: float = math.inf, taste: Taste = REFERENC
         maker.update(dict.fromkeys(unit.makes, unit))
     found: list[Unit] = []
     for each in row.in_order():
-        if 1 < len(each.calls) < taste.shortest and not each.writes_to:
+        if 1 < len(each.calls) < policy.shortest and not each.writes_to:
             found += [Unit([call]) for call in each.calls]
         else:
             found.append(each)
@@ -240,23 +242,23 @@ def _partners(call: Call, maker: dict[Value, Unit], place: dict[Unit, int]) -> l
     return sorted(found, key=place.__getitem__, reverse=True)
 
 
-def _takes(unit: Unit, call: Call, taste: Taste) -> bool:
+def _takes(unit: Unit, call: Call, policy: FusionPolicy) -> bool:
     """Whether the unit is a chain, or the beginning of one, on the shape that the call works
     through, and the two fit: the call reads what the unit makes as it was made, and no reduction
     of it, and writes nothing over what the unit reads as another type, in other places."""
-    first, shape = unit.calls[0], _domain_of(call, taste)
+    first, shape = unit.calls[0], _domain_of(call, policy)
     if shape is None or first.op is None:
         return False
-    if first.op.name in taste.heads:
+    if first.op.name in policy.heads:
         if _is_one_row(first):
             return False
         homes = {use.value.home for use in first.ins} - {None}
         if first.outs[0].type.shape != shape or any(use.value.home in homes for use in call.outs):
             return False  # it must not write over what a later row needs
-    elif not taste.links(first.op) or _domain_of(first, taste) != shape:
+    elif not policy.links(first.op) or _domain_of(first, policy) != shape:
         return False
     return all(
-        use.value not in unit.makes or _makes_whole(unit, use, taste) for use in call.ins
+        use.value not in unit.makes or _makes_whole(unit, use, policy) for use in call.ins
     ) and all(
         use.type is out.type
         for out in call.outs
@@ -275,25 +277,25 @@ def _is_one_row(call: Call) -> bool:
     return math.prod(rows) == 1
 
 
-def _makes_whole(unit: Unit, use: Use, taste: Taste) -> bool:
+def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
     """Whether a call of the unit that is no reduction makes the value, as that type."""
     return any(
         use in call.outs
         and call.op is not None
-        and (taste.links(call.op) or call.op.name in taste.heads)
+        and (policy.links(call.op) or call.op.name in policy.heads)
         for call in reversed(unit.calls)
     )
 
 
-def _domain_of(call: Call, taste: Taste) -> Shape | None:
+def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
     """The shape that the call works through, if it can be a link of a chain behind another."""
     op = call.op
     if op is None:
         return None
-    if taste.links(op):
+    if policy.links(op):
         return call.outs[0].type.shape
     if (
-        taste.reductions
+        policy.reductions
         and op.room == "reduction"
         and "axis" in op.attributes
         and call.ins[0].type.size <= BLOCK_SIZE

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
-from mlvm.eager.files import weights_file
+from mlvm.eager.files import safetensors
 
 TRAINING: Final = "mlvm.training"
 PIPELINE: Final = "mlvm.pipeline"
@@ -39,12 +39,12 @@ def save(file: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str,
     format does not have.
     """
     try:
-        types = {name: weights_file.type_of(array) for name, array in tensors.items()}
+        types = {name: safetensors.type_of(array) for name, array in tensors.items()}
         checksum = 0
-        for name in weights_file.order(types):
-            checksum = zlib.crc32(weights_file.packed(tensors[name]), checksum)
+        for name in safetensors.order(types):
+            checksum = zlib.crc32(safetensors.packed(tensors[name]), checksum)
         texts = {**metadata, _CHECKSUM: str(checksum)}
-        weights_file.write(file, types, tensors.__getitem__, texts)
+        safetensors.write(file, types, tensors.__getitem__, texts)
     except (ml.errors.WeightsError, ml.errors.DTypeError) as error:
         raise CheckpointError(str(error)) from None
 
@@ -52,7 +52,7 @@ def save(file: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str,
 def load(file: Path) -> Checkpoint:
     """What the file holds. Raises `OSError`, and `CheckpointError` for a file that is damaged."""
     try:
-        opened = weights_file.WeightsFile(file)
+        opened = safetensors.WeightsFile(file)
         metadata = dict(opened.metadata)
         if metadata.pop(_CHECKSUM, None) not in (None, str(zlib.crc32(opened.data))):
             raise CheckpointError("its data is not what was written")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
-from mlvm.eager.files.weights_file import destination, escaped
+from mlvm.eager.files.safetensors import destination, escaped
 from models import weights
 from models.command import OptionError as OptionError
 from models.command import require_writable, say

@@ -27,9 +27,9 @@ from mlvm.core.errors import (
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.types import ALIGNMENT, Array, f32
-from mlvm.machines import c_functions as clib
-from mlvm.machines.c_functions import DTYPES, CFunction, include_dir, load_library
+from mlvm.machines.c_functions import include_dir, load_library
 from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.native import extension
 from tests.core.programs import f32s, put
 from tests.machines.libraries import (
     EXAMPLE,
@@ -41,6 +41,14 @@ from tests.machines.libraries import (
     needs_compiler,
 )
 from tests.threads import in_threads
+
+if extension.EXTENSION is None:
+    pytest.skip(extension.REASON, allow_module_level=True)
+
+from mlvm.machines.native import host
+from mlvm.machines.native._native import MLVM_ABI_VERSION
+from mlvm.machines.native.host import CFunction
+from mlvm.machines.native.types import DTYPES
 
 HEADER = Path(include_dir()) / "mlvm.h"
 
@@ -85,10 +93,10 @@ def wrong(case: int) -> Program:
 
 def test_the_header_has_the_codes_and_the_version_of_the_machine() -> None:
     text = HEADER.read_text()
-    [enum] = re.findall(r"enum mlvm_dtype \{(.*?)\}", text, re.S)
-    codes = {name.lower(): int(code) for name, code in re.findall(r"MLVM_(\w+) = (\d+)", enum)}
+    [listed] = re.findall(r"#define MLVM_DTYPES\(X\)((?:.*\\\n)+.*\n)", text)
+    codes = {name.lower(): int(code) for name, code in re.findall(r"X\((\w+), (\d+)\)", listed)}
     assert codes == {dtype.name: code for code, dtype in enumerate(DTYPES)}
-    assert f"#define MLVM_ABI_VERSION {clib.ABI_VERSION}\n" in text
+    assert f"#define MLVM_ABI_VERSION {MLVM_ABI_VERSION}\n" in text
 
 
 @needs_compiler
@@ -161,12 +169,12 @@ def test_attributes_are_json(vm: VM) -> None:
 def test_attributes_are_encoded_once_and_the_memory_of_it_is_bounded(library: Path) -> None:
     function = next(f for f in load_library(library) if f.name == "attributes")
     kept = {"a": 1}
-    assert function.text(kept) is function.text(kept)
+    assert function.host(kept).text is function.host(kept).text
     for i in range(1000):
         [text] = function.call([], {"i": i})
         assert isinstance(text, np.ndarray)
         assert json.loads(text.tobytes()) == {"i": i}
-    assert len(function._texts) <= clib._TEXTS_LIMIT
+    assert len(function._callers) <= host._MOST_CALLERS
 
 
 @needs_compiler
@@ -274,10 +282,10 @@ def test_a_frame_serves_nobody_after_its_call(library: Path) -> None:
 def test_an_exception_in_a_callback_does_not_unwind_through_c(
     call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(type: object) -> Array:
+    def interrupted(*_: object) -> Array:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(clib, "aligned_array", interrupted)
+    monkeypatch.setattr(host, "type_asked_for", interrupted)
     with pytest.raises(KeyboardInterrupt):
         call("wrong", 16)
     assert call("echo", 1) == [1]

@@ -64,10 +64,10 @@ TASTES = [fusion.REFERENCE._replace(shortest=2), fusion.NATIVE]
 @given(steps(), st.booleans(), st.booleans(), st.sampled_from(TASTES))
 @settings(max_examples=200)
 def test_a_plan_leaves_what_the_calls_leave_one_by_one(
-    step: Step, fuse: bool, recompute: bool, taste: fusion.Taste
+    step: Step, fuse: bool, recompute: bool, policy: fusion.FusionPolicy
 ) -> None:
     with eager_to_change():
-        planned = compile_flow(step.flow, fuse=fuse, recompute=recompute, taste=taste)
+        planned = compile_flow(step.flow, fuse=fuse, recompute=recompute, policy=policy)
         assert_faithful(step, planned)
 
 

@@ -13,7 +13,7 @@ from mlvm.core.machine.fused import parse
 from mlvm.step import fusion
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Unit
-from mlvm.step.fusion import NATIVE, REFERENCE, Taste, chain_of, fused
+from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy, chain_of, fused
 from mlvm.step.schedule import Run, Schedule
 from tests.step.flows import Step, floats, in_turn, steps
 
@@ -40,9 +40,9 @@ TASTES = st.sampled_from([SHORT, NATIVE])
 
 @given(steps(), TASTES)
 def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(
-    step: Step, taste: Taste
+    step: Step, policy: FusionPolicy
 ) -> None:
-    units = fused(step.calls, taste=taste)
+    units = fused(step.calls, policy=policy)
     order = [call for unit in units for call in unit.calls]
     assert sorted(map(id, order)) == sorted(map(id, step.calls))
     place = {id(call): i for i, call in enumerate(order)}
@@ -52,8 +52,8 @@ def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(
 
 
 @given(steps(), TASTES)
-def test_each_chain_fits_what_it_writes_and_reads(step: Step, taste: Taste) -> None:
-    units = fused(without_dead_calls(step.flow), taste=taste)
+def test_each_chain_fits_what_it_writes_and_reads(step: Step, policy: FusionPolicy) -> None:
+    units = fused(without_dead_calls(step.flow), policy=policy)
     needed = step.flow.wanted().union(*[unit.reads for unit in units])
     for unit in units:
         if len(unit.calls) > 1:
@@ -66,10 +66,10 @@ def test_each_chain_fits_what_it_writes_and_reads(step: Step, taste: Taste) -> N
 
 @given(steps(), TASTES)
 @settings(max_examples=200)
-def test_chains_take_no_more_memory_than_there_may_be(step: Step, taste: Taste) -> None:
+def test_chains_take_no_more_memory_than_there_may_be(step: Step, policy: FusionPolicy) -> None:
     calls, wanted = without_dead_calls(step.flow), step.flow.wanted()
     most = Schedule(in_turn(calls), wanted).most_alive
-    assert Schedule(fused(calls, most, taste), wanted).most_alive <= most
+    assert Schedule(fused(calls, most, policy), wanted).most_alive <= most
 
 
 def test_a_chain_ends_where_the_next_operand_would_be_one_too_many() -> None:
@@ -90,7 +90,7 @@ def test_a_product_of_one_row_begins_no_chain(rows: int, lengths: list[int]) -> 
     apply(step, "matmul", 0, 0, transpose_x=False, transpose_y=True)
     apply(step, "tanh", 1)
     apply(step, "exp", 2)
-    assert [len(unit.calls) for unit in fused(step.calls, taste=NATIVE)] == lengths
+    assert [len(unit.calls) for unit in fused(step.calls, policy=NATIVE)] == lengths
 
 
 def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:

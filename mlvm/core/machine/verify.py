@@ -100,27 +100,47 @@ def verify(
 class _Context:
     """A function with parameters of certain kinds: what is known of it so far.
 
-    `states`: the stack, by pc. `result`: the results as slots, None as long as no `return` is
-    reached. `callers`: the calls of it. `calls`: the contexts that it calls, by pc. `costs`: those
-    of its ops, by pc."""
+    `states`: the stack where paths meet, by pc. `result`: the results as slots, None as long as no
+    `return` is reached, which the walks in `waiting` need. `callers`: the blocks with calls of it.
+    `calls`: the contexts that it calls, by pc. `costs`: those of its ops, by pc."""
 
     function: Function
     states: dict[int, State]
     result: State | None = None
-    callers: dict[tuple[_Context, int], None] = field(default_factory=dict)
+    waiting: list[_Walk] = field(default_factory=list)
+    callers: dict[_Walk, None] = field(default_factory=dict)
     calls: dict[int, _Context] = field(default_factory=dict)
     costs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def cost(self, inside: tuple[_Context, ...], known: dict[_Context, tuple[int, int]]) -> Any:
-        """Bytes and operations of one call. Calls of contexts it is `inside` of count nothing."""
-        if self not in known:
-            within = (*inside, self)
-            called = [
-                each.cost(within, known) for each in self.calls.values() if each not in within
-            ]
-            parts = [*self.costs.values(), *called]
-            known[self] = sum(n for n, _ in parts), sum(n for _, n in parts)
-        return known[self]
+
+class _Walk(NamedTuple):
+    """A way through a function that is to be followed from `pc`, in the block of instructions that
+    begins at `block`. Without a state, it has that of its context."""
+
+    context: _Context
+    pc: int
+    block: int
+    state: State | None = None
+
+
+def _cost(main: _Context) -> tuple[int, int]:
+    """Bytes and operations of one call. Calls of what a context is called from count nothing."""
+    known: dict[_Context, tuple[int, int]] = {}
+    inside: set[_Context] = set()
+    todo = [main]
+    while todo:
+        context = todo[-1]
+        called = context.calls.values()
+        if context not in known and context not in inside:
+            inside.add(context)
+            todo += [each for each in called if each not in known and each not in inside][::-1]
+            continue
+        todo.pop()
+        if context not in known:
+            inside.remove(context)
+            parts = [*context.costs.values(), *[known[each] for each in called if each in known]]
+            known[context] = sum(n for n, _ in parts), sum(n for _, n in parts)
+    return known[main]
 
 
 @dataclass
@@ -131,11 +151,14 @@ class _Verifier:
     by_type: bool
     outputs: bool = False
     unproven: set[tuple[str, int]] = field(default_factory=set)
-    contexts: dict[tuple[str, tuple[str, ...]], _Context] = field(default_factory=dict)
-    work: list[tuple[_Context, int]] = field(default_factory=list)
+    reached: set[tuple[str, int]] = field(default_factory=set)
+    targets: dict[str, set[int]] = field(default_factory=dict)
+    contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
+    work: list[_Walk] = field(default_factory=list)
     # where the walk stands
     context: _Context = field(init=False)
     pc: int = field(init=False)
+    block: int = field(init=False)
     instruction: Instruction = field(init=False)
     slots: list[Abstract] = field(init=False)
     open: bool = field(init=False)
@@ -147,55 +170,59 @@ class _Verifier:
             self.context = _Context(function, {})
             for self.pc, self.instruction in enumerate(function.code):
                 self.check_immediates(function)
+            self.targets[function.name] = {
+                i.immediates[0] for i in function.code if "label" in i.opcode.immediates
+            }
         if self.program.main.nparams:
             raise ProgramError("main has no parameters; it loads the launch's arguments")
-        self.enter(self.program.main, ())
+        main = self.enter(self.program.main, ())
         while self.work:
-            self.context, self.pc = self.work.pop()
-            code = self.context.function.code
-            if self.pc >= len(code):
-                raise ProgramError(
-                    f"{self.context.function.name}: the end is reached without halt or return"
-                )
-            self.instruction = code[self.pc]
-            state = self.context.states[self.pc]
+            self.context, self.pc, self.block, state = self.work.pop()
+            state = state or self.context.states[self.pc]
             self.slots, self.open, self.top = list(state.slots), state.open, list(state.top)
-            opcode, immediates = self.instruction
-            if getattr(self, opcode.name)(*immediates) is not _ENDS:
+            self.follow(self.context.function, self.targets[self.context.function.name])
+        return Verdict(frozenset(self.reached), frozenset(self.unproven), self.outputs, _cost(main))
+
+    def follow(self, function: Function, targets: set[int]) -> None:
+        """Walk on to where paths meet, or this one ends. Only there a copy of the stack is kept."""
+        while self.pc < len(function.code):
+            opcode, immediates = self.instruction = function.code[self.pc]
+            self.reached.add((function.name, self.pc))
+            if getattr(self, opcode.name)(*immediates) is _ENDS:
+                return
+            if self.pc + 1 in targets:
                 self.flow(self.pc + 1)
-        reached = {
-            (name, pc) for (name, _), context in self.contexts.items() for pc in context.states
-        }
-        cost = self.contexts["main", ()].cost((), {})
-        return Verdict(frozenset(reached), frozenset(self.unproven), self.outputs, cost)
+                return
+            self.pc += 1
+        raise ProgramError(f"{function.name}: the end is reached without halt or return")
 
     # --- the fixed point ---
 
     def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
         """The context of a call with these parameters, to be followed again if they are new."""
-        key = function.name, tuple(str(p) if self.by_type else p.kind for p in params)
+        key = tuple(str(p) if self.by_type else p.kind for p in params)
         most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
-        if key not in self.contexts and sum(n == function.name for n, _ in self.contexts) >= most:
+        contexts = self.contexts.setdefault(function.name, {})
+        if key not in contexts and len(contexts) >= most:
             params = (UNKNOWN,) * len(params)
-            key = function.name, (ANY,) * len(params)
-        context = self.contexts.get(key)
-        if context is None:
-            context = self.contexts[key] = _Context(function, {0: State(params)})
-            self.work.append((context, 0))
-        else:
-            self.merge(context, 0, State(params))
+            key = (ANY,) * len(params)
+        context = contexts.get(key) or contexts.setdefault(key, _Context(function, {}))
+        self.merge(context, 0, State(params))
         return context
 
     def flow(self, pc: int) -> None:
         """The state in hand reaches `pc` of the same function."""
-        self.merge(self.context, pc, State(tuple(self.slots), self.open, tuple(self.top)))
+        self.merge(self.context, pc, self.state())
+
+    def state(self) -> State:
+        return State(tuple(self.slots), self.open, tuple(self.top))
 
     def merge(self, context: _Context, pc: int, state: State) -> None:
         before = context.states.get(pc)
         after = state if before is None else self.meet(before, state, f"pc {pc}")
         if after != before:
             context.states[pc] = after
-            self.work.append((context, pc))
+            self.work.append(_Walk(context, pc, pc))
 
     def meet(self, x: State, y: State, where: str) -> State:
         open = x.open or y.open
@@ -315,10 +342,12 @@ class _Verifier:
         function = self.program.functions[name]
         params = tuple(self.take_many(function.nparams))
         context = self.enter(function, params)
-        context.callers[self.context, self.pc] = None
+        context.callers[_Walk(self.context, self.block, self.block)] = None
         self.context.calls[self.pc] = context
         if context.result is None:
-            return _ENDS  # followed again when a return is found
+            self.leave(params, open=False)
+            context.waiting.append(_Walk(self.context, self.pc, self.block, self.state()))
+            return _ENDS
         self.leave(context.result.slots, context.result.open)
         return None
 
@@ -338,7 +367,8 @@ class _Verifier:
             after = self.meet(before, state, "the return")
         if after != before:
             self.context.result = after
-            self.work += self.context.callers
+            self.work += self.context.waiting if before is None else self.context.callers
+            self.context.waiting.clear()
         return _ENDS
 
     def jump(self, target: int) -> object:
@@ -421,14 +451,13 @@ class _Verifier:
                 good, wanted = whole, "a slot's number"
             case "s":
                 good, wanted = isinstance(value, str), "a string"
-            case "name":
-                names = ", ".join(self.program.constants) or "none"
-                good = isinstance(value, str) and value in self.program.constants
-                wanted = f"a constant, of {names}"
-            case "func":
-                names = ", ".join(self.program.functions)
-                good = isinstance(value, str) and value in self.program.functions
-                wanted = f"a function, of {names}"
+            case "name" | "func":
+                known: Mapping[str, object] = self.program.constants
+                if kind == "func":
+                    known = self.program.functions
+                good = isinstance(value, str) and value in known
+                what = "constant" if kind == "name" else "function"
+                wanted = "" if good else f"a {what}, of {', '.join(known) or 'none'}"
             case "nparams" | "nresults":
                 good, wanted = _is_count(value), "a count >= 0 or *"
             case "label":

@@ -69,13 +69,13 @@ def _eye(rows: int, columns: int, k: int, dtype: str) -> TensorType:
 # --- ops -----------------------------------------------------------------------------
 
 
-@op(infer=_full, moves=True)
+@op(infer=_full, copies_only=True)
 def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
     """A tensor of that shape. Every element is the scalar `value`."""
     np.copyto(out, value)
 
 
-@op(infer=_zeros, moves=True)
+@op(infer=_zeros, copies_only=True)
 def zeros(out: Array, *, shape: tuple[int, ...], dtype: str) -> None:
     """A tensor of that shape. Every element is zero."""
     out.fill(0)

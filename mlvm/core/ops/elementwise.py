@@ -820,7 +820,7 @@ def _where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
     return TensorType(promote(x.dtype, y.dtype), shape)
 
 
-@op(infer=_where, moves=True)
+@op(infer=_where, copies_only=True)
 def where(out: Array, condition: Array, x: Array, y: Array) -> None:
     """x where the condition holds, else y; all three broadcast."""
     np.copyto(out, np.where(condition, *_promoted(x, y)))

@@ -82,7 +82,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     if op.name == "astype":
         return convert(*arrays)
     outs, operands = ((), arrays) if op.dynamic else (arrays[:1], arrays[1:])
-    if op.moves and _is_moved(op, outs, operands):
+    if op.copies_only and _is_moved(op, outs, operands):
         moved = kernel(*[x.view(np.uint16) if is_half(x) else x for x in arrays], **attributes)
         return moved.view(operands[0].dtype) if op.dynamic else None
     wide = _in_common_half(op, operands, convert)
@@ -151,14 +151,27 @@ def _write_next(out: Array, x: Array, y: Array) -> None:
 
 
 def convert(out: Array, x: Array) -> None:
-    """The values of x in the dtype of `out`, where one of the two is a half: rounded once, an
-    integer of more than 53 bits first to f64."""
+    """The values of x in the dtype of `out`. To a half they are rounded once, an integer of more
+    than 53 bits first to f64."""
     if is_half(x):
         x = widened(x)
     if is_half(out):
         narrow(out, x)
+    elif x.dtype.kind == "f" and out.dtype.kind in "iu":
+        truncate(np, out, x)
     else:
         np.copyto(out, x, casting="unsafe")
+
+
+def truncate(xp: Any, out: Any, x: Any) -> None:
+    """Write floats as integers: what the dtype cannot hold as the nearest it has, and nan as 0.
+    numpy would leave that to the processor. `xp` is numpy, or a library like it."""
+    limits = np.iinfo(out.dtype)
+    low, end = float(limits.min), float(limits.max + 1)  # both exact in x's dtype
+    inside = (x >= low) & (x < end)
+    xp.copyto(out, xp.where(inside, x, x.dtype.type(0)), casting="unsafe")
+    xp.copyto(out, out.dtype.type(limits.min), where=x < low)
+    xp.copyto(out, out.dtype.type(limits.max), where=x >= end)
 
 
 def cast(x: Array, dtype: DType) -> Array:

@@ -157,7 +157,7 @@ def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType
 # --- by indices ----------------------------------------------------------------------
 
 
-@op(infer=_take, moves=True)
+@op(infer=_take, copies_only=True)
 def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """The slices of x at `indices` along `axis`; the indices' axes replace that axis.
 
@@ -193,7 +193,7 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
-@op(infer=_index_set, in_place=1, moves=True)
+@op(infer=_index_set, in_place=1, copies_only=True)
 def index_set(
     out: Array, x: Array, values: Array, indices: Array, *, axis: int, axes: int = 1
 ) -> None:
@@ -214,7 +214,7 @@ def index_set(
     rows[:, places] = given.reshape(len(rows), len(places), rows.shape[2])
 
 
-@op(infer=_take_along_axis, moves=True)
+@op(infer=_take_along_axis, copies_only=True)
 def take_along_axis(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example.
 
@@ -250,7 +250,7 @@ def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32")
     out.reshape(places.size, num_classes)[np.arange(places.size), places] = 1
 
 
-@op(infer=_dynamic_update, in_place=1, moves=True)
+@op(infer=_dynamic_update, in_place=1, copies_only=True)
 def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: int) -> None:
     """x, with its rows from `start` on along `axis` replaced by those of `update`.
 
@@ -325,7 +325,7 @@ def nonzero_indices(x: Array) -> Array:
     return np.ascontiguousarray(np.argwhere(x))
 
 
-@op(infer=_boolean_index, moves=True)
+@op(infer=_boolean_index, copies_only=True)
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
@@ -334,7 +334,7 @@ def boolean_index(x: Array, mask: Array) -> Array:
     return x[mask]
 
 
-@op(infer=_mask_scatter, moves=True)
+@op(infer=_mask_scatter, copies_only=True)
 def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, ...]) -> None:
     """Zeros of `shape`, with the updates, in order, where the mask is True.
 
@@ -348,7 +348,7 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     out[mask] = updates
 
 
-@op(infer=_mask_set, in_place=1, moves=True)
+@op(infer=_mask_set, in_place=1, copies_only=True)
 def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
     """x, with values, in order, where `boolean_index` with this mask would read it.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.op import op
+from mlvm.core.ops.half import convert
 from mlvm.core.rules import (
     Axis,
     broadcast_shapes,
@@ -55,25 +56,25 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
     return TensorType(common_dtype(xs), shape)
 
 
-@op(infer=_reshape, moves=True)
+@op(infer=_reshape, copies_only=True)
 def reshape(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
     """The elements of x, in row-major order, in another shape of the same size."""
     np.copyto(out, x.reshape(shape))
 
 
-@op(infer=_permute_dims, moves=True)
+@op(infer=_permute_dims, copies_only=True)
 def permute_dims(out: Array, x: Array, *, axes: tuple[int, ...]) -> None:
     """x with its axes in another order: axis i of the result is axis axes[i] of x."""
     np.copyto(out, x.transpose(axes))
 
 
-@op(infer=_broadcast_to, elementwise=True, moves=True)
+@op(infer=_broadcast_to, elementwise=True, copies_only=True)
 def broadcast_to(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
     """x repeated along new leading axes and along axes of length 1, up to `shape`."""
     np.copyto(out, x)
 
 
-@op(infer=_concat, moves=True)
+@op(infer=_concat, copies_only=True)
 def concat(out: Array, *xs: Array, axis: int = 0) -> None:
     """The tensors one after the other along `axis`; their dtypes promote."""
     np.concatenate(xs, axis, out)
@@ -172,7 +173,7 @@ def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtin
     )
 
 
-@op(infer=_flip, moves=True)
+@op(infer=_flip, copies_only=True)
 def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
     """x with the order of its elements reversed along `axis` (None: along all). The result has the
     shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
@@ -183,7 +184,7 @@ def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
     np.copyto(out, np.flip(x, axis))
 
 
-@op(infer=_roll, moves=True)
+@op(infer=_roll, copies_only=True)
 def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = None) -> None:
     """x with every element moved up `shift` places along `axis`, past the end to the front.
 
@@ -200,7 +201,7 @@ def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: flo
     out[inner] = x
 
 
-@op(infer=_slice, moves=True)
+@op(infer=_slice, copies_only=True)
 def slice(
     out: Array,
     x: Array,
@@ -221,7 +222,7 @@ def slice(
     np.copyto(out, x[_window(start, length, step)])
 
 
-@op(infer=_embed, moves=True)
+@op(infer=_embed, copies_only=True)
 def embed(
     out: Array, x: Array, *, shape: tuple[int, ...], start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
@@ -243,7 +244,7 @@ def slice_add(
     out[_window(start, updates.shape, step)] += updates
 
 
-@op(infer=_slice_set, in_place=1, moves=True)
+@op(infer=_slice_set, in_place=1, copies_only=True)
 def slice_set(
     out: Array,
     x: Array,
@@ -297,7 +298,7 @@ def _copy(x: TensorType) -> TensorType:
     return x
 
 
-@op(infer=_triangle, moves=True)
+@op(infer=_triangle, copies_only=True)
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
 
@@ -311,7 +312,7 @@ def tril(out: Array, x: Array, *, k: int = 0) -> None:
     np.copyto(out, np.where(_not_above(k, x.shape), x, np.zeros_like(x, shape=())))
 
 
-@op(infer=_triangle, moves=True)
+@op(infer=_triangle, copies_only=True)
 def triu(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
 
@@ -353,13 +354,13 @@ def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -
 
 @op(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
-    """x in another dtype. A float is truncated to an integer; the result is undefined if the
-    integer dtype cannot hold it. An integer that is too large wraps around. A bool tells whether
-    an element is not zero."""
-    np.copyto(out, x, casting="unsafe")
+    """x in another dtype. A float is truncated to an integer; one that the dtype cannot hold
+    becomes the nearest it has, and nan 0. An integer that is too large wraps around. A bool tells
+    whether an element is not zero."""
+    convert(out, x)
 
 
-@op(infer=_copy, elementwise=True, moves=True)
+@op(infer=_copy, elementwise=True, copies_only=True)
 def copy(out: Array, x: Array) -> None:
     """The same tensor in memory of its own.
 

@@ -16,7 +16,7 @@ from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
-from mlvm.eager.tree import Tree, Twins, leaves, map_tree, rebind_buffers, substitute
+from mlvm.eager.tree import Tree, Twins, map_to_dicts, named_leaves, rebind_buffers, substitute
 
 
 class Collector(Protocol):
@@ -45,7 +45,7 @@ class _Session:
         self.outer = taping()
         self.tape = self.outer or Tape()
         for argument in arguments:
-            for path, x in leaves(argument):
+            for path, x in named_leaves(argument):
                 if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
@@ -93,7 +93,7 @@ class _Session:
             taken.add(id(g))
             made[origin] = g
         numbers = self._numbers()
-        return [map_tree(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
+        return [map_to_dicts(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
 
     def _numbers(self) -> dict[int, int]:
         """The nodes of the variables, by their ids."""
@@ -116,7 +116,7 @@ class _Session:
         value, made = collector.finish()
         nodes = self._numbers()
         return value, [
-            map_tree(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
+            map_to_dicts(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
         ]
 
     def close(self) -> None:

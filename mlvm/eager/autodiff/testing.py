@@ -14,7 +14,7 @@ from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Tree, leaves, named_tensors, substitute
+from mlvm.eager.tree import Tree, named_leaves, named_tensors, substitute
 
 __all__ = ["check_gradients"]
 
@@ -95,7 +95,7 @@ def _check(
         return grad(lambda *args: _weighted(weights, fn(*args)), tuple(names))(*args)
 
     for (number, name), gradient in zip(names.items(), gradients(weights, *args), strict=True):
-        found = dict(leaves(gradient))
+        found = dict(named_leaves(gradient))
         for path, x in named_tensors(args[number]).items():
             quotients = _quotients(fn, args, number, x, [w.numpy() for w in weights])
             where = f"{name} at {path}" if path else name
@@ -106,7 +106,7 @@ def _check(
 
 
 def _results(result: Tree) -> list[Tensor]:
-    return [y for _, y in leaves(result) if y.dtype.is_inexact]
+    return [y for _, y in named_leaves(result) if y.dtype.is_inexact]
 
 
 def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:

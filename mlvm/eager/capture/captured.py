@@ -32,9 +32,10 @@ from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, 
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.capture.changing import Changing
-from mlvm.eager.capture.guards.signature import ASKS_CLASS, CALLED, Signature, objects_in
-from mlvm.eager.capture.guards.surroundings import Field, Surroundings, dict_of
+from mlvm.eager.capture.guards.changing import Changing
+from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look, dict_of
+from mlvm.eager.capture.guards.rebinding import Surroundings
+from mlvm.eager.capture.guards.signature import Arguments, Signature
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
@@ -58,14 +59,14 @@ from mlvm.machines.remote.client import explaining
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Value
-from mlvm.step.fusion import taste_of
+from mlvm.step.fusion import policy_of
 from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
-_MOST_KNOWN: Final = 8
+_MOST_LOOKS: Final = 8
 
 
 # --- what was recorded ---------------------------------------------------------------
@@ -172,7 +173,7 @@ class _Entry:
         self.ahead = record.ahead
         self.planned = planned
         self.explain = partial(_name_line, planned)
-        self.held = [*signature.held, record.vm, *record.held]
+        self.held = [*signature.look.held, record.vm, *record.held]
         self.fields = [field for field, _ in signature.fields]
         self.looped: Program | None = None
         self.inputs = tuple([x.type for x in signature.inputs])
@@ -298,7 +299,7 @@ class Captured(Generic[P, R]):
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
         self._last: _Entry | None = None
         self._names = CALLED
-        self._known: dict[tuple[int, ...], Signature] = {}  # by the ids of objects in arguments
+        self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
         self._changing = Changing(fn)
         update_wrapper(self, fn, updated=())
 
@@ -410,7 +411,7 @@ class Captured(Generic[P, R]):
                 scratch.release()
 
     def _forget(self) -> None:
-        for known in (self._entries, self._changes, self._rebound, self._known):
+        for known in (self._entries, self._changes, self._rebound, self._looks):
             known.clear()
 
     def __del__(self) -> None:
@@ -429,27 +430,21 @@ class Captured(Generic[P, R]):
 
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
-        objects = objects_in((*args, *kwargs.values()))
-        ids = tuple(map(id, objects))
-        known = self._known.get(ids)
-        signature = known.of_call() if known is not None else None
-        while signature is None:
-            names = self._names  # another thread may add some meanwhile
-            known = Signature(self.fn, names, self._rebound, objects)
-            if known.names == names:
-                signature = known.of_call(checked=False)
-                with self._lock:
-                    if len(self._known) >= _MOST_KNOWN:
-                        self._known.clear()
-                    self._known[ids] = known
+        arguments = Arguments((*args, *kwargs.values()))
+        ids = tuple(arguments.objects)
+        known = self._looks.get(ids)
+        values = known.values() if known is not None else None
+        while known is None or values is None:
+            objects = list(arguments.objects.values())
+            known = Look(self.fn, self._names, self._rebound, objects)
+            values = known.values(checked=False)
             self._names = known.names
-        return signature, (
-            id(vm),
-            sharing_of(vm),
-            len(args),
-            *kwargs,
-            *signature.of_arguments(*args, *kwargs.values()),
-        )
+            with self._lock:
+                if len(self._looks) >= _MOST_LOOKS:
+                    self._looks.clear()
+                self._looks[ids] = known
+        signature = Signature(known, values, arguments)
+        return signature, (id(vm), sharing_of(vm), len(args), *kwargs, *signature.key)
 
     def _find(self, key: Any, signature: Signature) -> tuple[_Entry | None, _Feed | None]:
         for entry in self._entries.get(key, ()):
@@ -464,7 +459,7 @@ class Captured(Generic[P, R]):
     ) -> _Entry:
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
-        self._changing.note(signature, args, kwargs)
+        self._changing.note(signature.look, args, kwargs)
         changes, free = self._free(key, signature)
         try:
             recorded = _recorded(self.fn, args, kwargs, arena, signature, free)
@@ -475,13 +470,13 @@ class Captured(Generic[P, R]):
             recorded = _recorded(self.fn, args, kwargs, arena, signature)
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         planned = compile_flow(
-            recorded.flow, fuse=self.fuse, recompute=self.recompute, taste=taste_of(arena.vm)
+            recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
         )
         entry = _Entry(planned, recorded, signature)
         with self._lock:
             for field, _ in entry.rebound:  # from now on this is as an argument
-                self._rebound.setdefault(id(field.node), set()).add(field.name)
-                self._known.clear()
+                self._rebound.setdefault(id(field.owner), set()).add(field.name)
+                self._looks.clear()
         now, key_now = self._signature(arena.vm, args, kwargs)
         if key_now == key and all(map(is_same, now.numbers, signature.numbers)):
             with self._lock:
@@ -501,7 +496,7 @@ class Captured(Generic[P, R]):
                 for i, (x, was) in enumerate(zip(signature.numbers, entry.feed.given, strict=True)):
                     if not is_same(x, was):
                         changes.changed.add(i)
-            if ASKS_CLASS in signature.names:  # `type(x) is float` would not hold
+            if ASKS_CLASS in signature.look.names:  # `type(x) is float` would not hold
                 return changes, []
             return changes, sorted(changes.changed - changes.seen)
 
@@ -672,8 +667,8 @@ def measure(
             break
         except MustMove as error:
             make_exclusive(error.x)
-    taste = taste_of(arena.vm)
-    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, taste=taste).plan
+    policy = policy_of(arena.vm)
+    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, policy=policy).plan
     return Measured(recorded.record.needed, plan)
 
 
@@ -689,12 +684,12 @@ def _recorded(
     of the signature's numbers that are `free` are recorded too."""
     prepare_constants(arena.vm)
     random.prepare(arena.vm)
-    around = Surroundings(signature.held)
+    around = Surroundings(signature.look)
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm)
     with recording_of(arena.vm, signature.inputs) as record, numbers.recording() as stand_ins:
         lent = dict(zip(free, stand_ins, strict=True))
-        all_numbers = enumerate(zip(signature.numbers, signature.places, strict=True))
-        arguments = [lent.get(i, x) for i, (x, place) in all_numbers if place is None][::-1]
+        in_fields, numbered = len(signature.places), list(enumerate(signature.numbers))
+        arguments = [lent.get(i, x) for i, x in numbered[in_fields:]][::-1]
         lent_fields = _lend(signature, lent)
         stand_ins.clear()
         lent.clear()
@@ -742,31 +737,28 @@ def _recorded(
 class _LentField(NamedTuple):
     """A field with a number in it, for which another stands while the function is recorded."""
 
-    fields: dict[str, Any]
-    name: str
+    field: Field
     was: Any
     lent: Any
 
 
 def _lend(signature: Signature, lent: Mapping[int, Number]) -> list[_LentField]:
     """Put what stands for the signature's numbers into their fields."""
-    before: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
-    for i, number in lent.items():
-        place = signature.places[i]
-        if place is not None:
-            fields = dict_of(place.owner)
-            before.setdefault((id(fields), place.name), (fields, place.name, fields[place.name]))
-            place.set(number)
-    return [_LentField(*each, each[0][each[1]]) for each in before.values()]
+    into = [(place, lent[i]) for i, place in enumerate(signature.places) if i in lent]
+    fields = {(id(place.owner), place.name): Field(*place[:2]) for place, _ in into}
+    before = [(field, field.value) for field in fields.values()]
+    for place, number in into:
+        place.set(number)
+    return [_LentField(field, was, field.value) for field, was in before]
 
 
 def _put_back(lent: Sequence[_LentField], *, failed: bool) -> None:
     """Give the fields their numbers back; what the function assigned stays, unless it failed."""
-    for fields, name, was, now in lent:
-        if failed or fields.get(name) is now:
-            fields[name] = was
-        elif name in fields:
-            fields[name] = plain(fields[name])
+    for field, was, now in lent:
+        if failed or field.value is now:
+            field.set(was)
+        elif field.name in dict_of(field.owner):
+            field.set(plain(field.value))
 
 
 class _Left:
@@ -868,7 +860,7 @@ def _refuse_later(result: object) -> NoReturn:
 def _listed(entry: _Entry) -> str:
     """The fields that this call, or an earlier one of the same function, rebinds."""
     fields = entry.fields or [field for field, _ in entry.rebound]
-    return ", ".join(f"{each.name!r} of {type(each.node).__name__}" for each in fields)
+    return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
 
 
 def _with_tensors(tree: Any) -> Any:

@@ -56,7 +56,7 @@ from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
-from mlvm.eager.tree import Tree, leaves, with_leaves
+from mlvm.eager.tree import Tree, named_leaves, with_leaves
 
 Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
 """A body: from the number of a turn, the state and a row of each of xs to the state, and a row of
@@ -232,7 +232,7 @@ def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
 
 def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
     """How many rows there are to stack; None if only running tells."""
-    lengths = {path: x.shape[:1] for path, x in leaves(xs, buffers=True)}
+    lengths = {path: x.shape[:1] for path, x in named_leaves(xs, buffers=True)}
     if not lengths and length is None:
         raise ShapeError("a scan without xs takes a length")
     if len(set(lengths.values())) > 1 or () in lengths.values():
@@ -252,7 +252,7 @@ def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
 
 
 def _require_no_rows(y: Tree) -> None:
-    if any(leaves(y)):
+    if any(named_leaves(y)):
         raise ShapeError("a scan without xs, of a length known at run time, cannot stack results")
 
 

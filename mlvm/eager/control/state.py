@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from mlvm.core.errors import DTypeError, ShapeError
 from mlvm.core.types import bool_, f32, i64
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Tree, children, leaves, replace, with_leaves
+from mlvm.eager.tree import Tree, flatten, named_leaves, partners, replace, unflatten
 
 _NUMBERS: Final = {bool: bool_, int: i64, float: f32}
 
@@ -29,42 +29,37 @@ def _as_tensor(value: Any) -> Tensor:
 
 def tensors(tree: Tree) -> list[Tensor]:
     """The tensors of a tree, in order, those in buffers too."""
-    return [x for _, x in leaves(tree, buffers=True)]
+    return [x for _, x in named_leaves(tree, buffers=True)]
 
 
 def as_like(before: Tree, after: Tree, what: str) -> Tree:
     """The second tree, in the order of the first. Raise `DTypeError` or `ShapeError` if it has
     another structure, or other types. `what` says what has made it, out of what: "a body makes
     another state than it is given"."""
-    found: list[Tensor] = []
-    _collect(found, "", before, after, what)
-    return with_leaves(before, iter(found))
+
+    def differ(path: str, was: Tree, now: Tree) -> NoReturn:
+        raise DTypeError(f"{what}: {_listed(path, now)}, not {_listed(path, was)}")
+
+    found, structure = flatten(before, buffers=True)
+    beside = partners(structure, after, _are_alike, differ, buffers=True)
+    for (path, x), y in zip(found, beside, strict=True):
+        if not isinstance(y, Tensor):
+            differ(path, x, y)
+        if y.type is not x.type:
+            refused = DTypeError if y.dtype is not x.dtype else ShapeError
+            where = f" at {path}" if path else ""
+            raise refused(f"{what}: {y.type}{where}, not {x.type}")
+    return unflatten(structure, beside)
 
 
-def _collect(found: list[Tensor], path: str, before: Tree, after: Tree, what: str) -> None:
-    """Add the tensors of the second tree, in the order of the first."""
-    where = f" at {path}" if path else ""
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        if after.type is not before.type:
-            refused = DTypeError if after.dtype is not before.dtype else ShapeError
-            raise refused(f"{what}: {after.type}{where}, not {before.type}")
-        found.append(after)
-        return
-    if isinstance(before, Tensor) or type(before) is not type(after):
-        raise DTypeError(f"{what}: {_listed(path, after)}, not {_listed(path, before)}")
-    if before is None:
-        return
-    was, now = children(before, path, buffers=True), children(after, path, buffers=True)
-    if was.keys() != now.keys():
-        raise DTypeError(f"{what}: {_listed(path, after)}, not {_listed(path, before)}")
-    for name, child in was.items():
-        _collect(found, f"{path}/{name}" if path else name, child, now[name], what)
+def _are_alike(was: Tree, now: Tree) -> bool:
+    return type(was) is type(now)
 
 
 def _listed(path: str, tree: Tree) -> str:
     """The tree in words: what it is, and what is in it."""
     if isinstance(tree, Tensor):
         return str(tree.type)
-    named = [f"{name} {x.type}" for name, x in leaves(tree, path, buffers=True)]
+    named = [f"{name} {x.type}" for name, x in named_leaves(tree, path, buffers=True)]
     kind = "None" if tree is None else f"a {type(tree).__name__}"
     return f"{kind} of {', '.join(named)}" if named else kind

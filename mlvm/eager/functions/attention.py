@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.rules import is_real
 from mlvm.core.types import DType, f32, f64
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.creation import arange
@@ -178,7 +179,7 @@ def _angles(positions: Tensor, features: int, base: float) -> Tensor:
         raise DTypeError("positions must be integers")
     if features < 2 or features % 2:
         raise AttributeRefused(f"features must be even, given {features}")
-    if not isinstance(base, (int, float)) or not base > 0:
+    if not is_real(base) or not base > 0:
         raise AttributeRefused(f"base is a number > 0, not {brief(base)}")
     rates = op.exp(astype(arange(features // 2), f64) * (-2 * math.log(base) / features))
     return expand_dims(astype(positions, f64), axis=-1) * rates

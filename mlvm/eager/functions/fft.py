@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.rules import Axis, normalize_axes
+from mlvm.core.rules import Axis, is_real, normalize_axes
 from mlvm.core.types import DType, f32, f64
 from mlvm.eager.functions.arguments import integer, integers, type_of
 from mlvm.eager.functions.creation import arange, placed
@@ -349,7 +349,7 @@ def _frequencies(
     wanted = f32 if dtype is None else DType.of(dtype)
     if not wanted.is_float:
         raise DTypeError(f"frequencies are real floats, not {wanted}")
-    if integer(n, "n") < 1 or not isinstance(d, (int, float)) or not d:
+    if integer(n, "n") < 1 or not is_real(d) or not d:
         raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}")
     with placed(device):
         half = arange(0, n // 2 + 1 if halved else (n + 1) // 2, dtype=f64)

@@ -13,11 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from mlvm.core.errors import AttributeRefused, DTypeError, LinAlgError, ShapeError, brief
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
-from mlvm.core.rules import Axis, normalize_axes, normalize_axis
+from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.arguments import integer, integers, type_of
 from mlvm.eager.functions.creation import eye
@@ -474,7 +472,7 @@ def _tolerance(rtol: float | Tensor | None, type: TensorType, name: str = "rtol"
     dtype = type.dtype.real
     if rtol is None:
         rtol = max(type.shape[-2:]) * finfo(dtype).eps
-    if not isinstance(rtol, (int, float, np.floating)):
+    if not is_real(rtol):
         raise DTypeError(f"{name} is a float or a tensor, not {brief(rtol)}")
     if name == "rcond" and rtol < 0:
         rtol = finfo(dtype).eps
@@ -650,7 +648,7 @@ def vector_norm(
         Tensor(5., f32[])
     """
     x = floating(x)
-    if not isinstance(ord, (int, float, np.number)):
+    if not is_real(ord):
         raise AttributeRefused(f"ord is a number, not {brief(ord)}")
     axes = normalize_axes(axis if axis is None else integers(axis, "axis"), x.ndim)
     if ord == 2:

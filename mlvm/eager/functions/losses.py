@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias, get_args
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.rules import is_real
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.halves import in_f32
@@ -72,7 +73,7 @@ def huber(
         Tensor([0.125, 2.5  ], f32[2])
     """
     _require_pair(predictions, targets)
-    if not isinstance(delta, (int, float)) or not delta > 0:
+    if not is_real(delta) or not delta > 0:
         raise AttributeRefused(f"delta is a number > 0, not {brief(delta)}")
     d = predictions - targets
     inner = op.clip(d, -float(delta), float(delta))

@@ -27,7 +27,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.rules import broadcast_shapes, normalize_axis
+from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager.functions.arguments import integer, integers
 from mlvm.eager.functions.creation import asarray, full
@@ -280,7 +280,7 @@ def uniform(
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
         f32[2,3]
     """
-    if not (_is_number(low) and _is_number(high) and low < high and math.isfinite(high - low)):
+    if not (is_real(low) and is_real(high) and low < high and math.isfinite(high - low)):
         raise AttributeRefused(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
         )
@@ -305,7 +305,7 @@ def bernoulli(
         Tensor([ True,  True,  True,  True], bool[4])
     """
     if not isinstance(p, Tensor):
-        if not _is_number(p):
+        if not is_real(p):
             raise DTypeError(f"p is a number or a tensor, not {brief(p)}")
         p = full((), float(p), dtype=f64)
     return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
@@ -460,7 +460,7 @@ def truncated_normal(
     """
     bounds = lower, upper
     if not any(isinstance(x, Tensor) for x in bounds) and not (
-        _is_number(lower) and _is_number(upper) and lower < upper
+        is_real(lower) and is_real(upper) and lower < upper
     ):
         raise AttributeRefused(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
     wanted = DType.of(dtype)
@@ -476,7 +476,7 @@ def truncated_normal(
 def _bound(x: float | Tensor, dtype: DType) -> Tensor:
     if isinstance(x, Tensor):
         return asarray(x, dtype=dtype)
-    if not _is_number(x):
+    if not is_real(x):
         raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}")
     return full((), float(x), dtype=dtype)
 
@@ -564,7 +564,3 @@ def _or_next(key: Tensor | None) -> Tensor:
     if key is not None and not isinstance(key, Tensor):
         raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
     return next_key() if key is None else key
-
-
-def _is_number(x: object) -> bool:
-    return isinstance(x, (int, float, np.integer, np.floating))

@@ -5,6 +5,8 @@ A function is a layer too: `Sequential(Linear(3, 4), relu)`.
 
 from __future__ import annotations
 
+from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.rules import is_real
 from mlvm.eager.functions import neural
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor import primitives as op
@@ -28,14 +30,14 @@ class LeakyReLU(Module):
     """x where x > 0, else negative_slope x; see `leaky_relu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers.
+    Raises `DTypeError` for complex numbers, `AttributeRefused` for a slope that is no number.
 
         >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
         Tensor([-0.01], f32[1])
     """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
-        self.negative_slope = float(negative_slope)
+        self.negative_slope = _number("LeakyReLU: negative_slope", negative_slope)
 
     def __call__(self, x: Tensor) -> Tensor:
         return neural.leaky_relu(x, self.negative_slope)
@@ -45,14 +47,14 @@ class ELU(Module):
     """x where x > 0, else alpha (exp(x) - 1); see `elu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
-    Raises `DTypeError` for complex numbers.
+    Raises `DTypeError` for complex numbers, `AttributeRefused` for an alpha that is no number.
 
         >>> ml.nn.ELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        self.alpha = float(alpha)
+        self.alpha = _number("ELU: alpha", alpha)
 
     def __call__(self, x: Tensor) -> Tensor:
         return neural.elu(x, self.alpha)
@@ -144,3 +146,9 @@ class Softmax(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         return op.softmax(x, axis=self.axis)
+
+
+def _number(what: str, value: float) -> float:
+    if not is_real(value):
+        raise AttributeRefused(f"{what} is a number, not {brief(value)}")
+    return float(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.ops.neural import Padding
 from mlvm.core.types import f32
@@ -18,25 +20,19 @@ class _Convolution(Module):
 
     kernel: Tensor
     bias: Tensor | None  # [out_channels]
+    stride: Any
+    padding: Any
 
     def _begin(
-        self,
-        shape: tuple[int, ...],
-        fan_in: int,
-        outputs: int,
-        bias: bool,
-        key: Tensor | None,
-        dtype: object,
+        self, shape: Any, fan_in: int, outputs: int, bias: bool, key: Tensor | None, dtype: object
     ) -> None:
         """Draw the kernel, LeCun normal; the bias is zero."""
         self.kernel = lecun_normal(type(self).__name__, shape, fan_in, key, dtype)
         self.bias = creation.zeros(outputs, dtype=dtype) if bias else None
 
-    def _matched(self, x: Tensor) -> Tensor:
-        return matched(type(self).__name__, x, self.kernel)
-
-    def _biased(self, y: Tensor) -> Tensor:
-        bias = self.bias
+    def _convolved(self, function: Any, x: Tensor, **options: Any) -> Tensor:
+        x, bias = matched(type(self).__name__, x, self.kernel), self.bias
+        y: Tensor = function(x, self.kernel, stride=self.stride, padding=self.padding, **options)
         return y if bias is None else y + bias
 
 
@@ -80,15 +76,7 @@ class Conv2d(_Convolution):
         self._begin(shape, height * width * inputs, outputs, bias, key, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._biased(
-            neural.conv2d(
-                self._matched(x),
-                self.kernel,
-                stride=self.stride,
-                padding=self.padding,
-                groups=self.groups,
-            )
-        )
+        return self._convolved(neural.conv2d, x, groups=self.groups)
 
 
 class Conv1d(_Convolution):
@@ -126,15 +114,7 @@ class Conv1d(_Convolution):
         self._begin((length, inputs, outputs), length * inputs, outputs, bias, key, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._biased(
-            neural.conv1d(
-                self._matched(x),
-                self.kernel,
-                stride=self.stride,
-                padding=self.padding,
-                groups=self.groups,
-            )
-        )
+        return self._convolved(neural.conv1d, x, groups=self.groups)
 
 
 class ConvTranspose2d(_Convolution):
@@ -176,11 +156,7 @@ class ConvTranspose2d(_Convolution):
         self._begin((height, width, outputs, inputs), fan_in, outputs, bias, key, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._biased(
-            neural.conv_transpose2d(
-                self._matched(x), self.kernel, stride=self.stride, padding=self.padding
-            )
-        )
+        return self._convolved(neural.conv_transpose2d, x)
 
 
 def _channels(layer: str, in_channels: int, out_channels: int, groups: int) -> tuple[int, int]:

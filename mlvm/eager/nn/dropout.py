@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, brief
 from mlvm.eager.functions import neural
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
@@ -22,7 +22,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float) -> None:
         if not 0 <= rate < 1:
-            raise AttributeRefused(f"Dropout: rate must be in [0, 1), given {rate}")
+            raise AttributeRefused(f"Dropout: rate must be in [0, 1), given {brief(rate)}")
         self.rate = float(rate)
 
     def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:

@@ -75,12 +75,7 @@ class Embedding(Module):
     embedding: Tensor  # [num_embeddings, features]
 
     def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        key: Tensor | None = None,
-        dtype: object = f32,
+        self, num_embeddings: int, features: int, *, key: Tensor | None = None, dtype: object = f32
     ) -> None:
         shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
         self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)

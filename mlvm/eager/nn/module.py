@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
-from mlvm.core.types import DType
+from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand
@@ -20,11 +20,12 @@ from mlvm.eager.tree import (
     Twins,
     assign_buffers_too,
     children,
+    containers,
     fields,
     holds_tensors,
-    leaves,
     load,
-    map_tree,
+    map_to_dicts,
+    named_leaves,
     substitute,
 )
 from mlvm.eager.tree import named_tensors as _named_tensors
@@ -71,8 +72,9 @@ class Module(Node):
 
         A frozen Module, one in a buffer, is no part of the training: it keeps the mode it has.
         """
-        for part in _parts(self, buffers=not mode):
-            part.training = mode
+        for part in containers(self, buffers=not mode):
+            if isinstance(part, Module):
+                part.training = mode
         return self
 
     def eval(self) -> Self:
@@ -108,7 +110,7 @@ class Module(Node):
 
     def parameters(self) -> dict[str, Tree]:
         """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
-        found: dict[str, Tree] = map_tree(lambda x: x, self)
+        found: dict[str, Tree] = map_to_dicts(lambda x: x, self)
         return found
 
     def named_parameters(self) -> dict[str, Tensor]:
@@ -117,16 +119,17 @@ class Module(Node):
 
     def named_buffers(self) -> dict[str, Tensor]:
         """The tensors of the buffers by path; a shared one occurs once."""
-        parameters = dict(leaves(self))
+        parameters = dict(named_leaves(self))
         return {path: x for path, x in self.state().items() if path not in parameters}
 
     def state(self) -> dict[str, Tensor]:
         """All tensors by path, parameters and buffers: what a model is saved as."""
-        return _named_tensors(self, buffers=True)
+        return self._whole(_named_tensors(self, buffers=True))
 
     def num_parameters(self) -> int:
         """The number of elements of all parameters."""
-        return sum(x.size for x in self.named_parameters().values())
+        named = self.named_parameters()
+        return sum(self._wholes.get(path, x.type).size for path, x in named.items())
 
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the parameters, in place, by the paths of `named_parameters`.
@@ -135,12 +138,23 @@ class Module(Node):
         unknown, `DTypeError` for a wrong dtype and for what is no mapping to arrays, `ShapeError`
         for a wrong shape.
         """
-        load(self.named_parameters(), arrays, "parameter")
+        self._load(self.named_parameters(), arrays, "parameter")
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over parameters and buffers, in place, by the paths of `state`; otherwise as
         `load_parameters`."""
-        load(self.state(), arrays, "tensor")
+        self._load(_named_tensors(self, buffers=True), arrays, "tensor")
+
+    _wholes: ClassVar[Mapping[str, TensorType]] = {}
+    """The types of parameters of which this process has a piece only, by path."""
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors, whole. `ml.parallel` makes classes that gather them."""
+        return tensors
+
+    def _load(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
+        """Write whole arrays over the tensors."""
+        load(tensors, arrays, what)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Another Module, with copies of parameters and buffers in the current arena."""
@@ -190,21 +204,6 @@ def buffer(x: T) -> T:
     if not holds_tensors(held):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
     return cast(T, Buffer(held))  # to a type checker it is what the field will have
-
-
-def _parts(tree: Tree, *, buffers: bool) -> list[Module]:
-    """The Modules in a tree, each once; with `buffers` those in buffers too."""
-    found: dict[int, Module] = {}
-    left = [tree]
-    while left:
-        part = left.pop()
-        if isinstance(part, Module):
-            if id(part) in found:
-                continue
-            found[id(part)] = part
-        if part is not None and not isinstance(part, Tensor):
-            left.extend(children(part, buffers=buffers).values())
-    return list(found.values())
 
 
 def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import DType, f32
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
@@ -142,7 +142,9 @@ class BatchNorm(Module):
     ) -> None:
         shape, self.eps, kind = _checked("BatchNorm", channels, eps, dtype, "channels")
         if not 0 <= momentum <= 1:
-            raise AttributeRefused(f"BatchNorm: momentum must be in [0, 1], given {momentum}")
+            raise AttributeRefused(
+                f"BatchNorm: momentum must be in [0, 1], given {brief(momentum)}"
+            )
         self.momentum = float(momentum)
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)

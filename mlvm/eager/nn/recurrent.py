@@ -19,6 +19,7 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
+from mlvm.eager import tree
 from mlvm.eager.control.loops import scan
 from mlvm.eager.functions import creation, elements, random, shapes
 from mlvm.eager.functions.halves import in_f32
@@ -29,7 +30,6 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-from mlvm.eager.tree import map_tree
 
 _BLOCK: Final = 8
 """Steps whose inputs are projected at once where `lengths` say how many there are."""
@@ -50,12 +50,7 @@ class _Cell(Module):
     bias: Tensor  # [gates * hidden_size]
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        key: Tensor | None = None,
-        dtype: object = f32,
+        self, input_size: int, hidden_size: int, *, key: Tensor | None = None, dtype: object = f32
     ) -> None:
         name = type(self).__name__
         inputs, hidden = sizes(name, input_size=input_size, hidden_size=hidden_size)
@@ -202,12 +197,7 @@ class GRUCell(_Cell):
     hidden_bias: Tensor  # [hidden_size]
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        key: Tensor | None = None,
-        dtype: object = f32,
+        self, input_size: int, hidden_size: int, *, key: Tensor | None = None, dtype: object = f32
     ) -> None:
         super().__init__(input_size, hidden_size, key=key, dtype=dtype)
         self.hidden_bias = creation.zeros(self.hidden_size, dtype=self.bias.dtype)
@@ -311,7 +301,7 @@ class _Recurrent(Module):
                     end.append(last)
             x = shapes.concat(outputs, axis=-1)
         [x, *_] = shapes.split(x, [time])
-        return x, map_tree(lambda *each: shapes.stack(each), *end)
+        return x, tree.map(lambda *each: shapes.stack(each), *end)
 
 
 class RNN(_Recurrent):
@@ -405,13 +395,7 @@ class GRU(_Recurrent):
 
 
 def _passed(
-    cell: Any,
-    x: Tensor,
-    state: Any,
-    valid: Tensor | None,
-    longest: Tensor | None,
-    *,
-    reverse: bool,
+    cell: Any, x: Tensor, state: Any, valid: Tensor | None, longest: Tensor | None, *, reverse: bool
 ) -> tuple[Tensor, Any]:
     """The outputs of one cell for a sequence, and its last state. Steps behind the `longest` are
     not made."""
@@ -420,7 +404,7 @@ def _passed(
         projected, counts = row
         after = cell.step(projected, state)
         if counts is not None:
-            after = map_tree(lambda new, old: op.where(counts, new, old), after, state)
+            after = tree.map(lambda new, old: op.where(counts, new, old), after, state)
         return after, cell.output(after)
 
     projected = cell.project(x) if longest is None else _projected(cell, x, longest)

@@ -26,20 +26,6 @@ from mlvm.parallel.collectives import Member
 from mlvm.parallel.group import member_of
 from mlvm.parallel.meeting import Reduction
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_reduce_start",
-    "all_reduce_wait",
-    "barrier",
-    "broadcast",
-    "rank",
-    "recv",
-    "reduce_scatter",
-    "send",
-    "size",
-]
-
 # --- who and with whom ---------------------------------------------------------------
 
 

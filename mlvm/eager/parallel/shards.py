@@ -8,7 +8,7 @@ piece, and all pieces of a tensor have one type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -24,8 +24,16 @@ from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.tape import Pull, taping
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.nn.module import Module
-from mlvm.eager.parallel.collectives import all_gather, place_of, rank, reduce_scatter, size
+from mlvm.eager.optim.gradients import Parts
+from mlvm.eager.optim.optimizer import Optimizer, Whole
+from mlvm.eager.parallel.collectives import (
+    all_gather,
+    all_reduce,
+    place_of,
+    rank,
+    reduce_scatter,
+    size,
+)
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.context import current_arena
@@ -36,7 +44,7 @@ from mlvm.eager.tree import (
     Node,
     Tree,
     array_for,
-    children,
+    containers,
     holds_tensors,
     load,
     named_tensors,
@@ -78,24 +86,6 @@ def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
     """What a step on this VM depends on that it does not reach by itself: the rank, the size of the
     group, and what is kept in parts."""
     return *place_of(vm), _wanted.get()
-
-
-class Parts(dict[str, Any]):
-    """A tree of pieces: of each tensor the piece that is this member's, f[ceil(size / n)].
-
-    >>> loss_and_grads = ml.parallel.value_and_grad(lambda params: ml.sum(params["w"] ** 2))
-    >>> def make_step(vm):
-    ...     params = {"w": ml.ones(3)}
-    ...     optimizer = ml.optim.SGD(params, 0.5)
-    ...     def step(x):
-    ...         grads = loss_and_grads(params)[1]
-    ...         optimizer.update(grads)
-    ...         return type(grads).__name__, grads["w"].type, params["w"].tolist()
-    ...     return step
-    >>> with ml.parallel.Group(2) as group:
-    ...     ml.parallel.data_parallel(make_step, group, shard="optimizer")(ml.ones(2))
-    ('Parts', f32[2], [0.0, 0.0, 0.0])
-    """
 
 
 # --- pieces --------------------------------------------------------------------------
@@ -218,7 +208,9 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         )
     if model._as_dict is Parts:
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
-    nodes = [node for node in _nodes(model) if node._as_dict is not Parts]
+    nodes = [
+        each for each in containers(model) if isinstance(each, Node) and each._as_dict is not Parts
+    ]
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():
@@ -244,45 +236,16 @@ def _exchanged(pieces: Mapping[int, Tensor], found: list[TensorType], x: Tensor)
     return pieces[id(x)]
 
 
-def _nodes(tree: Tree) -> list[Node]:
-    """The Modules of a tree, each once."""
-    found: dict[int, Node] = {}
-    left = [tree]
-    while left:
-        part = left.pop()
-        if part is None or isinstance(part, Tensor) or id(part) in found:
-            continue
-        if isinstance(part, Node):
-            found[id(part)] = part
-        left.extend(children(part).values())
-    return list(found.values())
-
-
 def _class_in_parts(
     kind: type[Node], wholes: dict[str, TensorType], properties: dict[str, Any]
 ) -> Any:
     """A class for one Module whose parameters, by path of these types, are kept in parts."""
-
-    def state(self: Any) -> dict[str, Tensor]:
-        return gathered_by_path(named_tensors(self, buffers=True), wholes)
-
-    def load_parameters(self: Any, arrays: Mapping[str, Any]) -> None:
-        load_parts(named_tensors(self), wholes, arrays, "parameter")
-
-    def load_state(self: Any, arrays: Mapping[str, Any]) -> None:
-        load_parts(named_tensors(self, buffers=True), wholes, arrays, "tensor")
-
-    def num_parameters(self: Any) -> int:
-        return sum(type.size for type in wholes.values())
-
-    methods: dict[str, Any] = {}
-    for method in (state, load_parameters, load_state, num_parameters):
-        of_module = getattr(Module, method.__name__)
-        if getattr(kind, method.__name__, None) is of_module:  # and not a model's own
-            method.__doc__ = of_module.__doc__
-            methods[method.__name__] = method
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     marks = {"_as_dict": Parts, "_wholes": wholes}
+    methods = {
+        "_whole": lambda self, tensors: gathered_by_path(tensors, wholes),
+        "_load": lambda self, tensors, arrays, what: load_parts(tensors, wholes, arrays, what),
+    }
     return type(kind.__name__, (kind,), {**home, **marks, **methods, **properties})
 
 
@@ -355,17 +318,57 @@ def load_parts(
     load(tensors, arrays, what)
 
 
-def parted(tree: Tree) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of a tree that members have whole, and those that they have a piece of, each
-    once."""
-    pieces: dict[int, Tensor] = {}
-    left = [tree]
-    while left:
-        part = left.pop()
-        if isinstance(part, Parts) or (isinstance(part, Node) and part._as_dict is Parts):
-            pieces.update((id(x), x) for x in named_tensors(part).values())
-        elif part is not None and not isinstance(part, Tensor):
-            left.extend(children(part).values())
-    tensors = named_tensors(tree).values()
-    whole = [x for x in tensors if id(x) not in pieces]
-    return whole, [x for x in tensors if id(x) in pieces]
+# --- optimizers -----------------------------------------------------------------------
+
+
+class _AllInParts(Whole):
+    """This member has pieces of the parameters, and the state of each: `wholes` are the types of
+    the whole parameters by path."""
+
+    def __init__(self, wholes: Mapping[str, TensorType]) -> None:
+        self.wholes = wholes
+
+    def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gathered_by_path(state, self._whole_state(state))
+
+    def load_state(self, state: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
+        load_parts(state, self._whole_state(state), arrays, "state")
+
+    def _whole_state(self, paths: Iterable[str]) -> dict[str, TensorType]:
+        """The types of the whole tensors of state that is in parts."""
+        of = {path: path.partition("/")[2] for path in paths}  # the state momentum/w is beside w
+        return {path: self.wholes[of[path]] for path in of if of[path] in self.wholes}
+
+
+class _StateInParts(_AllInParts):
+    """This member has whole parameters, and the state of its piece of each."""
+
+    def state_type(self, type: TensorType) -> TensorType:
+        return piece_type(type)
+
+    def given_types(self, grads: Tree, types: Mapping[str, TensorType]) -> Mapping[str, TensorType]:
+        if isinstance(grads, Parts):
+            return {path: piece_type(type) for path, type in types.items()}
+        return types
+
+    def pieces(self, tree: Tree, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(tree, Parts):
+            return tensors
+        return {path: cut(tensors[path]) for path in self.wholes}
+
+    def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
+        gather_into(list(tensors.values()), list(pieces.values()))
+
+
+def _held(params: Tree) -> Whole:
+    """What an optimizer that is made here has of the parameters."""
+    shard = wanted()
+    if shard is None:
+        return Whole()
+    wholes = keep_parts(params) if shard == "all" else {}
+    types = {path: wholes.get(path, x.type) for path, x in named_tensors(params).items()}
+    return _AllInParts(types) if shard == "all" else _StateInParts(types)
+
+
+Optimizer._hold = staticmethod(_held)
+Parts.all_reduce = staticmethod(all_reduce)

@@ -25,7 +25,7 @@ from mlvm.eager.tensor.garbage import collect
 _COMPUTED: Final = frozenset({bool, int, float})
 """Python computes with these as it does with the number itself."""
 
-_recording: ContextVar[Numbers | None] = ContextVar("numbers", default=None)
+_current: ContextVar[Numbers | None] = ContextVar("numbers", default=None)
 
 
 class Numbers:
@@ -51,20 +51,19 @@ class Numbers:
     def recording(self) -> Iterator[list[Number]]:
         """Inside the block, the numbers are recorded; it gets what stands for those given. After it
         each is as the number that it stands for."""
-        token = _recording.set(self)
+        token = _current.set(self)
         try:
             yield [self._number(place) for place in range(self.given)]
         finally:
             self.closed = True
-            _recording.reset(token)
+            _current.reset(token)
 
     def see_kept(self) -> None:
         """Count as seen what somebody still has: later calls would not give him theirs."""
         if any(reference() is not None for reference in self._made):
             collect()
-        for kept in [reference() for reference in self._made]:
-            if kept is not None:
-                self.seen[kept.place] = None
+        kept = [each for reference in self._made if (each := reference()) is not None]
+        self.seen.update(dict.fromkeys(each.place for each in kept))
 
     def fixed(self) -> set[int]:
         """Which of the given numbers Python has seen the very value of, or what it is part of."""
@@ -76,8 +75,7 @@ class Numbers:
 
     def again(self, given: Sequence[float]) -> list[Any] | None:
         """All values for other numbers; None if Python would see something else."""
-        values = self.values.copy()
-        values[: self.given] = given
+        values = [*given, *self.values[self.given :]]
         try:
             for place, fn, operands in self.steps:
                 value = values[place] = fn(*[values[each] for each in operands])
@@ -85,9 +83,8 @@ class Numbers:
                     return None
         except Exception:  # the eager call raises it; so does the one that is recorded anew
             return None
-        if all(is_same(values[place], self.values[place]) for place in self.seen):
-            return values
-        return None
+        same = all(is_same(values[place], self.values[place]) for place in self.seen)
+        return values if same else None
 
     def compute(self, fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """fn(*operands) for Python numbers, some of which are ours."""
@@ -106,11 +103,10 @@ class Numbers:
     def _place(self, operand: Any) -> int:
         if type(operand) is Number:
             return operand.place
-        key = type(operand), repr(operand)
-        if key not in self._places:
-            self._places[key] = len(self.values)
+        place = self._places.setdefault((type(operand), repr(operand)), len(self.values))
+        if place == len(self.values):
             self.values.append(operand)
-        return self._places[key]
+        return place
 
     def _number(self, place: int) -> Number:
         made = Number(self, place)
@@ -120,10 +116,8 @@ class Numbers:
 
 def is_same(x: Any, y: Any) -> bool:
     """Whether two Python numbers are the same: 1, True and 1.0 are not, nor are 0.0 and -0.0."""
-    if x is y:
-        return True
-    if type(x) is not type(y):
-        return False
+    if x is y or type(x) is not type(y):
+        return x is y
     if type(x) is not float:
         return bool(x == y) if type(x) in _COMPUTED else repr(x) == repr(y)
     return (x == y and math.copysign(1, x) == math.copysign(1, y)) or (x != x and y != y)
@@ -133,9 +127,8 @@ def compute(fn: Callable[..., Any], *operands: Any) -> Any:
     """fn(*operands) for Python numbers, where any may be a `Number`. A function in C that is called
     itself, as math.log(x), sees the value."""
     for each in operands:
-        own = each.recorded if type(each) is Number else None
-        if own is not None:
-            return own.compute(fn, operands)
+        if type(each) is Number and each.recorded is not None:
+            return each.recorded.compute(fn, operands)
     return fn(*map(plain, operands))
 
 
@@ -143,7 +136,7 @@ def plain(tree: Any) -> Any:
     """The nested lists, tuples and dicts with Python's numbers where there is a `Number`; the very
     same where there is none."""
     if type(tree) is Number:
-        return tree._seen()
+        return tree.see()
     if isinstance(tree, dict):
         named = {name: plain(each) for name, each in tree.items()}
         return tree if all(map(operator.is_, named.values(), tree.values())) else named
@@ -160,35 +153,39 @@ def _binary(fn: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable
     def forward(self: Number, other: Any) -> Any:
         if type(other) is Number or type(other) in _COMPUTED:
             return compute(fn, self, other)
-        return fn(self._seen(), other) if isinstance(other, numbers.Number) else NotImplemented
+        return fn(self.see(), other) if isinstance(other, numbers.Number) else NotImplemented
 
     def reflected(self: Number, other: Any) -> Any:
         if type(other) in _COMPUTED:
             return compute(fn, other, self)
-        return fn(other, self._seen()) if isinstance(other, numbers.Number) else NotImplemented
+        return fn(other, self.see()) if isinstance(other, numbers.Number) else NotImplemented
 
     return forward, reflected
 
 
-def _unary(fn: Callable[[Any], Any]) -> Callable[[Number], Any]:
-    return lambda self: compute(fn, self)
+def _compared(*fns: Callable[..., Any]) -> list[Any]:
+    return [_binary(fn)[0] for fn in fns]
 
 
-def _of_value(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that needs the value itself."""
-    return lambda self, *given: fn(self._seen(), *map(plain, given))
+def _unary(*fns: Callable[..., Any]) -> list[Any]:
+    return [lambda self, fn=fn: compute(fn, self) for fn in fns]
+
+
+def _by_value(*fns: Callable[..., Any]) -> list[Any]:
+    """Methods that need the value itself."""
+    return [lambda self, *given, fn=fn: fn(self.see(), *map(plain, given)) for fn in fns]
 
 
 class Number:
     """Stands for a Python number while a function is recorded. For `isinstance` it is of the class
     of the number, and it has and does all that the number does."""
 
-    __slots__ = ("__weakref__", "_numbers", "_place", "_value")
+    __slots__ = ("__weakref__", "_numbers", "_value", "place")
 
     def __init__(self, numbers: Numbers, place: int) -> None:
         self._numbers = numbers
-        self._place = place
         self._value = numbers.values[place]
+        self.place = place  # among the values of its numbers
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -199,17 +196,12 @@ class Number:
         """The numbers that it is one of, while they are recorded here. After that, and elsewhere as
         on another thread, it is as its value, which counts as seen."""
         own = self._numbers
-        return own if _recording.get() is own and not own.closed else None
+        return own if _current.get() is own and not own.closed else None
 
-    @property
-    def place(self) -> int:
-        """Its place among the values of its numbers."""
-        return self._place
-
-    def _seen(self) -> Any:
+    def see(self) -> Any:
         """The value itself, which Python sees."""
         if not self._numbers.closed:
-            self._numbers.seen[self._place] = None
+            self._numbers.seen[self.place] = None
         return self._value
 
     __add__, __radd__ = _binary(operator.add)
@@ -225,37 +217,25 @@ class Number:
     __xor__, __rxor__ = _binary(operator.xor)
     __lshift__, __rlshift__ = _binary(operator.lshift)
     __rshift__, __rrshift__ = _binary(operator.rshift)
-    __lt__ = _binary(operator.lt)[0]
-    __le__ = _binary(operator.le)[0]
-    __gt__ = _binary(operator.gt)[0]
-    __ge__ = _binary(operator.ge)[0]
-    __eq__ = _binary(operator.eq)[0]
-    __ne__ = _binary(operator.ne)[0]
-    __neg__ = _unary(operator.neg)
-    __pos__ = _unary(operator.pos)
-    __abs__ = _unary(operator.abs)
-    __invert__ = _unary(operator.invert)
-    __bool__ = _unary(operator.truth)
-    __hash__ = _of_value(hash)
-    __float__ = _of_value(float)
-    __int__ = _of_value(int)
-    __index__ = _of_value(operator.index)
-    __complex__ = _of_value(complex)
-    __round__ = _of_value(round)
-    __trunc__ = _of_value(math.trunc)
-    __floor__ = _of_value(math.floor)
-    __ceil__ = _of_value(math.ceil)
-    __repr__ = _of_value(repr)
-    __str__ = _of_value(str)
-    __format__ = _of_value(format)
-    __reduce_ex__ = _of_value(lambda value, protocol: value.__reduce_ex__(protocol))
+    __lt__, __le__ = _compared(operator.lt, operator.le)
+    __gt__, __ge__ = _compared(operator.gt, operator.ge)
+    __eq__, __ne__ = _compared(operator.eq, operator.ne)
+    __neg__, __pos__, __invert__ = _unary(operator.neg, operator.pos, operator.invert)
+    __abs__, __bool__ = _unary(abs, operator.truth)
+    __hash__, __complex__, __float__, __int__ = _by_value(hash, complex, float, int)
+    __index__, __round__, __trunc__ = _by_value(operator.index, round, math.trunc)
+    __floor__, __ceil__ = _by_value(math.floor, math.ceil)
+    __repr__, __str__, __format__ = _by_value(repr, str, format)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.see().__reduce_ex__(protocol)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(self._seen(), dtype)
+        return np.asarray(self.see(), dtype)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._value, name)
-        self._seen()
+        self.see()
         return found
 
     def __copy__(self) -> Self:

@@ -48,8 +48,8 @@ def wanted(native: bool | None) -> bool:
         if setting not in ("", "0", "1"):
             raise MachineError(f"MLVM_NATIVE is 0 or 1, not {setting!r}")
         native = setting == "1" if setting else None
-    if native and EXTENSION is None:
-        raise MissingExtra(f"the native machine is not here: {REASON}; {_REMEDY}")
+    if native:
+        require("the native machine is not here")
     native = EXTENSION is not None if native is None else bool(native)
     simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
     if native and simd and simd not in here:
@@ -58,6 +58,12 @@ def wanted(native: bool | None) -> bool:
             f"there are {' '.join(here)}"
         )
     return native
+
+
+def require(what: str) -> None:
+    """Raise `MissingExtra` without the extension, saying `what` needs it and how to get it."""
+    if EXTENSION is None:
+        raise MissingExtra(f"{what}: {REASON}; {_REMEDY}")
 
 
 def simd_sets() -> dict[str, bool]:

@@ -1,32 +1,36 @@
-"""Calls of host functions by the loop in C: what it knows of each, and what it asks.
+"""Host functions in C: what the extension (`machine/host.c`) is told of a call, and what it asks.
 
-The loop calls a C function itself, and its frame (`machine/host.c`) answers what functions commonly
-ask. All that is out of the ordinary, and every error, comes from here.
+C gets the address of a struct, its frame, which answers what functions commonly ask without Python.
+All that is out of the ordinary, and every error, comes from here. An exception in a callback is
+kept until C has returned, and raised then: it never unwinds through C.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import json
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-from mlvm.core.errors import MlvmError
-from mlvm.core.machine.callee import UserFunction
+from mlvm.core.errors import AttributeRefused, HostFunctionError, MachineError, MlvmError
+from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails
 from mlvm.core.machine.run import Call, miscounted
-from mlvm.core.op import Attributes
+from mlvm.core.op import NO_ATTRIBUTES, Attributes, canonical
 from mlvm.core.program.program import STAR
-from mlvm.core.types import TensorType
-from mlvm.machines import c_functions
-from mlvm.machines.c_functions import CFunction
-from mlvm.machines.native.types import Type, native_type
+from mlvm.core.types import MAX_NDIM, Array, TensorType
+from mlvm.machines.native._native import Caller
+from mlvm.machines.native.types import DTYPES, Type, native_type
 
-_ANY = -1
+_ANY: Final = -1
+_MOST_CALLERS: Final = 256
 
 
 class Host(NamedTuple):
-    """A call of a host function, as `machine/host.h` has it. The address is 0 for one in Python."""
+    """A call of a host function, as `machine/host.h` has it. The address is 0 for one in Python,
+    and `call` is None for one that comes from Python."""
 
-    call: Call
+    call: Call | None
     attributes: Attributes
     asked: HostCall
     nparams: int
@@ -34,6 +38,59 @@ class Host(NamedTuple):
     address: int = 0
     text: bytes = b"{}"
     numbers: tuple[tuple[bytes, float | None], ...] = ()
+
+
+class CFunction(UserFunction):
+    """A host function in C. Its code lies in `library`."""
+
+    def __init__(
+        self, name: str, address: int, nparams: int | None, nresults: int | None, library: object
+    ) -> None:
+        super().__init__(name, nparams, nresults)
+        self.address = address
+        self.library = library
+        # By the id of the attributes, which an entry keeps alive.
+        self._callers: dict[int, tuple[Host, Caller]] = {}
+
+    def bind(self, attributes: Attributes) -> Attributes:
+        """The attributes, unchanged. Raises `AttributeRefused` for one that JSON cannot express."""
+        self.host(attributes)
+        return attributes
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        """Run the function, without the GIL. Raises `HostFunctionError` for an error that it
+        reports, by message or status, and for misuse of its frame."""
+        found: list[Value] = self._known(attributes)[1](params)
+        return found
+
+    def host(self, attributes: Attributes) -> Host:
+        """What the extension knows of a call with these attributes, made once for each mapping."""
+        return self._known(attributes)[0]
+
+    def _known(self, attributes: Attributes) -> tuple[Host, Caller]:
+        attributes = attributes or NO_ATTRIBUTES
+        known = self._callers.get(id(attributes))
+        if known is None:
+            host = self._host(attributes)
+            if len(self._callers) >= _MOST_CALLERS:
+                self._callers.clear()
+            known = self._callers[id(attributes)] = host, Caller(host)
+        return known
+
+    def _host(self, attributes: Attributes) -> Host:
+        announced = UserFunction(self.name, self.nparams, self.nresults)  # not self: no cycle
+        try:
+            given = {name: canonical(value) for name, value in attributes.items()}
+            text = json.dumps(given).encode()
+        except (TypeError, ValueError) as error:
+            raise AttributeRefused(f"the attributes are not JSON: {error}").at(
+                self.name, ()
+            ) from None
+        asked = HostCall(announced, attributes)
+        nresults = _ANY if self.nresults is None else self.nresults
+        return Host(
+            None, attributes, asked, _ANY, nresults, self.address, text, _numbers(attributes)
+        )
 
 
 def host_of(binding: Binding, details: CallDetails) -> Host | None:
@@ -44,76 +101,141 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
         return None
     nresults = _ANY if callee.nresults is None else callee.nresults
     if details.nresults != STAR:
-        if nresults not in (_ANY, details.nresults) or details.nresults < 0:
+        if nresults not in (_ANY, details.nresults):
             return None
         nresults = details.nresults
     nparams = callee.nparams if details.unproven else None
+    asked = HostCall(callee, details.attributes, lambda left: miscounted(binding, left, details))
     host = Host(
-        binding.call,
-        details.attributes,
-        HostCall(binding, details),
-        _ANY if nparams is None else nparams,
-        nresults,
+        binding.call, details.attributes, asked, _ANY if nparams is None else nparams, nresults
     )
     if not isinstance(callee, CFunction):
         return host
-    text, numbers = callee.text(details.attributes), _numbers(details.attributes)
-    return host._replace(address=callee.address, text=text, numbers=numbers)
+    known = callee.host(details.attributes)
+    return host._replace(address=known.address, text=known.text, numbers=known.numbers)
 
 
 def _numbers(attributes: Attributes) -> tuple[tuple[bytes, float | None], ...]:
     """The attributes by the names that C may ask for, with None for what is no number."""
     found: list[tuple[bytes, float | None]] = []
     for name in attributes:
-        try:
-            encoded = name.encode()
-        except UnicodeEncodeError:
-            continue
-        if b"\0" in encoded:
-            continue
-        try:
-            found.append((encoded, c_functions.number(attributes, encoded, place=True)))
-        except MlvmError:
-            found.append((encoded, None))
+        encoded = _encoded(name)
+        if encoded is not None:
+            try:
+                found.append((encoded, number(attributes, encoded, place=True)))
+            except MlvmError:
+                found.append((encoded, None))
     return tuple(found)
+
+
+def _encoded(text: str) -> bytes | None:
+    """The text as a C string in UTF-8, if it can be one."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        return None
+    return None if b"\0" in encoded else encoded
+
+
+def number(attributes: Attributes, name: bytes | None, place: bool) -> float | None:
+    """The attribute of that name, None if there is none. `place`: whether C has one for it."""
+    key = string(name)
+    if not place:
+        raise HostFunctionError(f"number: the place for {key!r} is NULL")
+    if key not in attributes:
+        return None
+    given = canonical(attributes[key])
+    if not isinstance(given, (bool, int, float)):
+        raise HostFunctionError(f"attribute {key!r} is a number, not {given!r}")
+    try:
+        return float(given)
+    except OverflowError:
+        raise HostFunctionError(f"attribute {key!r} is too large: {given}") from None
+
+
+def type_asked_for(dtype: int, ndim: int, shape: list[int] | None) -> TensorType:
+    """The type of a new tensor. `shape` has ndim lengths, or is None if C gave none."""
+    if not 0 <= dtype < len(DTYPES):
+        raise HostFunctionError(f"new_tensor: no dtype has the code {dtype}")
+    if not 0 <= ndim <= MAX_NDIM:
+        raise HostFunctionError(f"new_tensor: ndim is 0 to {MAX_NDIM}, not {ndim}")
+    if ndim and shape is None:
+        raise HostFunctionError(f"new_tensor: the shape of {ndim} lengths is NULL")
+    return TensorType(DTYPES[dtype], shape or ())
+
+
+def string(text: bytes | None) -> str:
+    """A string of C's."""
+    if text is None:
+        raise HostFunctionError("a string is NULL")
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise HostFunctionError(f"a string is not in UTF-8: {text!r}") from None
 
 
 class HostCall:
     """The Python side of a call. What a method raises, the call fails with."""
 
-    __slots__ = ("_binding", "_callee", "_details")
+    __slots__ = ("_attributes", "_callee", "_miscounted")
 
-    def __init__(self, binding: Binding, details: CallDetails) -> None:
-        self._binding = binding
-        self._callee: Any = binding.callee  # as of now: a program runs none that came later
-        self._details = details
+    def __init__(
+        self,
+        callee: UserFunction,
+        attributes: Attributes,
+        miscounted: Callable[[int], MachineError] | None = None,
+    ) -> None:
+        self._callee = callee  # as of now: a program runs none that came later
+        self._attributes = attributes
+        self._miscounted = miscounted
 
     def number(self, name: bytes | None, place: bool) -> None:
         """Raise what is wrong with what was asked for, if anything is."""
-        c_functions.number(self._details.attributes, name, place)
+        number(self._attributes, name, place)
 
     def new_tensor(self, dtype: int, ndim: int, shape: list[int] | None) -> Type:
-        return native_type(c_functions.type_asked_for(dtype, ndim, shape))
+        return native_type(type_asked_for(dtype, ndim, shape))
+
+    def type_of(self, array: Array) -> Type:
+        return native_type(TensorType.of(array))
 
     def no_memory(self, type: TensorType) -> None:
-        raise c_functions.no_memory(type)
+        raise HostFunctionError(f"new_tensor: no memory for {type}")
 
     def no_tensor(self) -> None:
-        raise c_functions.no_tensor()
+        raise HostFunctionError("push: the pointer is no tensor of this frame")
 
     def string(self, text: bytes | None) -> str:
-        return c_functions.decoded(text)
+        return string(text)
 
     def error(self, message: bytes | None) -> None:
-        raise c_functions.reported(message)
+        """Raise what the function says itself."""
+        text = (message or b"an error without a message").decode(errors="replace")
+        raise HostFunctionError(text)
+
+    def refuse(self, params: Sequence[Value]) -> None:
+        """Raise which parameter C cannot have."""
+        for i, value in enumerate(params):
+            wrong = None
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                wrong = f"{value}, is no 64-bit integer"
+            elif isinstance(value, str) and _encoded(value) is None:
+                wrong = f"{value!r}, is no C string in UTF-8"
+            if wrong is not None:
+                raise HostFunctionError(f"{self._callee.name}: parameter {i}, {wrong}")
+        raise MemoryError
 
     def end(self, failure: BaseException | None, status: int, left: int) -> None:
         """Raise what is wrong with a call that has ended so and left so many results."""
         try:
-            c_functions.check_end(failure, status)
+            if failure is not None:
+                raise failure
+            if status != 0:
+                raise HostFunctionError(f"status {status}")
         except MlvmError as error:
-            raise self._callee.named(error) from None
+            raise HostFunctionError(f"{self._callee.name}: {error}") from None
         finally:
             del failure
         self._callee.check_results(left)
-        raise miscounted(self._binding, left, self._details)
+        if self._miscounted is not None:
+            raise self._miscounted(left)

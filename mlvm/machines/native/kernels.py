@@ -80,7 +80,7 @@ class NativeKernel:
         moves = self._op.name in _MOVES or self._op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
-        if any(map(is_half, types)) and not (self._op.moves or self._op.links):
+        if any(map(is_half, types)) and not (self._op.copies_only or self._op.links):
             return False
         try:
             return self._op.infer(types[1:], attributes) is types[0]

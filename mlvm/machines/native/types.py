@@ -7,11 +7,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from mlvm.core.types import Array, TensorType, aligned_array
-from mlvm.machines.c_functions import DTYPES
+from mlvm.core.types import Array, DType, TensorType, aligned_array
 from mlvm.machines.native import _native
 
-_CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
+_CODES: Final = {DType.named(name.lower()): code for name, code in _native.dtypes().items()}
+DTYPES: Final = tuple(sorted(_CODES, key=_CODES.__getitem__))
+"""The dtypes by their codes in `mlvm.h`."""
 
 
 class Type(_native.Type):

@@ -25,6 +25,9 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _PINGS: Final = 1000
 _LOOK: Final = 0.05  # seconds between two looks whether a signal came
 
+REPEATED: Final[Any] = {"action": "append", "default": []}
+"""What `add_argument` takes for an option that may be given several times."""
+
 Commands = Any  # what `add_subparsers` returns has no public name
 
 
@@ -35,28 +38,17 @@ def add_commands(commands: Commands) -> None:
         ("ping", "ask a server what it is, and how long a message takes"),
         ("top", "show what a server is doing"),
     ):
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH")
-        command.add_argument(
-            "--secret-file", metavar="FILE", help=f"the server's secret; else {VARIABLE} names it"
-        )
-        command.add_argument(
-            "--tls",
-            nargs="?",
-            const=True,
-            default=False,
-            metavar="PEM",
-            help="encrypted; PEM has the certificates to trust, if not the system's",
-        )
-        command.add_argument(
-            "--timeout", type=_seconds, default=10.0, metavar="S", help="seconds to wait at most"
-        )
+        add = commands.add_parser(name, help=text, description=text).add_argument
+        add("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+        secret = f"the server's secret; else {VARIABLE} names it"
+        add("--secret-file", metavar="FILE", help=secret)
+        tls = "encrypted; PEM has the certificates to trust, if not the system's"
+        add("--tls", nargs="?", const=True, default=False, metavar="PEM", help=tls)
+        add("--timeout", **_SECONDS, default=10.0, help="seconds to wait at most")
         if name == "top":
-            command.add_argument("--once", action="store_true", help="show it once, and end")
-            command.add_argument("--json", action="store_true", help="as JSON, an object a line")
-            command.add_argument(
-                "--every", type=_seconds, default=1.0, metavar="S", help="seconds between two looks"
-            )
+            add("--once", action="store_true", help="show it once, and end")
+            add("--json", action="store_true", help="as JSON, an object a line")
+            add("--every", **_SECONDS, default=1.0, help="seconds between two looks")
 
 
 def _add_serve(commands: Commands) -> None:
@@ -68,54 +60,25 @@ def _add_serve(commands: Commands) -> None:
         "SIGTERM and Ctrl-C let launches finish; a second one does not.",
     )
     add = command.add_argument
-    add(
-        "--listen",
-        required=True,
-        metavar="ADDRESS",
-        help="HOST:PORT, :PORT (this host alone; 0 is any free port), [IPV6]:PORT or unix:PATH",
-    )
-    add(
-        "--secret-file",
-        metavar="FILE",
-        help=f"what clients must know, in a file that only you can read; else {VARIABLE} names it. "
-        "Without, a secret is made and printed, but for a unix socket, which only you can use",
-    )
+    text = "HOST:PORT, :PORT (this host alone; 0 is any free port), [IPV6]:PORT or unix:PATH"
+    add("--listen", required=True, metavar="ADDRESS", help=text)
+    text = f"what clients must know, in a file that only you can read; else {VARIABLE} names it. "
+    text += "Without, a secret is made and printed, but for a unix socket, which only you can use"
+    add("--secret-file", metavar="FILE", help=text)
     add("--certificate", metavar="PEM", help="encrypt with TLS; may hold the key, too")
     add("--key", metavar="PEM", help="the certificate's key")
-    add(
-        "--insecure",
-        action="store_true",
-        help="without TLS also where other hosts can reach it: the network is trusted",
-    )
+    text = "without TLS also where other hosts can reach it: the network is trusted"
+    add("--insecure", action="store_true", help=text)
     add("--threads", type=_count, default=1, metavar="N", help="threads of each VM")
-    add(
-        "--native",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="kernels and loop in C, or those in Python and numpy; the former if they are there",
-    )
-    add(
-        "--shared",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated",
-    )
-    add(
-        "--library",
-        action="append",
-        default=[],
-        metavar="SO",
-        help="a shared library with functions in C for all VMs; may be repeated",
-    )
+    text = "kernels and loop in C, or those in Python and numpy; the former if they are there"
+    add("--native", action=argparse.BooleanOptionalAction, default=None, help=text)
+    text = "a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated"
+    add("--shared", **REPEATED, metavar="NAME", help=text)
+    text = "a shared library with functions in C for all VMs; may be repeated"
+    add("--library", **REPEATED, metavar="SO", help=text)
     add("--log", choices=STYLES, default="text", help="events on stderr, a line each")
-    add(
-        "--grace",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds that launches have to finish when the server is told to stop",
-    )
+    text = "seconds that launches have to finish when the server is told to stop"
+    add("--grace", **_SECONDS, default=30.0, help=text)
     limits = command.add_argument_group(
         "limits", "of one client, but for the number of connections; bytes also as 64M or 2G"
     )
@@ -156,6 +119,9 @@ def _with_unit(n: float) -> str:
         if n >= size and n % size == 0:
             return f"{n // size:g}{unit.upper()}"
     return f"{n:g}"
+
+
+_SECONDS: Final[Any] = {"type": _seconds, "metavar": "S"}
 
 
 # --- serve ------------------------------------------------------------------------------

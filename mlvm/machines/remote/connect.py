@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
 from mlvm.core.program.encoding import HEADER, VERSION
+from mlvm.core.rules import is_real
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.handshake import Greeting, Hello, greet, pack, receive, send
@@ -77,7 +78,7 @@ def _open(
     timeout: float,
 ) -> tuple[socket.socket, dict[str, Any]]:
     """A connection that both sides have accepted, and what the server says of itself."""
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
+    if not is_real(timeout) or not timeout > 0:
         raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
     for text in (hello.vm, hello.name):
         if not isinstance(text, str) or len(text) > 200:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -454,6 +455,31 @@ def test_main_has_no_parameters() -> None:
         ProgramError, match="main has no parameters; it loads the launch's arguments"
     ):
         verify(Program([straight("halt").main._replace(nparams=1)]), TABLE)
+
+
+def test_functions_that_call_each_other_in_a_long_chain() -> None:
+    functions = "".join(
+        f".func f{n} 1 1 | get -1 | call f{n + 1} | return 1 |" for n in range(2000)
+    )
+    last = '.func f2000 1 1 | get -1 | push_str "negative" | cfunc 1 1 | return 1'
+    program = main_of("load_arg 0 | call f0", functions + last)
+    vm = VM()
+    assert vm.estimate(program, [VECTOR]) == (8, 2)
+    [left] = vm.launch(program, [put(vm, f32s(1, 2))])
+    assert left.tolist() == [-1, -2]
+
+
+def test_what_is_verified_takes_memory_in_proportion() -> None:
+    nothing = Function("nothing", 0, 0, (instruction("return", 0),))
+    code = [instruction("push_int", 1), instruction("call", "nothing")] * 3000
+    program = Program([Function("main", 0, STAR, (*code, instruction("halt"))), nothing])
+    tracemalloc.start()
+    try:
+        verify(program, TABLE, ())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1000 * len(code)
 
 
 def test_a_function_is_followed_for_few_combinations_of_kinds() -> None:

@@ -20,7 +20,7 @@ from mlvm.core.errors import (
     OperandValueError,
     ShapeError,
 )
-from mlvm.eager.tree import leaves
+from mlvm.eager.tree import named_leaves
 
 Way = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -38,7 +38,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 def numbers(tree: Any) -> list[Any]:
-    return [x.numpy().tolist() for _, x in leaves(tree, buffers=True)]
+    return [x.numpy().tolist() for _, x in named_leaves(tree, buffers=True)]
 
 
 def x2() -> ml.Tensor:
@@ -515,7 +515,7 @@ def test_beside_jax(program: Callable[[Any], Callable[[Any], Any]], values: list
         np.asarray(each) for each in jax.tree.leaves(program(jax.lax)(jax.numpy.asarray(array)))
     ]
     for way in WAYS.values():
-        made = [each.numpy() for _, each in leaves(way(program(ml))(ml.asarray(array)))]
+        made = [each.numpy() for _, each in named_leaves(way(program(ml))(ml.asarray(array)))]
         for ours, each in zip(made, expected, strict=True):
             np.testing.assert_allclose(ours, each, rtol=1e-5, atol=1e-6)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, GradientError
-from mlvm.eager.tree import leaves
+from mlvm.eager.tree import named_leaves
 from tests.threads import PATIENCE, start
 
 HERE = Path(__file__).name
@@ -26,7 +26,7 @@ HERE = Path(__file__).name
 def bits(tree: Any) -> list[tuple[str, bytes]]:
     """Types and bytes; no zero is negative: where eager code adds a row to zeros, a captured loop
     puts it in its place."""
-    found = [x.numpy() for _, x in leaves(tree, buffers=True)]
+    found = [x.numpy() for _, x in named_leaves(tree, buffers=True)]
     return [(f"{x.dtype}{x.shape}", (x + x.dtype.type(0)).tobytes()) for x in found]
 
 
@@ -146,7 +146,9 @@ def test_gradients_of_gradients(name: str, order: int) -> None:
     given = vector(2), vector(2, seed=9), ml.asarray(1)
     for fuse in (False, True):
         for ours, theirs in zip(
-            leaves(ml.capture(eager, fuse=fuse)(*given)), leaves(eager(*given)), strict=True
+            named_leaves(ml.capture(eager, fuse=fuse)(*given)),
+            named_leaves(eager(*given)),
+            strict=True,
         ):
             np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5, atol=1e-6)
 
@@ -231,7 +233,9 @@ def test_any_nest_is_the_eager_one(body: Any, n: int, fuse: bool, recompute: boo
     step = ml.capture(eager, fuse=fuse, recompute=recompute)
     for seed in (0, 1):
         given = *(ml.astype(vector(seed=k + seed), ml.float64) for k in (0, 5)), ml.asarray(n)
-        for (_, ours), (_, theirs) in zip(leaves(step(*given)), leaves(eager(*given)), strict=True):
+        for (_, ours), (_, theirs) in zip(
+            named_leaves(step(*given)), named_leaves(eager(*given)), strict=True
+        ):
             largest = float(ml.max(ml.abs(theirs)))
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest)
 
@@ -517,7 +521,7 @@ def test_what_a_gradient_keeps_is_updated_in_a_body(updated: str) -> None:
 
     step = ml.value_and_grad(loss)
     given = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([3.0, 2.0, 1.0])
-    expected, got = leaves(step(*given)), leaves(ml.capture(step)(*given))
+    expected, got = named_leaves(step(*given)), named_leaves(ml.capture(step)(*given))
     for (_, ours), (_, theirs) in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 

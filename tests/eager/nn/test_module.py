@@ -27,7 +27,7 @@ from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from mlvm.eager.tree import leaves
+from mlvm.eager.tree import named_leaves
 from mlvm.machines.dry import DryVM
 
 RNG = np.random.default_rng(5)
@@ -246,7 +246,7 @@ def test_biases_and_scales() -> None:
 def test_parameters_are_all_that_stays_in_the_arena() -> None:
     with Arena(random.key(0).arena.vm, "weights") as weights:
         model = Model()
-        regions = [-(-x.type.nbytes // 64) * 64 for _, x in leaves(model)]
+        regions = [-(-x.type.nbytes // 64) * 64 for _, x in named_leaves(model)]
         assert weights.used == sum(regions)
 
 
@@ -291,7 +291,7 @@ def test_a_shared_module_counts_once() -> None:
 def test_gradients_have_the_names_of_the_parameters() -> None:
     model, x = Model(), from_array(np.ones((2, 4), np.float32))
     gradients = grad(lambda model: op.sum(model(x)))(model)
-    assert [path for path, _ in leaves(gradients)] == PATHS
+    assert [path for path, _ in named_leaves(gradients)] == PATHS
 
 
 def test_load_parameters_restores_a_model() -> None:

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import (
     AttributeRefused,
     DTypeError,
     GradientError,
     HandleError,
+    MlvmError,
     PathError,
     ShapeError,
     StaleTensor,
@@ -495,6 +497,10 @@ PARAMS = tensors(START)
         (lambda: optim.Adam(PARAMS, math.nan), "Adam: learning_rate must be in [0, inf), given na"),
         (lambda: optim.Adam(PARAMS, math.inf), "Adam: learning_rate must be in [0, inf), given in"),
         (lambda: optim.Adam(PARAMS, "high"), "Adam: learning_rate must be in [0, inf), given 'hi"),  # type: ignore[arg-type]
+        (
+            lambda: optim.Adam(PARAMS, 10**400),
+            "Adam: learning_rate must be in [0, inf), given 1000",
+        ),
         (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: momentum must be in [0, 1), given 1"),
         (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: nesterov needs a momentum > 0"),
         (lambda: optim.SGD(PARAMS, 1, weight_decay=-1), "SGD: weight_decay must be in [0, inf)"),
@@ -830,3 +836,39 @@ def test_captured_updates_are_eager_ones(
         runs.append({**params, **optimizer.state()})
     for path, x in runs[0].items():
         assert x.numpy().tobytes() == runs[1][path].numpy().tobytes(), path
+
+
+HUGE = 10**400
+MATRIX = ml.ones((2, 2))
+WEIGHTS = {"w": MATRIX}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("learning_rate", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=x)),
+        ("momentum", lambda x: ml.optim.SGD(WEIGHTS, learning_rate=0.1, momentum=x)),
+        ("betas", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, betas=(0.9, x))),
+        ("eps", lambda x: ml.optim.Adam(WEIGHTS, learning_rate=0.1, eps=x)),
+        ("weight_decay", lambda x: ml.optim.AdamW(WEIGHTS, learning_rate=0.1, weight_decay=x)),
+        ("peak", lambda x: ml.optim.cosine(x, 100)),
+        ("max_norm", lambda x: ml.optim.clip_by_global_norm(WEIGHTS, x)),
+        ("negative_slope", ml.nn.LeakyReLU),
+        ("alpha", ml.nn.ELU),
+        ("rate", ml.nn.Dropout),
+        ("momentum", lambda x: ml.nn.BatchNorm(2, momentum=x)),
+        ("delta", lambda x: ml.huber(MATRIX, MATRIX, delta=x)),
+        ("ord", lambda x: ml.linalg.vector_norm(MATRIX, ord=x)),
+        ("rtol", lambda x: ml.linalg.pinv(MATRIX, rtol=x)),
+        ("d", lambda x: ml.fft.fftfreq(4, d=x)),
+        ("low", lambda x: ml.random.uniform((2,), low=-abs(x), high=abs(x))),
+        ("p", lambda x: ml.random.bernoulli((2,), x)),
+        ("upper", lambda x: ml.random.truncated_normal(-abs(x), abs(x), (2,))),
+    ],
+)
+def test_a_number_that_no_float_holds_is_refused_by_name(
+    name: str, call: Callable[[int], object], sign: int
+) -> None:
+    with pytest.raises(MlvmError, match=rf"\b{name}\b"):
+        call(sign * HUGE)

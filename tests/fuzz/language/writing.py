@@ -17,7 +17,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import MlvmError, OpError
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType
-from mlvm.eager.tree import leaves
+from mlvm.eager.tree import named_leaves
 from tests.fuzz.language.source import Block, Node, rendered
 
 
@@ -553,7 +553,7 @@ def _is_float(type: TensorType) -> bool:
 
 def _is_float_tree(tree: Any) -> bool:
     try:
-        found = [x for _, x in leaves(tree)]
+        found = [x for _, x in named_leaves(tree)]
     except MlvmError:
         return False
     return bool(found) and all(_is_float(x.type) for x in found)

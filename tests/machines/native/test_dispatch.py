@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError, OperandValueError, ShapeError, StaleTensor
 from mlvm.core.observe import observed
+from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
+from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
 
 if EXTENSION is None:
@@ -255,3 +258,62 @@ def test_another_type_asks_again() -> None:
         np.testing.assert_array_equal((x * x).numpy(), np.full(shape, 4.0))
     with pytest.raises(ShapeError):
         ml.ones(2) + ml.ones(3)
+
+
+# --- what Python does in the middle of a call ------------------------------------------------
+
+
+@pytest.mark.usefixtures("arena")
+def test_a_function_registered_while_a_call_is_learned_is_called(
+    vm: ml.VM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, called = ml.ones(4), list[int]()
+    plan_of = loop.plan_of
+
+    def registering(*args: Any) -> Any:
+        plan = plan_of(*args)
+        if sys._getframe(1).f_code.co_name == "plan":  # the launch is over
+            vm.register("add.out", lambda frame: called.append(frame.nparams))
+        return plan
+
+    monkeypatch.setattr(loop, "plan_of", registering)
+    x + x
+    assert called == []
+    x + x
+    assert called == [3]
+
+
+def place_of(*operands: ml.Tensor) -> int:
+    """Where a call remembers operands of these types: `entry_of` in src/dispatch.c."""
+    number = 0
+    for x in operands:
+        number = number * 31 + (id(x.type) >> 5)
+    return (number ^ number % 2**64 >> 7) % 32
+
+
+def test_types_learned_while_a_tape_makes_a_template_get_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = ml.ones(7), ml.full(7, 2.0)
+    small = ml.full(1, 3.0)
+    wide = next(z for z in map(ml.ones, range(8, 1000)) if place_of(small, z) == place_of(x, y))
+
+    def loss(a: ml.Tensor, b: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.logaddexp(a, b))
+
+    def others() -> None:
+        for _ in range(2):
+            ml.logaddexp(small, wide)
+
+    def record(tape: Tape, *args: Any) -> None:
+        recorded(tape, *args)
+        thread = threading.Thread(target=others)
+        thread.start()
+        thread.join()
+
+    ml.grad(loss)(x, y)
+    recorded = Tape.record
+    monkeypatch.setattr(Tape, "record", record)
+    ml.grad(loss)(x, y)
+    monkeypatch.undo()
+    assert [ml.grad(loss)(small, wide).shape for _ in range(3)] == [(1,)] * 3

@@ -73,6 +73,12 @@ def test_without_the_extension_numpy_runs(not_built: None) -> None:
     assert extension.status().startswith("numpy (the native machine is not here: it was not built;")
 
 
+def test_without_the_extension_there_are_no_functions_in_c(not_built: None) -> None:
+    wanted = "^functions in C need the native machine, which is not here: it was not built; it is "
+    with pytest.raises(MissingExtra, match=wanted):
+        LocalVM().register_library("any.so")
+
+
 def test_without_the_extension_there_is_no_native_vm_and_no_second_thread(
     not_built: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.types import ALIGNMENT, Array
-from mlvm.machines.c_functions import DTYPES, CFunction
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.core.programs import f32s, put
@@ -30,10 +29,13 @@ from tests.machines.libraries import (
     needs_compiler,
 )
 
-pytestmark = [
-    needs_compiler,
-    pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
-]
+if extension.EXTENSION is None:
+    pytest.skip(extension.REASON, allow_module_level=True)
+
+from mlvm.machines.native.host import CFunction
+from mlvm.machines.native.types import DTYPES
+
+pytestmark = needs_compiler
 
 MORE = r"""
 #include <pthread.h>
@@ -577,7 +579,7 @@ def test_an_interrupt_in_python_goes_through_c(
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mlvm.machines.c_functions.type_asked_for", interrupted)
+    monkeypatch.setattr("mlvm.machines.native.host.type_asked_for", interrupted)
     program = main_of(called("zeros", 9, 2, 3))
     for vm in (machines.native, machines.reference):
         with pytest.raises(KeyboardInterrupt):

@@ -1,1 +1,1 @@
-"""What was read at a recording, and is checked at a call."""
+"""What a captured function read when it was recorded, and whether a call would read the same."""

@@ -1,18 +1,14 @@
-"""How an object can be looked into, by its class; and what is taken for a library."""
+"""What an object shows of its state, by its class; and what is taken for a library."""
 
 from __future__ import annotations
 
 import array
 import collections
-import collections.abc
-import contextvars
 import functools
 import hashlib
 import io
 import logging
-import operator
 import sys
-import threading
 import types
 import weakref
 from typing import Any, Final, Literal, NamedTuple
@@ -20,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from mlvm.eager.nn.module import Module
-from mlvm.eager.optim.optim import Group, Optimizer
+from mlvm.eager.optim.optimizer import Group, Optimizer
 from mlvm.eager.tree import Node
 
 PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -28,13 +24,30 @@ MAPPINGS: Final = (collections.OrderedDict, dict, types.MappingProxyType)
 ARRAYS: Final = (np.ndarray, np.generic, bytearray, array.array)
 BASES: Final[tuple[type, ...]] = (
     *(*MAPPINGS, *ARRAYS, list, tuple, set, frozenset, collections.deque),
-    *(int, float, complex, str, bytes),
+    *(int, float, complex, str, bytes, property),
 )
 """Python shows all that an object of these classes, or of their subclasses, holds."""
 BY_VALUE: Final = frozenset(
     {*BASES, *np.sctypeDict.values(), slice, range, types.MethodType, functools.partial}
 )
 """What is known by value alone."""
+
+_IMMUTABLE: Final = """
+builtins.builtin_function_or_method builtins.classmethod_descriptor builtins.code
+builtins.getset_descriptor builtins.member_descriptor builtins.method_descriptor
+builtins.wrapper_descriptor types.GenericAlias types.UnionType
+typing.NewType typing.ParamSpec typing.TypeAliasType typing.TypeVar typing.TypeVarTuple
+typing.Union typing._Final datetime.date datetime.time datetime.timedelta datetime.timezone
+decimal.Decimal enum.Enum fractions.Fraction inspect.Parameter inspect.Signature
+ipaddress._IPAddressBase operator.attrgetter operator.itemgetter operator.methodcaller
+pathlib.PurePath re.Pattern uuid.UUID zoneinfo.ZoneInfo _abc._abc_data _collections._tuplegetter
+_thread.RLock _thread.lock numpy._ArrayFunctionDispatcher numpy.dtype numpy.generic numpy.ufunc
+"""
+"""Classes of what never changes, or only where a step does not look. Any other may change."""
+
+_IMMUTABLE_NAMES: Final = frozenset(_IMMUTABLE.split())
+_LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
+"""A step writes to these and their subclasses, and reads nothing from them."""
 
 _SELF: Final = __name__.partition(".")[0]
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
@@ -51,99 +64,78 @@ _decimal _functools _heapq _operator _random _statistics _struct _thread _warnin
 their special methods."""
 
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
-_MIXINS: Final = frozenset({_SELF, "abc", "typing", "collections.abc", "typing_extensions"})
-"""Libraries whose classes read no fields of their subclasses."""
-
-_IDENTICAL: Final = (
-    *(logging.Logger, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock())),
-    *(np.ufunc, type(np.mean), type(vars(collections.abc.Hashable)["_abc_impl"])),
-    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
-)
-"""Classes of what never changes, and of what a step may write to but reads nothing from."""
+_MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
+"""Modules besides mlvm's whose classes read no fields of their subclasses."""
 
 _POINTER: Final = tuple.__itemsize__
 
 
 class Layout(NamedTuple):
-    """How an object is looked into.
+    """How an object is looked into. `how` says what counts: of an `object` the fields that code
+    names; of a `node` and an `optimizer` also those that mlvm reads; of what is `identical` nothing
+    but which object it is. A part of what is `hidden` cannot be seen. In an `open` object all
+    fields count, as a library's code reads them.
 
-    `how` says what counts:
-    - `identical`: its identity alone.
-    - `named`: the fields that code names.
-    - `open`: all fields, as a library's code reads them.
-    - `node`, `optimizer`: the fields that mlvm reads. `open node`: all of a Module's fields.
-    - `hidden`: a part of it cannot be seen.
-
-    Besides its fields the object holds what its `base` holds. `slots` are fields in slots: the
-    number of a class in the order of resolution, and the name. `by_user`: a user wrote the class,
-    which `overrides` these names of libraries' classes.
+    The object also holds what its `base` holds, and fields in `slots`. `by_user`: a user wrote the
+    class, which `overrides` these names of libraries' classes.
     """
 
-    how: Literal["identical", "named", "open", "node", "open node", "optimizer", "hidden"]
+    how: Literal["identical", "object", "node", "optimizer", "hidden"]
+    open: bool
     base: type | None
-    has_dict: bool
-    slots: tuple[tuple[int, str], ...]
+    slots: tuple[tuple[str, types.MemberDescriptorType], ...]
     by_user: bool
     overrides: frozenset[str]
 
 
-_known: dict[int, tuple[weakref.ref[type], Layout]] = {}
+_known: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
 
 def layout_of(kind: type) -> Layout:
-    known = _known.get(id(kind))
-    if known is None or known[0]() is not kind:
-        if len(_known) >= 4096:
-            _known.clear()
-        known = _known[id(kind)] = weakref.ref(kind), _layout(kind)
-    return known[1]
+    layout = _known.get(kind)
+    if layout is None:
+        layout = _known[kind] = _layout(kind)
+    return layout
 
 
 def _layout(kind: type) -> Layout:
     base = next((each for each in BASES if issubclass(kind, each)), None)
     libraries = [c for c in kind.__mro__ if is_library(c.__module__) and c not in (object, base)]
     slots = [
-        (i, name)
-        for i, each in enumerate(kind.__mro__)
+        (name, field)
+        for each in kind.__mro__
         for name, field in vars(each).items()
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     by_user = not is_library(kind.__module__)
-    has_dict = kind.__dictoffset__ != 0
-    how: Any = "named"
+    immutable = (
+        any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
+    )  # its names
+    open = not all(c.__module__ in _MIXINS or _home(c) == _SELF for c in libraries)
+    how: Any = "object"
     if issubclass(kind, (Optimizer, Group)):
-        how = "optimizer"
+        how, open = "optimizer", False
     elif issubclass(kind, Node):
-        how = "node" if all(each in (Module, Node) for each in libraries) else "open node"
-    elif issubclass(kind, _IDENTICAL) or (not by_user and _is_steady(kind, base)):
+        how, open = "node", not all(each in (Module, Node) for each in libraries)
+    elif (
+        issubclass(kind, _LOGGERS)
+        or (not by_user and _home(kind) == _SELF)
+        or (immutable and base is None and not by_user)
+    ):
         how = "identical"
-    elif _hides(kind, base or object, len(slots)) and not any(map(_cannot_change, libraries)):
+    elif not immutable and _hides(kind, base or object, len(slots)):
         how = "hidden"
-    elif kind is types.SimpleNamespace:
-        how = "named"
-    elif not all(each.__module__ in _MIXINS or _home(each) == _SELF for each in libraries):
-        how = "open"
     overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
-    return Layout(how, base, has_dict, tuple(slots), by_user, overrides)
+    open = open and kind is not types.SimpleNamespace
+    return Layout(how, open, base, tuple(slots), by_user, overrides)
 
 
 def _home(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _is_steady(kind: type, base: type | None) -> bool:
-    """Whether an object of a library's class is known by identity."""
-    return _home(kind) == _SELF or (base is None and _cannot_change(kind))
-
-
-def _cannot_change(kind: type) -> bool:
-    """Whether an object of a library's class never changes. One with a hash of its own does not,
-    as the hash must stay; nor does a descriptor without a dict."""
-    if issubclass(kind, (weakref.ref, contextvars.ContextVar, memoryview)):
-        return False
-    if kind.__hash__ not in (None, object.__hash__):
-        return True
-    return hasattr(kind, "__get__") and kind.__dictoffset__ == 0
+def _is_immutable(kind: type) -> bool:
+    return f"{_home(kind)}.{kind.__qualname__}" in _IMMUTABLE_NAMES
 
 
 def _hides(kind: type, base: type, slots: int) -> bool:
@@ -185,7 +177,7 @@ def stateful_names(module: str) -> tuple[str, ...]:
     )
 
 
-def content_of_array(value: Any) -> tuple[Any, ...]:
+def content_of(value: Any) -> tuple[Any, ...]:
     """An array's dtype, its shape, and a digest of its bytes."""
     seen = np.asarray(value)
     digest = hashlib.sha256(seen.tobytes()).digest()

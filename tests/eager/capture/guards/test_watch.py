@@ -16,7 +16,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn, optim
-from mlvm.eager.capture.guards.signature import CALLED, Signature
+from mlvm.eager.capture.guards.look import Look
 
 Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
 
@@ -29,16 +29,6 @@ def place() -> Iterator[None]:
         yield
 
 
-def look(fn: Any) -> Signature:
-    """What a captured function knows of itself: it has seen all names that its code reads."""
-    names = CALLED
-    while True:
-        known = Signature(fn, names)
-        if known.names == names:
-            return known
-        names = known.names
-
-
 def case(make: Case) -> Case:
     """A function, and a change after which another look finds something else."""
     CASES.append(make)
@@ -48,12 +38,12 @@ def case(make: Case) -> Case:
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_a_change_is_noticed(make: Case) -> None:
     fn, change = make()
-    known = look(fn)
-    assert known.watch.holds()
-    assert look(fn).key == known.key
+    known = Look(fn)
+    assert known.values() is not None
+    assert Look(fn).key == known.key
     change()
-    assert look(fn).key != known.key
-    assert known.of_call() is None
+    assert Look(fn).key != known.key
+    assert known.values() is None
 
 
 class Plain:
@@ -322,13 +312,13 @@ def keywords_of_a_partial() -> Any:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One item for each look from now on."""
     found: list[None] = []
-    init = Signature.__init__
+    init = Look.__init__
 
-    def counted(self: Signature, *args: Any, **kwargs: Any) -> None:
+    def counted(self: Look, *args: Any, **kwargs: Any) -> None:
         found.append(None)
         init(self, *args, **kwargs)
 
-    monkeypatch.setattr(Signature, "__init__", counted)
+    monkeypatch.setattr(Look, "__init__", counted)
     return found
 
 
@@ -398,9 +388,8 @@ def test_a_rebound_field_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_told_is_looked_at_each_time(value: Any) -> None:
-    known = look(lambda x: (x, value))
-    assert not known.watch.holds()
-    assert known.of_call() is None
+    known = Look(lambda x: (x, value))
+    assert known.values() is None
 
 
 def test_a_function_lets_go_of_the_arguments_that_it_had() -> None:
@@ -428,12 +417,12 @@ def test_random_changes_are_told_from_none() -> None:
             layer(x)
             return nodes[2].a, nodes[3].b, layer.extra, nodes[0].get("c")
 
-        known = look(step)
-        assert known.watch.holds()
+        known = Look(step)
+        assert known.values() is not None
         for _ in range(4):
             change(draw, draw.choice(nodes), nodes)
-            fresh = look(step)
-            if known.of_call() is None:
+            fresh = Look(step)
+            if known.values() is None:
                 noticed += 1
             else:
                 unnoticed += 1

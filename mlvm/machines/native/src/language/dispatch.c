@@ -7,7 +7,8 @@
  * region of the result's type. On a VM elsewhere the launch is a message in its `Outbox`.
  *
  * While this thread has the interpreter lock nobody else changes an arena, a free store or a VM
- * that is at rest. The VM's own lock says whether it is.
+ * that is at rest. The VM's own lock says whether it is. Python that runs meanwhile, in this thread or
+ * another, may change all of that, and what a call remembers: `entry_holds` is asked again after it.
  */
 #include "dispatch.h"
 
@@ -222,24 +223,23 @@ static int is_ready(const Entry *entry)
     return entry->plan || entry->program;
 }
 
-static void forget_entry(Entry *entry)
+/* What is freed may run Python, which finds the new entry. */
+static void replace_entry(Entry *entry, Entry with)
 {
-    entry->door = 0;
-    entry->program = 0;
+    Entry old = *entry;
+    *entry = with;
     for (int i = 0; i < MOST_OPERANDS; i++)
-        Py_CLEAR(entry->types[i]);
-    Py_CLEAR(entry->out);
-    PyObject *plan = (PyObject *)entry->plan;
-    entry->plan = NULL;
-    Py_XDECREF(plan);
+        Py_XDECREF(old.types[i]);
+    Py_XDECREF(old.out);
+    Py_XDECREF((PyObject *)old.plan);
     for (int i = 0; i < MASKS; i++)
-        Py_CLEAR(entry->templates[i]);
+        Py_XDECREF(old.templates[i]);
 }
 
 static void call_dealloc(Call *self)
 {
     for (int i = 0; self->entries && i < ENTRIES; i++)
-        forget_entry(&self->entries[i]);
+        replace_entry(&self->entries[i], (Entry){0});
     PyMem_Free(self->entries);
     free_object((PyObject *)self);
 }
@@ -292,29 +292,28 @@ static PyObject *types_of(Allocation *const *operands, int count)
 static void learn(Call *call, Door *door, Allocation *const *operands, int count)
 {
     Entry *entry = entry_of(call, operands, count);
+    Entry found = {.door = door->number, .generation = door->generation};
     PyObject *types = entry ? types_of(operands, count) : NULL;
     PyObject *answer =
         types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, (PyObject *)door,
                                              NULL) : NULL;
-    Py_XDECREF(types);
     PyObject *plan = NULL, *out = NULL;
     if (answer && PyArg_ParseTuple(answer, "OO", &plan, &out)) {
-        forget_entry(entry);
-        entry->door = door->number;
-        entry->generation = door->generation;
         for (int i = 0; i < count; i++) {
-            Py_INCREF(operands[i]->type);
-            entry->types[i] = operands[i]->type;
+            found.types[i] = PyTuple_GetItem(types, i);
+            Py_INCREF(found.types[i]);
         }
         if (is_plan(plan)) {
             Py_INCREF(plan);
-            entry->plan = (PlanObject *)plan;
+            found.plan = (PlanObject *)plan;
         } else if (PyLong_Check(plan)) {
-            entry->program = PyLong_AsLongLong(plan);
+            found.program = PyLong_AsLongLong(plan);
         }
-        Py_INCREF((PyObject *)out);
-        entry->out = out;
+        Py_INCREF(out);
+        found.out = out;
+        replace_entry(entry, found);
     }
+    Py_XDECREF(types);
     Py_XDECREF(answer);
     forgive();
 }
@@ -433,10 +432,10 @@ static void enlarge(Door *self)
  * is left as an exception. Python may do anything meanwhile. */
 static void find_address(Door *self, PyObject *handle)
 {
+    long long number = PyLong_AsLongLong(handle); /* the tensor may end meanwhile, and its handle */
     PyObject *found = PyObject_CallFunctionObjArgs(self->find, handle, self, NULL);
     PyObject *array, *type;
     char *address;
-    long long number = PyLong_AsLongLong(handle);
     if (found && found != Py_None && number > 0 && PyArg_ParseTuple(found, "OO", &array, &type) &&
         !address_of(array, &address, NULL)) {
         if (2 * (self->taken + 1) > self->room)
@@ -500,8 +499,8 @@ static Region *next_region(const Arena *arena, PyObject *type, PyObject **handle
 }
 
 /* Leave a node on the tape, as `Tape.record` does. Returns 0, or -1 with an exception set. */
-static int record(PyObject *tape, Call *call, Entry *entry, Allocation *const *operands, int count,
-                  Allocation *out)
+static int record(PyObject *tape, Call *call, Entry *entry, const Door *door,
+                  Allocation *const *operands, int count, Allocation *out)
 {
     int mask = 0;
     for (int i = 0; i < count; i++)
@@ -522,7 +521,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, Allocation *const *o
             PyTuple_SetItem(flags, i, PyBool_FromLong(mask >> i & 1));
         PyObject *key = flags ? PyTuple_Pack(2, types, flags) : NULL;
         PyObject *known = key ? PyDict_GetItemWithError(templates, key) : NULL;
-        if (known && is_ready(entry))
+        if (known && entry_holds(entry, door, operands, count))
             set(&entry->templates[mask], known);
         Py_XDECREF(key);
         Py_XDECREF(flags);
@@ -595,6 +594,8 @@ static Region *addresses(Entry *entry, Arena *arena, Door *door, Allocation *con
             find_address(door, operands[i]->handle);
         missing |= !p[i + 1];
     }
+    if (missing && ask && !entry_holds(entry, door, operands, count))
+        return NULL;
     Region *region = next_region(arena, entry->out, handle);
     if (!region)
         return NULL;
@@ -669,11 +670,11 @@ static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *ope
         region = addresses(entry, arena, door, operands, count, &handle, p, 0);
     if (!region)
         return 0;
-    if (take(region, handle, entry, arena, out, holder))
-        return -1;
     PlanObject *plan = entry->plan;
     Py_INCREF((PyObject *)plan); /* another thread may forget the entry */
-    int refused = run_in_pool(door->pool, &plan->plan, p);
+    int refused = take(region, handle, entry, arena, out, holder)
+                      ? -1
+                      : run_in_pool(door->pool, &plan->plan, p);
     Py_DECREF((PyObject *)plan);
     return refused < 0 ? -1 : !refused;
 }
@@ -728,7 +729,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         if (!holder)
             goto end;
         if (door->outbox) {
-            if (entry->program)
+            if (entry_holds(entry, door, operands, count) && entry->program)
                 done = post(entry, arena, door, operands, count, out, holder);
         } else {
             if (call_without_result(door->acquire))
@@ -766,7 +767,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     PyObject *tape = PyObject_CallNoArgs(get_current_tape);
     if (!entry_holds(entry, door, operands, count))
         entry = NULL; /* another call has its place now */
-    if (tape && (tape == Py_None || !record(tape, call, entry, operands, count, out))) {
+    if (tape && (tape == Py_None || !record(tape, call, entry, door, operands, count, out))) {
         Py_INCREF((PyObject *)out);
         result = (PyObject *)out;
     }

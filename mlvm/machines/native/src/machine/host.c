@@ -444,14 +444,6 @@ int frame_enter(Frame *frame, const Host *host, const Value *params, int64_t cou
     return 0;
 }
 
-static void drop_result(Value value)
-{
-    if (value.kind == OBJECT)
-        Py_DECREF(value.as.object);
-    else if (value.kind == TENSOR && !--value.as.tensor->references)
-        tensor_free(value.as.tensor);
-}
-
 int frame_run(Frame *frame)
 {
     const Host *host = frame->host;
@@ -488,6 +480,109 @@ void frame_raise(Frame *frame)
     Py_XDECREF(never);
     Py_XDECREF(failure);
     for (int64_t i = 0; i < frame->nresults; i++)
-        drop_result(frame->results[i]);
+        drop_value(frame->results[i]);
     frame->nresults = 0;
+}
+
+/* --- a call from Python --- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *given; /* what `host` borrows from */
+    Host *host;
+    Types types;
+} Caller;
+
+static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"host", NULL};
+    PyObject *given;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Caller", names, &PyTuple_Type, &given))
+        return NULL;
+    Caller *self = (Caller *)object_of(type);
+    if (!self)
+        return NULL;
+    Py_INCREF(given);
+    self->given = given;
+    if (types_init(&self->types) || !(self->host = host_new(given)))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static void caller_dealloc(Caller *self)
+{
+    host_free(self->host);
+    types_clear(&self->types);
+    Py_XDECREF(self->given);
+    free_object((PyObject *)self);
+}
+
+/* The results as a list, and no longer as values; NULL with an exception set. */
+static PyObject *list_of_results(Frame *frame)
+{
+    PyObject *list = PyList_New((Py_ssize_t)frame->nresults);
+    for (int64_t i = 0; i < frame->nresults; i++) {
+        PyObject *object = list ? object_of_value(frame->results[i]) : NULL;
+        if (list && (!object || PyList_SetItem(list, (Py_ssize_t)i, object)))
+            Py_CLEAR(list);
+        drop_value(frame->results[i]);
+    }
+    frame->nresults = 0;
+    return list;
+}
+
+static PyObject *call_on(Caller *self, Frame *frame, const Value *params, PyObject *given)
+{
+    if (frame_enter(frame, self->host, params, PyList_Size(given)))
+        return PyObject_CallMethod(self->host->asked, "refuse", "(O)", given);
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = frame_run(frame);
+    Py_END_ALLOW_THREADS
+    if (!failed)
+        return list_of_results(frame);
+    frame_raise(frame);
+    return NULL;
+}
+
+/* caller(params) -> list: the results */
+static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"params", NULL};
+    PyObject *given, *results = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Caller", names, &given))
+        return NULL;
+    given = PySequence_List(given);
+    Py_ssize_t count = given ? PyList_Size(given) : 0, known = 0;
+    Value *params = given ? PyMem_Calloc((size_t)count + 1, sizeof *params) : NULL;
+    Frame *frame = params ? frame_take(&self->types) : NULL;
+    if (given && !params)
+        PyErr_NoMemory();
+    Py_INCREF((PyObject *)self);
+    while (frame && known < count &&
+           !value_of(&self->types, self->host->asked, PyList_GetItem(given, known), &params[known]))
+        known++;
+    if (frame && known == count)
+        results = call_on(self, frame, params, given);
+    if (frame)
+        frame_give(frame);
+    while (known)
+        drop_value(params[--known]);
+    PyMem_Free(params);
+    Py_XDECREF(given);
+    Py_DECREF((PyObject *)self);
+    return results;
+}
+
+static PyType_Slot caller_slots[] = {{Py_tp_new, caller_new},
+                                     {Py_tp_dealloc, caller_dealloc},
+                                     {Py_tp_call, caller_call},
+                                     {Py_tp_doc, "Caller(host): calls a function in C for Python."},
+                                     {0, NULL}};
+static PyType_Spec caller_spec = {"mlvm.machines.native._native.Caller", sizeof(Caller), 0,
+                                  Py_TPFLAGS_DEFAULT, caller_slots};
+
+int host_init(PyObject *module)
+{
+    return add_type(module, "Caller", &caller_spec) ? 0 : -1;
 }

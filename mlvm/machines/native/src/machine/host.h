@@ -2,7 +2,7 @@
  *
  * The frame is the `mlvm_frame` of ../../mlvm.h. It answers what functions commonly ask without the
  * interpreter lock. What is out of the ordinary, and every error, it asks of Python: of a
- * `HostCall` of host.py. */
+ * `HostCall` of host.py. A `Caller` is what Python calls such a function by. */
 #ifndef MLVM_HOST_H
 #define MLVM_HOST_H
 
@@ -50,5 +50,8 @@ const Value *frame_results(const Frame *frame, int64_t *count);
 
 /* Set the exception of a call that has failed. The lock must be held. */
 void frame_raise(Frame *frame);
+
+/* Add what this file has to the module. Returns 0, or -1 with an exception set. */
+int host_init(PyObject *module);
 
 #endif

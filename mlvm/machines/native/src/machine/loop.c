@@ -107,7 +107,7 @@ typedef struct {
 } ProgramObject;
 
 static PyTypeObject *program_type;
-static PyObject *name_breathe, *name_load, *name_perform, *name_store, *name_type_of;
+static PyObject *name_breathe, *name_load, *name_perform, *name_store;
 
 /* --- preparing --- */
 
@@ -473,19 +473,6 @@ static int grow(Machine *m)
     return 0;
 }
 
-static PyObject *object_of_value(Value value)
-{
-    switch (value.kind) {
-    case TENSOR:
-        return tensor_array(value.as.tensor);
-    case INTEGER:
-        return PyLong_FromLongLong(value.as.integer);
-    default:
-        Py_INCREF(value.as.object);
-        return value.as.object;
-    }
-}
-
 /* The values from `first` to the top as a list; NULL with an exception set. */
 static PyObject *objects_of(Machine *m, int64_t first)
 {
@@ -498,40 +485,14 @@ static PyObject *objects_of(Machine *m, int64_t first)
     return list;
 }
 
-/* The type of an array, kept by the program. NULL with an exception set. */
-static TypeObject *type_of(Machine *m, PyObject *array)
-{
-    TypeObject *known = types_of_array(&m->program->types, array);
-    if (known)
-        return known;
-    PyObject *type = PyObject_CallMethodObjArgs(m->helper, name_type_of, array, NULL);
-    if (type && (!is_type(type) || types_keep(&m->program->types, type)))
-        Py_CLEAR(type);
-    Py_XDECREF(type);
-    return (TypeObject *)type;
-}
-
 /* Push a value that Python has made. Returns 0, or -1 with an exception set. */
 static int push_object(Machine *m, PyObject *object)
 {
     Value value;
     if (make_room(m, 1))
         return PyErr_NoMemory(), -1;
-    int overflow = 1;
-    if (PyLong_Check(object))
-        value.as.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
-    if (!overflow)
-        value.kind = INTEGER;
-    else if (PyLong_Check(object) || PyUnicode_Check(object)) {
-        Py_INCREF(object);
-        value.kind = OBJECT;
-        value.as.object = object;
-    } else {
-        TypeObject *type = type_of(m, object);
-        value.kind = TENSOR;
-        if (!type || !(value.as.tensor = tensor_of(object, type)))
-            return -1;
-    }
+    if (value_of(&m->program->types, m->helper, object, &value))
+        return -1;
     m->stack[m->top++] = value;
     return 0;
 }
@@ -1171,8 +1132,7 @@ int loop_init(PyObject *module)
     name_load = PyUnicode_InternFromString("load");
     name_perform = PyUnicode_InternFromString("perform");
     name_store = PyUnicode_InternFromString("store");
-    name_type_of = PyUnicode_InternFromString("type_of");
-    if (!name_breathe || !name_load || !name_perform || !name_store || !name_type_of)
+    if (!name_breathe || !name_load || !name_perform || !name_store)
         return -1;
     program_type = add_type(module, "Program", &program_spec);
     return program_type ? 0 : -1;

@@ -318,6 +318,62 @@ int is_type(PyObject *object)
     return PyObject_TypeCheck(object, type_type);
 }
 
+/* --- values --- */
+
+/* The type of an array, kept by `types`. NULL with an exception set. */
+static TypeObject *type_of(Types *types, PyObject *asked, PyObject *array)
+{
+    TypeObject *known = types_of_array(types, array);
+    if (known)
+        return known;
+    PyObject *type = PyObject_CallMethod(asked, "type_of", "(O)", array);
+    if (type && (!is_type(type) || types_keep(types, type)))
+        Py_CLEAR(type);
+    Py_XDECREF(type);
+    return (TypeObject *)type;
+}
+
+int value_of(Types *types, PyObject *asked, PyObject *object, Value *value)
+{
+    int overflow = 1;
+    if (PyLong_Check(object))
+        value->as.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (!overflow)
+        value->kind = INTEGER;
+    else if (PyLong_Check(object) || PyUnicode_Check(object)) {
+        Py_INCREF(object);
+        value->kind = OBJECT;
+        value->as.object = object;
+    } else {
+        TypeObject *type = type_of(types, asked, object);
+        value->kind = TENSOR;
+        if (!type || !(value->as.tensor = tensor_of(object, type)))
+            return -1;
+    }
+    return 0;
+}
+
+PyObject *object_of_value(Value value)
+{
+    switch (value.kind) {
+    case TENSOR:
+        return tensor_array(value.as.tensor);
+    case INTEGER:
+        return PyLong_FromLongLong(value.as.integer);
+    default:
+        Py_INCREF(value.as.object);
+        return value.as.object;
+    }
+}
+
+void drop_value(Value value)
+{
+    if (value.kind == OBJECT)
+        Py_DECREF(value.as.object);
+    else if (value.kind == TENSOR && !--value.as.tensor->references)
+        tensor_free(value.as.tensor);
+}
+
 /* limit_made(most): see value.h. Returns what was made till now; with None nothing changes. */
 static PyObject *set_limit_made(PyObject *module, PyObject *most)
 {
@@ -332,14 +388,25 @@ static PyObject *set_limit_made(PyObject *module, PyObject *most)
     return PyLong_FromLongLong(made);
 }
 
+static PyObject *get_dtypes(PyObject *module, PyObject *unused)
+{
+#define FORMAT(name, code) "si"
+#define PAIR(name, code) , #name, code
+    (void)module, (void)unused;
+    return Py_BuildValue("{" MLVM_DTYPES(FORMAT) "}" MLVM_DTYPES(PAIR));
+}
+
 static PyMethodDef value_functions[] = {
     {"limit_made", set_limit_made, METH_O,
      "Let launches in this thread make so many bytes; the bytes made till now. None: just tell."},
+    {"dtypes", get_dtypes, METH_NOARGS, "The codes of mlvm.h by the names of the dtypes."},
     {NULL, NULL, 0, NULL}};
 
 int value_init(PyObject *module)
 {
     type_type = add_type(module, "Type", &type_spec);
     memory_type = add_type(module, "Memory", &memory_spec);
-    return type_type && memory_type ? PyModule_AddFunctions(module, value_functions) : -1;
+    if (!type_type || !memory_type || PyModule_AddIntMacro(module, MLVM_ABI_VERSION))
+        return -1;
+    return PyModule_AddFunctions(module, value_functions);
 }

@@ -96,6 +96,16 @@ void tensor_free(Tensor *tensor);
 
 int is_type(PyObject *object);
 
+/* The value that Python has as this object: a new reference. `asked` is an object whose method `type_of`
+ * has the Type of an array, which the types keep. Returns 0, or -1 with an exception set. */
+int value_of(Types *types, PyObject *asked, PyObject *object, Value *value);
+
+/* The value as Python has it: a new reference, or NULL with an exception set. */
+PyObject *object_of_value(Value value);
+
+/* Give up a value. The lock must be held. */
+void drop_value(Value value);
+
 /* Add what this file has to the module. Returns 0, or -1 with an exception set. */
 int value_init(PyObject *module);
 

@@ -216,26 +216,41 @@ LOG_OF_SUM(f64, double, )
     }
 SIZES(MOVES)
 
-/* --- conversion from type `from` (A in C) to t --- */
+/* --- conversion from type `from` (A in C) to t, whose largest integer is `most` --- */
 
-#define ALL_DTYPES(X, from, A)                                                           \
-    X(from, A, u8, uint8_t)                                                              \
-    X(from, A, u16, uint16_t)                                                            \
-    X(from, A, u32, uint32_t)                                                            \
-    X(from, A, u64, uint64_t)                                                            \
-    X(from, A, i8, int8_t)                                                               \
-    X(from, A, i16, int16_t)                                                             \
-    X(from, A, i32, int32_t)                                                             \
-    X(from, A, i64, int64_t)                                                             \
-    X(from, A, f32, float)                                                               \
-    X(from, A, f64, double)
-#define CONVERSION(from, A, t, T) UNARY_ROW(astype_##from##_##t, T, A, x)
+#define TO_INTEGERS(X, from, A)                                                          \
+    X(from, A, u8, uint8_t, UINT8_MAX)                                                   \
+    X(from, A, u16, uint16_t, UINT16_MAX)                                                \
+    X(from, A, u32, uint32_t, UINT32_MAX)                                                \
+    X(from, A, u64, uint64_t, UINT64_MAX)                                                \
+    X(from, A, i8, int8_t, INT8_MAX)                                                     \
+    X(from, A, i16, int16_t, INT16_MAX)                                                  \
+    X(from, A, i32, int32_t, INT32_MAX)                                                  \
+    X(from, A, i64, int64_t, INT64_MAX)
+#define CONVERSION(from, A, t, T, most) UNARY_ROW(astype_##from##_##t, T, A, x)
 #define CONVERSIONS(from, A, W)                                                          \
-    ALL_DTYPES(CONVERSION, from, A)                                                      \
+    CONVERSION(from, A, f32, float, )                                                    \
+    CONVERSION(from, A, f64, double, )                                                   \
     UNARY_ROW(astype_##from##_bool, uint8_t, A, x != 0)
+#define OF_INTEGERS(from, A, W) TO_INTEGERS(CONVERSION, from, A)
+EACH_BOOL(OF_INTEGERS)
+INTEGERS(OF_INTEGERS)
 EACH_BOOL(CONVERSIONS)
 INTEGERS(CONVERSIONS)
 FLOATS(CONVERSIONS)
+
+/* What C's conversion leaves open does not reach it: what lies outside becomes the nearest integer
+ * there is, and nan 0. Both limits are exact: the least integer, and the power of two behind `most`. */
+#define TRUNCATION(from, A, t, T, most)                                                  \
+    static inline T truncated_##from##_##t(A x)                                          \
+    {                                                                                    \
+        const A low = (A)(T)~(T)(most), end = 2 * (A)((most) / 2 + 1);                   \
+        const T inside = (T)(x >= low && x < end ? x : 0);                               \
+        return x >= end ? (T)(most) : x < low ? (T)~(T)(most) : inside;                  \
+    }                                                                                    \
+    UNARY_ROW(astype_##from##_##t, T, A, truncated_##from##_##t(x))
+#define TRUNCATIONS(from, A, W) TO_INTEGERS(TRUNCATION, from, A)
+FLOATS(TRUNCATIONS)
 
 /* --- halves: f16 is IEEE 754's binary16, bf16 the upper half of an f32 --- */
 

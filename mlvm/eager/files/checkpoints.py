@@ -1,12 +1,12 @@
-"""Tensors in files: `save` writes them by name, `load` reads them, as safetensors has it."""
+"""What is learned outlives its process: `save` writes tensors by name, `load` reads them."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -19,17 +19,16 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.types import Array
-from mlvm.eager.files.weights_file import WeightsFile, escaped, type_of, write
+from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import array_of
-from mlvm.eager.tree import Node, fields, require_live
+from mlvm.eager.tree import Node, fields, flatten, require_live
 
 M = TypeVar("M", bound=Module)
 File: TypeAlias = str | os.PathLike[str]
 Rename: TypeAlias = Callable[[str], str | None]
-_HOLDERS: Final = (np.ndarray, Node, dict, list, tuple)
 
 
 class Loaded(dict[str, Tensor]):
@@ -41,9 +40,7 @@ class Loaded(dict[str, Tensor]):
 
 
 def save(
-    file: File,
-    tensors: Module | Mapping[str, Any],
-    metadata: Mapping[str, str] | None = None,
+    file: File, tensors: Module | Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors by name to a file in the safetensors format, which PyTorch, JAX and others read
     too; of a Module its `state()`, parameters and buffers by path. Arrays are taken as well.
@@ -96,11 +93,7 @@ def load(file: File, *, rename: Rename | None = None, keep_halves: bool = False)
 @overload
 def load(file: File, *, into: M, rename: Rename | None = None) -> M: ...
 def load(
-    file: File,
-    *,
-    into: M | None = None,
-    rename: Rename | None = None,
-    keep_halves: bool = False,
+    file: File, *, into: M | None = None, rename: Rename | None = None, keep_halves: bool = False
 ) -> Loaded | M:
     """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
     texts of the file. With `into`, a Module, they are written over its parameters and buffers, by
@@ -184,17 +177,16 @@ def _arrays_in(node: Node) -> Iterator[str]:
         path, part = left.pop()
         if isinstance(part, np.ndarray):
             yield path
-            continue
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        named: Iterable[tuple[Any, Any]]
-        if isinstance(part, Node):
-            named = fields(part, buffers=True)
-        else:
-            named = part.items() if isinstance(part, dict) else enumerate(part)
-        held = [(name, x) for name, x in named if isinstance(x, _HOLDERS)]
-        left += [(f"{path}/{name}".lstrip("/"), x) for name, x in reversed(held)]
+        elif id(part) not in seen:
+            seen.add(id(part))
+            held = dict(fields(part, buffers=True))
+            left += reversed(flatten(held, path, ends=_at_arrays_and_modules)[0])
+
+
+def _at_arrays_and_modules(part: Any) -> bool | None:
+    if isinstance(part, (np.ndarray, Node)):
+        return True
+    return None if isinstance(part, (dict, list, tuple)) else False
 
 
 def _path(file: File, function: str) -> Path:

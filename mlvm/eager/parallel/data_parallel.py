@@ -1,12 +1,4 @@
-"""Several VMs from eager code: `ml.parallel`.
-
-Each member of a group runs the same code on its own VM, and meets the other members in the
-collectives. `data_parallel` has them share the batches of a training:
-
-    with ml.parallel.Group(2) as group:
-        step = ml.parallel.data_parallel(make_step, group)
-        loss = step(images, labels)
-"""
+"""One training by the members of a group: averaged gradients, and steps that share a batch."""
 
 from __future__ import annotations
 
@@ -21,52 +13,15 @@ from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import Array
 from mlvm.eager.autodiff.grad import collecting
+from mlvm.eager.optim.gradients import Parts, parted
 from mlvm.eager.parallel import shards
-from mlvm.eager.parallel.collectives import (
-    all_gather,
-    all_reduce,
-    all_reduce_start,
-    all_reduce_wait,
-    barrier,
-    broadcast,
-    rank,
-    recv,
-    reduce_scatter,
-    send,
-    size,
-)
-from mlvm.eager.parallel.shards import Parts, Shard
+from mlvm.eager.parallel.collectives import all_reduce_start, all_reduce_wait, size
+from mlvm.eager.parallel.shards import Shard
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node, Tree
 from mlvm.machines.local import LocalVM
-from mlvm.parallel.group import AnyGroup, Group
-from mlvm.parallel.mpi import MpiGroup
-from mlvm.parallel.named import group
-from mlvm.parallel.processes import ProcessGroup
-
-__all__ = [
-    "AnyGroup",
-    "Group",
-    "MpiGroup",
-    "Parts",
-    "ProcessGroup",
-    "Shard",
-    "all_gather",
-    "all_reduce",
-    "all_reduce_start",
-    "all_reduce_wait",
-    "barrier",
-    "broadcast",
-    "data_parallel",
-    "group",
-    "rank",
-    "recv",
-    "reduce_scatter",
-    "send",
-    "size",
-    "value_and_grad",
-]
+from mlvm.parallel.group import AnyGroup
 
 R = TypeVar("R")
 
@@ -132,7 +87,7 @@ class _Buckets:
         numbers = {id(x): i for i, x in enumerate(variables)}
         for argument in reversed(arguments):
             scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
-            whole = [numbers[id(x)] for x in shards.parted(argument)[0]][::-1]
+            whole = [numbers[id(x)] for x in parted(argument)[0]][::-1]
             for bucket in shards.buckets([variables[i].type for i in whole]):
                 self._buckets.append((scatters, [whole[i] for i in bucket]))
         self._start(value)

@@ -1,6 +1,6 @@
 """What code may read: the globals and attributes that it names.
 
-Code that finds fields without naming them, as `vars(x)` does, reads `ALL` of them. Code that may
+Code that finds fields without naming them, as `vars(x)` does, names `ALL` of them. Code that may
 reach any variable at all, as `eval` does, is called `unbounded`.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import dis
 import re
 import types
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 ALL: Final = "*"
@@ -19,18 +20,16 @@ CONSTRUCTORS: Final = frozenset({"__new__", "__init__", "__post_init__"})
 COMPARISONS: Final = frozenset({"__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
 TEXTS: Final = frozenset({"__repr__", "__str__", "__format__"})
 
-_READ_BY_BUILTIN: Final[dict[str, Iterable[str]]] = {
-    "vars": {ALL},
-    "dir": {ALL},
-    **dict.fromkeys(("repr", "str", "format", "ascii"), TEXTS),
-    "type": {"__class__"},
-    "hash": {"__hash__"},
-    "__getattribute__": {ALL},
-    **dict.fromkeys(("__repr__", "__str__", "__format__"), TEXTS),
+_GETTERS: Final = frozenset({"getattr", "hasattr"})
+_OF_BUILTIN: Final[dict[str, frozenset[str]]] = {
+    **dict.fromkeys(("vars", "dir", "__getattribute__"), frozenset({ALL})),
+    **dict.fromkeys(("repr", "str", "format", "ascii", *TEXTS), TEXTS),
+    "type": frozenset({"__class__"}),
+    "hash": frozenset({"__hash__"}),
 }
 """The fields that calls of these builtin functions read."""
 
-_READ_ALL: Final = frozenset(
+_ALL_FIELDS: Final = frozenset(
     {"__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"}
     | {"__copy__", "__deepcopy__", "__replace__"}
 )
@@ -50,85 +49,89 @@ __reduce__ __reduce_ex__ __getstate__ __setstate__ __copy__ __deepcopy__ __repla
 
 _NEVER_IMPLICIT: Final = frozenset(_NEVER_IMPLICIT_NAMES.split())
 
-_GETTERS: Final = frozenset({"getattr", "hasattr"})
 _CONSTANT_GETTER: Final = re.compile("Gva*s[sv]?c")
-"""The instructions of `getattr(x.y, "name", default)`, as `_shape` writes them."""
+"""The instructions of `getattr(x.y, "name", default)`, as `_letter` writes them."""
+
+_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
+_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 
 
-class Reads(NamedTuple):
+class Named(NamedTuple):
     """What code may read.
 
-    `globals` are in order. `names` are those of attributes, and all strings that may be one.
+    `globals` are in order. `fields` are names of attributes, and all strings that may be one.
     `imports` are modules as (level, name). `unbounded` are the names that make the code so.
     """
 
     globals: tuple[str, ...]
-    names: frozenset[str]
+    fields: frozenset[str]
     imports: tuple[tuple[int, str], ...]
     unbounded: tuple[str, ...]
 
 
-_known: dict[int, tuple[types.CodeType, Reads]] = {}
+_known: weakref.WeakKeyDictionary[types.CodeType, Named] = weakref.WeakKeyDictionary()
 
 
-def reads_of(code: types.CodeType) -> Reads:
+def named_by(code: types.CodeType) -> Named:
     """What the code may read, and the code inside of it."""
-    known = _known.get(id(code))
+    known = _known.get(code)
     if known is None:
-        if len(_known) >= 4096:
-            _known.clear()
-        known = _known[id(code)] = code, _reads(code)
-    return known[1]
+        known = _known[code] = _named_by(code)
+    return known
 
 
-def reads_of_builtin(name: str) -> Reads:
+def named_by_builtin(name: str) -> Named:
     """What a builtin function of that name may read, of whatever it is given."""
-    names = frozenset({ALL}) if name in _GETTERS else frozenset(_READ_BY_BUILTIN.get(name, ()))
-    return Reads((), names, (), (name,) if name in _UNBOUNDED else ())
+    fields = frozenset({ALL}) if name in _GETTERS else _OF_BUILTIN.get(name, frozenset())
+    return Named((), fields, (), (name,) if name in _UNBOUNDED else ())
 
 
-def is_special(name: str) -> bool:
-    """Whether Python may read this field of a class by itself."""
-    return name[:2] == "__" and name[-2:] == "__" and name not in _NEVER_IMPLICIT
+def is_implicit(name: str, field: object, of_class: Mapping[str, Any], *, made: bool) -> bool:
+    """Whether Python may read a class's field of that name by itself. It does not make text by
+    itself. Constructors it calls where an object may be `made`. So for it are the comparisons that
+    `dataclass` wrote, which compare objects of just this class."""
+    generated = name in COMPARISONS and "__dataclass_params__" in of_class
+    code = field.__code__ if generated and isinstance(field, types.FunctionType) else None
+    if name in CONSTRUCTORS or (code is not None and code.co_filename == "<string>"):
+        return made
+    special = name[:2] == "__" and name[-2:] == "__"
+    return special and name not in _NEVER_IMPLICIT and name not in TEXTS
 
 
-def _reads(code: types.CodeType) -> Reads:
+def _named_by(code: types.CodeType) -> Named:
     globals: dict[str, None] = {}
-    names = set(_strings(code.co_consts))
-    imports: list[tuple[int, str]] = []
+    fields = set(_strings(code.co_consts))
+    imports: dict[tuple[int, str], None] = {}
     instructions = list(dis.get_instructions(code))
     for i, each in enumerate(instructions):
         if each.opname == "IMPORT_NAME":
-            imports.append((instructions[i - 2].argval, each.argval))
+            imports[instructions[i - 2].argval, each.argval] = None
         elif each.opname in _OF_GLOBALS:
             if each.argval.isidentifier():  # some names in code that pytest rewrites are not
                 globals[each.argval] = None
         elif each.opname == "MATCH_CLASS":
-            names.add(ALL)
+            fields.add(ALL)
         elif each.opname.startswith("FORMAT_") or each.argrepr == "%":
             if not _is_raised(instructions[i + 1 :]):
-                names |= TEXTS
+                fields |= TEXTS
         elif each.opcode in dis.hasname and not each.opname.startswith(("STORE_", "DELETE_")):
-            names.add(each.argval)
-    unbounded = sorted((_UNBOUNDED & globals.keys()) | (_UNBOUNDED_ATTRIBUTES & names))
-    if names & _READ_ALL:
-        names.add(ALL)
-    if names & _FORMATTERS:
-        names |= TEXTS
-    shape = "".join(map(_shape, instructions))
-    if shape.count("G") > len(_CONSTANT_GETTER.findall(shape)):
-        names.add(ALL)
-    for name in globals:
-        names.update(_READ_BY_BUILTIN.get(name, ()))
-    reads = Reads(tuple(globals), frozenset(names), tuple(imports), tuple(unbounded))
+            fields.add(each.argval)
+    found = (_UNBOUNDED & globals.keys()) | (_UNBOUNDED_ATTRIBUTES & fields)
+    unbounded = dict.fromkeys(sorted(found))
+    if fields & _FORMATTERS:
+        fields |= TEXTS
+    letters = "".join(map(_letter, instructions))
+    if fields & _ALL_FIELDS or letters.count("G") > len(_CONSTANT_GETTER.findall(letters)):
+        fields.add(ALL)
+    fields.update(*(_OF_BUILTIN.get(name, ()) for name in globals))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            reads = Reads(*[_union(*pair) for pair in zip(reads, reads_of(inner), strict=True)])
-    return reads
-
-
-_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
-_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+            of_inner = named_by(inner)
+            globals.update(dict.fromkeys(of_inner.globals))
+            fields |= of_inner.fields
+            imports.update(dict.fromkeys(of_inner.imports))
+            unbounded.update(dict.fromkeys(of_inner.unbounded))
+    return Named(tuple(globals), frozenset(fields), tuple(imports), tuple(unbounded))
 
 
 def _is_raised(after: Iterable[dis.Instruction]) -> bool:
@@ -141,10 +144,6 @@ def _is_raised(after: Iterable[dis.Instruction]) -> bool:
     return False
 
 
-def _union(ours: Any, theirs: Any) -> Any:
-    return ours | theirs if isinstance(ours, frozenset) else tuple(dict.fromkeys((*ours, *theirs)))
-
-
 def _strings(constants: Iterable[object]) -> Iterator[str]:
     """The names that strings in the code may be, or may contain, as the format `{0.name}` does."""
     for each in constants:
@@ -154,7 +153,7 @@ def _strings(constants: Iterable[object]) -> Iterator[str]:
             yield from _strings(each)
 
 
-def _shape(instruction: dis.Instruction) -> str:
+def _letter(instruction: dis.Instruction) -> str:
     """One letter: G the function `getattr`, v a value, a of an attribute, s a string, c a call."""
     name = instruction.opname
     if name in _OF_GLOBALS and instruction.argval in _GETTERS:

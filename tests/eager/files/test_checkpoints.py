@@ -18,6 +18,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 import mlvm.eager as ml
 from mlvm.machines.wire import WireVM
+from tests.alarms import interrupt_after
 from tests.mutations import assert_well_refused
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8", "c8"]
@@ -375,6 +376,19 @@ def test_impossible_headers(tmp_path: Path, header: object, reason: str) -> None
     file.write_bytes(written(header, bytes(range(8))))
     with pytest.raises(ml.errors.WeightsError, match=f"{file}: .*{reason}"):
         ml.load(file)
+
+
+@pytest.mark.usefixtures("alarms_interrupt")
+def test_a_name_that_stands_twice_is_found_in_a_long_header(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    names = [*range(100_000), 99_999]
+    file.write_bytes(written("{" + ", ".join(f'"{name}": 0' for name in names) + "}", b""))
+
+    def load() -> None:
+        with pytest.raises(ml.errors.WeightsError, match="its header has 99999 twice"):
+            ml.load(file)
+
+    assert not interrupt_after(10, load)
 
 
 def test_a_tensor_of_an_unknown_dtype_can_be_left_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -28,25 +29,14 @@ METADATA: Final = "__metadata__"
 _MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
 _ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
 
-_WRITTEN: Final = {
-    "BOOL": "bool",
-    "U8": "u8",
-    "I8": "i8",
-    "I16": "i16",
-    "U16": "u16",
-    "F16": "f16",
-    "BF16": "bf16",
-    "I32": "i32",
-    "U32": "u32",
-    "F32": "f32",
-    "C64": "c64",
-    "F64": "f64",
-    "I64": "i64",
-    "U64": "u64",
-}
-"""Our names of the format's dtypes, in its order."""
-_ORDER: Final = [*_WRITTEN]
-_NAMES: Final = {DType.named(name): written for written, name in _WRITTEN.items()}
+_ORDER: Final = [
+    *("BOOL", "U8", "I8", "I16", "U16", "F16", "BF16"),
+    *("I32", "U32", "F32", "C64", "F64", "I64", "U64"),
+]
+"""The format's dtypes in its order."""
+_WORDS: Final = "bool u8 i8 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"  # in the format's order
+_DTYPES: Final = {name.upper(): DType.named(name) for name in _WORDS.split()}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Entry(NamedTuple):
@@ -108,10 +98,10 @@ class WeightsFile:
 
     def _dtype(self, name: str) -> DType:
         dtype = self.entries[name].dtype
-        if dtype not in _WRITTEN:
-            known = ", ".join(_WRITTEN)
+        if dtype not in _DTYPES:
+            known = ", ".join(_DTYPES)
             raise WeightsError(f"{name} is {dtype}, which no tensor can be; there are {known}")
-        return DType.named(_WRITTEN[dtype])
+        return _DTYPES[dtype]
 
 
 def write(
@@ -177,7 +167,7 @@ def _place(name: str, type: TensorType) -> int:
         raise WeightsError(
             f"{name}: the format has no {type.dtype}; there are {', '.join(map(str, _NAMES))}"
         )
-    return _ORDER.index(_NAMES[type.dtype])
+    return [*_DTYPES].index(_NAMES[type.dtype])
 
 
 def escaped(text: str) -> str:
@@ -255,8 +245,7 @@ def _parsed(head: bytes) -> dict[str, Any]:
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise WeightsError(f"its header has {twice} twice")
     return found
 
@@ -271,7 +260,7 @@ def _entry(name: str, entry: Any) -> Entry:
         raise WeightsError(f"{name} has no dtype, shape and place")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise WeightsError(f"{name} has a shape or place that are no numbers")
-    known = DType.named(_WRITTEN[dtype]) if dtype in _WRITTEN else None
+    known = _DTYPES.get(dtype)
     try:  # as what it would be read: the widest has the fewest elements
         size = TensorType(f32 if known and known.is_half else known or "u8", shape).size
     except ShapeError as error:

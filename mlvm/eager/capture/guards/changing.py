@@ -1,0 +1,120 @@
+"""What changed from recording to recording, in words.
+
+`read.Checklist` tells fast that a read leads elsewhere. This tells which, and takes its time.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+from mlvm.core.errors import brief, line_of, user_place
+from mlvm.eager.capture.guards.layout import PLAIN
+from mlvm.eager.capture.guards.look import Look
+from mlvm.eager.capture.guards.rebinding import contents
+from mlvm.eager.tensor.tensor import Tensor
+
+MANY: Final = 8
+"""The program at which the warning is issued."""
+
+_MOST_NAMED: Final = 3
+Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
+"""Under a key that says where: in words where, and what is there."""
+
+
+class RecompilationWarning(UserWarning):
+    """A captured function has recorded many programs, as something that a program is for changes
+    from call to call. The text says what.
+
+        >>> import warnings
+        >>> step = ml.capture(lambda x: x + x)
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     for n in range(1, 9): _ = step(ml.ones(n))
+        >>> caught[0].category.__name__
+        'RecompilationWarning'
+    """
+
+
+class Changing:
+    """What each recording of a function was for, until there are so many that a warning says what
+    differs between them; it is issued once."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        code = fn.__code__ if type(fn) is types.FunctionType else None
+        self._names = code.co_varnames[: code.co_argcount] if code is not None else ()
+        self._recordings: list[dict[Any, tuple[str, str]]] = []
+        self._warned = False
+
+    def note(self, look: Look, args: Any, kwargs: Any) -> None:
+        """Note what a recording is for, before it changes anything."""
+        if not self._warned:
+            names = [*self._names, *range(len(self._names), len(args))]
+            self._recordings.append(dict(words_of(look)))
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                self._recordings[-1].update(_of_tree(f"argument {name!r}", value))
+
+    def warn(self, name: str) -> None:
+        """Issue `RecompilationWarning` if the function of that name has now been recorded often. It
+        is about the line of Python outside of mlvm that led here."""
+        if self._warned or len(self._recordings) < MANY:
+            return
+        recordings, self._recordings, self._warned = self._recordings, [], True
+        found = []
+        for key in dict.fromkeys(key for each in recordings for key in each):
+            wheres, whats = zip(*[each[key] for each in recordings if key in each], strict=True)
+            found.append((wheres[0], list(dict.fromkeys(whats))))
+        found = sorted([each for each in found if len(each[1]) > 1], key=lambda x: -len(x[1]))
+        text = "; ".join(f"{where} was {', '.join(what)}" for where, what in found[:_MOST_NAMED])
+        if len(found) > _MOST_NAMED:
+            text += f"; and {len(found) - _MOST_NAMED} more changed"
+        place = user_place()
+        file, _, line = line_of(place).rpartition(":") if place is not None else (__file__, "", "1")
+        message = (
+            f"{name} has recorded its {MANY}th program, which takes time and memory: "
+            f"{text or 'what is the same tensor, or a view of one, changed'}. "
+            f"Give what changes as a tensor, or keep it the same."
+        )
+        warnings.warn_explicit(message, RecompilationWarning, file, int(line))
+
+
+def words_of(look: Look) -> Words:
+    """What each name that was read leads to now."""
+    for kind, owner, name, value in look.reads:
+        place, text = look.places.get(id(owner), ({}, ""))
+        if kind in ("item", "number") and name in place:
+            yield (id(place), name), (text.format(name), _what(place[name]))
+        elif kind in ("values", "items", "attribute") and text:
+            for each, now in contents(place).items():
+                yield (id(place), each), (text.format(each), _what(now))
+        elif kind == "equal":
+            yield id(owner), (f"the content of {_what(owner)}", f"{hash(repr(value)):#x}")
+        elif kind in ("attribute", "entry", "class", "slot"):
+            name = getattr(name, "__name__", name) or kind
+            yield (id(owner), name), (f"{name!r} of {_what(owner)}", _what(value))
+
+
+def _of_tree(where: str, tree: Any) -> Words:
+    if isinstance(tree, (list, tuple)):
+        yield where, (f"the length of {where}", str(len(tree)))
+        for i, each in enumerate(tree):
+            yield from _of_tree(f"{where}[{i}]", each)
+    elif isinstance(tree, dict):
+        yield where, (f"the keys of {where}", brief(", ".join(map(repr, tree))))
+        for name, each in tree.items():
+            yield from _of_tree(f"{where}[{name!r}]", each)
+    else:
+        yield where, (where, _what(tree))
+
+
+def _what(value: Any) -> str:
+    kind = type(value)  # isinstance might call what is looked into
+    if kind is Tensor:
+        return str(value.type)
+    if kind in PLAIN:
+        return brief(value)
+    if kind in (list, tuple, dict, set):
+        return f"a {kind.__name__} of {len(value)}"
+    named = kind is types.FunctionType or issubclass(kind, type)
+    return f"{value.__qualname__ if named else f'a {kind.__qualname__}'} at {id(value):#x}"

@@ -1,0 +1,237 @@
+"""What is done to gradients before an update: their norm, clipping, and the scaling of losses.
+
+Of a tree that members of a group have pieces of, a norm is that of the whole: see `Parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any, Final
+
+from mlvm.core.errors import AttributeRefused, DTypeError, brief
+from mlvm.core.types import f32
+from mlvm.eager.control.branches import cond
+from mlvm.eager.functions import creation, elements
+from mlvm.eager.functions.halves import rounded, widened
+from mlvm.eager.optim.optimizer import Optimizer
+from mlvm.eager.optim.ranges import number_in
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
+
+_COPY: Final = one_op("copy")
+_MOST_SCALE: Final = 2.0**126
+_MOST_INTERVAL: Final = 2**24  # up to which f32 counts
+
+
+class Parts(dict[str, Any]):
+    """A tree of pieces: of each tensor the piece that is this member's, f[ceil(size / n)].
+
+    >>> loss_and_grads = ml.parallel.value_and_grad(lambda params: ml.sum(params["w"] ** 2))
+    >>> def make_step(vm):
+    ...     params = {"w": ml.ones(3)}
+    ...     optimizer = ml.optim.SGD(params, 0.5)
+    ...     def step(x):
+    ...         grads = loss_and_grads(params)[1]
+    ...         optimizer.update(grads)
+    ...         return type(grads).__name__, grads["w"].type, params["w"].tolist()
+    ...     return step
+    >>> with ml.parallel.Group(2) as group:
+    ...     ml.parallel.data_parallel(make_step, group, shard="optimizer")(ml.ones(2))
+    ('Parts', f32[2], [0.0, 0.0, 0.0])
+    """
+
+    @staticmethod
+    def all_reduce(tree: Tree, op: Any = "sum") -> None:
+        """Combine pieces over all members: `ml.parallel` puts its own function here."""
+        raise NotImplementedError
+
+
+def parted(tree: Tree) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of a tree that members have whole, and those that they have a piece of, each
+    once."""
+    holders = [each for each in containers(tree) if isinstance(each, Parts) or is_in_parts(each)]
+    pieces = {id(x) for each in holders for x in named_tensors(each).values()}
+    tensors = named_tensors(tree).values()
+    return [x for x in tensors if id(x) not in pieces], [x for x in tensors if id(x) in pieces]
+
+
+def is_in_parts(tree: Tree) -> bool:
+    """Whether it is a Module whose parameters are pieces."""
+    return isinstance(tree, Node) and tree._as_dict is Parts
+
+
+def global_norm(tree: Tree) -> Tensor:
+    """The square root of the sum of all squares in a tree of float tensors: f[]; of halves in f32.
+
+    A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of what
+    members have in parts (`ml.parallel.Parts`) it is the norm of the whole: they all call this.
+
+    Raises `DTypeError` for a leaf that is no tensor.
+
+        >>> ml.optim.global_norm({"w": ml.asarray([3.0, 4.0])})
+        Tensor(5., f32[])
+    """
+    whole, pieces = parted(tree)
+    parts = [op.sum(op.square(widened(x))) for x in whole]
+    if pieces:
+        of_pieces = reduce(op.add, [op.sum(op.square(widened(x))) for x in pieces])
+        Parts.all_reduce(of_pieces)
+        parts.append(of_pieces)
+    return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
+
+
+def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
+    """The same tree, times max_norm / global_norm(grads) if that is below 1 (Pascanu et al., arXiv
+    1211.5063).
+
+    The gradients: float tensors of any shapes, and so is the result. Raises `AttributeRefused`
+    unless max_norm > 0.
+
+        >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
+        Tensor([0.6, 0.8], f32[2])
+    """
+    if not number_in("clip_by_global_norm", "max_norm", max_norm, 0):
+        raise AttributeRefused("clip_by_global_norm: max_norm must be positive, given 0")
+    norm = global_norm(grads)
+    factor = max_norm / op.maximum(norm, max_norm)
+
+    def clipped(g: Tensor) -> Tensor:
+        wide = widened(g)
+        return rounded(wide * elements.astype(factor, wide.dtype), g.dtype)
+
+    return substitute(clipped, grads)
+
+
+# --- loss scaling --------------------------------------------------------------------
+
+
+class LossScale:
+    """A factor for the loss, so that gradients in f16 neither vanish nor overflow: the least f16 is
+    6e-8, and the largest 65504. It halves where a gradient is not finite, and that update is
+    skipped; after `growth_interval` updates it doubles (Micikevicius et al., "Mixed Precision
+    Training", arXiv 1710.03740; names and defaults are those of PyTorch's `GradScaler`). bf16 has
+    the range of f32, and needs none of this.
+
+        scale = ml.optim.LossScale()
+        loss, grads = ml.value_and_grad(lambda model: scale.scale(loss_of(model)))(model)
+        scale.update(optimizer, scale.unscale(grads))
+
+    `value` and `good_steps`, f32[], are the factor and the updates since it last changed. They are
+    tensors in the current arena, so all of it can be captured. The factor is a power of two, as
+    long as what it begins with and changes by are, and so it rounds nothing; it stays within 1 and
+    2**126.
+
+    Raises `AttributeRefused` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
+    growth_interval is an int from 1 to 2**24.
+
+        >>> scale, w = ml.optim.LossScale(8.0), ml.asarray([3.0])
+        >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
+        >>> scale.update(optimizer, scale.unscale({"w": ml.asarray([16.0])})), w, scale.value
+        (Tensor(True, bool[]), Tensor([2.], f32[1]), Tensor(8., f32[]))
+        >>> scale.update(optimizer, {"w": ml.asarray([ml.inf])}), w, scale.value
+        (Tensor(False, bool[]), Tensor([2.], f32[1]), Tensor(4., f32[]))
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        *,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> None:
+        self.growth_factor = number_in("LossScale", "growth_factor", growth_factor, 1)
+        self.backoff_factor = number_in("LossScale", "backoff_factor", backoff_factor, 0, 1)
+        if type(growth_interval) is not int or not 1 <= growth_interval <= _MOST_INTERVAL:
+            raise AttributeRefused(
+                f"LossScale: growth_interval must be an int from 1 to {_MOST_INTERVAL}, "
+                f"given {growth_interval!r}"
+            )
+        self.growth_interval = growth_interval
+        if self.growth_factor == 1 or not self.backoff_factor:
+            raise AttributeRefused(
+                f"LossScale: growth_factor must be above 1, and backoff_factor above 0, "
+                f"given {growth_factor} and {backoff_factor}"
+            )
+        first = number_in("LossScale", "init_scale", init_scale, 1, _MOST_SCALE)
+        self.value = creation.full((), first, dtype=f32)
+        self.good_steps = creation.zeros((), dtype=f32)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the factor; f32 of a loss that is a half, as f16 would overflow. Raises
+        `DTypeError` for other than a tensor of floats."""
+        if not isinstance(loss, Tensor) or not loss.dtype.is_float:
+            given = loss.type if isinstance(loss, Tensor) else brief(loss)
+            raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {given}")
+        loss = widened(loss)
+        return loss * elements.astype(self.value, loss.dtype)
+
+    def unscale(self, grads: Tree) -> Tree:
+        """The same tree, each gradient divided by the factor; in f32 those that are halves, as they
+        would vanish. Raises `DTypeError` for a leaf that is no tensor."""
+        for leaf in leaves(grads):
+            if not isinstance(leaf, Tensor):
+                raise DTypeError(f"LossScale.unscale: gradients are tensors, not {brief(leaf)}")
+
+        def divided(g: Tensor) -> Tensor:
+            g = widened(g)
+            return g / elements.astype(self.value, g.dtype)
+
+        return substitute(divided, grads)
+
+    def update(self, optimizer: Optimizer, grads: Tree) -> Tensor:
+        """Update the parameters from these gradients, which are not scaled any more, if all are
+        finite; adapt the factor; and return whether they were: bool[]. Otherwise parameters and the
+        optimizer's state stay as they are, `count` too. Raises what `Optimizer.update` does."""
+        finite = all_finite(grads)
+
+        def improve() -> None:
+            optimizer.update(grads)
+
+        cond(finite, improve, lambda: None)
+        good = op.where(finite, self.good_steps + 1.0, 0.0)
+        grows = good >= self.growth_interval
+        larger = op.where(grows, self.value * self.growth_factor, self.value)
+        value = op.where(finite, larger, self.value * self.backoff_factor)
+        _copy_into(self.value, op.clip(value, 1.0, _MOST_SCALE))
+        _copy_into(self.good_steps, op.where(grows, 0.0, good))
+        return finite
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of state by name: `value` and `good_steps`."""
+        return {"value": self.value, "good_steps": self.good_steps}
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over the state, in place, by the names of `state`. Raises as
+        `Optimizer.load_state` does."""
+        load(self.state(), arrays, "state")
+
+    def __repr__(self) -> str:
+        return f"<LossScale: {self.value}>"
+
+
+def all_finite(tree: Tree) -> Tensor:
+    """Whether no element of a tree of float tensors is infinite or nan: bool[]. Of what members
+    have in parts (`ml.parallel.Parts`) it tells of the whole: they all call this.
+
+    Raises `DTypeError` for a leaf that is no tensor.
+
+        >>> ml.optim.all_finite({"w": ml.ones(2), "b": ml.asarray([ml.nan])})
+        Tensor(False, bool[])
+    """
+    whole, pieces = parted(tree)
+    parts = [op.all(op.isfinite(x)) for x in whole]
+    if pieces:
+        of_pieces = reduce(op.logical_and, [op.all(op.isfinite(x)) for x in pieces])
+        here = elements.astype(of_pieces, f32)
+        Parts.all_reduce(here, "min")
+        parts.append(here > 0.0)
+    return reduce(op.logical_and, parts) if parts else creation.full((), True)
+
+
+def _copy_into(out: Tensor, x: Tensor) -> None:
+    apply_into(out, _COPY, x)

@@ -1,0 +1,428 @@
+"""What all optimizers share: hyperparameters as fields, groups, state, and the way of an update.
+
+Hyperparameters are fields of a class: the constructor, its signature, the ranges and what a group
+may have are all derived from them. `rules` has the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from inspect import Parameter, Signature, formatannotation, signature
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
+
+from typing_extensions import dataclass_transform
+
+from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
+from mlvm.core.types import DType, TensorType, f32
+from mlvm.eager.functions import creation, elements
+from mlvm.eager.optim.ranges import Positive, checked
+from mlvm.eager.optim.schedules import Schedule
+from mlvm.eager.tensor.constants import constant as scalar
+from mlvm.eager.tensor.context import current_arena, current_tape
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import require_arguments
+from mlvm.eager.tree import Tree, load, named_leaves, named_tensors, require_live, require_types
+
+Groups: TypeAlias = Sequence[tuple[str | Callable[[str, Tensor], bool], Mapping[str, Any]]]
+"""Pairs of which parameters are meant, and the hyperparameters that these have of their own. The
+first is a pattern of paths, in which `*` matches "/" too, or a function of path and parameter."""
+
+Tensors: TypeAlias = Sequence[Tensor]
+
+_SCALAR = TensorType(f32)
+
+
+class Group(SimpleNamespace):
+    """Parameters of these `paths`, and as fields the hyperparameters that they have of their own.
+    Another may be assigned later.
+
+        >>> params, slowly = {"w": ml.ones(2), "b": ml.ones(1)}, {"learning_rate": 0.25}
+        >>> first, rest = ml.optim.SGD(params, 0.5, groups=[("b", slowly)]).groups
+        >>> first.paths, first.learning_rate, rest.paths
+        (('b',), 0.25, ('w',))
+    """
+
+    paths: tuple[str, ...]
+    _known: tuple[str, ...]
+
+    if not TYPE_CHECKING:  # else a type checker would allow any name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in self._known:
+                raise _unknown("a group", name, self._known)
+            super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        options = {name: x for name, x in vars(self).items() if name in self._known}
+        return f"<group of {len(self.paths)} tensors: {_listed(options)}>"
+
+
+class Whole:
+    """What an optimizer has of its parameters, their state and their gradients: all of it.
+
+    `ml.parallel` ends with a line that has it otherwise: members of a group keep pieces.
+    """
+
+    def state_type(self, type: TensorType) -> TensorType:
+        """The type of what is kept for a parameter of this type."""
+        return type
+
+    def given_types(self, grads: Tree, types: Mapping[str, TensorType]) -> Mapping[str, TensorType]:
+        """The types that gradients have, by path, for parameters of these types."""
+        return types
+
+    def pieces(self, tree: Tree, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What an update here works with of the tensors of a tree, by path."""
+        return tensors
+
+    def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
+        """Make the tensors whole again after their pieces were updated."""
+
+    def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors of state."""
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
+        """Write whole arrays over the state."""
+        load(state, arrays, "state")
+
+
+def _argument(**how: Any) -> Any:
+    """What a type checker reads of an argument of constructors."""
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
+class _OfFields:
+    """A class whose fields are hyperparameters: their annotations say what each may be, as
+    `ranges.checked` takes it, and each is a keyword of the constructor."""
+
+    count: Tensor
+    groups: tuple[Group, ...]
+
+    _kinds: ClassVar[Mapping[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        kinds = get_type_hints(cls, include_extras=True)
+        cls._kinds = {name: kinds[name] for name in kinds if hasattr(cls, name) and name[0] != "_"}
+        if cls._kinds:
+            cls.__init__ = _constructor(cls, cls._kinds)
+
+
+def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
+    def constructor(
+        self: Any,
+        params: Tree,
+        learning_rate: float | Schedule,
+        *,
+        groups: Groups = (),
+        **given: Any,
+    ) -> None:
+        for name in given:
+            if name not in defaults:
+                text = f"got an unexpected keyword argument {name!r}"
+                raise TypeError(f"{constructor.__qualname__}() {text}")
+        self._begin(params, groups, {"learning_rate": learning_rate, **defaults, **given})
+
+    defaults = {name: getattr(cls, name) for name in fields}
+    plain = get_type_hints(cls)
+    of_fields = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=x, annotation=formatannotation(plain[name]))
+        for name, x in defaults.items()
+    ]
+    *first, groups, _ = signature(constructor).parameters.values()
+    constructor.__qualname__ = f"{cls.__qualname__}.__init__"
+    constructor.__signature__ = Signature([*first, *of_fields, groups])
+    return constructor
+
+
+class Optimizer(_OfFields):
+    """Updates a tree of parameters in place; base of the optimizers.
+
+    `params` is a Module or another tree of f32 or f64 tensors. `count`, f32[], is the number of
+    updates done. All state is allocated at construction, in the arena of the parameter that it
+    belongs to. An update leaves nothing behind in the current arena.
+
+    `groups` are those that were given, and a last one with all other parameters, if there are any.
+    Hyperparameters may be assigned, to the optimizer or to a group; from the second time on, a
+    captured function needs no other program. To assign an unknown one raises `AttributeRefused`.
+
+    Made by a step of `ml.parallel.data_parallel(..., shard=...)`, each member's optimizer keeps the
+    state of its part of the parameters, and with "all" leaves it no more of these.
+
+    `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
+    have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
+    paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
+
+    Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
+    without parameters, `DTypeError` for parameters that are not f32 or f64 or none at all,
+    `HandleError` for parameters on several VMs.
+
+        >>> w = ml.ones(2)
+        >>> params, slowly = {"w": w, "b": ml.ones(1)}, {"learning_rate": 0.25}
+        >>> optimizer = ml.optim.SGD(params, 0.5, groups=[("b", slowly)])
+        >>> optimizer.update({"w": ml.ones(2), "b": ml.ones(1)})
+        >>> w, params["b"], int(optimizer.count)
+        (Tensor([0.5, 0.5], f32[2]), Tensor([0.75], f32[1]), 1)
+    """
+
+    if TYPE_CHECKING:
+        _tree: Tree = _argument(alias="params", kw_only=False)
+        learning_rate: float | Schedule = _argument(kw_only=False)
+        _groups: Groups = _argument(alias="groups", default=())
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        require_arguments(cls, args, given)
+        return super().__new__(cls)
+
+    def _begin(self, params: Tree, groups: Groups, options: dict[str, Any]) -> None:
+        """`options` are the hyperparameters of all that is in no group with others."""
+        try:
+            vars(self).update(self._checked_options(options, options))
+        except AttributeRefused as error:
+            error.__traceback__ = None  # it ends at the caller's line, nearly
+            raise
+        self._options = tuple(options)
+        self._tree = params
+        self._read_tree()
+        for path, x in self._params.items():
+            if not x.dtype.is_float:
+                raise DTypeError(f"{self._name}: parameter {path!r} must be a float, not {x.type}")
+            if x.dtype.is_half:
+                raise DTypeError(
+                    f"{self._name}: parameter {path!r} is {x.type}, where small updates get lost; "
+                    f"keep it in f32, and compute with model.astype({x.dtype.name!r})"
+                )
+        if not self._params:
+            raise DTypeError(f"{self._name}: there are no parameters to update")
+        arenas = [x.arena for x in self._params.values()]
+        if len({id(arena.vm) for arena in arenas}) > 1:
+            names = ", ".join(sorted({arena.vm.name for arena in arenas}))
+            raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
+        self.groups = self._grouped(groups, options)
+        with arenas[0].hosting():
+            self._held = self._hold(params)
+            self._read_tree()
+            self.count = creation.zeros((), dtype=f32)
+        self._state: dict[str, dict[str, Tensor]] = {}
+        for group in self.groups:
+            for name in self._state_of(self._hyper(group)):
+                state = {path: self._zeros_beside(self._params[path]) for path in group.paths}
+                self._state.setdefault(name, {}).update(state)
+
+    @staticmethod
+    def _hold(params: Tree) -> Whole:
+        """What this one has of the parameters. `ml.parallel` puts another function here."""
+        return Whole()
+
+    def _read_tree(self) -> None:
+        self._leaves = dict(named_leaves(self._tree))
+        self._params = named_tensors(self._tree)
+        self._types = {path: x.type for path, x in self._leaves.items()}
+
+    def _zeros_beside(self, x: Tensor) -> Tensor:
+        with x.arena.hosting():
+            type = self._held.state_type(x.type)
+            return creation.zeros(type.shape, dtype=type.dtype)
+
+    def _grouped(self, given: Groups, known: Mapping[str, Any]) -> tuple[Group, ...]:
+        """The given groups, and one with all parameters that are in none of them."""
+        rest, groups = dict(self._params), []
+        for which, options in given:
+            unknown = [name for name in options if name not in known]
+            if unknown:
+                raise _unknown(f"{self._name}: the group {which!r}", unknown[0], known)
+            paths = tuple([path for path, x in rest.items() if _is_in(which, path, x)])
+            if not paths:
+                raise AttributeRefused(
+                    f"{self._name}: no parameter is in the group {which!r}; "
+                    f"left to be in one are: {', '.join(rest) or 'none'}"
+                )
+            for path in paths:
+                del rest[path]
+            own = self._checked_options({**known, **options}, options)
+            groups.append(Group(paths=paths, _known=tuple(known), **own))
+        if rest:
+            groups.append(Group(paths=tuple(rest), _known=tuple(known)))
+        return tuple(groups)
+
+    def _checked_options(self, options: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
+        """The `wanted` ones of the hyperparameters, if these may all be together."""
+        kinds = {"learning_rate": Positive, **self._kinds}
+        given = {
+            name: value
+            if callable(value) and name == "learning_rate"
+            else checked(self._name, name, value, kinds[name])
+            for name, value in options.items()
+        }
+        self._require(SimpleNamespace(**given))
+        return {name: given[name] for name in wanted}
+
+    if not TYPE_CHECKING:  # else a type checker would allow any name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            made = hasattr(self, name) or "_state" not in vars(self)
+            if not made and not name.startswith("_"):
+                raise _unknown(self._name, name, self._options)
+            super().__setattr__(name, value)
+
+    def update(self, grads: Tree) -> None:
+        """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
+
+        Everything is checked before the first write. Raises `PathError` for gradients of another
+        structure, `DTypeError` for another dtype or when a parameter was replaced in the tree,
+        `ShapeError`, `StaleTensor`, `HandleError` when the current arena is on another VM,
+        `GradientError` inside a differentiated function,
+        `AttributeRefused` for a hyperparameter that takes state which was not made.
+        `ArenaOverflow` in the middle leaves the later parameters as they were.
+        """
+        gradients = self._checked(grads)
+        params = self._held.pieces(self._tree, self._params)
+        gradients = self._held.pieces(grads, gradients)
+        hypers = [self._hyper(group) for group in self.groups]
+        rates = [self._rate(hyper) for hyper in hypers]
+        scalars = {
+            (i, dtype): self._scalars(hypers[i], _in_dtype(rates[i], dtype))
+            for i, group in enumerate(self.groups)
+            for dtype in dict.fromkeys(self._params[path].dtype for path in group.paths)
+        }
+        self.count += 1
+        for i, group in enumerate(self.groups):
+            names = self._state_of(hypers[i])
+            for path in group.paths:
+                p, state = params[path], [self._state[name][path] for name in names]
+                self._step(hypers[i], p, gradients[path], state, scalars[i, p.dtype])
+        self._held.gather(self._params, params)
+
+    def _hyper(self, group: Group) -> Any:
+        """All hyperparameters of a group, as fields."""
+        options = {name: vars(self)[name] for name in self._options}
+        own = {name: x for name, x in vars(group).items() if name in options}
+        return SimpleNamespace(**{**options, **own})
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of state by path: `count`, `momentum/Dense_0/kernel`. What is in parts is
+        gathered: then all members call this."""
+        return self._held.state(self._own_state())
+
+    def _own_state(self) -> dict[str, Tensor]:
+        return dict(named_leaves({"count": self.count, **self._state}))
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over the state, in place, by the paths of `state`.
+
+        Nothing is written unless all fit: raises `PathError` for paths that are missing or
+        unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
+        """
+        self._held.load_state(self._own_state(), arrays)
+
+    def _rate(self, hyper: Any) -> float | Tensor:
+        """The learning rate of this update: the float, or what the schedule returns."""
+        given = hyper.learning_rate
+        if not callable(given):
+            return given  # type: ignore[no-any-return]
+        rate: object = given(self.count)
+        if not isinstance(rate, Tensor) or rate.type is not _SCALAR:
+            found = rate.type if isinstance(rate, Tensor) else type(rate).__name__
+            raise DTypeError(
+                f"{self._name}: a schedule must return a {_SCALAR}, not {found}; where the rate "
+                f"depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
+            )
+        return rate
+
+    # --- what a rule says ----------------------------------------------------------------
+
+    def _require(self, hyper: Any) -> None:
+        """Raise `AttributeRefused` for hyperparameters that may not be together."""
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        """The names of the state, zero at first, that a parameter has for these."""
+        raise NotImplementedError
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        """The scalars that this update needs for the parameters of rate's dtype with these
+        hyperparameters, in that dtype."""
+        raise NotImplementedError
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        """Update one parameter and its state in place."""
+        raise NotImplementedError
+
+    # --- checks --------------------------------------------------------------------------
+
+    def _checked(self, grads: Tree) -> dict[str, Tensor]:
+        """The gradients by path, after every check that may refuse the update."""
+        self._require_same_tensors()
+        for group in self.groups:
+            for name in self._state_of(self._hyper(group)):
+                if group.paths[0] not in self._state.get(name, ()):
+                    raise AttributeRefused(
+                        f"{self._name}: there is no {name!r} for {group.paths[0]!r}, as its "
+                        f"hyperparameters took none when the optimizer was made; make another one"
+                    )
+        gradients = dict(named_leaves(grads))
+        types = self._held.given_types(grads, self._types)
+        require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
+        require_live(gradients.values())
+        if current_tape.get() is not None:
+            raise GradientError(
+                f"{self._name}: an update in place has no gradient; "
+                f"call update outside of the differentiated function"
+            )
+        written = [self.count, *self._params.values()]
+        for tensors in self._state.values():
+            written += tensors.values()
+        require_live(written)
+        vm = self.count.arena.vm
+        for arena in (current_arena(), *[g.arena for g in gradients.values()]):
+            if not arena.vm.is_same(vm):
+                raise HandleError(
+                    f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
+                    f"are on {vm.name}; update inside `with` an arena of theirs"
+                )
+        return gradients
+
+    def _require_same_tensors(self) -> None:
+        """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
+        current = dict(named_leaves(self._tree))
+        for path in self._leaves | current:
+            if current.get(path) is not self._leaves.get(path):
+                raise DTypeError(
+                    f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
+                    f"was made; change it in place, as p *= 2 does, or make another optimizer"
+                )
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        public = {name: vars(self)[name] for name in self._options}
+        groups = f", {len(self.groups)} groups" if len(self.groups) > 1 else ""
+        return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
+
+
+def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:
+    return AttributeRefused(
+        f"{where} has no hyperparameter {name!r}; there are: {', '.join(known)}"
+    )
+
+
+def _is_in(which: object, path: str, x: Tensor) -> bool:
+    """Whether a group that is for `which` is for this parameter."""
+    if callable(which):
+        return bool(which(path, x))
+    if not isinstance(which, str):
+        raise AttributeRefused(
+            f"a group is for a pattern of paths, or a function of path and parameter, not {which!r}"
+        )
+    return fnmatchcase(path, which)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={getattr(x, '__name__', x)}" for k, x in options.items())
+
+
+def _in_dtype(value: float | Tensor, dtype: DType) -> Tensor:
+    return elements.astype(value, dtype) if isinstance(value, Tensor) else scalar(value, dtype)

@@ -1,0 +1,42 @@
+"""The ranges that hyperparameters lie in: as annotations of an optimizer's fields, and checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final, TypeAlias, get_args
+
+from mlvm.core.errors import AttributeRefused, brief
+
+Fraction: TypeAlias = Annotated[float, (0, 1)]
+"""A number in [0, 1)."""
+
+Positive: TypeAlias = Annotated[float, (0, math.inf)]
+"""A number in [0, inf)."""
+
+PAIR: Final = tuple[Fraction, Fraction]
+
+
+def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
+    """The value as a float. Raises `AttributeRefused` unless low <= value < below."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not low <= number < below:
+        raise AttributeRefused(f"{where}: {name} must be in [{low}, {below}), given {brief(value)}")
+    return number
+
+
+def checked(where: str, name: str, value: Any, kind: Any) -> Any:
+    """The value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, or a bool.
+    Raises `AttributeRefused` for any other."""
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise AttributeRefused(f"{where}: {name} must be True or False, given {value!r}")
+        return value
+    if kind == PAIR:
+        if not isinstance(value, (tuple, list)) or len(value) != 2:
+            raise AttributeRefused(f"{where}: {name} must be two numbers, given {value!r}")
+        pair = zip(value, get_args(kind), strict=True)
+        return tuple([checked(where, f"{name}[{i}]", x, each) for i, (x, each) in enumerate(pair)])
+    return number_in(where, name, value, *kind.__metadata__[0])

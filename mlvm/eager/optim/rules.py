@@ -1,0 +1,246 @@
+"""The optimizers: an update rule each, as its paper has it.
+
+A class's fields are the hyperparameters, with their defaults. `_state_of` names the state of a
+parameter p, `_scalars` has what all parameters share, and `_step` updates one from its gradient g.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mlvm.core.errors import AttributeRefused
+from mlvm.eager.functions import elements
+from mlvm.eager.optim.optimizer import Optimizer, Tensors
+from mlvm.eager.optim.ranges import Fraction, Positive
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.constants import constant as scalar
+from mlvm.eager.tensor.number import compute
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+
+_MULTIPLY_ADD: Final = one_op("multiply_add")
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent: p -= rate * d, where
+
+    d = g + weight_decay p                            without momentum
+    v = momentum v + g + weight_decay p;  d = v       with it (Polyak, 1964)
+    d = g + weight_decay p + momentum v               and with `nesterov` (Sutskever et al., 2013)
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    momentum: Fraction = 0.0
+    nesterov: bool = False
+    weight_decay: Positive = 0.0
+
+    def _require(self, hyper: Any) -> None:
+        if hyper.nesterov and not hyper.momentum:
+            raise AttributeRefused("SGD: nesterov needs a momentum > 0, given 0")
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["momentum"] if hyper.momentum else []
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        return -rate, *_scalars_like(rate, hyper.momentum, hyper.weight_decay)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, momentum, weight_decay = scalars
+        if hyper.weight_decay:
+            g = op.multiply_add(p, weight_decay, g)
+        if hyper.momentum:
+            [v] = state
+            _multiply_add_into(v, v, momentum, g)
+            g = op.multiply_add(v, momentum, g) if hyper.nesterov else v
+        _multiply_add_into(p, g, minus_rate, p)
+
+
+class RMSProp(Optimizer):
+    """p -= rate * d, with a mean v of g^2 that forgets (Hinton, 2012; as PyTorch has it), where
+
+    v = alpha v + (1 - alpha) g^2
+    d = g / (sqrt(v) + eps)
+    d = g / (sqrt(v - m^2) + eps)                     with `centered` (Graves, arXiv 1308.0850),
+                                                      m = alpha m + (1 - alpha) g
+    b = momentum b + d;  d = b                        with momentum
+
+    `weight_decay` p is added to g before all that.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.RMSProp({"w": w}, 0.05)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    alpha: Fraction = 0.99
+    eps: Positive = 1e-8
+    momentum: Fraction = 0.0
+    centered: bool = False
+    weight_decay: Positive = 0.0
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return [
+            "square_mean",
+            *(["gradient_mean"] if hyper.centered else []),
+            *(["momentum"] if hyper.momentum else []),
+        ]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum, hyper.weight_decay
+        return -rate, *_scalars_like(rate, *numbers)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, alpha, rest, eps, momentum, weight_decay = scalars
+        v, *others = state
+        if hyper.weight_decay:
+            g = op.multiply_add(p, weight_decay, g)
+        part = rest * g
+        v *= alpha
+        _multiply_add_into(v, part, g, v)
+        variance = v
+        if hyper.centered:
+            m = others[0]
+            _multiply_add_into(m, m, alpha, part)
+            variance = op.multiply_add(-m, m, v)
+        d = op.sqrt(variance)
+        d += eps
+        op.divide(g, d, out=d)
+        if hyper.momentum:
+            b = others[-1]
+            _multiply_add_into(b, b, momentum, d)
+            d = b
+        _multiply_add_into(p, d, minus_rate, p)
+
+
+class Lion(Optimizer):
+    """The sign of a mean of gradients (Chen et al., arXiv 2302.06675, algorithm 2):
+
+    p -= rate * (sign(beta1 m + (1 - beta1) g) + weight_decay p)
+    m = beta2 m + (1 - beta2) g
+
+    The paper takes a rate 3 to 10 times smaller than AdamW's, and as much more weight decay.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Lion({"w": w}, 0.5, weight_decay=0.0)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    weight_decay: Positive = 0.0
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["gradient_mean"]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        beta1, beta2 = hyper.betas
+        kept = 1 - hyper.weight_decay * rate
+        return -rate, kept, *_scalars_like(rate, beta1, 1 - beta1, beta2, 1 - beta2)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, kept, beta1, rest1, beta2, rest2 = scalars
+        [m] = state
+        if hyper.weight_decay:
+            p *= kept
+        step = op.sign(op.multiply_add(m, beta1, rest1 * g))
+        _multiply_add_into(p, step, minus_rate, p)
+        m *= beta2
+        _multiply_add_into(m, g, rest2, m)
+
+
+class Adam(Optimizer):
+    """p -= rate * m / (sqrt(v) + eps), with m and v the exponentially weighted means of g and g^2
+    (Kingma and Ba, arXiv 1412.6980).
+
+    The state holds them as sums: gradient_sum = beta1 gradient_sum + g, and square_sum =
+    beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) / (1 - beta), these are
+    the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Adam({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-8
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["gradient_sum", "square_sum"]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        t = elements.astype(self.count, rate.dtype) + 1
+        beta1, beta2 = hyper.betas
+        root = op.sqrt(_sum_of_weights(beta2, t))
+        minus_rate = -rate * root / _sum_of_weights(beta1, t)
+        return minus_rate, hyper.eps * root, *_scalars_like(rate, beta1, beta2)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        gradient_sum, square_sum = state
+        minus_rate, eps, beta1, beta2 = scalars
+        _multiply_add_into(gradient_sum, gradient_sum, beta1, g)
+        square_sum *= beta2
+        _multiply_add_into(square_sum, g, g, square_sum)
+        step = op.sqrt(square_sum)
+        step += eps
+        op.divide(gradient_sum, step, out=step)
+        _multiply_add_into(p, step, minus_rate, p)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p (Loshchilov
+    and Hutter, arXiv 1711.05101).
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.AdamW({"w": w}, 0.5, weight_decay=0.0)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    weight_decay: Positive = 0.01
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        return (*super()._scalars(hyper, rate), 1 - hyper.weight_decay * rate)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        *scalars, kept = scalars
+        p *= kept
+        super()._step(hyper, p, g, state, scalars)
+
+
+def _scalars_like(rate: Tensor, *numbers: float) -> Tensors:
+    return [scalar(each, rate.dtype) for each in numbers]
+
+
+def _multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
+    """out = x y + z; `out` may be x, y or z."""
+    apply_into(out, _MULTIPLY_ADD, x, y, z)
+
+
+def _sum_of_weights(beta: float, t: Tensor) -> Tensor:
+    """1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta). It is accurate for beta near 1,
+    too, where the digits of 1 - beta^t would cancel."""
+    log = compute(math.log, beta) if beta else -math.inf
+    return op.expm1(log * t) / (beta - 1)
