@@ -14,19 +14,8 @@ from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
-from mlvm.eager.control.blocks import (
-    COPY,
-    Segment,
-    Tensors,
-    Unknown,
-    is_recorded,
-    parted,
-    recorded_again,
-    recorder,
-    released,
-    split,
-    untaped,
-)
+from mlvm.eager.control import blocks
+from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.operands import Body, aliased, copied, integer, require_integer
 from mlvm.eager.control.state import as_like, as_tree, tensors
 from mlvm.eager.tensor.apply import alias_of
@@ -49,7 +38,7 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
         Tensor([-1.,  2.], f32[2])
     """
     ways = _ways("cond", (true_fun, false_fun), operands)
-    if isinstance(pred, Tensor) and is_recorded():
+    if isinstance(pred, Tensor) and blocks.is_recorded():
         return _cond(pred, ways)
     return copied(as_tree(ways[0 if bool(pred) else 1]()))
 
@@ -68,7 +57,7 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
     ways = _ways("switch", branches, operands)
-    if isinstance(index, Tensor) and is_recorded():
+    if isinstance(index, Tensor) and blocks.is_recorded():
         require_integer("index", index)
         return _switch(index, 0, ways)
     return copied(as_tree(ways[min(max(integer("index", index), 0), len(ways) - 1)]()))
@@ -120,45 +109,45 @@ def _cond(pred: Tensor, ways: Sequence[Callable[[], Any]]) -> Any:
     return with_leaves(results[0], iter(made))
 
 
-@recorded_again
+@blocks.recorded_again
 def _branch(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
     """What the first or the second of two branches makes."""
-    record, tape = recorder(), taping()
+    record, tape = blocks.recorder(), taping()
     start = 0 if tape is None else len(tape.nodes)
-    blocks: list[Block] = []
+    recorded: list[Block] = []
     results: Tensors = []
     sides: list[_Side] = []
-    unknown: Unknown | None = None
+    unknown: blocks.Unknown | None = None
     for branch in branches:
         with record.block() as block:
             try:
                 made = branch()
-            except Unknown as error:  # the other tells what the function makes
+            except blocks.Unknown as error:  # the other tells what the function makes
                 unknown = error
                 continue
             results = results or [record.variable(y.type, outside=True) for y in made]
             kept: Tensors = []
             if tape is not None:
-                segment = Segment(record, tape, start, made, [])
+                segment = blocks.Segment(record, tape, start, made, [])
                 kept = [record.variable(x.type, outside=True) for x in segment.inside]
                 sides.append(_Side(segment, made, kept))
-            with untaped():
+            with blocks.untaped():
                 for place, x in zip(kept, segment.inside if kept else [], strict=True):
-                    overwrite(place, COPY, x)
+                    overwrite(place, blocks.COPY, x)
                 for place, y in zip(results, made, strict=True):
-                    overwrite(place, COPY, y)
-        blocks.append(block)
+                    overwrite(place, blocks.COPY, y)
+        recorded.append(block)
     if unknown is not None:
         if tape is not None:
             del tape.nodes[start:]
-        if not blocks:
+        if not recorded:
             raise unknown
-        return released(record, results)
-    record.control("cond", blocks, pred)
-    finals = released(record, results)
+        return blocks.released(record, results)
+    record.control("cond", recorded, pred)
+    finals = blocks.released(record, results)
     closures = {number: type for side in sides for number, type in side.segment.closures.items()}
     if tape is not None and closures:
-        sides = [side._replace(kept=released(record, side.kept)) for side in sides]
+        sides = [side._replace(kept=blocks.released(record, side.kept)) for side in sides]
         saved = [pred, *[x for side in sides for x in (*side.kept, *side.segment.outside)]]
         outs = [*finals, *[x for side in sides for x in side.kept]]
         leave(tape, outs, [], closures, saved, partial(_pull, sides, closures))
@@ -169,7 +158,7 @@ class _Side(NamedTuple):
     """What the way back through a branch needs to know of the way there. `kept` are variables that
     have the tensors of its segment."""
 
-    segment: Segment
+    segment: blocks.Segment
     made: Tensors
     kept: Tensors
 
@@ -182,9 +171,9 @@ def _pull(
     held: Sequence[Any],
 ) -> Sequence[Any]:
     """The cotangents of what the branches reach, of which so much is `held` before."""
-    [pred], rest = split(saved, 1)
-    of_made, of_kept = split(cotangents, len(sides[0].made))
-    cells, others = parted(closures, held)
+    [pred], rest = blocks.split(saved, 1)
+    of_made, of_kept = blocks.split(cotangents, len(sides[0].made))
+    cells, others = blocks.parted(closures, held)
     before = {number: or_zeros(h, closures[number]) for number, h in others.items()}
 
     def back(
@@ -200,8 +189,8 @@ def _pull(
 
     ways: list[Callable[[], Tensors]] = []
     for side in sides:
-        kept, outside, rest = split(rest, len(side.kept), len(side.segment.outside))
-        its_own, of_kept = split(of_kept, len(side.kept))
+        kept, outside, rest = blocks.split(rest, len(side.kept), len(side.segment.outside))
+        its_own, of_kept = blocks.split(of_kept, len(side.kept))
         ways.append(partial(back, side, kept, outside, its_own))
     totals = {**cells, **dict(zip(before, _branch(pred, ways), strict=True))}
     return [totals[number] for number in closures]

@@ -17,21 +17,8 @@ from mlvm.core.errors import CaptureError, GradientError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, Tape, taping
-from mlvm.eager.control.blocks import (
-    COPY,
-    Cell,
-    Segment,
-    Tensors,
-    Unknown,
-    aliases,
-    initialized,
-    is_recorded,
-    recorded_again,
-    recorder,
-    refuse_outer_tape,
-    untaped,
-    watched,
-)
+from mlvm.eager.control import blocks
+from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.operands import aliased, copied
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions.elements import stop_gradient
@@ -56,7 +43,7 @@ class Function(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given = as_tree((args, kwargs))
-        if not is_recorded():
+        if not blocks.is_recorded():
             args, kwargs = aliased(given)
             return copied(as_tree(self.fn(*args, **kwargs)))  # type: ignore[no-any-return]
 
@@ -127,7 +114,7 @@ class _Way(NamedTuple):
     """What the way back through a function needs to know of the way there. `kept` is what each call
     has kept in a record. `back` has the way back while that is recorded."""
 
-    segment: Segment
+    segment: blocks.Segment
     params: Tensors
     made: Tensors
     kept: Tensors
@@ -167,8 +154,8 @@ def _call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree])
         return with_leaves(opened.tree, iter(made))
     if known.results is None:
         known.is_guess = True
-        raise Unknown
-    made = recorder().call(known.procedure, _results_of(known, tape), args)
+        raise blocks.Unknown
+    made = blocks.recorder().call(known.procedure, _results_of(known, tape), args)
     if tape is not None:
         number = made.pop()
         leave(tape, made, args, {}, [number], partial(_pull_again, known, args))
@@ -179,11 +166,11 @@ def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
     return [*(opened.results or []), *([] if tape is None else [TensorType(i64)])]
 
 
-@recorded_again
+@blocks.recorded_again
 def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree]) -> Tensors:
     """Record a function, and call it. It may call itself before its results are known. Then the
     results of a branch that does not do so are taken for them, and it is recorded anew."""
-    record, tape, around = recorder(), taping(), _opened.get()
+    record, tape, around = blocks.recorder(), taping(), _opened.get()
     before = len(record.callees)
     for _ in range(2):
         del record.callees[before:]
@@ -192,7 +179,7 @@ def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree
         token = _opened.set((*around, opened))
         try:
             _record_function(record, tape, start, opened, args, run)
-        except Unknown:
+        except blocks.Unknown:
             if tape is not None:
                 del tape.nodes[start:]
             if opened.is_guess and not any(each.is_guess for each in around):
@@ -225,22 +212,22 @@ def _record_function(
     procedure = opened.procedure = Procedure(opened.name, Block())
     with record.function(procedure):
         places = [record.parameter(x.type) for x in args]
-        with untaped():
+        with blocks.untaped():
             params = [stop_gradient(x) for x in places]
         if tape is not None:
-            params = watched(tape, params)
-        tree = run(aliases(params))
+            params = blocks.watched(tape, params)
+        tree = run(blocks.aliases(params))
         made = tensors(tree)
         results = list(made)
-        with untaped():
+        with blocks.untaped():
             if tape is not None:
-                segment = Segment(record, tape, start, made, places)
+                segment = blocks.Segment(record, tape, start, made, places)
                 kept = [x for x in params if segment.needs(x)] + segment.inside
                 results.append(record.push(kept))
                 opened.way = _Way(segment, params, made, kept, [])
             outs = [record.parameter(y.type) for y in results]
             for out, y in zip(outs, results, strict=True):
-                overwrite(out, COPY, y)
+                overwrite(out, blocks.COPY, y)
         procedure.params = [record.home_of(x) for x in (*outs, *places)]
     opened.tree, opened.results = tree, [y.type for y in made]
 
@@ -253,12 +240,12 @@ def _pull(
     held: Sequence[Any],
 ) -> Sequence[Any]:
     """The cotangents of a function's arguments, and of what it reaches besides."""
-    refuse_outer_tape("a function that may call itself")
-    record, segment = recorder(), way.segment
+    blocks.refuse_outer_tape("a function that may call itself")
+    record, segment = blocks.recorder(), way.segment
     number, *outside = saved
     types = segment.closures.values()
     cells = [
-        h if isinstance(h, Cell) else Cell(record.as_cell(initialized(record, or_zeros(h, type))))
+        h if isinstance(h, blocks.Cell) else _new_cell(record, or_zeros(h, type))
         for h, type in zip(held, types, strict=True)
     ]
 
@@ -281,10 +268,14 @@ def _pull(
         way.back.clear()
     parts = [next(made) if x.dtype.is_inexact else None for x in way.params]
     totals = [
-        h if isinstance(h, Cell) else record.released(cell.x)
+        h if isinstance(h, blocks.Cell) else record.released(cell.x)
         for h, cell in zip(held, cells, strict=True)
     ]
     return [*parts, *totals]
+
+
+def _new_cell(record: Recorder, x: Tensor) -> blocks.Cell:
+    return blocks.Cell(record.as_cell(blocks.initialized(record, x)))
 
 
 def _pull_again(
@@ -301,7 +292,7 @@ def _pull_again(
         )
     [back] = known.way.back
     given = [*_of_floats(known.way.made, cotangents), *saved]
-    made = iter(recorder().call(back.procedure, back.results or [], given))
+    made = iter(blocks.recorder().call(back.procedure, back.results or [], given))
     return [next(made) if x.dtype.is_inexact else None for x in args]
 
 

@@ -17,25 +17,8 @@ from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
-from mlvm.eager.control.blocks import (
-    COPY,
-    Segment,
-    Tensors,
-    Unknown,
-    aliases,
-    initialized,
-    is_recorded,
-    parted,
-    recorded_again,
-    recorder,
-    refuse_outer_tape,
-    released,
-    seen_as,
-    split,
-    unrun,
-    untaped,
-    watched,
-)
+from mlvm.eager.control import blocks
+from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checkpoint import checkpoint as checkpointed
 from mlvm.eager.control.operands import (
     Body,
@@ -82,7 +65,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     """
     state = as_tree(init_val)
     body_fun = _checkpointed(body_fun, checkpoint)
-    if is_recorded():
+    if blocks.is_recorded():
 
         def more(_: Tensor, xs: Tensors) -> Tensor:
             return _condition(cond_fun(with_leaves(state, iter(xs))))
@@ -118,7 +101,7 @@ def fori_loop(
     body_fun = _checkpointed(body_fun, checkpoint)
     require_integer("lower", lower)
     require_integer("upper", upper)
-    if is_recorded():
+    if blocks.is_recorded():
         first = None if isinstance(lower, int) and lower == 0 else as_index(lower)
         turns: Tensor | int
         if isinstance(lower, Tensor) or isinstance(upper, Tensor):
@@ -169,7 +152,7 @@ def scan(
     state, rows = as_tree(init), as_tree(xs)
     f = _checkpointed(f, checkpoint)
     total = _rows(rows, length)
-    if is_recorded():
+    if blocks.is_recorded():
         return _recorded_scan(f, state, rows, length, total, reverse)
     turns = total or 0
     if isinstance(length, Tensor):
@@ -189,7 +172,7 @@ def scan(
         none = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
         return _turn(f, state, with_leaves(rows, iter(none)))[1]
 
-    like = made[0] if made else unrun(of_zeros)
+    like = made[0] if made else blocks.unrun(of_zeros)
     if total is None:
         _require_no_rows(like)
 
@@ -298,10 +281,10 @@ def _scan(
     """So many turns with a state, through the rows of `xs`. Results have `total` rows, if that is
     known, and there are no more turns. Turns and rows are those that there are at first, whatever a
     body does to `xs` and `turns`."""
-    xs = aliases(xs)
+    xs = blocks.aliases(xs)
     turns = stop_gradient(turns) if isinstance(turns, Tensor) else turns
     count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
-    with untaped():
+    with blocks.untaped():
         first = count - 1 if reverse else constant(0, i64)
 
     def more(i: Tensor, _: Tensors) -> Tensor:
@@ -310,7 +293,7 @@ def _scan(
     return _loop(more, body, init, xs, first, turns, total, reverse=reverse, stacked=stacked)
 
 
-@recorded_again
+@blocks.recorded_again
 def _loop(
     more: Callable[[Tensor, Tensors], Tensor],
     body: Turn,
@@ -325,38 +308,38 @@ def _loop(
 ) -> tuple[Tensors, Tensors]:
     """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
     them itself. A body that is not `stacked` makes no rows."""
-    record, tape = recorder(), taping()
-    with untaped():
-        state = [initialized(record, x) for x in init]
-        i = initialized(record, first)
+    record, tape = blocks.recorder(), taping()
+    with blocks.untaped():
+        state = [blocks.initialized(record, x) for x in init]
+        i = blocks.initialized(record, first)
         last = None  # the number of the last record
         if tape is not None and total is None:
-            last = initialized(record, constant(-1, i64))
-    with record.block() as test, untaped():
+            last = blocks.initialized(record, constant(-1, i64))
+    with record.block() as test, blocks.untaped():
         test.result = record.use(more(i, [stop_gradient(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
     kept: Tensors = []  # what the way back needs of each turn
     stacks: Tensors = []  # that it is kept in, if these have a known length
     with record.block() as block:
-        with untaped():
+        with blocks.untaped():
             now = stop_gradient(i)
             params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
         if tape is not None:
-            params, rows = watched(tape, params), watched(tape, rows)
+            params, rows = blocks.watched(tape, params), blocks.watched(tape, rows)
             if total is not None:
                 kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stack(record, x, i, total) for x in kept]
         try:
-            after, made = body(now, aliases(params), aliases(rows))
-        except Unknown:  # a loop of no turns tells what the function makes
+            after, made = body(now, blocks.aliases(params), blocks.aliases(rows))
+        except blocks.Unknown:  # a loop of no turns tells what the function makes
             if stacked:
                 raise
             is_known = False
             after, made = params, []
         segment = None
         if tape is not None:
-            segment = Segment(record, tape, start, [*after, *made], [i, *state, *rows])
+            segment = blocks.Segment(record, tape, start, [*after, *made], [i, *state, *rows])
             if segment.is_constant([*init, *xs]):
                 segment = None
             elif last is None:
@@ -364,19 +347,19 @@ def _loop(
                 stacks += [_stack(record, x, i, total) for x in segment.inside]
             else:
                 kept = [x for x in params if segment.needs(x)] + segment.inside
-                with untaped():
-                    overwrite(last, COPY, record.push([last, *kept]))
+                with blocks.untaped():
+                    overwrite(last, blocks.COPY, record.push([last, *kept]))
         results = [_stack(record, y, i, total) for y in made]
-        with untaped():
+        with blocks.untaped():
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
     if not is_known:
-        return released(record, state), []
+        return blocks.released(record, state), []
     for stack in results if isinstance(turns, Tensor) else []:
-        overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
+        overwrite(stack, blocks.COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
-    finals, results = released(record, state), released(record, results)
-    stacks = released(record, stacks)
+    finals, results = blocks.released(record, state), blocks.released(record, results)
+    stacks = blocks.released(record, stacks)
     if tape is not None and segment is not None:
         count = record.released(i) if turns is None else turns
         number = [] if last is None else [record.released(last)]
@@ -394,7 +377,7 @@ class _Way(NamedTuple):
     its body that are kept for each turn: in stacks of `total` rows or, where that is None, in a
     record."""
 
-    segment: Segment
+    segment: blocks.Segment
     params: Tensors
     rows: Tensors
     i: Tensor
@@ -416,30 +399,30 @@ def _pull(
     latter so much is `held` before."""
     segment, turns = way.segment, way.turns
     if way.total is None:
-        refuse_outer_tape("a loop whose length is known at run time only")
+        blocks.refuse_outer_tape("a loop whose length is known at run time only")
     if isinstance(turns, Tensor):
         *saved, turns = saved
     nstate, nrows = len(way.params), len(way.rows)
     nstacks = len(way.kept) if way.total is not None else 1
-    xs, stacks, outside = split(saved, nrows, nstacks)
-    of_state, of_made, of_kept = split(cotangents, nstate, len(way.made))
+    xs, stacks, outside = blocks.split(saved, nrows, nstacks)
+    of_state, of_made, of_kept = blocks.split(cotangents, nstate, len(way.made))
     active = [k for k, x in enumerate(way.params) if x.dtype.is_inexact]
     tracked = [k for k, x in enumerate(way.rows) if x.dtype.is_inexact]
     given = [(y, g) for y, g in zip([*way.made, *way.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
     init = [or_zeros(of_state[k], way.params[k].type) for k in active]
-    cells, closures = parted(segment.closures, held)
+    cells, closures = blocks.parted(segment.closures, held)
     init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
     if way.total is None:
         init += stacks
         stacks = []
 
     def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        xrows, kept, seeds = split(rows, nrows, len(stacks))
-        parts, totals, number = split(state, len(active), len(closures))
+        xrows, kept, seeds = blocks.split(rows, nrows, len(stacks))
+        parts, totals, number = blocks.split(state, len(active), len(closures))
         if number:
             types = [TensorType(i64), *[x.root.type for x in way.kept]]
-            number, kept = split(recorder().pull(number[0], types), 1)
+            number, kept = blocks.split(blocks.recorder().pull(number[0], types), 1)
         inside = {id(x.root): row for x, row in zip(way.kept, kept, strict=True)}
         inside |= {id(x.root): row for x, row in zip(way.rows, xrows, strict=True)}
         inside[id(way.i)] = i
@@ -472,7 +455,7 @@ def _assign(variables: Tensors, values: Tensors) -> None:
     pairs = [(x, y) for x, y in zip(variables, values, strict=True) if y.root is not x]
     moved = [(x, op.copy(y) if id(y.root) in roots else y) for x, y in pairs]
     for x, y in moved:
-        overwrite(x, COPY, y)
+        overwrite(x, blocks.COPY, y)
 
 
 def _stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tensor:
@@ -480,12 +463,12 @@ def _stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tenso
     total."""
     if total is None:
         raise ShapeError("a loop of a length known at run time only cannot stack results")
-    with untaped():
+    with blocks.untaped():
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:
-            overwrite(stack, _REPLACE_ROW, stack, seen_as(row, _with_axis(row.type, 1)), i)
+            overwrite(stack, _REPLACE_ROW, stack, blocks.seen_as(row, _with_axis(row.type, 1)), i)
         else:
-            overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
+            overwrite(stack, blocks.COPY, zeros(stack.shape, dtype=stack.dtype))
     return stack
 
 
