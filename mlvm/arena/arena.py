@@ -40,6 +40,7 @@ from mlvm.core.errors import (
     line_of,
     user_place,
 )
+from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
@@ -304,7 +305,7 @@ class Arena(ArenaFields):
         self.guests: set[Guest] = set()
         self._placement = self._new_placement()
         self._bins = self._placement.bins
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._inside: list[results_in] = []
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
         self._marks_made = 0

@@ -16,7 +16,7 @@ from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
-from mlvm.eager.tree import Tree, Twins, map_to_dicts, named_leaves, rebind_buffers, substitute
+from mlvm.eager.tree import Copies, Tree, map_to_dicts, named_leaves, rebind_buffers, substitute
 
 
 class Collector(Protocol):
@@ -36,9 +36,10 @@ Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collec
 class _Session:
     """One differentiation: the arguments to call a function with, and the tape it fills.
 
-    The function gets twins of the arguments. So threads may share tensors, an update of one inside
-    is none of the caller's, and a tensor that the function reaches in another way is a constant. A
-    tensor that occurs twice in one argument is one variable; in two arguments it is two.
+    The function gets other tensors over the same bytes, the variables. So threads may share
+    tensors. An update of a variable is none of the caller's. A tensor that the function reaches in
+    another way is a constant. One that occurs twice in one argument is one variable; in two
+    arguments it is two.
     """
 
     def __init__(self, arguments: Sequence[Tree]) -> None:
@@ -54,15 +55,15 @@ class _Session:
                     )
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them
-        self.twins: Twins = []
-        self.arguments = [substitute(self._watch, each, self.twins) for each in arguments]
+        self.copies: Copies = []
+        self.arguments = [substitute(self._watch, each, self.copies) for each in arguments]
         self.start = len(self.tape.nodes)
 
     def _watch(self, x: Tensor) -> Tensor:
-        twin = self.tape.watch(x)
-        self.variables.append(twin)
-        self.origins.append(twin.node)
-        return twin
+        variable = self.tape.watch(x)
+        self.variables.append(variable)
+        self.origins.append(variable.node)
+        return variable
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = current_tape.set(self.tape)
@@ -70,7 +71,7 @@ class _Session:
             result = fn(*args, **kwargs)
         finally:
             current_tape.reset(before)
-        rebind_buffers(self.twins)
+        rebind_buffers(self.copies)
         return result
 
     def pull(self, out: Tensor | Tracked, seed: Tensor, *, keep: bool) -> list[Tree]:
@@ -183,8 +184,8 @@ def collecting(
             )
         session = _Session([args[i] for i in numbers])
         try:
-            twins = dict(zip(numbers, session.arguments, strict=True))
-            given = [twins.get(i, arg) for i, arg in enumerate(args)]
+            watched = dict(zip(numbers, session.arguments, strict=True))
+            given = [watched.get(i, arg) for i, arg in enumerate(args)]
             result = session.run(fn, *given, **kwargs)
             value = _scalar(result, has_aux)
             one = full((), 1.0, dtype=value.dtype)

@@ -77,11 +77,11 @@ _LEFT: Final[Node] = (_Left(), (), ())
 def _run(
     fn: Callable[..., Any], given: Any, operands: Sequence[Tensor], tape: Tape
 ) -> tuple[Any, list[int | None]]:
-    """What the function makes of these operands, of which it was given twins, and the nodes of the
-    twins that are tracked."""
-    twins = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
-    origins = [x.node if x.tape is tape else None for x in twins]  # which it may update
-    rest = iter(twins)
+    """What the function makes of other tensors over the same bytes, and the nodes of those of them
+    that are tracked."""
+    given_now = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
+    origins = [x.node if x.tape is tape else None for x in given_now]  # which it may update
+    rest = iter(given_now)
     args, kwargs = replace(lambda _: next(rest), given)
     return as_tree(fn(*args, **kwargs)), origins
 

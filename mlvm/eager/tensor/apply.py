@@ -150,7 +150,7 @@ def plan_for(call: OneOp, types: tuple[TensorType, ...], door: Any) -> tuple[Any
     if out is None:
         return None, None
     program = call.into[len(types) + 1]
-    return door.plan(program, call.op.name, (out, *types), call.attributes), out
+    return door.prepare(program, call.op.name, (out, *types), call.attributes), out
 
 
 def raise_stale(x: Tensor) -> NoReturn:
