@@ -21,8 +21,10 @@ from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
-from mlvm.eager.functions.creation import array_of
-from mlvm.eager.tensor.tensor import Tensor, own, write
+from mlvm.eager.tensor.reading import write
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.values import array_of
 
 __all__ = ["leaves", "map"]
 
@@ -482,7 +484,7 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_live(tensors.values())
     for path, x in tensors.items():
-        own(x)
+        make_exclusive(x)
         x.tape = None
         write(x, copied[path])
 

@@ -21,20 +21,13 @@ from mlvm.arena.arena import scope
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
-from mlvm.eager.functions.shapes import full, sum_to
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply, apply_in_python, plan_for, raise_stale
 from mlvm.eager.tensor.context import capturing, default_arena, recording
-from mlvm.eager.tensor.tensor import (
-    OneOp,
-    Tensor,
-    alias_of,
-    apply,
-    apply_in_python,
-    live_tapes,
-    overwrite,
-    plan_for,
-    raise_stale,
-)
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.eager.tree import Copies, Tree, map_to_dicts, named_leaves, rebind_buffers, substitute
 from mlvm.machines.native.extension import EXTENSION
 

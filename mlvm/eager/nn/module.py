@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.functions.operands import taken
-from mlvm.eager.functions.shapes import astype
-from mlvm.eager.hints import require_arguments
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
     Buffer,
     Copies,
@@ -198,7 +198,7 @@ def buffer(x: T) -> T:
 
     Raises `DTypeError` for what holds no tensor.
     """
-    held = taken(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
+    held = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
     if not holds_tensors(held):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
     return cast(T, Buffer(held))  # to a type checker it is what the field will have

@@ -16,14 +16,13 @@ from typing_extensions import dataclass_transform
 
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
 from mlvm.core.types import DType, TensorType, f32
-from mlvm.eager.functions import creation
-from mlvm.eager.functions import shapes as fn
-from mlvm.eager.hints import require_arguments
+from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
+from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.context import current_arena, recording
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.tensor import constant as scalar
+from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import Tree, load, named_leaves, named_tensors, require_live, require_types
 
 Groups: TypeAlias = Sequence[tuple[str | Callable[[str, Tensor], bool], Mapping[str, Any]]]
@@ -430,4 +429,4 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 
 def _in_dtype(value: float | Tensor, dtype: DType) -> Tensor:
-    return fn.astype(value, dtype) if isinstance(value, Tensor) else scalar(value, dtype)
+    return elements.astype(value, dtype) if isinstance(value, Tensor) else scalar(value, dtype)

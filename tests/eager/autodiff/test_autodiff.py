@@ -17,10 +17,12 @@ from mlvm.core.errors import DTypeError, GradientError, ShapeError
 from mlvm.eager.autodiff import autodiff
 from mlvm.eager.autodiff.autodiff import Tape, grad, value_and_grad, vjp
 from mlvm.eager.functions.creation import ones, zeros
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.context import default_vm, recording
-from mlvm.eager.tensor.tensor import Tensor, from_array, live_tapes, stop_gradient
+from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.update import live_tapes
 from tests.threads import in_threads
 
 

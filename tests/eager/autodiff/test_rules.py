@@ -22,8 +22,9 @@ from mlvm.eager import optim
 from mlvm.eager.autodiff.autodiff import grad, vjp
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, NON_DIFFERENTIABLE, VJPS
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm
-from mlvm.eager.tensor.tensor import Tensor, apply, from_array, one_op
+from mlvm.eager.tensor.tensor import Tensor, from_array
 from tests.core.ops.cases import CASES, Case
 
 Function = Callable[..., Tensor]

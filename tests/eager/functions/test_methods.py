@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.eager import stub
 from mlvm.eager.functions.methods import METHODS, PROPERTIES
-from mlvm.eager.stub import methods_stub
-from mlvm.eager.tensor import methods
+from mlvm.eager.tensor.operators import OPERATORS
+from tests.brief import cases
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 7.5
 
@@ -31,6 +32,8 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "copy": lambda x: x.copy(),
     "flatten": lambda x: x.flatten(),
     "imag": lambda x: (x * 1j).imag,
+    "mT": lambda x: x.mT,
+    "T": lambda x: x[0].T,
     "max": lambda x: x.max(0),
     "mean": lambda x: x.mean(1, keepdims=True),
     "mean in another dtype": lambda x: x.mean(dtype="float64"),
@@ -119,25 +122,27 @@ def test_a_result_is_written_to_out() -> None:
 x = ml.asarray(X)
 
 
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: x.transpose(0, 1), r"transpose\(f32\[2,3,4\], 0, 1\): .* swapaxes"),
-        (lambda: x[0].transpose(0, 1), r"transpose\(f32\[3,4\], 0, 1\): .* x\.T, or permute_dims"),
-        (lambda: x[0].transpose(-2, -1), r"transpose\(f32\[3,4\], -2, -1\): .* x\.T"),
-        (lambda: x.flatten(2, 1), r"flatten\(f32\[2,3,4\]\): axis 1 is before axis 2"),
-        (lambda: x.flatten(3), r"flatten\(f32\[2,3,4\]\): .*axis 3"),
-        (lambda: x.swapaxes(0, 3), r"swapaxes\(f32\[2,3,4\]\): .*axis 3"),
-        (lambda: x.std(0, ddof=1, correction=2), r"std\(f32\[2,3,4\]\): ddof and correction"),
-        (lambda: x.reshape(5, -1), r"reshape\(f32\[2,3,4\]\): no length for -1"),
-    ],
+@cases(
+    "call, text",
+    (lambda: x.transpose(0, 1), r"transpose\(f32\[2,3,4\], 0, 1\): .* swapaxes"),
+    (lambda: x[0].transpose(0, 1), r"transpose\(f32\[3,4\], 0, 1\): .* x\.T, or permute_dims"),
+    (lambda: x[0].transpose(-2, -1), r"transpose\(f32\[3,4\], -2, -1\): .* x\.T"),
+    (lambda: x.flatten(2, 1), r"flatten\(f32\[2,3,4\]\): axis 1 is before axis 2"),
+    (lambda: x.flatten(3), r"flatten\(f32\[2,3,4\]\): .*axis 3"),
+    (lambda: x.swapaxes(0, 3), r"swapaxes\(f32\[2,3,4\]\): .*axis 3"),
+    (lambda: x.std(0, ddof=1, correction=2), r"std\(f32\[2,3,4\]\): ddof and correction"),
+    (lambda: x.reshape(5, -1), r"reshape\(f32\[2,3,4\]\): no length for -1"),
 )
 def test_refused(call: Callable[[], object], text: str) -> None:
     with pytest.raises(ml.errors.OpError, match=text):
         call()
 
 
-def test_the_stub_of_the_methods_is_up_to_date() -> None:
-    written = Path(methods.__file__ or "").with_suffix(".pyi").read_text()
-    told = "run: python -m mlvm.eager.stub methods > mlvm/eager/tensor/methods.pyi"
-    assert written == methods_stub(), told
+def test_the_stub_has_every_method_and_operator() -> None:
+    [owner] = [n for n in ast.parse(stub.methods()).body if isinstance(n, ast.ClassDef)]
+    defined = {n.name: n for n in owner.body if isinstance(n, ast.FunctionDef)}
+    assert defined.keys() == {*METHODS, *PROPERTIES, *OPERATORS}
+    assert ast.unparse(defined["__add__"]).startswith(
+        "def __add__(self, other: Operand) -> Tensor:"
+    )
+    assert ast.unparse(defined["mT"]).startswith("@property\ndef mT(self) -> Tensor:")

@@ -30,11 +30,12 @@ from mlvm.core.vm import VM
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import capture
-from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions import shapes
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import default_vm
-from mlvm.eager.tensor.tensor import Tensor, from_array, prepare_constants
+from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.local import LocalVM
 
 STEPS = 20
@@ -548,7 +549,7 @@ def test_parameters_are_floats() -> None:
 
 def test_a_parameter_that_is_a_view_moves() -> None:
     x = from_array(np.ones(4))
-    params = {"a": x, "b": fn.reshape(x, (2, 2))}
+    params = {"a": x, "b": shapes.reshape(x, (2, 2))}
     optim.SGD(params, 0.5).update({"a": from_array(np.ones(4)), "b": from_array(np.zeros((2, 2)))})
     assert [each.tolist() for each in params.values()] == [[0.5] * 4, [[1.0, 1.0]] * 2]
 
