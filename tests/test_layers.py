@@ -75,7 +75,7 @@ BUDGET = {
     "mlvm/eager/recording": 710,
     "mlvm/eager/autodiff": 1_410,
     "mlvm/eager/control": 1_030,
-    "mlvm/eager/nn": 990,
+    "mlvm/eager/nn": 1_000,
     "mlvm/eager/parallel": 500,
     "mlvm/eager/optim": 700,
     "mlvm/eager/files": 350,
