@@ -38,8 +38,7 @@ def hasty() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("capacity", [None, 1 << 14])
-def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None) -> None:
-    vm = VM()
+def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None, vm: VM) -> None:
     arena = Arena(vm, "shared", capacity=capacity)
 
     def work(k: int) -> None:
@@ -77,8 +76,7 @@ def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None) -> N
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_reset_in_one_thread_ends_tensors_of_all_and_frees_each_once() -> None:
-    vm = VM()
+def test_a_reset_in_one_thread_ends_tensors_of_all_and_frees_each_once(vm: VM) -> None:
     arena = Arena(vm, "shared")
     done = threading.Event()
 
@@ -237,8 +235,7 @@ def test_whoever_closes_between_two_lines_gets_all_memory_back() -> None:
 # --- handles ------------------------------------------------------------------------------
 
 
-def test_a_handle_that_is_in_use_ends_with_its_tensor() -> None:
-    vm = VM()
+def test_a_handle_that_is_in_use_ends_with_its_tensor(vm: VM) -> None:
     arena = Arena(vm, "shared")
     tensor = arena.alloc(TYPES[1])
     view = arena.view(tensor, TensorType("u8", (64,)))

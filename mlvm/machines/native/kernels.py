@@ -17,7 +17,6 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
-from mlvm.core.remembered import Remembered
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.native import planners
 from mlvm.machines.native._native import KernelCall, Pool
@@ -64,12 +63,14 @@ class NativeKernel:
         self._op = op
         self._planner = planner
         self._pool = pool
-        self._calls: Remembered[Any, KernelCall | None] = Remembered(_MOST_CALLS)
+        self._calls: dict[Any, KernelCall | None] = {}
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """The call for a result and operands of these types; None if the reference kernel runs."""
         key = tuple(types), repr(attributes) if attributes else ""
         if key not in self._calls:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
             fits = self._fit(types, attributes)
             self._calls[key] = self._planner(types, attributes) if fits else None
         return self._calls[key]
@@ -124,8 +125,10 @@ class NativeFused:
             way.run(self._pool, params)
 
     def _way(self, chain: Chain, types: Types) -> KernelCall | _Parts:
-        key, ways = tuple(types), self._ways.setdefault(chain, Remembered(MOST_LAYOUTS))
+        key, ways = tuple(types), self._ways.setdefault(chain, {})
         if key not in ways:
+            if len(ways) >= MOST_LAYOUTS:
+                ways.clear()
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
             prepare = headed_call if chain.links[0].op.name in HEADS else chain_call
             ways[key] = (native and prepare(chain.links, types)) or _Parts(chain, types)

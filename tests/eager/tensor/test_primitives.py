@@ -15,6 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.eager import public, stub
 from mlvm.eager.tensor import primitives
+from tests.brief import cases
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -107,49 +108,47 @@ def test_out_is_written_and_returned() -> None:
 x = ml.asarray(X)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (
-            lambda: untyped.add(1, 2),
-            ml.errors.DTypeError,
-            r"add\(\): takes tensors or arrays, at least one",
-        ),
-        (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
-        (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, was given 2"),
-        (lambda: untyped.add(), ml.errors.ShapeError, "was given 0"),
-        (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
-        (
-            lambda: untyped.sum(x, axes=0),
-            ml.errors.AttributeRefused,
-            "no attribute 'axes'; there are",
-        ),
-        (
-            lambda: untyped.sum(x, 1, True),
-            ml.errors.ShapeError,
-            r"sum\(f32\[2,3\], 1, True\): takes 1 and axis by position, was given 3; by keyword it "
-            "takes axis, keepdims",
-        ),
-        (
-            lambda: untyped.sum(x, 1, axis=1),
-            ml.errors.AttributeRefused,
-            r"sum\(f32\[2,3\]\): axis is given twice",
-        ),
-        (
-            lambda: np.array(["a"]) - x,
-            ml.errors.DTypeError,
-            r"subtract\(ndarray, f32\[2,3\]\): .*<U1",
-        ),
-        (lambda: untyped.sum(x, axis=1.0), ml.errors.AttributeRefused, "was given 1.0"),
-        (lambda: untyped.slice(x, start=(0, 0)), ml.errors.AttributeRefused, "'length' is missing"),
-        (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
-        (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
-        (
-            lambda: vars(primitives)["nonzero_indices"](x, out=ml.zeros((6, 2), dtype=ml.int64)),
-            ml.errors.AttributeRefused,
-            "there is no out",
-        ),
-    ],
+@cases(
+    "call, error, text",
+    (
+        lambda: untyped.add(1, 2),
+        ml.errors.DTypeError,
+        r"add\(\): takes tensors or arrays, at least one",
+    ),
+    (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
+    (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, was given 2"),
+    (lambda: untyped.add(), ml.errors.ShapeError, "was given 0"),
+    (lambda: untyped.add(x, None), ml.errors.DTypeError, "NoneType"),
+    (
+        lambda: untyped.sum(x, axes=0),
+        ml.errors.AttributeRefused,
+        "no attribute 'axes'; there are",
+    ),
+    (
+        lambda: untyped.sum(x, 1, True),
+        ml.errors.ShapeError,
+        r"sum\(f32\[2,3\], 1, True\): takes 1 and axis by position, was given 3; by keyword it "
+        "takes axis, keepdims",
+    ),
+    (
+        lambda: untyped.sum(x, 1, axis=1),
+        ml.errors.AttributeRefused,
+        r"sum\(f32\[2,3\]\): axis is given twice",
+    ),
+    (
+        lambda: np.array(["a"]) - x,
+        ml.errors.DTypeError,
+        r"subtract\(ndarray, f32\[2,3\]\): .*<U1",
+    ),
+    (lambda: untyped.sum(x, axis=1.0), ml.errors.AttributeRefused, "was given 1.0"),
+    (lambda: untyped.slice(x, start=(0, 0)), ml.errors.AttributeRefused, "'length' is missing"),
+    (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
+    (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
+    (
+        lambda: vars(primitives)["nonzero_indices"](x, out=ml.zeros((6, 2), dtype=ml.int64)),
+        ml.errors.AttributeRefused,
+        "there is no out",
+    ),
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     with ml.Arena(ml.default_vm(), "refused") as arena:
