@@ -436,7 +436,7 @@ class Captured(Generic[P, R]):
         look = self._looks.get(ids)
         values = look.values() if look is not None else None
         while look is None or values is None:
-            objects = list(arguments.objects.values())
+            objects = [value for _, value in arguments.objects.values()]
             look = Look(self.fn, self._names, self._rebound, objects)
             values = look.values(checked=False)
             self._names = look.names
